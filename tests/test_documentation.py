@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.api.endpoints import ENDPOINTS, ResourcePath
+from orch_sidecar.api.endpoints import ADMIN, ENDPOINTS, PUBLIC
 from orch_sidecar.api.errors import BY_REASON
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from tests.documents import (
@@ -134,7 +134,9 @@ def test_every_endpoint_is_documented_with_its_method() -> None:
             method, _, path = name.rpartition(" ") if " " in name else (method, "", name)
             documented.add((method, path))
     paths = {(route.method, route.path) for route in ENDPOINTS.values()}
-    assert documented == paths | {(each.method, each.value) for each in ResourcePath}
+    for listener in (PUBLIC, ADMIN):
+        paths |= {(method, each.value) for each, methods in listener.items() for method in methods}
+    assert documented == paths
 
 
 def test_every_refusal_is_documented_with_its_status() -> None:

@@ -7,7 +7,7 @@ endpoint of vLLM needs a row, and in `generation` a function that reads what it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -149,26 +149,26 @@ class ResourcePath(StrEnum):
     LEASE = "/v1/capabilities/leases/{name}"
     CLAIM = "/v1/capabilities/claims/{name}"
     CANCEL = "/v1/requests/{name}/cancel"
+    REQUEST = "/v1/requests/{name}"
     HEALTH = "/v1/pools/{name}/health"
     DRAIN = "/v1/pools/{name}/drain"
     RESUME = "/v1/pools/{name}/resume"
 
-    @property
-    def method(self) -> str:
-        return _METHODS.get(self, "POST")
 
-
-_METHODS: Final = {
-    ResourcePath.LEASE: "DELETE",
-    ResourcePath.CLAIM: "PUT",
-    ResourcePath.HEALTH: "GET",
+# Those of the clients' listener, and those of the operators' listener, with their methods.
+PUBLIC: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
+    ResourcePath.LEASE: ("DELETE",),
+    ResourcePath.CLAIM: ("PUT",),
+    ResourcePath.CANCEL: ("POST",),
+    ResourcePath.REQUEST: ("GET",),
+    ResourcePath.HEALTH: ("GET",),
 }
-
-# Those of the clients' listener, and those of the operators' listener.
-PUBLIC: Final = frozenset(
-    {ResourcePath.LEASE, ResourcePath.CLAIM, ResourcePath.CANCEL, ResourcePath.HEALTH}
-)
-ADMIN: Final = frozenset({ResourcePath.HEALTH, ResourcePath.DRAIN, ResourcePath.RESUME})
+ADMIN: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
+    ResourcePath.REQUEST: ("GET", "DELETE"),
+    ResourcePath.HEALTH: ("GET",),
+    ResourcePath.DRAIN: ("POST",),
+    ResourcePath.RESUME: ("POST",),
+}
 
 _PATTERNS: Final = {
     each: re.compile(re.escape(each).replace(r"\{name\}", r"([^/]{1,200})"))

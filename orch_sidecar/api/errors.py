@@ -120,10 +120,33 @@ def headers(refusal: Refusal) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """How an API writes a refusal: as the body of an answer, and as the last events of a stream."""
+    """How an API writes an error: `envelope` is the body of an answer, `events` end a stream.
 
-    body: Callable[[Refusal], bytes]
-    in_stream: Callable[[Refusal], bytes]
+    Both are made of the error object, which `error` makes of a refusal.
+    """
+
+    error: Callable[[Refusal], dict[str, Any]]
+    envelope: Callable[[dict[str, Any]], dict[str, Any]]
+    events: Callable[[dict[str, Any]], bytes]
+
+    def body(self, refusal: Refusal) -> bytes:
+        """Returns a refusal as the body of an answer."""
+        return json.dumps(self.envelope(self.error(refusal))).encode()
+
+    def in_stream(self, refusal: Refusal) -> bytes:
+        """Returns a refusal as the last events of a stream."""
+        return self.events(self.error(refusal))
+
+    def relayed(self, body: bytes) -> bytes | None:
+        """Returns an engine's error as the last events of a stream; None if the body has none."""
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+        error = document.get("error", document) if isinstance(document, dict) else None
+        if not isinstance(error, dict) or not isinstance(error.get("message"), str):
+            return None
+        return self.events(error)
 
 
 def _error(refusal: Refusal, error_type: str) -> dict[str, Any]:
@@ -143,36 +166,35 @@ def _openai_error(refusal: Refusal) -> dict[str, Any]:
     return _error(refusal, BY_REASON[refusal.reason].openai_type)
 
 
-def _openai_body(refusal: Refusal) -> bytes:
-    return json.dumps({"error": _openai_error(refusal)}).encode()
+def _openai_envelope(error: dict[str, Any]) -> dict[str, Any]:
+    return {"error": error}
 
 
-def _openai_events(refusal: Refusal) -> bytes:
-    return b"data: " + _openai_body(refusal) + b"\n\ndata: [DONE]\n\n"
+def _openai_events(error: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(_openai_envelope(error)).encode() + b"\n\ndata: [DONE]\n\n"
 
 
-def _responses_event(refusal: Refusal) -> bytes:
+def _responses_event(error: dict[str, Any]) -> bytes:
     # The event of OpenAI's Responses API is flat; its clients raise an exception on `error` in it.
-    error = _openai_error(refusal)
     return _event({"error": error, **error, "type": "error", "sequence_number": None})
 
 
-def _anthropic_envelope(refusal: Refusal) -> dict[str, Any]:
-    return {"type": "error", "error": _error(refusal, BY_REASON[refusal.reason].anthropic_type)}
+def _anthropic_error(refusal: Refusal) -> dict[str, Any]:
+    return _error(refusal, BY_REASON[refusal.reason].anthropic_type)
 
 
-def _anthropic_body(refusal: Refusal) -> bytes:
-    return json.dumps(_anthropic_envelope(refusal)).encode()
+def _anthropic_envelope(error: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "error", "error": error}
 
 
-def _anthropic_event(refusal: Refusal) -> bytes:
-    return _event(_anthropic_envelope(refusal))
+def _anthropic_event(error: dict[str, Any]) -> bytes:
+    return _event(_anthropic_envelope(error))
 
 
 def _event(envelope: dict[str, Any]) -> bytes:
     return b"event: error\ndata: " + json.dumps(envelope).encode() + b"\n\n"
 
 
-OPENAI: Final = ErrorFormat(_openai_body, _openai_events)
-RESPONSES: Final = ErrorFormat(_openai_body, _responses_event)
-ANTHROPIC: Final = ErrorFormat(_anthropic_body, _anthropic_event)
+OPENAI: Final = ErrorFormat(_openai_error, _openai_envelope, _openai_events)
+RESPONSES: Final = ErrorFormat(_openai_error, _openai_envelope, _responses_event)
+ANTHROPIC: Final = ErrorFormat(_anthropic_error, _anthropic_envelope, _anthropic_event)

@@ -49,6 +49,7 @@ X_ORCH_MAX_WAIT_MS: Final = istr("X-Orch-Max-Wait-Ms")
 X_ORCH_MEASUREMENT_TYPE: Final = istr("X-Orch-Measurement-Type")
 X_ORCH_NO_COALESCE: Final = istr("X-Orch-No-Coalesce")
 X_ORCH_POOL: Final = istr("X-Orch-Pool")
+X_ORCH_QUEUE_EVENTS: Final = istr("X-Orch-Queue-Events")
 X_ORCH_RUN: Final = istr("X-Orch-Run")
 X_ORCH_SCENARIO: Final = istr("X-Orch-Scenario")
 # Names of other gateways for options of ours. Those of llm-d's router come before the deprecated
@@ -69,6 +70,7 @@ OPTION_ALIASES: Final = (*CLASS_ALIASES, *FAIRNESS_IDS, *TTFT_SLOS, *TPOT_SLOS)
 
 # What the sidecar adds to an answer.
 RETRY_AFTER_MS: Final = istr("retry-after-ms")
+X_ACCEL_BUFFERING: Final = istr("X-Accel-Buffering")
 X_BACKOFF_MS: Final = istr("X-Backoff-Ms")
 X_MEASUREMENT_TYPE: Final = istr("X-Measurement-Type")
 X_ORCH_PREDICTED_START_MS: Final = istr("X-Orch-Predicted-Start-Ms")

@@ -44,6 +44,7 @@ from orch_sidecar.api.headers import (
     X_ORCH_MEASUREMENT_TYPE,
     X_ORCH_NO_COALESCE,
     X_ORCH_POOL,
+    X_ORCH_QUEUE_EVENTS,
     X_ORCH_RUN,
     X_ORCH_SCENARIO,
     X_SMG_PRIORITY,
@@ -58,7 +59,8 @@ _T = TypeVar("_T")
 
 _ALL: Final = (
     X_ORCH_CLASS, X_ORCH_DEADLINE_MS, X_ORCH_MAX_WAIT_MS, X_ORCH_DO_NOT_QUEUE, X_ORCH_POOL,
-    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_RUN, X_ORCH_SCENARIO, *OPTION_ALIASES,
+    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_QUEUE_EVENTS, X_ORCH_RUN, X_ORCH_SCENARIO,
+    *OPTION_ALIASES,
 )  # fmt: skip
 
 _CLASSES: Final = {member.value: member for member in ServiceClass}
@@ -71,6 +73,7 @@ _OBJECTIVES: Final = {
     "best-effort": ServiceClass.BULK,
     "sheddable": ServiceClass.BULK,
 }
+_EVENT_FORMS: Final = {"sse": True}
 _ALIASES: Final = (
     (
         X_SMG_PRIORITY,
@@ -98,6 +101,8 @@ class RequestOptions:
     it belongs to, an attribute of its trace; `run`: the digest of that run's secret id.
     `tpot_ms`: the longest time per token that is useful. `flow`: the digest of its fairness id,
     empty without one.
+    `queue_events`: a stream begins with comments about its place in the queue. `labelled`: its
+    response has begun with `measurement_type`, which its client did not ask for.
     """
 
     service_class: ServiceClass | None = None
@@ -112,6 +117,8 @@ class RequestOptions:
     run: str | None = None
     tpot_ms: float | None = None
     flow: bytes = b""
+    queue_events: bool = False
+    labelled: bool = False
 
 
 NO_OPTIONS: Final = RequestOptions()
@@ -186,6 +193,7 @@ def _read(headers: MultiMapping[str]) -> RequestOptions:
         run=None if (run := _name(headers, X_ORCH_RUN)) is None else run_digest(run),
         tpot_ms=_slo(headers, TPOT_SLOS),
         flow=_flow(headers),
+        queue_events=_member(headers, X_ORCH_QUEUE_EVENTS, _EVENT_FORMS) is not None,
     )
 
 

@@ -31,6 +31,7 @@ from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.in_flight import InFlight
+from orch_sidecar.proxy.queue_events.watchers import Watchers
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.request_body import BodyReader
@@ -42,6 +43,7 @@ class Pipeline(NamedTuple):
     entry: OwnEndpoints
     frontend: Frontend
     coalesce: Coalesce
+    watchers: Watchers
 
 
 def build(
@@ -59,9 +61,10 @@ def build(
     """Builds the stages, the last one first."""
     bodies = BodyReader(settings)
     forward = Forward(watchdog)
-    admit = Admit(forward, parent_leases)
+    watchers = Watchers(pools, watchdog)
+    admit = Admit(forward, parent_leases, watchers)
     route = Route(admit, forward, pools, bodies)
-    coalesce = Coalesce(route, pools, watchdog, metrics)
+    coalesce = Coalesce(route, pools, watchdog, watchers, metrics)
     frontend = Frontend(
         coalesce,
         route,
@@ -75,7 +78,7 @@ def build(
         tracing,
         common_headers,
     )
-    return Pipeline(OwnEndpoints(control, frontend, authorizer), frontend, coalesce)
+    return Pipeline(OwnEndpoints(control, frontend, authorizer), frontend, coalesce, watchers)
 
 
 class OwnEndpoints:

@@ -27,6 +27,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.queue_events.watchers import Watchers
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.route import Route
@@ -54,11 +55,17 @@ class Coalesce:
     """The stage that owns the shared generations."""
 
     def __init__(
-        self, route: Route, pools: PoolRegistry, watchdog: StallWatchdog, metrics: Metrics
+        self,
+        route: Route,
+        pools: PoolRegistry,
+        watchdog: StallWatchdog,
+        watchers: Watchers,
+        metrics: Metrics,
     ) -> None:
         self._route = route
         self._pools = pools
         self._watchdog = watchdog
+        self._watchers = watchers
         self._metrics = metrics
         self._by_key: dict[Key, SharedGeneration] = {}
         self._running: set[SharedGeneration] = set()
@@ -82,7 +89,10 @@ class Coalesce:
     async def _share(self, request: Request, call: GenerationCall) -> Result:
         record, key = request.record, key_of(request, call)
         while True:
-            writer = ClientWriter(request.http, record, self._watchdog)
+            if request.options.queue_events and record.stream:
+                writer: ClientWriter = self._watchers.response_of(request)
+            else:
+                writer = ClientWriter(request.http, record, self._watchdog)
             shared = self._joinable(key)
             starts = shared is None or not shared.accepts(call)
             if shared is None or starts:
@@ -181,8 +191,11 @@ class Coalesce:
             request.body = shared.request.body  # equal: frees its own copy
         if self._pools.draining:
             writer.keep_alive = False
+        request.generation = shared.request
         subscriber = broadcast.join(writer)
         try:
+            if writer is request.sink:
+                self._watchers.watch(request, shared.request)
             subscriber.start()
             await subscriber.done
             failure = subscriber.failure

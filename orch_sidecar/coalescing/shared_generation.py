@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from orch_sidecar.api.options import RequestOptions
@@ -45,7 +46,9 @@ class SharedGeneration:
         watchdog: StallWatchdog,
     ) -> None:
         """`request`: the one that starts it. `excluded`: pools it must not be sent to."""
-        record = request.record.of_generation()
+        record, options = request.record.of_generation(), request.options
+        if options.queue_events:  # its clients watch it, each in a response of its own
+            options = replace(options, queue_events=False)
         self.key = key
         self.broadcast = Broadcast(record, watchdog, buffer_bytes=BUFFER_BYTES)
         self.call = call
@@ -56,7 +59,7 @@ class SharedGeneration:
             request.trace.shared(record),
             strip_keys=request.strip_keys,
             body=request.body,
-            options=request.options,
+            options=options,
             call=call,
             parent_lease=request.parent_lease,
             sink=self.broadcast,

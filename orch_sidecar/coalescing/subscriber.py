@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from orch_sidecar.api.headers import CONTENT_LENGTH, field_line, raw
 from orch_sidecar.api.refusal import Refusal
-from orch_sidecar.observability.record import RequestRecord
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, response_fields
 from orch_sidecar.wire.client_connections import undelivered_bytes
@@ -65,6 +65,7 @@ class Source(Protocol):
     record: RequestRecord
     log: Log
     pool: Pool | None
+    outcome: Outcome
 
     @property
     def reads(self) -> int:
@@ -85,6 +86,7 @@ class Subscriber:
         "_chunked",
         "_left",
         "_log",
+        "_relays",
         "_writer",
         "done",
         "failure",
@@ -99,7 +101,7 @@ class Subscriber:
         self._log = broadcast.log
         self._writer = writer
         self._chunked = False
-        self._left = False
+        self._left = self._relays = False
         self.record = writer.record
         self.position = 0  # the number of the next piece to be written
         self.own_id = b""  # what stands between the texts of a piece
@@ -164,7 +166,10 @@ class Subscriber:
         self.done.set_result(None)
         writer = self._writer
         if writer.started and not writer.transport.is_closing():
-            writer.end_with(refusal, in_stream=self._log.events, chunked=self._chunked)
+            if writer.announced:
+                writer.fail(refusal, at_event_boundary=self._log.events)
+            else:
+                writer.end_with(refusal, in_stream=self._log.events, chunked=self._chunked)
 
     # Writing
 
@@ -195,6 +200,9 @@ class Subscriber:
 
     def _write(self, out: bytes, *, last: bool) -> None:
         writer = self._writer
+        if writer.announced:
+            self._relay(out, last=last)
+            return
         head = b"" if writer.started else self._head_bytes(len(out))
         if self._chunked:
             end = LAST_CHUNK if last else b""
@@ -206,11 +214,28 @@ class Subscriber:
         if last:
             self._finish()
 
+    def _relay(self, out: bytes, *, last: bool) -> None:
+        """Writes to a client whose head went out before: it frames the body itself."""
+        writer, head = self._writer, self._log.head
+        if not self._relays:
+            assert head is not None
+            self._relays = True
+            self.record.copy_generation(self._broadcast.record)
+            writer.begin(head)
+        if out:
+            writer.write(out)
+        if last:
+            writer.finish(self._broadcast.outcome)
+            self._finish()
+
     def _end(self) -> None:
         """Everything is written, and nothing will be added."""
         writer = self._writer
         if self._log.failure is not None:
             self.fail(self._log.failure)
+            return
+        if writer.announced:
+            self._relay(b"", last=True)
             return
         if not writer.transport.is_closing():
             if not writer.started:

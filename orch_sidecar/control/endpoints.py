@@ -1,4 +1,4 @@
-"""Routes the requests that the sidecar answers itself: pages, cancellation, leases, drains.
+"""Routes the requests that the sidecar answers itself: pages, requests by id, leases, drains.
 
 They are not counted as requests in flight: a reader of the state stream must not delay a drain.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 from aiohttp import web
 
@@ -26,11 +26,13 @@ from orch_sidecar.api.headers import ALLOW, HOST, ORIGIN, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.admin_hosts import AdminHosts
 from orch_sidecar.auth.keys import ApiKey
+from orch_sidecar.control import request_status
 from orch_sidecar.control.pages import Pages
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
+from orch_sidecar.proxy.request import Request
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -72,12 +74,13 @@ class Control:
         if path in ENDPOINTS:
             return None
         found = match_resource(path)
-        if found is None or found[0] not in PUBLIC:
+        if found is None or (methods := PUBLIC.get(found[0])) is None:
             return None
-        what, name = found
-        if what is ResourcePath.CLAIM and http.method == what.method:
-            return self._with_headers(await self._publisher.claim(name, http))
-        return self._with_headers(self._perform(what, name, http))
+        if http.method not in methods:
+            return self._with_headers(_wrong_method(found[0], methods, http))
+        if found[0] is ResourcePath.CLAIM:
+            return self._with_headers(await self._publisher.claim(found[1], http))
+        return self._with_headers(self._perform(*found, http))
 
     async def administer(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answers an operator.
@@ -93,26 +96,33 @@ class Control:
         page = self._pages.at.get(path)
         if page is not None:
             return self._with_headers(
-                page(http, None) if http.method == "GET" else _wrong_method(path, "GET", http)
+                page(http, None) if http.method == "GET" else _wrong_method(path, ("GET",), http)
             )
         found = match_resource(path)
-        if found is None or found[0] not in ADMIN:
+        if found is None or (methods := ADMIN.get(found[0])) is None:
             return self._with_headers(
                 Refusal(Reason.NOT_FOUND, f"there is no endpoint {path[:200]} at this address")
             )
+        if http.method not in methods:
+            return self._with_headers(_wrong_method(found[0], methods, http))
+        if found[0] is ResourcePath.REQUEST:
+            return self._with_headers(self._any_request(found[1], cancel=http.method == "DELETE"))
         return self._with_headers(self._perform(*found, http))
 
     def _perform(
         self, what: ResourcePath, name: str, http: web.BaseRequest
     ) -> web.Response | Refusal:
-        if http.method != what.method:
-            return _wrong_method(what, what.method, http)
         if what is ResourcePath.LEASE:
             return self._publisher.revoke(name)
         if what is ResourcePath.CANCEL:
             if self._in_flight.cancel(name, http.headers):
                 return web.Response(status=204)
-            return Refusal(Reason.NOT_FOUND, f"no request {name} of this API key is in flight here")
+            return _no_request(name, " of this API key")
+        if what is ResourcePath.REQUEST:
+            requests = self._in_flight.find(name, http.headers)
+            if requests is None:
+                return _no_request(name, " of this API key")
+            return self._status(name, cast(list[Request], requests))
         pool = next((pool for pool in self._pools if pool.name == name), None)
         if pool is None:
             names = ", ".join(pool.name for pool in self._pools)
@@ -129,6 +139,24 @@ class Control:
             pool.gate.resume()
             logger.info("pool %s: resumed by an operator", pool.name)
         return self._health(pool)
+
+    def _any_request(self, name: str, *, cancel: bool) -> web.Response | Refusal:
+        """Returns the status of a client's request to an operator, or cancels it."""
+        if cancel:
+            found = self._in_flight.cancel_any(name)
+            return web.Response(status=204) if found else _no_request(name)
+        requests = self._in_flight.find_any(name)
+        if requests is None:
+            return _no_request(name)
+        return self._status(name, cast(list[Request], requests))
+
+    def _status(self, name: str, requests: list[Request]) -> web.Response:
+        """Returns the status of a request; of the first one if several clients chose its id."""
+        document = request_status.document(name, requests[0] if requests else None, self._pools)
+        answer = web.json_response(document)
+        if document["measurement_type"] is not None:
+            answer.headers[X_MEASUREMENT_TYPE] = document["measurement_type"]
+        return answer
 
     def _health(self, pool: Pool, *, probe: bool = False) -> web.Response:
         """Returns the health of a pool. `probe`: with the status 503 unless the pool is ready."""
@@ -171,8 +199,13 @@ class Control:
         return answer
 
 
-def _wrong_method(path: str, method: str, http: web.BaseRequest) -> web.Response:
+def _no_request(name: str, owner: str = "") -> Refusal:
+    return Refusal(Reason.NOT_FOUND, f"no request {name[:80]}{owner} is in flight here")
+
+
+def _wrong_method(path: str, methods: tuple[str, ...], http: web.BaseRequest) -> web.Response:
     """Returns the response to a request with a method that this path does not support."""
+    method = ", ".join(methods)
     text = f"{path} supports {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
     return web.json_response(body=errors.OPENAI.body(refusal), status=405, headers={ALLOW: method})

@@ -16,6 +16,7 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
+from orch_sidecar.proxy.queue_events.watchers import Watchers
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.wire.backpressure import AT_OFFER, LONGEST_PAUSE_MS
@@ -52,9 +53,10 @@ _REQUEUE: Final = Retry.REQUEUE
 class Admit:
     """The stage that owns the lease: its `finally` ends that."""
 
-    def __init__(self, forward: Forward, parent_leases: ParentLeases) -> None:
+    def __init__(self, forward: Forward, parent_leases: ParentLeases, watchers: Watchers) -> None:
         self._forward = forward
         self._parent_leases = parent_leases
+        self._watchers = watchers
         self._loop = asyncio.get_running_loop()
 
     async def handle(self, request: Request, pool: Pool, ask: AdmissionRequest) -> Result:
@@ -107,7 +109,7 @@ class Admit:
         """
         record, response = request.record, request.response
         if response is not None and (request.reserved is not None or request.sink is not None):
-            record.generated_tokens = _generated(record, response)
+            record.generated_tokens = generated_tokens(record, response)
         if record.lease == ticket and (response is None or response.complete):
             tokens: int | None = None
             served = response is not None and response.retry_after_ms is None
@@ -140,6 +142,8 @@ class Admit:
             pool.movable[ticket] = ask.service_class, ask.cost
         pool.queued_models[ticket] = request.record.model
         try:
+            if request.options.queue_events and request.record.stream:
+                self._watchers.watch(request, request)
             return await pool.gate.wait(ticket)
         except asyncio.CancelledError:
             pool.not_admitted[ask.service_class, Outcome.CANCELLED.value] += 1
@@ -160,10 +164,10 @@ class Admit:
             return None
         if record.input_tokens is not None:
             pool.prompt_size.learn(len(request.body), record.input_tokens)
-        return _generated(record, response)
+        return generated_tokens(record, response)
 
 
-def _generated(record: RequestRecord, response: EngineResponse) -> int | None:
+def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | None:
     """The tokens that a response has so far; None: unknown."""
     if response.answer.counts[1] is not None or not record.stream:
         return response.answer.counts[1]

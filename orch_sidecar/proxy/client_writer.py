@@ -71,6 +71,7 @@ class ClientWriter:
         "started",
         "transport",
     )
+    announced: bool = False  # its head went out before the engine had the request
 
     def __init__(
         self, http: web.BaseRequest, record: RequestRecord, watchdog: StallWatchdog
@@ -220,10 +221,8 @@ def response_fields(record: RequestRecord, pool: Pool) -> bytes:
     ).encode()
     for name, value in record.rate_limits:
         ids += field_line(name, value)
-    if record.lease is None:
-        return ids + pool.fields
     if record.queued is None:
-        return ids + pool.fields_at_once
+        return ids + (pool.fields if record.lease is None else pool.fields_at_once)
     queued = _QUEUE_POSITION % record.queue_position
     if record.predicted_start_ms is not None:
         queued += _PREDICTED_START_MS % record.predicted_start_ms

@@ -42,6 +42,7 @@ from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight, RequestName
+from orch_sidecar.proxy.queue_events.response import QueueResponse
 from orch_sidecar.proxy.rejection import response_to
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
@@ -154,6 +155,9 @@ class Frontend:
                     outcome = result.outcome
                     return SENT if result.keep_alive else SENT_CLOSE
                 refusal = request.cancelled or result.refusal
+                if isinstance(request.sink, QueueResponse) and request.sink.refuse(refusal):
+                    outcome = refusal.reason
+                    return SENT if request.sink.keep_alive else SENT_CLOSE
             assert refusal is not None
             outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
             return response_to(http, record, refusal, endpoint, self._common_headers)
@@ -163,6 +167,8 @@ class Frontend:
             raise
         except Exception:
             outcome, status = Reason.INTERNAL_ERROR, 500
+            if request is not None and isinstance(request.sink, QueueResponse):
+                request.sink.interrupt()
             raise  # ClientConnection.handle_error logs it and answers
         finally:
             self.active -= 1
@@ -221,6 +227,7 @@ class Frontend:
         service_class = service_class_of(options, wanted.service_tier, wanted.priority)
         key = request.key
         if key is not None:
+            record.key = key.name
             if key.bulk:
                 if options.service_class is _INTERACTIVE:
                     return NotSent(interactive_forbidden(http.headers))

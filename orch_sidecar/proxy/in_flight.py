@@ -1,4 +1,4 @@
-"""Registers the requests being served, so that clients can cancel them.
+"""Registers the requests being served, so that clients can look at them and cancel them.
 
 A request is identified by its `X-Orch-Request-Id` and belongs to the API key it was sent with.
 With any other key it appears not to exist; ids chosen by clients are therefore unique only per
@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from orch_sidecar.api.headers import X_ORCH_REQUEST_ID
@@ -90,13 +90,31 @@ class InFlight:
 
         Returns True if it is cancelled or had ended, False if the client has no such request.
         """
+        return _cancel(self.find(request_id, headers))
+
+    def cancel_any(self, request_id: str) -> bool:
+        """Cancels a request for an operator, whichever client it belongs to."""
+        return _cancel(self.find_any(request_id))
+
+    def find(self, request_id: str, headers: Mapping[str, str]) -> list[CancellableRequest] | None:
+        """Returns the requests of the client with these headers: one, or two if it chose an id that
+        was generated; none if it has ended. None: the client has no such request."""
         key = self._digest(credential(headers) or "")
         names: tuple[RequestName, ...] = (request_id, (request_id, key))
         found = [self._belongs_to(key, name) for name in names]
-        for name, belongs in zip(names, found, strict=True):
-            if belongs and (request := self._requests.get(name)) is not None:
-                request.cancel(CANCELLED)
-        return any(found)
+        if not any(found):
+            return None
+        return [
+            self._requests[name]
+            for name, belongs in zip(names, found, strict=True)
+            if belongs and name in self._requests
+        ]
+
+    def find_any(self, request_id: str) -> list[CancellableRequest] | None:
+        """The same for an operator: of any client. Several clients may have chosen one id."""
+        known = (self._requests, self._ended, self._ended_before)
+        found = [self._requests[each] for each in _named(request_id, self._requests)]
+        return found if found or any(_named(request_id, names) for names in known) else None
 
     def _belongs_to(self, key: bytes, name: RequestName) -> bool:
         """Returns whether the request was sent with that key (a digest)."""
@@ -117,3 +135,18 @@ class InFlight:
         if isinstance(key, bytes):
             return key
         return hashlib.blake2b(key_bytes(without_scheme(key)), key=self._secret).digest()
+
+
+def _cancel(found: list[CancellableRequest] | None) -> bool:
+    for request in found or ():
+        request.cancel(CANCELLED)
+    return found is not None
+
+
+def _named(request_id: str, names: Iterable[RequestName]) -> list[RequestName]:
+    """Returns the names with this id. Visits all of them: for operators."""
+    return [
+        name
+        for name in names
+        if name == request_id or (isinstance(name, tuple) and name[0] == request_id)
+    ]

@@ -53,7 +53,7 @@ class Request:
     Of admission: `call`, `ticket` (under which it waits for slots or owns them), `waiting` (the
     gate at which it waits, and that ticket), `moved` (it waited at another address of the pool
     before), `excluded` (pools it must not be sent to), `lost` (why an engine that received it did
-    not answer).
+    not answer), `generation` (the request that goes to the engine for it and others).
     Of the response: `sink` (None: the client alone), `response` (of the engine, once that got
     something), `failure` (why the response ended early), `reclaimed` (it gave its
     slots to another request, and is to be queued again), `cancelled`.
@@ -83,6 +83,7 @@ class Request:
     reserved_bytes: int = 0
     reclaimed: bool = False
     lost: Refusal | None = None
+    generation: Request | None = None
 
     @property
     def unseen(self) -> bool:
@@ -103,7 +104,7 @@ class Request:
 
     def begin_attempt(self) -> None:
         """Forgets the attempt before: it failed, and the client has seen nothing of it."""
-        self.response = self.failure = None
+        self.response = self.failure = self.generation = None
         self.record.begin_attempt()
 
     def cancel(self, refusal: Refusal) -> None:

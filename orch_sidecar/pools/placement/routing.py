@@ -120,7 +120,13 @@ def _capable(
         if not capable:
             return _cannot_pin(pools, request)
     if options.measurement_type is not None:
-        matching = [pool for pool in capable if pool.measurement_type is options.measurement_type]
+        asked_for = not options.labelled or options.pool is not None
+        matching = [
+            pool
+            for pool in capable
+            if pool.measurement_type is options.measurement_type
+            and (asked_for or not pool.on_request)
+        ]
         if not matching:
             return Refusal(
                 Reason.INFEASIBLE,

@@ -35,7 +35,7 @@ def wants(client: Client | None = None, digest: bytes | None = b"same") -> Reque
 
 def coalesce(stage: NextStage) -> Coalesce:
     pools = MagicMock(draining=False)
-    return Coalesce(cast(Any, stage), pools, StallWatchdog(60.0, 60.0), MagicMock())
+    return Coalesce(cast(Any, stage), pools, StallWatchdog(60.0, 60.0), MagicMock(), MagicMock())
 
 
 async def generates(request: Request) -> Result:

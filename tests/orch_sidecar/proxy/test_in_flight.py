@@ -195,3 +195,33 @@ def test_registry_and_refusal_do_not_show_the_key() -> None:
     requests = running(Request(**KEY))
     requests.cancel(ID, client(**KEY))
     assert "sk-one" not in repr(requests) + str(inflight.CANCELLED)
+
+
+def test_client_finds_its_request_and_nobody_elses() -> None:
+    request = Request(**KEY)
+    requests = running(request)
+    assert requests.find(ID, client(**KEY)) == [request]
+    assert requests.find(ID, client()) is None
+    assert requests.find(OTHER, client(**KEY)) is None
+    requests.end(ID)
+    assert requests.find(ID, client(**KEY)) == []
+    assert requests.find(ID, client()) is None
+
+
+def test_operator_finds_requests_of_every_client_by_their_whole_ids() -> None:
+    requests, mine, theirs = InFlight(), Request(**KEY), Request(x_api_key="sk-two")
+    names = [requests.name_for(ID, each.headers) for each in (mine, theirs)]
+    for name, request in zip(names, (mine, theirs), strict=True):
+        assert not isinstance(name, Refusal)
+        requests.begin(name, request)
+    assert requests.find_any(ID) == [mine, theirs]
+    assert requests.find_any(OTHER) is None
+    assert requests.find_any(ID[:1]) is None
+    assert requests.cancel_any(ID)
+    assert [len(each.cancelled) for each in (mine, theirs)] == [1, 1]
+    for name in names:
+        assert not isinstance(name, Refusal)
+        requests.end(name)
+    assert requests.find_any(ID) == []
+    assert requests.cancel_any(ID)
+    assert not requests.cancel_any(OTHER)

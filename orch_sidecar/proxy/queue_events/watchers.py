@@ -1,0 +1,116 @@
+"""Shows each client that watches the queue its place there, at intervals and as it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Final
+
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.proxy.queue_events.response import QueueResponse
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+
+logger = logging.getLogger("orch.sidecar")
+
+EVERY_S: Final = 0.25
+# Clients that are shown their places before the event loop runs again.
+_AT_ONCE: Final = 256
+
+
+class Watchers:
+    """The clients that watch the queue. Has a task while there are any."""
+
+    def __init__(self, pools: PoolRegistry, watchdog: StallWatchdog) -> None:
+        self._pools = pools
+        self._watchdog = watchdog
+        # With the client's request, and the one that waits: another where a generation is shared.
+        self._watched: dict[QueueResponse, tuple[Request, Request]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    def response_of(self, request: Request) -> QueueResponse:
+        """Returns the response to the client of a request. Raises CancelledError if it is gone."""
+        if not isinstance(request.sink, QueueResponse):
+            request.sink = QueueResponse(request.http, request.record, self._watchdog)
+        return request.sink
+
+    def watch(self, request: Request, waiting: Request) -> None:
+        """Shows the client of `request` what becomes of `waiting`, until its stream begins.
+
+        Raises CancelledError if the client is gone.
+        """
+        response = self.response_of(request)
+        self._watched[response] = request, waiting
+        # In the next turn of the event loop it is queued, or has its slots already.
+        self._loop.call_soon(self._show, response)
+        if self._task is None:
+            self._task = self._loop.create_task(self._run(), name="show places in queues")
+
+    async def close(self) -> None:
+        """Ends the task."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            while self._watched:
+                await asyncio.sleep(EVERY_S)
+                for number, response in enumerate(list(self._watched), 1):
+                    self._show(response)
+                    if number % _AT_ONCE == 0:
+                        await asyncio.sleep(0)
+        finally:
+            self._task = None
+
+    def _show(self, response: QueueResponse) -> None:
+        """Shows one client its place; forgets it when its stream has begun or its request ended."""
+        found = self._watched.get(response)
+        if found is None:
+            return
+        request, waiting = found
+        if response.started or request.record.ended or response.transport.is_closing():
+            del self._watched[response]
+            return
+        try:
+            self._show_place(response, request, waiting)
+        # A client that is shown nothing must not keep the others from it.
+        except Exception:
+            logger.exception("a place in a queue could not be shown")
+            del self._watched[response]
+
+    def _show_place(self, response: QueueResponse, request: Request, waiting: Request) -> None:
+        now, record = self._loop.time(), waiting.record
+        if waiting.waiting is None:
+            if request.record.admitted is not None:
+                response.running(now)
+            return
+        assert record.pool is not None, "it waits at a gate"
+        pool = self._pools[record.pool]
+        place = pool.places.of(waiting.waiting[1], now)
+        position, start_ms = record.queue_position, record.predicted_start_ms
+        if place is not None:
+            position, start_ms = place.position, None
+            if place.starts_at is not None:
+                start_ms = max(0, round(1000 * (place.starts_at - now)))
+        if not response.announced:
+            if waiting is not request:
+                request.record.copy_generation(record)
+            _pin(request, pool)
+            _pin(waiting, pool)
+        response.queued(pool, position, start_ms, now)
+
+
+def _pin(request: Request, pool: Pool) -> None:
+    """Keeps a request at pools of the measurement type that its response is about to have."""
+    call = request.call
+    assert call is not None
+    if call.options.measurement_type is None:
+        measurement_type = pool.profile.measurement_type
+        call.options = replace(call.options, measurement_type=measurement_type, labelled=True)

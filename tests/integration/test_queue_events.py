@@ -1,0 +1,230 @@
+"""A client that watches the queue gets its status at once, then its place until it is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.proxy.queue_events import watchers
+from tests.integration.answers import EVENT_STREAM
+from tests.integration.cancelling import cancel, named, new_id
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
+from tests.integration.telling import Telling, told
+from tests.integration.watching import WATCH, busy, free, shown, watching
+from tests.integration.wire import Answer
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places are shown without the wait between two looks."""
+    monkeypatch.setattr(watchers, "EVERY_S", 0.01)
+
+
+async def test_queued_stream_begins_at_once_and_becomes_the_engines(
+    sidecar: Running, telling: Telling
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await watching(sidecar)
+    head = client.buffer.partition(b"\r\n\r\n")[0].lower()
+    assert head.startswith(b"http/1.1 200 ok\r\n")
+    for line in (
+        b"content-type: text/event-stream; charset=utf-8",
+        b"transfer-encoding: chunked",
+        b"cache-control: no-cache",
+        b"x-accel-buffering: no",
+        b"x-measurement-type: batched_online",
+        b"x-orch-queue-position: 0",
+    ):
+        assert line in head.split(b"\r\n"), line
+    assert b"server-timing" not in head
+    await free(telling, first)
+    answer = await told(telling, 2)
+    assert answer.answer.request.header("accept-encoding") is None
+    answer.all_of_it("one", "two")
+    response = await client.response()
+    seen = shown(response.body)
+    assert seen.positions[0] == 0
+    assert seen.started == 1
+    assert seen.rest == b"".join(map(answer.event, ("one", "two"))) + b"data: [DONE]\n\n"
+    assert (await client.get("/livez")).status == 200, "the connection goes on"
+    await eventually(lambda: not len(sidecar.sidecar.watchers))
+
+
+async def test_without_the_header_nothing_is_sent_before_the_engine_answers(
+    sidecar: Running, telling: Telling
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await sidecar.client()
+    client.start()
+    await eventually(lambda: sidecar.queued)
+    await free(telling, first)
+    (await told(telling, 2)).all_of_it("one")
+    response = await client.response()
+    assert b": queued" not in response.body
+    assert response.header("server-timing") is not None
+    assert sidecar.sidecar.watchers._task is None
+
+
+async def test_request_that_waits_for_nothing_gets_the_response_of_any_other(
+    sidecar: Running,
+) -> None:
+    client = await sidecar.client()
+    response = await client.post(headers=[WATCH], stream=True)
+    assert (response.status, shown(response.body).positions) == (200, [])
+    assert response.header("server") == "uvicorn"
+    assert response.header("server-timing") is not None
+    response = await client.post(headers=[WATCH, ("X-Orch-Class", "none")], stream=True)
+    assert response.status == 400
+
+
+async def test_refusal_at_once_keeps_its_status(sidecar: Running, telling: Telling) -> None:
+    first = await busy(sidecar, telling)
+    client = await sidecar.client()
+    response = await client.post(headers=[WATCH, ("X-Orch-Do-Not-Queue", "true")], stream=True)
+    assert (response.status, response.error["code"]) == (429, "ADMISSION_NO_QUEUE")
+    assert response.header("retry-after") is not None
+    await free(telling, first)
+
+
+async def test_header_has_no_effect_on_an_answer_that_is_not_streamed(
+    sidecar: Running, telling: Telling
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await sidecar.client()
+    client.start(headers=[WATCH], stream=False)
+    await eventually(lambda: sidecar.queued)
+    await free(telling, first)
+    answer = await told(telling, 2)
+    answer.answer.json(answer.json_for())
+    answer.over.set()
+    response = await client.response()
+    assert response.json()["choices"][0]["message"]["content"] == "one two three"
+
+
+async def test_another_value_of_the_header_is_refused(sidecar: Running) -> None:
+    client = await sidecar.client()
+    response = await client.post(headers=[("X-Orch-Queue-Events", "json")], stream=True)
+    assert (response.status, response.error["param"]) == (400, "X-Orch-Queue-Events")
+    assert "must be one of sse" in response.error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+async def test_refusal_in_the_queue_is_an_error_event(
+    sidecar: Running, telling: Telling, path: str
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await watching(sidecar, ("X-Orch-Max-Wait-Ms", "80"), path=path, seed=1)
+    response = await client.response()
+    assert response.status == 200
+    rest = shown(response.body).rest.decode()
+    data = next(line[6:] for line in rest.splitlines() if line.startswith("data: "))
+    error = json.loads(data)["error"]
+    assert (error["code"], error["retriable"]) == ("ADMISSION_TIMEOUT", True)
+    assert error["retry_after_ms"] > 0
+    if path in (CHAT, COMPLETIONS):
+        assert rest.endswith("\n\ndata: [DONE]\n\n")
+    else:
+        assert rest.startswith("event: error\n")
+    assert (await client.get("/livez")).status == 200, "the connection goes on"
+    label = f'{{outcome="{Reason.QUEUE_TIMEOUT}",route="{path}",status="200"}}'
+    assert (await sidecar.metrics())[f"orch_requests_total{label}"] == 1
+    await free(telling, first)
+
+
+async def test_cancelled_in_the_queue_is_an_error_event(sidecar: Running, telling: Telling) -> None:
+    first = await busy(sidecar, telling)
+    request_id = new_id()
+    client = await watching(sidecar, named(request_id))
+    assert (await cancel(sidecar, request_id)).status == 204
+    rest = shown((await client.response()).body).rest
+    assert json.loads(rest.split(b"\n")[0][6:])["error"]["code"] == "cancelled"
+    assert sidecar.queued == 0
+    await free(telling, first)
+
+
+async def test_positions_fall_and_predictions_are_shown(
+    engine: ScriptedEngine, start: Start, telling: Telling
+) -> None:
+    engine.says |= {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
+    sidecar = await start()
+    first = await busy(sidecar, telling)
+    others = [await watching(sidecar, seed=1, n=4, max_tokens=100)]
+    last = await watching(sidecar, seed=2, n=4, max_tokens=100)
+    assert shown(last.buffer).positions == [1]
+    await free(telling, first)
+    answer = await told(telling, 2)
+    await last.seen(b": queued position=0")
+    answer.all_of_it("one")
+    await eventually(lambda: len(telling.told) == 3)
+    telling.told[2].all_of_it("two")
+    seen = shown((await last.response()).body)
+    assert seen.positions == sorted(seen.positions, reverse=True)
+    assert {1, 0} == set(seen.positions)
+    assert None not in seen.starts_ms
+    assert (await others[0].response()).status == 200
+
+
+async def test_client_that_leaves_the_queue_is_forgotten(
+    sidecar: Running, telling: Telling
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await watching(sidecar)
+    client.reset()
+    await eventually(lambda: not sidecar.queued)
+    await eventually(lambda: sidecar.sidecar.watchers._task is None)
+    await free(telling, first)
+    await sidecar.idle()
+
+
+async def test_http_1_0_gets_the_stream_without_chunks_to_the_end_of_its_connection(
+    sidecar: Running, telling: Telling
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await sidecar.client()
+    body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "a"}]}
+    client.send_request("POST", CHAT, body, [WATCH], version="1.0")
+    await client.seen(b": queued position=0")
+    await free(telling, first)
+    answer = await told(telling, 2)
+    answer.all_of_it("one")
+    head, _, content = (await client.rest()).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert shown(content).rest == answer.event("one") + b"data: [DONE]\n\n"
+
+
+async def test_slow_first_token_keeps_the_stream_alive(
+    sidecar: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orch_sidecar.proxy.queue_events.response.AGAIN_S", 0.02)
+    go = asyncio.Event()
+
+    async def held(answer: Answer) -> None:
+        await go.wait()
+        answer.head(200, EVENT_STREAM)
+        answer.event("[DONE]")
+        answer.end()
+
+    engine.answer = held
+    first = await sidecar.client()
+    first.start(n=4)
+    await eventually(lambda: len(engine.generating) == 1)
+    client = await watching(sidecar)
+    go.set()
+    assert (await first.response()).status == 200
+    go.clear()
+    await eventually(lambda: len(engine.generating) == 2)
+    await client.seen(b": started")
+    for _ in range(200):
+        if shown(client.buffer).started > 1:
+            break
+        await client.seen(b": started", 5.0)
+        await asyncio.sleep(0.01)
+        client.buffer += await asyncio.wait_for(client._reader.read(65_536), 5.0)
+    go.set()
+    assert shown((await client.response()).body).started > 1

@@ -1,0 +1,92 @@
+"""A stream that began in the queue, and an engine that does not answer with one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orch_sidecar.proxy.queue_events import watchers
+from tests.integration.client import CHAT
+from tests.integration.running import Running
+from tests.integration.telling import Telling, told
+from tests.integration.watching import busy, free, shown, watching
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places are shown without the wait between two looks."""
+    monkeypatch.setattr(watchers, "EVERY_S", 0.01)
+
+
+async def test_engines_error_is_relayed_as_an_event(sidecar: Running, telling: Telling) -> None:
+    first = await busy(sidecar, telling)
+    client = await watching(sidecar)
+    await free(telling, first)
+    answer = await told(telling, 2)
+    error = {"message": "the prompt is too long", "type": "BadRequestError", "code": 400}
+    answer.answer.json({"error": error}, 400)
+    answer.over.set()
+    response = await client.response()
+    rest = shown(response.body).rest
+    assert rest == b"data: " + json.dumps({"error": error}).encode() + b"\n\ndata: [DONE]\n\n"
+    label = f'{{outcome="client_error",route="{CHAT}",status="200"}}'
+    assert (await sidecar.metrics())[f"orch_requests_total{label}"] == 1
+
+
+@pytest.mark.parametrize(("status", "text"), [(500, b"oops"), (200, b"not a stream")])
+async def test_answer_that_is_neither_a_stream_nor_an_error_is_one(
+    sidecar: Running, telling: Telling, status: int, text: bytes
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await watching(sidecar)
+    await free(telling, first)
+    answer = await told(telling, 2)
+    fields = [("content-type", "text/plain"), ("content-length", str(len(text)))]
+    answer.answer.head(status, fields, chunked=False)
+    answer.answer.write(text)
+    answer.over.set()
+    rest = shown((await client.response()).body).rest
+    assert json.loads(rest.split(b"\n")[0][6:])["error"]["code"] == "engine_failed"
+
+
+async def test_engine_that_breaks_its_stream_ends_it_with_an_event(
+    sidecar: Running, telling: Telling
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await watching(sidecar)
+    await free(telling, first)
+    answer = await told(telling, 2)
+    answer.begin()
+    answer.say("one")
+    await client.seen(b'"one"')
+    answer.answer.reset()
+    answer.over.set()
+    rest = shown((await client.response()).body).rest
+    assert rest.startswith(answer.event("one"))
+    assert b"engine_failed" in rest
+
+
+async def test_request_that_the_engine_sends_back_is_shown_its_place_again(
+    sidecar: Running, telling: Telling
+) -> None:
+    first = await busy(sidecar, telling)
+    client = await watching(sidecar)
+    await free(telling, first)
+    rejected = await told(telling, 2)
+    error = {"message": "going", "type": "engine_gone", "code": 503, "retriable": True}
+    rejected.answer.json({"error": error}, 503)
+    rejected.over.set()
+    (await told(telling, 3)).all_of_it("one")
+    seen = shown((await client.response()).body)
+    assert set(seen.positions) == {0}
+    assert seen.started >= 1
+    assert b"going" not in seen.rest
+    assert seen.rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_stop_of_the_sidecar_is_an_error_event(sidecar: Running, telling: Telling) -> None:
+    await busy(sidecar, telling)
+    client = await watching(sidecar)
+    await sidecar.stop()
+    assert b'"code": "draining"' in shown((await client.response()).body).rest
