@@ -30,6 +30,8 @@ from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.otlp.environment import tracing_from_environment
+from orch_sidecar.observability.request_log.log import RequestLog
+from orch_sidecar.observability.request_log.writer import LineWriter
 from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import PoolRegistry
@@ -62,7 +64,8 @@ class Sidecar:
         """`read` reads the settings again, in a thread; it raises ValueError if they are invalid.
         None: a reload reads only the profiles.
 
-        Raises ProfileError, InvalidKeyFile, and ValueError for unusable OTEL_* variables.
+        Raises ProfileError, InvalidKeyFile, OSError for a request log that cannot be opened, and
+        ValueError for unusable OTEL_* variables.
         """
         configured = load_pools(settings)
         self.reloads = ReloadState(configuration(configured, settings))
@@ -72,6 +75,7 @@ class Sidecar:
         common = common_labels(configured)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
+        lines = None if settings.request_log is None else LineWriter(settings.request_log)
         # Nothing may fail from here on: the session would stay open.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
@@ -82,6 +86,7 @@ class Sidecar:
         self.metrics = Metrics(self.pools, self.tracing.spans, authorizer.names)
         self.connections = ClientConnections(connection_limit(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
+        self.request_log = None if lines is None else RequestLog(lines, self.pools, self.metrics)
         self._headers: dict[str, str] = {
             SERVER: "orch-sidecar",
             X_MEASUREMENT_TYPE: unplaced["measurement_type"],
@@ -106,6 +111,7 @@ class Sidecar:
             self._headers,
         )
         self.frontend, self.coalesce = built.frontend, built.coalesce
+        self.watchers = built.watchers
         self.reloader = Reloader(
             self.reloads,
             read or (lambda: settings),
@@ -171,6 +177,8 @@ class Sidecar:
             loop.create_task(rebalance_forever(self.pools), name="rebalance queues"),
             loop.create_task(self.discovery.run(), name="discover engines"),
         ]
+        if self.request_log is not None:
+            self._tasks.append(loop.create_task(self.request_log.run(), name="log requests"))
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         gc.collect()
@@ -206,10 +214,13 @@ class Sidecar:
         self._server.pre_shutdown()  # closes idle connections, for which `shutdown` would wait
         await self._server.shutdown(1.0)
         await self.coalesce.close()
+        await self.watchers.close()
         await self.admin.stop()
         for pool in pools:
             pool.connections.close()
         await self._session.close()
+        if self.request_log is not None:
+            await self.request_log.close()
         await self.tracing.shutdown()
 
     def abort_drain(self) -> None:

@@ -198,6 +198,12 @@ class SidecarSettings(BaseSettings):
     drain_timeout_s: float = Field(
         60.0, ge=0, description="longest time for running requests to end after SIGTERM, seconds"
     )
+    request_log: str | None = Field(
+        None,
+        min_length=1,
+        description="file to which a JSON line per request is appended; -: standard output; "
+        "unset: none",
+    )
     log_level: str = Field(
         "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="lowest level that is logged"
     )

@@ -54,6 +54,8 @@ _OK: Final = Outcome.OK
 _BATCH: Final = 32
 
 KeyNames = Callable[[], Mapping[bytes, str]]
+# A record, and when it ended: monotonic clock, nanoseconds.
+Ended = tuple[RequestRecord, int]
 
 _LABELS: Final = ("class", "measurement_type")
 
@@ -96,13 +98,16 @@ class _Collector:
             lambda pool, model: model in (pools[pool].watcher.models or ()),
         )
         self._of_requests = tuple(self._families_of_requests())
-        # Records that are not counted yet, and when they ended: monotonic clock, nanoseconds.
-        self.ended: list[tuple[RequestRecord, int]] = []
+        self.ended: list[Ended] = []  # not counted yet
+        self.log: Callable[[list[Ended]], None] | None = None
+        self.log_dropped: Callable[[], int] | None = None
 
     def catch_up(self) -> None:
         """Counts the records that have ended."""
         ended = self.ended.copy()
         self.ended.clear()  # first, so that an error neither repeats nor keeps any of them
+        if self.log is not None:
+            self.log(ended)
         for record, now in ended:
             self._request_ended(record, now)
 
@@ -150,6 +155,12 @@ class _Collector:
         yield self._requests()
         if self._spans is not None:
             yield from _span_metrics(self._spans)
+        if self.log_dropped is not None:
+            yield CounterMetricFamily(
+                "orch_request_log_dropped",
+                "Lines of the request log that could not be written, or not fast enough.",
+                value=self.log_dropped(),
+            )
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
 
@@ -269,6 +280,14 @@ class Metrics:
                     parts, until = [], time.monotonic() + PIECE_S
         yield "".join(parts).encode()
         yield rendered(self.registry, openmetrics=openmetrics) + (END if openmetrics else b"")
+
+    def log_to(self, log: Callable[[list[Ended]], None], dropped: Callable[[], int]) -> None:
+        """Gives each record to a log, too, when it is counted. `dropped`: lines that were lost."""
+        self._collector.log, self._collector.log_dropped = log, dropped
+
+    def catch_up(self) -> None:
+        """Counts the records that have ended until now."""
+        self._collector.catch_up()
 
     def request_ended(self, record: RequestRecord) -> None:
         """Counts a record that is complete.

@@ -64,7 +64,7 @@ class RequestRecord:
     is unknown.
 
     `generated_tokens`: output tokens where a budget may count them, estimated if not reported.
-    `rate_limits`: header fields about the budgets of its key.
+    `rate_limits`: header fields about the budgets of its key; `key`: the name of that.
 
     `shared`: its generation can serve other requests, too, and is the one that was admitted.
     `coalesced`: that generation was started by another request. `fanout`: how many requests the
@@ -104,6 +104,7 @@ class RequestRecord:
     client_limited: bool = False
     scenario: str | None = None
     run: str | None = None
+    key: str | None = None
     trace_id: int = 0
     ended: bool = False
 

@@ -94,6 +94,7 @@ class EngineWatcher:
         self.claim_sender = ClaimSender(session, url, headers, gate, child_pool)
         self._loop = asyncio.get_running_loop()
         self.heard_at: float | None = None  # loop time of the last valid event
+        self.beat_at: float | None = None  # loop time of the last event with the engine's counts
         self._reported: EngineReport | None = None
         self._busy: tuple[float, float] | None = None  # loop time, busy_seconds_total
         self.busy_ratio: float | None = None  # of the time between two heartbeats
@@ -259,6 +260,7 @@ class EngineWatcher:
 
     def _measure_busy(self, document: Document, *, first: bool) -> None:
         busy_s, now = document.get("busy_seconds_total"), self._loop.time()
+        self.beat_at = now
         before, self._busy = self._busy, None if busy_s is None else (now, busy_s)
         if first or before is None or busy_s is None or now <= before[0]:
             self.busy_ratio = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,10 +19,10 @@ def first_cells(heading: str) -> list[str]:
 
 
 async def test_every_metric_is_documented_and_no_other(
-    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch
+    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")  # for those of spans
-    client = await (await start()).client()
+    client = await (await start(request_log=str(tmp_path / "requests.jsonl"))).client()
     text = (await client.get("/metrics")).body.decode()
     names = {
         f"{family.name}_total" if family.type == "counter" else family.name
