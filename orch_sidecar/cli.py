@@ -7,19 +7,21 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import CliApp, SettingsError
+from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
 from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.profile import ProfileError
 
-# Each command, the module whose `main` runs it (imported on demand), and its help.
+# Each command, the module whose `main` runs it (imported on demand), and its help. A module's
+# `parser` has its arguments; without a module the command is here.
 _COMMANDS: Final = {
     "up": ("tools.local.up", "run an engine and a sidecar on this machine"),
     "engine": ("tools.local.engine", "run vLLM's OpenAI server under a profile"),
@@ -31,6 +33,31 @@ _COMMANDS: Final = {
     "plan": ("tools.planning.cli", "predict how many engines a traffic needs"),
     "drain": ("tools.drain", "drain the pools of a sidecar, and wait until they are empty"),
     "facts": ("tools.facts.cli", "check, merge and compare labelled throughput figures"),
+    "completion": (None, "print the completion script of a shell"),
+}
+
+_COMPLETION_HELP: Final = """Prints the completion script of a shell. To install it:
+
+  orch completion bash > ~/.local/share/bash-completion/completions/orch
+  orch completion zsh > ~/.zfunc/_orch     (~/.zfunc must be in fpath)"""
+_NO_SHTAB: Final = "shtab is not installed: pip install 'orch-sidecar[completion]'"
+
+_Parser = argparse.ArgumentParser
+
+# What the help shows of a value, by the end of the setting's name, else by its type.
+_SHOWN: Final = {
+    "port": "PORT",
+    "host": "ADDRESS",
+    "url": "URL",
+    "_file": "FILE",
+    "request_log": "FILE",
+    "_s": "SECONDS",
+    "_bytes": "BYTES",
+    "_key": "KEY",
+    "pools": "JSON",
+    "_hosts": "JSON",
+    "log_level": "LEVEL",
+    "profile": "NAME",
 }
 
 _SIDECAR_HELP: Final = """Runs the sidecar: admission and proxying in front of vLLM engines.
@@ -43,27 +70,73 @@ variables."""
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; exits with 2 for bad usage and with 1 if the command failed."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="orch",
-        description="Batching-aware serving for vLLM.",
-        epilog="`orch COMMAND --help` describes each command.",
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (_, text) in _COMMANDS.items():
-        commands.add_parser(name, help=text, add_help=False)
-    command = parser.parse_args(words[:1]).command
+    command = _parser(lambda name: ()).parse_args(words[:1]).command
     module, _ = _COMMANDS[command]
     try:
-        if module is None:
-            _sidecar(words[1:])
-        else:
+        if module is not None:
             importlib.import_module(f"orch_sidecar.{module}").main(words[1:])
+        elif command == "completion":
+            _completion(words[1:])
+        else:
+            _sidecar(words[1:])
     except ProfileError as error:
         sys.exit(f"orch {command}: {error}")
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("orch_sidecar."):
             raise
         sys.exit(f"orch {command}: this installation has no tools: install the project (README.md)")
+
+
+def _parser(arguments: Callable[[str], Sequence[argparse.ArgumentParser]]) -> _Parser:
+    """Returns the parser of the commands, each with the arguments that are given for its name."""
+    parser = _Parser(
+        prog="orch",
+        description="Batching-aware serving for vLLM.",
+        epilog="`orch COMMAND --help` describes each command.",
+    )
+    text = f"orch {version('orch-sidecar')}"
+    parser.add_argument("--version", action="version", version=text, help="print it, and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, text) in _COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False, parents=list(arguments(name)))
+    return parser
+
+
+def _arguments(name: str) -> Sequence[argparse.ArgumentParser]:
+    """Returns the parser of one command; imports what it needs."""
+    module, _ = _COMMANDS[name]
+    if module is not None:
+        parser: _Parser = importlib.import_module(f"orch_sidecar.{module}").parser()
+        return (parser,)
+    return (_completion_parser() if name == "completion" else _settings_parser(SidecarSettings),)
+
+
+def _completion_parser() -> _Parser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog="orch completion", description=_COMPLETION_HELP, formatter_class=form)
+    parser.add_argument("shell", choices=("bash", "zsh"))
+    return parser
+
+
+def _completion(words: list[str]) -> None:
+    shell = _completion_parser().parse_args(words).shell
+    try:
+        import shtab
+    except ImportError:
+        sys.exit(f"orch completion: {_NO_SHTAB}")
+    parser = _parser(_arguments)
+    _complete_paths(parser, shtab.FILE)
+    print(shtab.complete(parser, shell))
+
+
+def _complete_paths(parser: argparse.ArgumentParser, files: Any) -> None:
+    """Lets arguments that are paths be completed by the names of files."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _complete_paths(each, files)
+        elif action.type is Path or action.metavar == "FILE":
+            action.complete = files  # type: ignore[attr-defined]  # shtab's attribute
 
 
 def _sidecar(arguments: list[str]) -> None:
@@ -108,12 +181,33 @@ def load_settings(arguments: list[str]) -> SidecarSettings:
     if chosen.config is not None:
         Settings.file_values = _file_values(chosen.config)
     try:
-        return CliApp.run(Settings, cli_args=rest)
+        return CliApp.run(Settings, cli_args=rest, cli_settings_source=_source(Settings))
     except ValidationError as error:
         problems = [_describe(problem) for problem in error.errors()]
         raise InvalidSettings("\n              ".join(problems)) from error
     except SettingsError as error:
         raise InvalidSettings(str(error)) from error
+
+
+def _source(settings: type[SidecarSettings]) -> CliSettingsSource[Any]:
+    """Returns the command line of the settings, whose help has words instead of Python's types."""
+    source = CliSettingsSource[Any](settings)
+    for action in source.root_parser._actions:
+        if (field := settings.model_fields.get(action.dest)) is not None:
+            action.metavar = _shown_type(action.dest, field.annotation)
+            action.help = (action.help or "").replace(" (default: null)", "")
+    return source
+
+
+def _shown_type(name: str, annotation: Any) -> str:
+    """Returns what the help shows in place of a setting's value."""
+    ends = (shown for end, shown in _SHOWN.items() if name.endswith(end))
+    return next(ends, "true|false" if annotation is bool else "N")
+
+
+def _settings_parser(settings: type[SidecarSettings]) -> _Parser:
+    parser: _Parser = _source(settings).root_parser
+    return parser
 
 
 def _file_values(path: str) -> dict[str, Any]:

@@ -32,40 +32,46 @@ class NotDrained(Exception):
     """A pool is not drained; the message names the requests that remain, or the error."""
 
 
-def main(words: list[str]) -> None:
-    """Runs the command; exits with 1 if the pools are not drained."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    found = argparse.ArgumentParser(
         prog="orch drain", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
+    found.add_argument(
         "--admin",
         default="http://127.0.0.1:9080",
         metavar="URL",
         help="the admin address of the sidecar (its admin_host and admin_port); "
         "default: %(default)s",
     )
-    parser.add_argument(
+    found.add_argument(
         "--pool",
         action="append",
         metavar="NAME",
         help="drain only this pool (repeatable); default: all",
     )
-    parser.add_argument(
+    found.add_argument(
         "--within",
         type=float,
         default=60.0,
         metavar="SECONDS",
         help="how long to wait for the requests to end; default: %(default)g",
     )
-    parser.add_argument(
+    found.add_argument(
         "--engine-stops",
         action="store_true",
         help="for hooks that stop the engine, such as preStop: the drain ends by itself when "
         "another engine reports, and is given up when the engine does not answer",
     )
-    options = parser.parse_args(words)
+    return found
+
+
+def main(words: list[str]) -> None:
+    """Runs the command; exits with 1 if the pools are not drained."""
+    usage = parser()
+    options = usage.parse_args(words)
     if not options.within >= 0:
-        parser.error(
+        usage.error(
             f"argument --within: {options.within} is invalid: it must be a number of seconds from 0"
         )
     try:

@@ -30,56 +30,62 @@ of trusted keys (orch facts verify --trusted) on stdout. For example:
 _DAYS: Final = 365
 
 
-def main(arguments: list[str]) -> None:
-    """Prints a new key and its entry; exits with 2 for bad usage."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    found = argparse.ArgumentParser(
         prog="orch key",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", help="of the client or operator, unique in its file")
-    parser.add_argument(
+    found.add_argument("name", help="of the client or operator, unique in its file")
+    found.add_argument(
         "--class", dest="bulk", choices=["bulk"], help="serve all its requests as bulk"
     )
-    parser.add_argument(
+    found.add_argument(
         "--concurrency", type=int, metavar="N", help="maximum sequences of the client at once"
     )
-    parser.add_argument(
+    found.add_argument(
         "--weight", type=float, metavar="W",
         help="share of the slots beside other clients of its class; default: 1",
     )  # fmt: skip
     for unit in ("tokens", "requests"):
-        parser.add_argument(
+        found.add_argument(
             f"--{unit}-per-minute", type=int, metavar="N", help=f"budget of {unit} of the client"
         )
-    parser.add_argument(
+    found.add_argument(
         "--evidence", type=Path, metavar="FILE", help="generate an operator's key in this file"
     )
-    parser.add_argument(
+    found.add_argument(
         "--days", type=count, metavar="N",
         help=f"how long an operator's key is valid; default: {_DAYS}",
     )  # fmt: skip
-    options = parser.parse_args(arguments)
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Prints a new key and its entry; exits with 2 for bad usage."""
+    usage = parser()
+    options = usage.parse_args(arguments)
     fields = ("concurrency", "weight", "tokens_per_minute", "requests_per_minute")
     limits = {field: getattr(options, field) for field in fields}
     if options.evidence is not None:
         if options.bulk is not None or any(value is not None for value in limits.values()):
-            parser.error("--evidence: class, limits and weight are of API keys")
-        _operator_key(parser, options.name, options.evidence, options.days or _DAYS)
+            usage.error("--evidence: class, limits and weight are of API keys")
+        _operator_key(usage, options.name, options.evidence, options.days or _DAYS)
         return
     if options.days is not None:
-        parser.error("--days: API keys have no end; it needs --evidence")
+        usage.error("--days: API keys have no end; it needs --evidence")
     key = new_key(os.urandom(RANDOM_BYTES))
     try:
         entry = entry_of(key, options.name, bulk=bool(options.bulk), **limits)
     except InvalidKeyFile as error:
-        parser.error(str(error).removeprefix("entry 1: "))
+        usage.error(str(error).removeprefix("entry 1: "))
     sys.stdout.write(entry)
     sys.stdout.flush()  # keeps the order on a terminal
     sys.stderr.write(f"{key}\n")
 
 
-def _operator_key(parser: argparse.ArgumentParser, name: str, path: Path, days: int) -> None:
+def _operator_key(usage: argparse.ArgumentParser, name: str, path: Path, days: int) -> None:
     """Writes a new private key to a file, and prints the entry of its public part."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
@@ -92,13 +98,13 @@ def _operator_key(parser: argparse.ArgumentParser, name: str, path: Path, days: 
     try:
         end = now + timedelta(days=days)
     except OverflowError:
-        parser.error(f"--days {days}: the key must end before the year 10000: give fewer days")
+        usage.error(f"--days {days}: the key must end before the year 10000: give fewer days")
     private = Ed25519PrivateKey.generate()
     content = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        parser.error(f"--evidence {path}: {error.strerror}: it must be a new file")
+        usage.error(f"--evidence {path}: {error.strerror}: it must be a new file")
     with os.fdopen(file, "wb") as opened:
         opened.write(content)
     public = private.public_key().public_bytes_raw()

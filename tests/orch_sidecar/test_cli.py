@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -33,11 +37,25 @@ def test_help_lists_the_setting_with_default_and_unit(
     entry = help_entries[f"--{name.replace('_', '-')}"]
     assert field.description
     assert field.description in entry
-    default = "null" if field.default is None else str(field.default)
-    assert f"(default: {default})" in entry
+    assert ("(default: " in entry) == (field.default is not None)
+    if field.default is not None:
+        assert f"(default: {field.default})" in entry
     for suffix, unit in UNITS.items():
         if name.endswith(suffix):
             assert unit in entry
+
+
+def test_help_names_no_type_of_python(help_entries: dict[str, str]) -> None:
+    shown = {entry.split()[1] for flag, entry in help_entries.items() if flag != "-h,"}
+    assert {"KEY", "SECONDS", "JSON", "true|false", "N"} <= shown
+    words = ("str", "int", "float", "bool", "Path", "SecretStr", "PoolSettings", "null", "None")
+    found = [
+        (flag, word)
+        for flag, entry in help_entries.items()
+        for word in words
+        if word in re.findall(r"\w+", entry.split(" (default: ")[0])
+    ]
+    assert found == []
 
 
 def test_help_lists_the_sources_of_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,3 +84,51 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for command in ("up", "engine", "sidecar"):
         assert re.search(rf"^ +{command} +\w", out, re.MULTILINE)
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["--version"])
+    assert exited.value.code == 0
+    assert capsys.readouterr().out == f"orch {version('orch-sidecar')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_options_of_every_command(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["completion", shell])
+    script = capsys.readouterr().out
+    for word in ("--version", "--engine-api-key", "--check", "--weight", "from-jaeger", "--since"):
+        assert word in script, word
+    for command in cli._COMMANDS:
+        assert command in script
+
+
+def test_completion_by_bash_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    cli.main(["completion", "bash"])
+    script = tmp_path / "orch.bash"
+    script.write_text(capsys.readouterr().out)
+    ask = r"""
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE="$*"
+COMP_POINT=${#COMP_LINE}; $(complete -p orch | sed 's/.*-F \([^ ]*\).*/\1/')
+printf '%s\n' "${COMPREPLY[@]}"
+"""
+
+    def completed(*words: str) -> set[str]:
+        run = ["bash", "-c", ask, "bash", str(script), "orch", *words]
+        return set(subprocess.run(run, capture_output=True, text=True, check=True).stdout.split())
+
+    assert {"sidecar", "simulate"} <= completed("s")
+    assert completed("sidecar", "--request-l") == {"--request-log"}
+    assert {"single-stream", "sweep"} <= completed("bench", "s")
+    assert completed("drain", "--eng") == {"--engine-stops"}
+
+
+def test_completion_without_shtab_states_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit, match=r"pip install 'orch-sidecar\[completion\]'"):
+        cli.main(["completion", "bash"])

@@ -29,9 +29,9 @@ def environment(environ: MutableMapping[str, str], profile: str) -> None:
     environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
-def main(arguments: list[str]) -> None:
-    """Runs vLLM; does not return."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the arguments that are not for vLLM."""
+    found = argparse.ArgumentParser(
         prog="orch engine",
         description=(
             "Runs `vllm serve` under a profile. All other arguments are passed to vLLM; if any "
@@ -40,12 +40,17 @@ def main(arguments: list[str]) -> None:
         epilog="example: orch engine --profile cloud ./model --max-num-seqs 32 --port 8000",
         allow_abbrev=False,
     )
-    parser.add_argument(
+    found.add_argument(
         "--profile",
         default=os.environ.get("ORCH_PROFILE", "home"),
         help="home, cloud, offline, or the path of a YAML file (default: ORCH_PROFILE, or home)",
     )
-    chosen, rest = parser.parse_known_args(arguments)
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Runs vLLM; does not return."""
+    chosen, rest = parser().parse_known_args(arguments)
     profiles.load(chosen.profile)
     if find_spec("vllm") is None:
         sys.exit(f"orch engine: {NO_VLLM}")

@@ -47,7 +47,7 @@ exit codes: 0 decided, 1 not measurable, 2 bad usage"""
 
 def main(arguments: list[str]) -> None:
     """Runs the command; exits with its code if that is not 0."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         profiles.load(options.profile)
         files.check_writable(options.output)
@@ -100,19 +100,20 @@ def _report(found: Tuning, options: argparse.Namespace) -> None:
     print(f"plot: {options.plot}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    found = argparse.ArgumentParser(
         prog="orch tune",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     # What `plan_of` reads of a bench's options and this command has no use for.
-    parser.set_defaults(
+    found.set_defaults(
         prompts=None, no_ignore_eos=False, facts=None, engine=None, precision=None, gpu=None,
         gpu_count=None, model_id=None, model_name=None,
     )  # fmt: skip
-    add = parser.add_argument
+    add = found.add_argument
     add("--url", default="http://127.0.0.1:8080", help="default: %(default)s")
     add("--model", help="default: the first that the endpoint (or pool) serves")
     add("--pool", help="the pool, of a sidecar with several")
@@ -129,4 +130,4 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", default="cloud", help="profile to change, name or path; default: %(default)s")
     add("--output", type=Path, default=Path("tuned.yaml"), help="profile; default: %(default)s")
     add("--plot", type=Path, default=Path("tuned.png"), help=".png or .svg; default: %(default)s")
-    return parser
+    return found
