@@ -22,5 +22,5 @@ def test_check_shows_answer_capabilities_and_trace(
     cloud: Stack, receiver: HttpReceiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The short form of the command, which starts an engine of its own: see test_up."""
-    assert check.run(cloud, receiver) == []
+    assert check.run(cloud, receiver).problems == []
     check_printed(capsys.readouterr().out, "batched_online")

@@ -86,7 +86,7 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
     check_printed(done.stdout, "offline")
     assert '"requests_total": 4' in done.stdout
     assert '"steps_by_batch": {}' not in done.stdout
-    assert done.stdout.endswith("orch up --check: passed\n")
+    assert done.stdout.splitlines()[-1].startswith("all is well: 4 requests answered")
     assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
 
 

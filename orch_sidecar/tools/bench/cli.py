@@ -77,18 +77,19 @@ def main(arguments: list[str]) -> None:
     escape_unencodable_output()
     if arguments and arguments[0].partition("=")[0] == "--trace":
         arguments = ["batched-online", *arguments]  # the only one that replays a trace
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     code: int = options.run(options)
     if code:
         sys.exit(code)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    found = argparse.ArgumentParser(
         prog="orch bench", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=form
     )
-    commands = parser.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
+    commands = found.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
     for label, text in _HELP.items():
         each = commands.add_parser(label.value.replace("_", "-"), help=text, description=text)
         each.set_defaults(run=_command(_run), label=label, find_rate=False)
@@ -110,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     each.add_argument("--plot", type=Path, metavar="FILE", help="write a plot: .png or .svg")
     add_common(each)
     decode.add_command(commands)
-    return parser
+    return found
 
 
 def _command(work: _Work) -> Callable[[argparse.Namespace], int]:

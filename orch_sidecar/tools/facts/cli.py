@@ -33,7 +33,7 @@ _EPILOG: Final = """exit codes: 0 success, 1 faults, rejected measurements or no
 def main(arguments: list[str]) -> None:
     """Runs a command; exits with its code unless that is 0, with 2 for unreadable input."""
     escape_unencodable_output()
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         code: int = options.run(options)
     except OSError as error:
@@ -47,14 +47,15 @@ def main(arguments: list[str]) -> None:
         sys.exit(code)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    found = argparse.ArgumentParser(
         prog="orch facts",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="facts_command", metavar="COMMAND", required=True)
+    commands = found.add_subparsers(dest="facts_command", metavar="COMMAND", required=True)
     for module in _MODULES:
         module.add_commands(commands)
-    return parser
+    return found

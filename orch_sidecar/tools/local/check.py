@@ -1,7 +1,7 @@
 """`orch up --check`: sends requests through a running stack and verifies what the project promises.
 
-Answers are not empty, the slots were never exceeded, and each request has one trace whose labels
-agree with what the engine did.
+Answers are not empty, the slots were never exceeded, each request has one trace whose labels agree
+with what the engine did, and the tokens of answers, traces and engine are the same number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from orch_sidecar.observability.otlp.encoder import ENGINE_SPAN, WAIT_SPAN
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan, tree
@@ -20,15 +20,16 @@ from orch_sidecar.tools.local.stack import Stack, get_json
 
 # vLLM's name for its span of one request.
 REQUEST_SPAN: Final = "llm_request"
+_OUTPUT: Final = "gen_ai.usage.output_tokens"
 
+# Not `orch.steps`: a span ends before its last step is known, so that it is one below the engine's.
 SHOWN: Final = (
     "measurement_type",
     "orch.outcome",
-    "orch.steps",
     "orch.batch_size.max",
     "orch.batch_size.mean",
     "gen_ai.usage.input_tokens",
-    "gen_ai.usage.output_tokens",
+    _OUTPUT,
 )
 _AT_ONCE: Final = 4
 _TRACES_WITHIN_S: Final = 20.0
@@ -36,15 +37,25 @@ _TRACES_WITHIN_S: Final = 20.0
 # it has nothing more to report.
 _READ_EVERY_S: Final = 1.1
 _COUNTED_WITHIN_S: Final = 20.0
-_COUNTS: Final = ("requests_total", "steps_total", "steps_by_batch", "prefill")
+_COUNTS: Final = (
+    "requests_total", "steps_total", "steps_by_batch", "prefill", "generated_tokens_total",
+)  # fmt: skip
 _NOW: Final = ("running", "waiting", "leased", "foreign")
+
+
+class Findings(NamedTuple):
+    """The problems that were found, and what was seen, in one line."""
+
+    problems: list[str]
+    summary: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text of a chat completion, and the id of its trace."""
+    """The text and the tokens of a chat completion, and the id of its trace."""
 
     text: str
+    tokens: int
     trace_id: str
 
 
@@ -66,7 +77,8 @@ def ask(url: str, model: str, max_tokens: int) -> Answer:
     )
     with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310 (our URL)
         document = json.load(response)
-    return Answer(document["choices"][0]["message"]["content"], trace_id)
+    text, tokens = document["choices"][0]["message"]["content"], document["usage"]
+    return Answer(text, tokens["completion_tokens"], trace_id)
 
 
 def _complete(spans: list[ReceivedSpan]) -> bool:
@@ -118,19 +130,19 @@ def settled(url: str, requests: int) -> dict[str, Any]:
         time.sleep(_READ_EVERY_S)
 
 
-def run(stack: Stack, receiver: OtlpReceiver) -> list[str]:
-    """Prints an answer, the capabilities and a trace; returns the problems found."""
+def run(stack: Stack, receiver: OtlpReceiver) -> Findings:
+    """Prints an answer, the capabilities and a trace; returns what was found."""
     _, document = get_json(f"{stack.url}/v1/capabilities")
     engine = document["engines"][0]
     at_once = min(_AT_ONCE, engine["slots_total"])
-    model, served_before = engine["models"][0], engine["requests_total"]
+    model, before = engine["models"][0], engine
     # Concurrent requests are batched; with a single slot they queue.
     with ThreadPoolExecutor(_AT_ONCE) as clients:
         answers = list(clients.map(lambda _: ask(stack.url, model, 24), range(_AT_ONCE)))
     print(f"\n{_AT_ONCE} concurrent requests, {at_once} at a time in the engine; one answer:")
     print(f"  {answers[0].text!r}")
 
-    document = settled(stack.url, served_before + _AT_ONCE)
+    document = settled(stack.url, before["requests_total"] + _AT_ONCE)
     engine = document["engines"][0]
     print("\n/v1/capabilities:")
     print("  " + json.dumps(document, indent=2).replace("\n", "\n  "))
@@ -140,7 +152,7 @@ def run(stack: Stack, receiver: OtlpReceiver) -> list[str]:
     print("  " + tree(traces[0], SHOWN).replace("\n", "\n  "))
 
     found = [problem for spans in traces for problem in problems_of_trace(spans, engine)]
-    counted, steps = engine["requests_total"] - served_before, engine["steps_total"]
+    counted, steps = engine["requests_total"] - before["requests_total"], engine["steps_total"]
     if counted < _AT_ONCE or not steps:
         found.append(
             f"{_AT_ONCE} requests were sent, but the engine reports {counted} in {steps} steps"
@@ -151,4 +163,24 @@ def run(stack: Stack, receiver: OtlpReceiver) -> list[str]:
         found.append("the sidecar granted more leases than there are slots")
     if any(not answer.text for answer in answers):
         found.append("an answer was empty")
-    return found
+    tokens = sum(answer.tokens for answer in answers)
+    figures = {
+        "the answers": tokens,
+        "the traces": sum(_tokens(spans) for spans in traces),
+        "the engine": engine["generated_tokens_total"] - before["generated_tokens_total"],
+    }
+    if len(set(figures.values())) > 1:
+        counts = ", ".join(f"{count} by {what}" for what, count in figures.items())
+        found.append(f"the generated tokens differ: {counts}")
+    slots = engine["slots_total"]
+    summary = (
+        f"{_AT_ONCE} requests answered with {tokens} tokens, {at_once} at a time in "
+        f"{slots} slot{'' if slots == 1 else 's'}; the engine and {len(traces)} traces agree"
+    )
+    return Findings(found, summary)
+
+
+def _tokens(spans: list[ReceivedSpan]) -> int:
+    """Returns the tokens that the engine's span of a request reports; 0 without one."""
+    counts = (span.attributes.get(_OUTPUT) for span in spans if span.name == REQUEST_SPAN)
+    return next((int(count) for count in counts if count is not None), 0)

@@ -18,12 +18,16 @@ from typing import Final
 from orch_sidecar.tools.local import check
 from orch_sidecar.tools.local.engine import NO_VLLM
 from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.phases import phase_of
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
+from orch_sidecar.tools.terminal import Progress, bad, good
 from vllm_plugin import profile as profiles
 
 # Large weights may take long to load; the progress line shows that it is alive.
 _READY_WITHIN_S: Final = 3600.0
 _TINY: Final = "tiny"
+# Of vLLM's log, for the phase of its start: it is silent within a phase, or repeats a line.
+_LOG_LINES: Final = 400
 
 
 def cache_directory() -> Path:
@@ -47,7 +51,7 @@ def tiny_model() -> Path:
 
 def main(arguments: list[str]) -> None:
     """Runs until Ctrl-C or SIGTERM; with --check until the check is done."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     profiles.load(options.profile)
     if find_spec("vllm") is None:
         sys.exit(f"orch up: {NO_VLLM}")
@@ -62,22 +66,24 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     try:
-        problems = _run(options)
+        found = _run(options)
     except _Leaving:
         return
     except StackError as error:
         sys.exit(f"orch up: {error}")
-    if problems:
-        sys.exit("\norch up --check: " + "\n                 ".join(problems))
-    print("\norch up --check: passed", flush=True)
+    if found.problems:
+        failed = bad("orch up --check:", sys.stderr)
+        sys.exit(f"\n{failed} " + "\n                 ".join(found.problems))
+    print(f"\n{good('all is well:', sys.stdout)} {found.summary}", flush=True)
 
 
 class _Leaving(BaseException):
     """Ctrl-C or SIGTERM."""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    found = argparse.ArgumentParser(
         prog="orch up",
         description=(
             "Starts vLLM under a profile with the sidecar in front of it, waits until they are "
@@ -86,23 +92,23 @@ def _parser() -> argparse.ArgumentParser:
         ),
         epilog="Arguments after `--` go to vLLM: orch up --model ./m -- --max-model-len 4096",
     )
-    parser.add_argument(
+    found.add_argument(
         "--profile",
         default=os.environ.get("ORCH_PROFILE", "home"),
         help="home, cloud, offline, or the path of a YAML file (default: ORCH_PROFILE, or home)",
     )
-    parser.add_argument("--model", help="a model directory or name for vLLM (default: a tiny one)")
-    parser.add_argument("--slots", type=int, help="concurrent sequences (default: the profile's)")
-    parser.add_argument("--host", default="127.0.0.1", help="of the sidecar (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8080, help="of the sidecar (default: 8080)")
-    parser.add_argument(
+    found.add_argument("--model", help="a model directory or name for vLLM (default: a tiny one)")
+    found.add_argument("--slots", type=int, help="concurrent sequences (default: the profile's)")
+    found.add_argument("--host", default="127.0.0.1", help="of the sidecar (default: 127.0.0.1)")
+    found.add_argument("--port", type=int, default=8080, help="of the sidecar (default: 8080)")
+    found.add_argument(
         "--check", action="store_true", help="send requests, show and verify the results, and exit"
     )
-    parser.add_argument("engine_arguments", nargs="*", metavar="-- ARGUMENTS", help="for vLLM")
-    return parser
+    found.add_argument("engine_arguments", nargs="*", metavar="-- ARGUMENTS", help="for vLLM")
+    return found
 
 
-def _run(options: argparse.Namespace) -> list[str]:
+def _run(options: argparse.Namespace) -> check.Findings:
     environ: dict[str, str] = {}
     model, name, extra = options.model, None, tuple(options.engine_arguments)
     if not model:
@@ -135,7 +141,8 @@ def _run(options: argparse.Namespace) -> list[str]:
         print(f"profile {options.profile}, model {name or model}; logs in {plan.log_directory}")
         stack.start_engine()
         stack.start_sidecar()
-        stack.wait_ready(_READY_WITHIN_S, _Progress(stack))
+        with Progress("the engine: starting", sys.stdout) as progress:
+            stack.wait_ready(_READY_WITHIN_S, lambda waited, what: _show(progress, stack))
         if receiver is not None:
             return check.run(stack, receiver)
         _print_ready(stack)
@@ -144,35 +151,17 @@ def _run(options: argparse.Namespace) -> list[str]:
             time.sleep(1.0)
 
 
-class _Progress:
-    """Prints what startup waits for: on a terminal in one line, else a line every few seconds."""
-
-    EVERY_S: Final = 5.0
-
-    def __init__(self, stack: Stack) -> None:
-        self._stack = stack
-        self._terminal = sys.stdout.isatty()
-        self._next_s = 0.0
-
-    def __call__(self, waited_s: float, what: str) -> None:
-        if not self._terminal and waited_s < self._next_s:
-            return
-        self._next_s = waited_s + self.EVERY_S
-        engine = self._stack.engine
-        lines = engine.last_lines(1) if engine is not None else []
-        line = lines[0].split("] ", 1)[-1][:60] if lines else ""
-        text = f"waiting for the engine, {waited_s:.0f} s: {line or what[:60]}"
-        print(f"\r\x1b[K{text}" if self._terminal else text, end="", flush=True)
-        if not self._terminal:
-            print(flush=True)
+def _show(progress: Progress, stack: Stack) -> None:
+    """Shows what startup waits for."""
+    assert stack.engine is not None
+    phase, how_far = phase_of(stack.engine.last_lines(_LOG_LINES))
+    progress.phase(f"the engine: {phase}", how_far)
 
 
 def _print_ready(stack: Stack) -> None:
     _, document = get_json(f"{stack.url}/v1/capabilities")
     engine = document["engines"][0]
     model, url = engine["models"][0], stack.url
-    if sys.stdout.isatty():
-        print("\r\x1b[K", end="")
     print(
         f"""ready: {engine["measurement_type"]}, {engine["slots_total"]} slots, at {url}
 

@@ -35,6 +35,7 @@ from orch_sidecar.tools.planning.fleet import Prediction, grow, rules_for
 from orch_sidecar.tools.planning.text import needed, plan_text, slots_text
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Replay
+from orch_sidecar.tools.terminal import Progress
 from orch_sidecar.tools.traces.options import add_trace, trace_of
 from orch_sidecar.tools.tune.decision import decide
 from orch_sidecar.tools.tune.memory import MemoryBound
@@ -56,7 +57,7 @@ exit codes: 0 enough engines were found, 1 they were not, 2 bad usage"""
 
 def main(arguments: list[str]) -> None:
     """Prints the plan; exits with 1 if no number of engines is enough, with 2 for bad usage."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         code = _run(options)
     except (EndpointError, NoEngine, PlotUnavailable, OSError, ValueError) as error:
@@ -87,8 +88,9 @@ def _run(options: argparse.Namespace) -> int:
         f"{traffic.prompt:.0f} tokens in, {traffic.output:.0f} out\nengine: {model.source}"
     )
     print(slots_text(decision, model.memory, slots))
-    found = list(
-        grow(
+    found = []
+    with Progress("predicting 1 engine") as progress:
+        for each in grow(
             options.most,
             options.goodput,
             _shape(model, slots, profile),
@@ -96,8 +98,9 @@ def _run(options: argparse.Namespace) -> int:
             seconds,
             rules_for(profile.admission, slo),
             slo,
-        )
-    )
+        ):
+            found.append(each)
+            progress.phase(f"predicting {len(found) + 1} engines")
     print(plan_text(found, options.goodput))
     if options.json is not None:
         document = {"slots": slots, "predictions": [asdict(each) for each in found]}
@@ -171,14 +174,15 @@ def _plot(found: Sequence[Prediction], target: float, path: Path) -> None:
     plot.draw(path, "Goodput by the number of engines", [panel])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    found = argparse.ArgumentParser(
         prog="orch plan",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    add = found.add_argument
     add("--profile", default="cloud", help="admission and step size, name or path (cloud)")
     add("--slo-ttft-ms", type=positive, help="of the first token")
     add("--slo-tpot-ms", type=positive, help="of the time per token")
@@ -187,8 +191,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--slots", type=count, help="of each engine; default: those worth having")
     add("--plot", type=Path, metavar="FILE", help="write a plot: .png or .svg")
     add("--json", type=Path, metavar="FILE", help="write the predictions")
-    add_trace(parser)
-    add = parser.add_argument_group("engine").add_argument
+    add_trace(found)
+    add = found.add_argument_group("engine").add_argument
     add("--url", help="a running engine, or the sidecar in front of it")
     add("--pool", help="the pool, of a sidecar with several")
     add("--fact", type=Path, metavar="CSV", help="a table of facts instead")
@@ -199,4 +203,4 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-gib", type=positive, help="the same in GiB, with --kv-bytes-per-token")
     add("--kv-bytes-per-token", type=count, help="of a token in all layers")
     add("--ctx-max", type=count, default=8192, help="longest context, with a given size (8192)")
-    return parser
+    return found

@@ -18,7 +18,7 @@ from orch_sidecar.tools.simulate.compare import (
     Policy,
     Scenario,
     capacity,
-    compare,
+    course_of,
     unloaded_ttft_p95_ms,
     with_slo,
 )
@@ -27,6 +27,7 @@ from orch_sidecar.tools.simulate.options import parser, shape_of, traffic_of
 from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.table import refusals, table
 from orch_sidecar.tools.simulate.traffic import Replay, Traffic
+from orch_sidecar.tools.terminal import Progress
 from vllm_plugin import profile as profiles
 from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
 
@@ -39,13 +40,17 @@ def main(arguments: list[str]) -> None:
     profile = profiles.load(options.profile)
     shape = shape_of(options, profile)
     try:
-        workload, clients = traffic_of(options)
-        capacity_per_s = capacity(shape, workload, options.seed)
-        rules = _rules(options, profile, shape, workload)
-        rate = _rate(options, workload, capacity_per_s)
-        seconds = options.seconds or _seconds(workload, rate)
-        scenario = Scenario(shape, workload, rate, seconds, options.seed, options.retry, clients)
-        found = _figures(scenario, rules, options.policies)
+        with Progress("reading the traffic") as progress:
+            workload, clients = traffic_of(options)
+            progress.phase("measuring the capacity")
+            capacity_per_s = capacity(shape, workload, options.seed)
+            rules = _rules(options, profile, shape, workload)
+            rate = _rate(options, workload, capacity_per_s)
+            seconds = options.seconds or _seconds(workload, rate)
+            scenario = Scenario(
+                shape, workload, rate, seconds, options.seed, options.retry, clients
+            )
+            found = _figures(scenario, rules, options.policies, progress)
     except (ValueError, OSError) as error:
         sys.exit(f"orch simulate: {error}")
     slo_ms = rules.of(ServiceClass.INTERACTIVE).ttft_p95_ms
@@ -78,12 +83,22 @@ def main(arguments: list[str]) -> None:
 
 
 def _figures(
-    scenario: Scenario, rules: AdmissionRules, policies: list[str]
+    scenario: Scenario, rules: AdmissionRules, policies: list[str], progress: Progress
 ) -> Mapping[str, Figures]:
-    found = compare(scenario, rules, [Policy(name) for name in policies if name != CLAIRVOYANT])
-    if CLAIRVOYANT in policies:
-        slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}
-        found[CLAIRVOYANT] = figures(best_course(scenario, rules), slo_ms)
+    slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}
+
+    def passed(seconds: float) -> None:
+        progress.share = min(1.0, seconds / scenario.seconds)
+
+    found = {}
+    ordered = sorted(policies, key=lambda name: name == CLAIRVOYANT)  # the last one
+    for number, name in enumerate(ordered, 1):
+        progress.phase(f"simulating {name} ({number} of {len(policies)})")
+        if name == CLAIRVOYANT:
+            course = best_course(scenario, rules)
+        else:
+            course = course_of(Policy(name), scenario, rules, passed=passed)
+        found[name] = figures(course, slo_ms)
     return found
 
 

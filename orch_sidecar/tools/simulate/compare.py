@@ -7,7 +7,7 @@ their p95 TTFT alone at a low rate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
@@ -73,9 +73,15 @@ def with_slo(rules: AdmissionRules, ttft_p95_ms: float) -> AdmissionRules:
 
 
 def course_of(
-    policy: Policy, scenario: Scenario, rules: AdmissionRules, *, sight: Sight | None = None
+    policy: Policy,
+    scenario: Scenario,
+    rules: AdmissionRules,
+    *,
+    sight: Sight | None = None,
+    passed: Callable[[float], None] | None = None,
 ) -> Course:
-    """Runs one policy. `sight`: the information that its admission gets, by default all."""
+    """Runs one policy. `sight`: the information that its admission gets, by default all. `passed`:
+    gets the seconds of virtual time that are over, now and then."""
 
     def front(outcomes: Outcomes) -> Front:
         if policy is Policy.POLICY:
@@ -94,6 +100,7 @@ def course_of(
         scenario.seed,
         scenario.retry,
         scenario.clients,
+        passed,
     )
     return run.to_the_end()
 

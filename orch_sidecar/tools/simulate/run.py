@@ -6,6 +6,7 @@ admission's timer, retries and the next requests of clients, arrivals.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -74,7 +75,10 @@ class Run:
         seed: int = 0,
         retry: bool = False,
         clients: BulkClients | None = None,
+        passed: Callable[[float], None] | None = None,
     ) -> None:
+        """`passed`: gets the seconds of virtual time that are over, now and then."""
+        self._passed = passed
         self._engine = Engine(shape, seed)
         records = [_record(number, arrival) for number, arrival in enumerate(arrivals)]
         self._scheduled = len(records)
@@ -202,6 +206,8 @@ class Run:
 
     def _report(self) -> None:
         self._reported, self._report_at = self._now, None
+        if self._passed is not None:
+            self._passed(self._now)
         self._front.report(self._engine, self._now)
 
     def _next_of_client(self) -> None:

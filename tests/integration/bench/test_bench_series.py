@@ -47,7 +47,7 @@ def run(
     async def run_here(*words: str) -> int:
         common = ("--url", url_of(cloud), "--prompts", str(prompts))
         out = ("--output", str(tmp_path / "o.json"), "--facts", str(tmp_path / "f.csv"))
-        options = cli._parser().parse_args([*words, *common, *out])
+        options = cli.parser().parse_args([*words, *common, *out])
         work = cli._sweep if words[0] == "sweep" else cli._run
         return await work(options, interrupted)
 

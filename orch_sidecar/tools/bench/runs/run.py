@@ -33,12 +33,13 @@ from orch_sidecar.tools.bench.results.result import EvidenceDocument, Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
-from orch_sidecar.tools.bench.runs.progress import Progress
+from orch_sidecar.tools.bench.runs.progress import RunProgress
 from orch_sidecar.tools.bench.runs.work import RunId, expected, requests_of, schedule, work_of
 from orch_sidecar.tools.facts.evidence.verdict import objections
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.scenarios import WARMUP
+from orch_sidecar.tools.terminal import Progress
 
 # The warm-up has its own prompts, or the measurement would find them in the prefix cache.
 _WARM_UP_SEED: Final = 1_000_003
@@ -62,17 +63,19 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     _check_measurable(plan, first, _prompts_needed(scenario, due_s))
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
     salted = plan.ignore_eos or first is not None
-    before = await unless_interrupted(interrupted, _warm_up(plan, run, first, salted=salted))
+    with Progress("warming up"):
+        before = await unless_interrupted(interrupted, _warm_up(plan, run, first, salted=salted))
     statements = StatementsOfRun(plan, run.name, before)
     await unless_interrupted(interrupted, statements.begin())
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{scenario.label} {scenario.text}"
-    with Progress(title, *expected(scenario, due_s)) as progress:
+    with RunProgress(title, *expected(scenario, due_s)) as progress:
         load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
         work = work_of(plan, run, load, due_s, salted=salted)
         client_health = await load.run(work)
     interrupted.clear()  # the next one ends the waits for the engine's report and statement
-    after, unread_reason = await _afterwards(plan, before, load.calls, interrupted)
+    with Progress("waiting for the engine's report"):
+        after, unread_reason = await _afterwards(plan, before, load.calls, interrupted)
     evidence = await _evidence(statements, interrupted)
     return result_of(
         FinishedRun(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +38,7 @@ from orch_sidecar.tools.facts.traces.scenarios import (
     margin_s,
 )
 from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.terminal import Progress
 
 if TYPE_CHECKING:
     from orch_sidecar.tools.facts.commands.terminal import Commands
@@ -128,20 +130,28 @@ def _from_jaeger(options: argparse.Namespace) -> int:
     first_us, last_us = (first_ns - margin_ns) // 1000, (last_ns + margin_ns) // 1000
     spans: list[Span] = []
     try:
-        server = Jaeger(options.url, limit=options.limit)
-        for service in dict.fromkeys((options.service, options.engine_service)):
-            spans += server.spans(service, first_us, last_us)
+        with Progress("reading traces") as progress:
+            server = Jaeger(options.url, limit=options.limit)
+            for service in dict.fromkeys((options.service, options.engine_service)):
+                progress.phase(f"reading traces of {service}")
+                spans += server.spans(service, first_us, last_us, partial(_count, progress))
     except (JaegerError, ValueError) as error:
         return _failed(f"from-jaeger: {error}")
     place = f"{options.service} at {options.url} from {start} to {end}"
     return _make_rows(options, spans, f"jaeger:{options.service}", place, first_ns, last_ns)
 
 
+def _count(progress: Progress, spans: int) -> None:
+    progress.detail = counted(spans, "span")
+
+
 def _from_otlp(options: argparse.Namespace) -> int:
     spans: list[Span] = []
     try:
-        for path in options.files:
-            spans += otlp_file.read(str(path), path.read_bytes())
+        with Progress("reading files of traces") as progress:
+            for path in options.files:
+                progress.phase(f"reading {path.name}")
+                spans += otlp_file.read(str(path), path.read_bytes())
     except Malformed as error:
         return _failed(str(error))
     names = "+".join(path.name for path in options.files)
@@ -158,10 +168,11 @@ def _make_rows(
 ) -> int:
     """Judges the scenarios in these spans, writes their rows, and prints the objections."""
     try:
-        traffic = build_traffic(spans)
+        with Progress(f"judging {counted(len(spans), 'span')}"):
+            traffic = build_traffic(spans)
+            found = group_scenarios(traffic, options.gap, first_ns, last_ns)
     except ValueError as error:
         return _failed(f"{source}: {error}")
-    found = group_scenarios(traffic, options.gap, first_ns, last_ns)
     selected = [each for each in found.scenarios if options.scenario in (None, each.key.scenario)]
     models = sorted({each.key.model for each in selected})
     if len(models) > 1 and (options.model_id or options.model_name):

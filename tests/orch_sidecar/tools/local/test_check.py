@@ -19,12 +19,19 @@ from orch_sidecar.tools.local.stack import Plan, Stack, StackError, free_port
 IDLE: dict[str, Any] = {
     "models": ["tiny"], "slots_total": 4, "measurement_type": "batched_online", "peak": 0,
     "requests_total": 0, "steps_total": 0, "steps_by_batch": {}, "prefill": {"tokens": 0},
+    "generated_tokens_total": 0,
     "running": 0, "waiting": 0, "leased": 0, "foreign": 0,
     "oversubscription_violations_total": 0,
 }  # fmt: skip
 HALF = IDLE | {"peak": 4, "requests_total": 4, "steps_total": 9, "running": 4, "leased": 4}
-DONE = HALF | {"steps_total": 23, "steps_by_batch": {"4": [23, 0.2]}, "running": 0, "leased": 0}
-ANSWER = {"choices": [{"message": {"content": "A slot."}}]}
+DONE = HALF | {
+    "steps_total": 23, "steps_by_batch": {"4": [23, 0.2]}, "running": 0, "leased": 0,
+    "generated_tokens_total": 96,
+}  # fmt: skip
+ANSWER = {
+    "choices": [{"message": {"content": "A slot."}}],
+    "usage": {"completion_tokens": 24},
+}
 
 
 class Sidecar(ThreadingHTTPServer):
@@ -59,12 +66,15 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
 
+TOKENS = {"gen_ai.usage.output_tokens": 24}
+
+
 class Receiver:
     """Has a trace for each request."""
 
     def wait(self, trace_id: str, *_: object) -> list[ReceivedSpan]:
         own = {"measurement_type": "batched_online"}
-        attributes = {check.REQUEST_SPAN: own | {"orch.batch_size.max": 4}}
+        attributes = {check.REQUEST_SPAN: own | {"orch.batch_size.max": 4, **TOKENS}}
         return [
             ReceivedSpan(trace_id, name, "", name, 0, 1, attributes.get(name, own), own)
             for name in ("/v1/chat/completions", WAIT_SPAN, ENGINE_SPAN, check.REQUEST_SPAN)
@@ -83,7 +93,7 @@ def sidecar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sidecar]:
 
 
 def problems(sidecar: Sidecar) -> list[str]:
-    return check.run(cast(Stack, sidecar), cast(OtlpReceiver, Receiver()))
+    return check.run(cast(Stack, sidecar), cast(OtlpReceiver, Receiver())).problems
 
 
 def test_figures_are_read_when_the_engine_has_reported_all_of_them(
@@ -102,14 +112,26 @@ def test_requests_that_the_engine_does_not_report_are_a_problem(
 ) -> None:
     monkeypatch.setattr(check, "_COUNTED_WITHIN_S", 0.02)
     sidecar.readings = [copy.deepcopy(IDLE)]
-    assert problems(sidecar) == ["4 requests were sent, but the engine reports 0 in 0 steps"]
+    assert problems(sidecar) == [
+        "4 requests were sent, but the engine reports 0 in 0 steps",
+        "the generated tokens differ: 96 by the answers, 96 by the traces, 0 by the engine",
+    ]
+
+
+def test_verdict_in_one_line_has_figures_that_agree(sidecar: Sidecar) -> None:
+    sidecar.readings = [IDLE, DONE, DONE]
+    found = check.run(cast(Stack, sidecar), cast(OtlpReceiver, Receiver()))
+    assert found.problems == []
+    assert found.summary == (
+        "4 requests answered with 96 tokens, 4 at a time in 4 slots; the engine and 4 traces agree"
+    )
 
 
 @pytest.mark.parametrize("found", [[], ["an answer was empty"]])
 def test_last_line_is_the_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: list[str]
 ) -> None:
-    monkeypatch.setattr(up, "_run", lambda options: found)
+    monkeypatch.setattr(up, "_run", lambda options: check.Findings(found, "4 requests"))
     monkeypatch.setattr(up, "find_spec", lambda name: object())
     monkeypatch.setattr("orch_sidecar.tools.local.up.signal.signal", lambda *_: None)
     if found:
@@ -117,7 +139,7 @@ def test_last_line_is_the_verdict(
             up.main(["--check"])
     else:
         up.main(["--check"])
-        assert capsys.readouterr().out.splitlines()[-1] == "orch up --check: passed"
+        assert capsys.readouterr().out.splitlines()[-1] == "all is well: 4 requests"
 
 
 def test_port_that_is_taken_is_rejected_before_anything_starts(sidecar: Sidecar) -> None:

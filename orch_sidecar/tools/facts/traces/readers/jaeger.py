@@ -65,14 +65,26 @@ class Jaeger:
         self._timeout_s = timeout_s
         self._api: _Api | None = None
 
-    def spans(self, service: str, first_us: int, last_us: int) -> list[Span]:
+    def spans(
+        self,
+        service: str,
+        first_us: int,
+        last_us: int,
+        received: Callable[[int], None] = lambda count: None,
+    ) -> list[Span]:
         """Returns all spans of the traces with a span of `service` that starts in the interval.
 
-        Microseconds since 1970. Raises JaegerError.
+        Microseconds since 1970. `received`: gets the number of spans so far after each search, with
+        those that are found twice. Raises JaegerError.
         """
+        count = 0
 
         def search(start_us: int, end_us: int) -> list[Span]:
-            return self._search(service, start_us, end_us)
+            nonlocal count
+            found = self._search(service, start_us, end_us)
+            count += len(found)
+            received(count)
+            return found
 
         try:
             return all_spans(search, first_us, last_us, self._limit, service)

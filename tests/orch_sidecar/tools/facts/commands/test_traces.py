@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from orch_sidecar.tools import terminal
 from orch_sidecar.tools.facts.commands import traces as traces_cli
 from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
@@ -25,6 +26,12 @@ from tests.orch_sidecar.tools.facts.spans import ALONE, RECORDED, counted, real,
 HOME, CLOUD, MIXED, OFFLINE = (f"{name}.jsonl" for name in RECORDED)
 # All of the real traces.
 ALL = ("--since", "2026-11-21T00:00:00Z", "--until", "2026-11-22T00:00:00Z")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No progress is shown, however slow the machine is."""
+    monkeypatch.setattr(terminal, "AFTER_S", float("inf"))
 
 
 @pytest.fixture(autouse=True)

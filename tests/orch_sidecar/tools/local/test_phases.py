@@ -1,0 +1,45 @@
+"""What an engine is doing while it starts, from the lines of vLLM's log."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.tools.local.phases import FIRST, phase_of
+
+PREFIX = "(EngineCore pid=12) INFO 11-23 09:02:21 [x.py:1] "
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("Resolved architecture: LlamaForCausalLM", ("reading its configuration", "")),
+        ("orch: profile cloud (batched_online): 8 slots", ("starting its workers", "")),
+        ("Initializing a V1 LLM engine (v0.32.0) with config: x", ("starting its workers", "")),
+        ("Starting to load model /m...", ("loading the weights", "")),
+        (
+            "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]",
+            ("loading the weights", "50%"),
+        ),
+        ("Loading weights took 0.03 seconds", ("preparing the model", "")),
+        ("Dynamo bytecode transform time: 2.4 s", ("compiling the model", "")),
+        ("init engine (profile, create kv cache, warmup model) took 1 s", ("starting its API", "")),
+        ("GPU KV cache size: 262,144 tokens", ("reserving the KV cache", "")),
+        (
+            "Capturing CUDA graphs (decode, FULL):  43%|####      | 3/7",
+            ("capturing CUDA graphs", "43%"),
+        ),
+        ("Starting vLLM server on http://127.0.0.1:8000", ("starting its API", "")),
+    ],
+)
+def test_line_of_vllm_is_a_phase(line: str, found: tuple[str, str]) -> None:
+    assert phase_of([PREFIX + line]) == found
+
+
+def test_last_line_that_is_known_counts() -> None:
+    eager = "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup."
+    lines = ["Starting to load model m", "GPU KV cache size: 1", eager, ""]
+    assert phase_of(lines) == ("reserving the KV cache", "")
+
+
+def test_before_vllm_says_anything_it_is_imported() -> None:
+    assert phase_of([]) == (FIRST, "")
