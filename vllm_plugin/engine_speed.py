@@ -124,6 +124,7 @@ class EngineSpeed:
         rate = self.prefill.tokens_per_s()
         return {
             "steps_by_batch": self.steps.by_batch(),
+            "last_batches": self.steps.last_batches(),
             "steps_total": self.steps.count,
             "busy_seconds_total": round(self.steps.busy_s, 6),
             "batch_seen": self.batch_seen,

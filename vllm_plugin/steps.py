@@ -14,6 +14,10 @@ from typing import Any, Final
 # 10 minutes of steps of 10 ms; longer requests are described by their last steps.
 RING_STEPS = 65_536
 
+# Decode steps whose batches are reported one by one: with a heartbeat each second, all of them from
+# 8 ms a step on.
+LAST_STEPS: Final = 120
+
 # Reports are delayed by no more than this, unless the API server is overwhelmed: in a longer gap
 # before a step the engine was idle.
 LATE_S: Final = 0.5
@@ -106,6 +110,10 @@ class StepRing:
         """Returns the number of steps of any kind that were reported after `start_s`."""
         decode = len(self._reported) - bisect_right(self._reported, start_s)
         return decode + len(self._others_reported) - bisect_right(self._others_reported, start_s)
+
+    def last_batches(self) -> list[int]:
+        """Returns the batch sizes of the last decode-only steps, the newest at the end."""
+        return self._batches[-LAST_STEPS:].tolist()
 
     def by_batch(self) -> dict[str, list[float]]:
         """Returns the cumulative [count, seconds] of decode-only steps, by batch size."""

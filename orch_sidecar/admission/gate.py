@@ -44,7 +44,7 @@ class Gate:
         self.ids, self.open = self._tickets.ids, self._tickets.open  # to be closed in a `finally`
         self.instance = self.ids.instance
         self.claims = EngineClaims(controller, self.instance)
-        self._owners, self._waiters = self._tickets.owners, self._tickets.waiting
+        self.owners, self._waiters = self._tickets.owners, self._tickets.waiting
         controller.reclaim.unseen = self._tickets.unseen
         self._timer: asyncio.Handle | None = None
         # uvloop's `call_at` returns a handle without `when()` for a time that is past.
@@ -123,7 +123,7 @@ class Gate:
         if type(outcome) is Queued:
             self._tickets.wait(ticket)
             for lease_id in self._controller.reclaim.take():
-                self._owners[lease_id].reclaim()
+                self.owners[lease_id].reclaim()
         if self._controller.displaced or self._waiters:
             self._perform(self._controller.take_displaced())
         elif self.on_change is not None:
@@ -247,7 +247,7 @@ class Gate:
             self._perform(controller.leave(ticket, self._loop.time()))
         for ticket in self._waiters.keys() - self._queues.tickets():
             tickets.decide(ticket, self.ledger.get(ticket) or refusals.LOST)
-        orphans = sorted(self.ledger.in_use() - self._owners.keys())
+        orphans = sorted(self.ledger.in_use() - self.owners.keys())
         for lease in orphans:
             self.ledger.abandon(lease)
         self.orphans += len(orphans)

@@ -82,6 +82,13 @@ class Endpoint:
 
 
 STREAM: Final = "/v1/capabilities/stream"
+LIVE: Final = "/v1/live"
+# The page for people, and its files. A browser that asks for ROOT is sent to it.
+ROOT: Final = "/"
+PAGE: Final = "/ui"
+UI_FILES: Final = {PAGE: "index.html"} | {
+    f"{PAGE}/{name}": name for name in ("app.js", "view.js", "charts.js", "style.css")
+}
 
 _ENDPOINTS: Final = (
     Endpoint(
@@ -126,6 +133,8 @@ _ENDPOINTS: Final = (
     Endpoint("/metrics/engine", "GET", "/metrics", needs_key=False),
     Endpoint("/v1/capabilities", "GET"),
     Endpoint(STREAM, "GET"),
+    Endpoint(LIVE, "GET"),
+    *(Endpoint(path, "GET", needs_key=False) for path in UI_FILES),
     Endpoint("/metrics", "GET", needs_key=False),
     Endpoint("/metrics/model-server", "GET", needs_key=False),
     Endpoint("/livez", "GET", needs_key=False),
@@ -138,7 +147,7 @@ ENDPOINTS: Final = {each.path: each for each in _ENDPOINTS}
 # What a request for any other path is recorded as: its path is the client's text, and no label.
 UNKNOWN: Final = Endpoint("(none)", "GET")
 
-WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.needs_key)
+WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.needs_key) | {ROOT}
 # Of an engine's workloads, those that this sidecar serves.
 WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitted)
 

@@ -25,6 +25,8 @@ from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.config.resolve import common_labels, configuration, load_pools, unplaced_labels
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
+from orch_sidecar.control.live.source import LiveSource, live_head
+from orch_sidecar.control.live.stream import LiveStream
 from orch_sidecar.control.pages import Pages
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.engine_state.states import EngineState
@@ -94,8 +96,15 @@ class Sidecar:
         self.publisher = Publisher(self.pools, self._headers)
         in_flight = InFlight()
         pages = Pages(self.pools, self.metrics, self.reloads, authorizer)
+        self.live = LiveStream(
+            LiveSource(self.pools, self.metrics, authorizer, live_head()),
+            settings.trace_url,
+            self._headers,
+        )
         hosts = AdminHosts((settings.admin_host, *settings.admin_allowed_hosts))
-        control = Control(self.pools, pages, in_flight, self.publisher, hosts, self._headers)
+        control = Control(
+            self.pools, pages, in_flight, self.publisher, self.live, hosts, self._headers
+        )
         self.admin = AdminListener(control.administer, settings, self._headers)
         self.admin_port = 0  # known once `start` has returned
         built = pipeline.build(
@@ -206,6 +215,7 @@ class Sidecar:
         self.watchdog.end_all(shutting_down())
         await asyncio.sleep(0)  # lets their handlers respond and release their slots
         self.publisher.close()
+        self.live.close()
         assert self._listener is not None
         self._listener.close()
         for task in self._tasks:

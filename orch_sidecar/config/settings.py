@@ -204,6 +204,10 @@ class SidecarSettings(BaseSettings):
         description="file to which a JSON line per request is appended; -: standard output; "
         "unset: none",
     )
+    trace_url: str | None = Field(
+        None,
+        description="where a trace can be looked at, for links on the page: a URL with {trace_id}",
+    )
     log_level: str = Field(
         "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="lowest level that is logged"
     )
@@ -219,6 +223,15 @@ class SidecarSettings(BaseSettings):
                 f"({self.max_body_bytes}): a body of that size could never be read"
             )
         return self
+
+    @field_validator("trace_url")
+    @classmethod
+    def _trace_url_names_a_trace(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"https?://[^/\s]+/\S*\{trace_id\}\S*", value):
+            raise ValueError(
+                "must be a URL with {trace_id} in its path: http://jaeger:16686/trace/{trace_id}"
+            )
+        return value
 
     @field_validator("admin_allowed_hosts")
     @classmethod

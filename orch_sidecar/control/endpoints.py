@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final, cast
+from typing import cast
 
 from aiohttp import web
 
@@ -17,16 +17,20 @@ from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import (
     ADMIN,
     ENDPOINTS,
+    LIVE,
     PUBLIC,
+    ROOT,
     STREAM,
     ResourcePath,
     match_resource,
 )
-from orch_sidecar.api.headers import ALLOW, HOST, ORIGIN, X_MEASUREMENT_TYPE
+from orch_sidecar.api.headers import ALLOW, HOST, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.admin_hosts import AdminHosts
+from orch_sidecar.auth.browsers import MOST_BODY_BYTES, check_browser
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.control import request_status
+from orch_sidecar.control import request_status, ui
+from orch_sidecar.control.live.stream import LiveStream
 from orch_sidecar.control.pages import Pages
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.pool import Pool
@@ -35,10 +39,6 @@ from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.request import Request
 
 logger = logging.getLogger("orch.sidecar")
-
-_NO_BROWSERS: Final = (
-    "requests with an Origin header, which browsers send, are rejected here: use another client"
-)
 
 
 class Control:
@@ -50,6 +50,7 @@ class Control:
         pages: Pages,
         in_flight: InFlight,
         publisher: Publisher,
+        live: LiveStream,
         hosts: AdminHosts,
         common_headers: Mapping[str, str],
     ) -> None:
@@ -57,6 +58,8 @@ class Control:
         self._pages = pages
         self._in_flight = in_flight
         self._publisher = publisher
+        self._live = live
+        self._ui = ui.pages()
         self._hosts = hosts
         self._headers = common_headers
 
@@ -65,12 +68,14 @@ class Control:
     ) -> web.StreamResponse | None:
         """Answers a client. None: the request is not for the sidecar itself."""
         if http.method == "GET":
-            page = self._pages.at.get(path)
+            page = self._page(http, path, key)
             if page is not None:
-                return self._with_headers(page(http, key))
+                return self._with_headers(page)
+            client = None if key is None else key.name
             if path == STREAM:
-                client = None if key is None else key.name
                 return self._with_headers(await self._publisher.stream(http, client))
+            if path == LIVE:
+                return self._with_headers(await self._live.stream(http, client, operator=False))
         if path in ENDPOINTS:
             return None
         found = match_resource(path)
@@ -83,21 +88,20 @@ class Control:
         return self._with_headers(self._perform(*found, http))
 
     async def administer(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Answers an operator.
-
-        Requests with an `Origin` are rejected: a browser sends it with any request that may
-        change something, and no page that an operator visits must be able to drain a pool.
-        """
+        """Answers an operator: the page of this listener, or a client that is no browser. No other
+        page that an operator visits must be able to read, cancel or drain anything."""
         path = http.rel_url.raw_path
-        if (refused := self._hosts.check(http.headers.getall(HOST, []))) is not None:
+        refused = self._hosts.check(http.headers.getall(HOST, []))
+        refused = refused or await _check_browser(http)
+        if refused is not None:
             return self._with_headers(refused)
-        if ORIGIN in http.headers:
-            return self._with_headers(Refusal(Reason.FORBIDDEN, _NO_BROWSERS))
-        page = self._pages.at.get(path)
-        if page is not None:
-            return self._with_headers(
-                page(http, None) if http.method == "GET" else _wrong_method(path, ("GET",), http)
-            )
+        if http.method == "GET":
+            if path == LIVE:
+                return self._with_headers(await self._live.stream(http, None, operator=True))
+            if (page := self._page(http, path, None)) is not None:
+                return self._with_headers(page)
+        elif path == LIVE or path in self._pages.at or path in self._ui:
+            return self._with_headers(_wrong_method(path, ("GET",), http))
         found = match_resource(path)
         if found is None or (methods := ADMIN.get(found[0])) is None:
             return self._with_headers(
@@ -108,6 +112,17 @@ class Control:
         if found[0] is ResourcePath.REQUEST:
             return self._with_headers(self._any_request(found[1], cancel=http.method == "DELETE"))
         return self._with_headers(self._perform(*found, http))
+
+    def _page(
+        self, http: web.BaseRequest, path: str, key: ApiKey | None
+    ) -> web.Response | Refusal | None:
+        """Returns the page at a path; None: there is none."""
+        if path == ROOT:
+            return ui.redirect(http)
+        if (page := self._pages.at.get(path)) is not None:
+            return page(http, key)
+        file = self._ui.get(path)
+        return None if file is None else file()
 
     def _perform(
         self, what: ResourcePath, name: str, http: web.BaseRequest
@@ -197,6 +212,13 @@ class Control:
             for name, value in self._headers.items():
                 answer.headers.setdefault(name, value)
         return answer
+
+
+async def _check_browser(http: web.BaseRequest) -> Refusal | None:
+    """Reads the body of a browser's request, if it is short, and checks it."""
+    length = http.content_length
+    body = await http.read() if length and length <= MOST_BODY_BYTES else b""
+    return check_browser(http.method, http.headers, body)
 
 
 def _no_request(name: str, owner: str = "") -> Refusal:

@@ -24,6 +24,7 @@ _TOKENS: Final = 10**12
 _EVENTS: Final = 2**63 - 1
 _SECONDS: Final = 10**12
 _MILLISECONDS: Final = 10**9
+_LISTED: Final = 1000  # steps; readers of this sidecar get them all
 _GROUPS: Final = 1000  # of layers; each entry costs time at every admission decision
 _EXPONENT: Final = 10  # of the batch in a step's time; measured ones are around 1
 
@@ -94,6 +95,14 @@ def _steps_by_batch(value: Any) -> bool:
         and type(counted[0]) is int
         and _is_amount(counted[1], _SECONDS)
         for batch, counted in value.items()
+    )
+
+
+def _batches(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= _LISTED
+        and all(type(each) is int and 0 <= each <= _SEQUENCES for each in value)
     )
 
 
@@ -206,6 +215,7 @@ _FIELDS: Final[Mapping[str, _Rule]] = {
         _Rule("an object of t0_ms, c_ms, alpha, largest and quality, in their ranges", _step_time)
     ),
     "steps_by_batch": _Rule("[steps, seconds] by batch size", _steps_by_batch),
+    "last_batches": _Rule(f"a list of at most {_LISTED} batch sizes", _batches),
     "prefill": _Rule("an object of tokens and seconds, from 0", _prefill),
     "prefix_cache": _Rule("an object of queries_total and hits_total, from 0", _prefix_cache),
     "models": _NAMES,

@@ -40,6 +40,7 @@ from orch_sidecar.observability.metric_family import (
     scraped,
 )
 from orch_sidecar.observability.model_server_metrics import ModelServerMetrics
+from orch_sidecar.observability.recent import Ended, RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
 from orch_sidecar.observability.tracing import SpanCounts
@@ -54,8 +55,6 @@ _OK: Final = Outcome.OK
 _BATCH: Final = 32
 
 KeyNames = Callable[[], Mapping[bytes, str]]
-# A record, and when it ended: monotonic clock, nanoseconds.
-Ended = tuple[RequestRecord, int]
 
 _LABELS: Final = ("class", "measurement_type")
 
@@ -101,11 +100,13 @@ class _Collector:
         self.ended: list[Ended] = []  # not counted yet
         self.log: Callable[[list[Ended]], None] | None = None
         self.log_dropped: Callable[[], int] | None = None
+        self.recent = RecentRequests()
 
     def catch_up(self) -> None:
         """Counts the records that have ended."""
         ended = self.ended.copy()
         self.ended.clear()  # first, so that an error neither repeats nor keeps any of them
+        self.recent.add(ended)
         if self.log is not None:
             self.log(ended)
         for record, now in ended:
@@ -298,6 +299,11 @@ class Metrics:
         ended.append((record, time.monotonic_ns()))
         if len(ended) >= _BATCH:
             self._collector.catch_up()
+
+    def recent(self) -> RecentRequests:
+        """Returns the requests that ended last, up to this moment."""
+        self._collector.catch_up()
+        return self._collector.recent
 
     def generation_ended(self, record: RequestRecord) -> None:
         """Counts a generation that several requests could share."""

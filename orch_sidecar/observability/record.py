@@ -63,7 +63,8 @@ class RequestRecord:
     expected to start from then on. Both are 0 for a request that was admitted immediately, None
     is unknown.
 
-    `generated_tokens`: output tokens where a budget may count them, estimated if not reported.
+    `generated_tokens`: output tokens, estimated if not reported: of complete answers, and where a
+    budget counts them.
     `rate_limits`: header fields about the budgets of its key; `key`: the name of that.
 
     `shared`: its generation can serve other requests, too, and is the one that was admitted.

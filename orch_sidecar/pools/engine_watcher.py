@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
@@ -103,6 +104,7 @@ class EngineWatcher:
         self.document: Document | None = None
         self.failed = False  # to read its stream, at least once
         self.state = EngineState.STARTING
+        self.since_s = time.time()  # it has been ready, or not ready; of the wall clock
         self.message = f"waiting for {self._engine}"
         self._detail = ""
 
@@ -254,6 +256,7 @@ class EngineWatcher:
                 new.slots_total,
                 new.epoch,
             )
+            self.since_s = time.time()
         self.state, self.message = EngineState.READY, ""
         self.ctx_max, self._reported = new.ctx_max, new
         self._gate.engine_reports(replace(new, leases=leases) if leases else new)
@@ -272,6 +275,8 @@ class EngineWatcher:
         if (state, message, detail) != (self.state, self.message, self._detail):
             shown = f"{message}: {detail}" if detail else message
             logger.warning("engine at %s %s: %s", self._url, state, shown)
+        if self.ready:
+            self.since_s = time.time()
         self._detail = detail
         self.state, self.message, self._reported = state, message, None
         refusal = Refusal(outage.reason, message)

@@ -115,6 +115,8 @@ class Admit:
             served = response is not None and response.retry_after_ms is None
             if response is not None and served and response.status == 200:
                 tokens = self._learn(request, pool, response)
+                if tokens is not None:
+                    record.generated_tokens = tokens
             pool.gate.release(ticket, tokens, served=served, sent=response is not None)
         pool.gate.close(ticket)
 

@@ -178,7 +178,7 @@ async def test_request_under_a_name_of_somebody_else_is_refused(start: Start, me
 async def test_operators_read_the_pages_and_reach_no_engine(
     sidecar: Running, engine: ScriptedEngine, admin: Admin
 ) -> None:
-    for path in ("/v1/capabilities", "/metrics", "/livez", "/readyz", "/healthz"):
+    for path in ("/v1/capabilities", "/metrics", "/livez", "/readyz", "/healthz", "/ui"):
         assert (await admin(sidecar, "GET", path)).status == 200
         wrong = await admin(sidecar, "POST", path)
         assert (wrong.status, wrong.header("allow")) == (405, "GET")

@@ -49,6 +49,7 @@ def test_before_any_step_the_speed_is_unknown() -> None:
         "requests_total": 0,
         "no_slot_total": 0,
         "steps_by_batch": {},
+        "last_batches": [],
         "steps_total": 0,
         "busy_seconds_total": 0.0,
         "batch_seen": 0,

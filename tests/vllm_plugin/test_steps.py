@@ -101,6 +101,14 @@ def test_totals_by_batch_size_count_decode_only_steps() -> None:
     assert list(ring.by_batch()) == ["2", "10"], "by size, not by spelling"
 
 
+def test_last_batches_are_those_of_decode_steps_the_newest_at_the_end() -> None:
+    ring = ring_of(1, 2, 3)
+    ring.record(200.0, 0.1, 7, decode_only=False)
+    assert ring.last_batches() == [1, 2, 3]
+    many = ring_of(*range(1, 1001), capacity=200)
+    assert many.last_batches() == list(range(881, 1001))
+
+
 def test_totals_outlive_the_ring() -> None:
     ring = ring_of(*[3] * 50, capacity=4)
     assert ring.by_batch() == {"3": [50, pytest.approx(0.5)]}

@@ -66,6 +66,15 @@ def free_port() -> int:
     return last
 
 
+def _admin_port(port: int) -> int:
+    """Returns the sidecar's default for operators, 1000 above its port, or a free one."""
+    default = port + 1000
+    with socket.socket() as probe, suppress(OSError, OverflowError):
+        probe.bind(("127.0.0.1", default))
+        return default
+    return free_port()
+
+
 def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
     """Returns status and JSON body of a GET. Raises OSError without a response, or ValueError."""
     try:
@@ -104,6 +113,7 @@ class Stack:
         self.plan = plan
         self.engine_port = plan.engine_port or free_port()
         self.port = plan.port or free_port()
+        self.admin_port = _admin_port(self.port)
         self.engine: Child | None = None
         self.sidecar: Child | None = None
 
@@ -111,6 +121,11 @@ class Stack:
     def url(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.plan.host, self.plan.host)  # noqa: S104
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        """The listener for operators, which is on the loopback."""
+        return f"http://127.0.0.1:{self.admin_port}"
 
     @property
     def engine_url(self) -> str:
@@ -164,6 +179,7 @@ class Stack:
                 *("--engine-url", self.engine_url),
                 *("--host", self.plan.host),
                 *("--port", str(self.port)),
+                *("--admin-port", str(self.admin_port)),
                 *self.plan.sidecar_arguments,
             ],
             dict(os.environ) | dict(self.plan.environ),

@@ -173,6 +173,9 @@ def _print_ready(stack: Stack) -> None:
 print(OpenAI(base_url='{url}/v1', api_key='none').chat.completions.create(model='{model}', \
 messages=[{{'role': 'user', 'content': 'Hello'}}], max_tokens=16).choices[0].message.content)"
 
+Look at it in a browser: {url}/ui
+With buttons to cancel a request or to drain the engine: {stack.admin_url}/ui
+
 Press Ctrl-C to stop.""",
         flush=True,
     )

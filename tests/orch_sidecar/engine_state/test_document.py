@@ -66,6 +66,7 @@ def test_whole_document_needs_all_required_fields_and_a_change_needs_none(name: 
         ("step_time", ["x", {}, {"t0_ms": 1}, []]),
         ("steps_by_batch", [None, [], {"x": [1, 1.0]}, {"1": 5}, {"1": [None, 1]}, {"-1": [1, 1]},
                             {"1": [1.5, 1]}, {"9" * 20: [1, 1]}]),
+        ("last_batches", [None, {}, [-1], [1.0], [True], ["1"], [10**8], [1] * 1001]),
         ("prefill", [None, {"tokens": 1}, {"tokens": -1, "seconds": 0}]),
         ("prefix_cache", [None, [], {"queries_total": 1}, {"queries_total": 1, "hits_total": -1},
                           {"queries_total": 1.5, "hits_total": 0}]),

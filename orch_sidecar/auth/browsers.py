@@ -1,0 +1,58 @@
+"""Decides which requests of browsers the operators' listener takes: only those of its own page.
+
+Pure. Any page that an operator visits can make the browser send requests to the loopback. Browsers
+state where a request comes from in `Origin` and `Sec-Fetch-Site`, which no page can change, and ask
+before they send another site a header of ours or a JSON body. So what changes something needs all
+of these, each exactly; the name by which it is called was checked before (`admin_hosts`). Clients
+that are no browsers send none of the two fields.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from multidict import MultiMapping
+
+from orch_sidecar.api.headers import CONTENT_TYPE, HOST, ORIGIN, SEC_FETCH_SITE, X_ORCH_OPERATOR
+from orch_sidecar.api.refusal import Reason, Refusal
+
+MOST_BODY_BYTES: Final = 1024
+_SHOWN_CHARACTERS: Final = 80
+
+
+def check_browser(method: str, headers: MultiMapping[str], body: bytes) -> Refusal | None:
+    """Returns the refusal of a browser's request; None if it is accepted, or no browser's."""
+    origins = headers.getall(ORIGIN, [])
+    if not origins and SEC_FETCH_SITE not in headers:
+        return None
+    own = [f"http://{headers.get(HOST, '')}"]
+    reads = method in ("GET", "HEAD")
+    if origins != own and (origins or not reads):
+        shown = ", ".join(origins)[:_SHOWN_CHARACTERS] or "missing"
+        return _refused(f"its Origin is {shown}, and must be {own[0][:_SHOWN_CHARACTERS]}")
+    if reads:
+        return None
+    if headers.getall(X_ORCH_OPERATOR, []) != ["true"]:
+        return _refused(f"it must have the header {X_ORCH_OPERATOR}: true")
+    if headers.getall(CONTENT_TYPE, []) != ["application/json"] or not _is_object(body):
+        return _refused(
+            f"it must have a JSON object of at most {MOST_BODY_BYTES} bytes as its body, with "
+            "Content-Type: application/json"
+        )
+    return None
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(json.loads(body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refused(rule: str) -> Refusal:
+    return Refusal(
+        Reason.FORBIDDEN,
+        f"a web page may change something here only if it is this listener's own: {rule}; use "
+        "/ui at this address, or a client that is no browser",
+    )

@@ -1,0 +1,245 @@
+"""Builds the entry of a pool in the live document (see the package).
+
+Pure: `now` is seconds of the clock of the snapshot; `wall_s` is added to it for Unix times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from orch_sidecar.admission.fairness.key_share import KeyShare
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.status import AdmissionStatus
+from orch_sidecar.admission.types import Lease
+from orch_sidecar.admission.waiting.places import Place
+from orch_sidecar.control.live import words
+from orch_sidecar.engine_state import report
+from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of, queued_by_class
+from vllm_plugin.profile import Profile, ServiceClass
+
+QUEUED_LISTED: Final = 50  # of each class
+ADMITTED_LISTED: Final = 100
+_POINTS: Final = 48  # more of the curve are merged
+
+Names = Mapping[bytes, str]
+
+
+class Clock(NamedTuple):
+    """`now`: seconds of the event loop; `wall_s`: what it lacks to Unix time."""
+
+    now: float
+    wall_s: float
+
+    def at(self, seconds: float) -> int:
+        """Returns a moment of the event loop as Unix milliseconds."""
+        return round(1000 * (seconds + self.wall_s))
+
+
+class Queued(NamedTuple):
+    """A queued request; `id`: its own."""
+
+    id: str
+    queued: QueuedRequest
+    place: Place
+
+
+class Admitted(NamedTuple):
+    """A request with slots; `first_byte_s`: when its answer began, of the loop's clock."""
+
+    id: str
+    lease: Lease
+    first_byte_s: float | None
+
+
+def slots(ledger: Ledger) -> dict[str, int]:
+    """Returns the slots by who has them. Those of foreign sequences may exceed what is left."""
+    closing = {None: 0, ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 0}
+    for lease in ledger.all():
+        if lease.closing:
+            closing[None if lease.request is None else lease.request.service_class] += lease.cost
+    return {
+        "total": ledger.slots_total,
+        "free": max(0, ledger.room),
+        "interactive": ledger.interactive - closing[ServiceClass.INTERACTIVE],
+        "bulk": ledger.bulk - closing[ServiceClass.BULK],
+        "foreign": ledger.foreign,
+        "closing": sum(closing.values()),
+    }
+
+
+def curve(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the measured points of the step time, and the engine's fit."""
+    decoded = sorted(report.decode_steps_of(document) or [])
+    width = -(-len(decoded) // _POINTS) or 1
+    points = []
+    for first in range(0, len(decoded), width):
+        group = [each for each in decoded[first : first + width] if each[1]]
+        steps = sum(count for _, count, _ in group)
+        if steps:
+            batch = sum(size * count for size, count, _ in group) / steps
+            ms = 1000 * sum(seconds for _, _, seconds in group) / steps
+            points.append([round(batch, 1), round(ms, 3), steps])
+    fit = report.step_time_of(document)
+    return {
+        "points": points,
+        "fit": None
+        if fit is None
+        else {
+            "t0_ms": fit.t0_ms,
+            "c_ms": fit.c_ms,
+            "alpha": fit.alpha,
+            "largest": fit.largest,
+            "good": fit.good,
+            "traffic": fit.traffic,
+        },
+    }
+
+
+def keys(shares: Mapping[str, Mapping[bytes, KeyShare]], names: Names) -> list[dict[str, Any]]:
+    """Returns the keys that have requests, or had some, by class."""
+    found = []
+    for service_class, of_class in shares.items():
+        total = sum(share.served for share in of_class.values())
+        found += [
+            {
+                "class": service_class,
+                "key": names[digest],
+                "queued": len(share.queue),
+                "running": share.running,
+                "share": round(share.served / total, 4) if total else None,
+            }
+            for digest, share in of_class.items()
+            if digest in names
+        ]
+    return found
+
+
+def queue(queued: Iterable[Queued], names: Names, clock: Clock) -> list[dict[str, Any]]:
+    """Returns the rows of queued requests, which are in the order of their dispatch."""
+    return [
+        {
+            "id": each.id,
+            "class": each.queued.request.service_class.value,
+            "key": names.get(each.queued.request.key),
+            "cost": each.queued.request.cost,
+            "position": each.place.position,
+            "queued_at": clock.at(each.queued.arrived),
+            "starts_at": None if each.place.starts_at is None else clock.at(each.place.starts_at),
+            "expires_at": clock.at(each.queued.expires),
+        }
+        for each in queued
+    ]
+
+
+def admitted(requests: Iterable[Admitted], names: Names, clock: Clock) -> list[dict[str, Any]]:
+    """Returns the rows of requests that have slots."""
+    rows = []
+    for each in requests:
+        request = each.lease.request
+        assert request is not None, "a request of this sidecar"
+        rows.append(
+            {
+                "id": each.id,
+                "class": request.service_class.value,
+                "key": names.get(request.key),
+                "cost": each.lease.cost,
+                "admitted_at": clock.at(each.lease.granted_at),
+                "first_byte_at": None if each.first_byte_s is None else clock.at(each.first_byte_s),
+            }
+        )
+    return rows
+
+
+def pool_entry(
+    pool: PoolSnapshot, status: AdmissionStatus, ledger: Ledger, since_s: float, *, tier: bool
+) -> dict[str, Any]:
+    """Returns the entry of a pool but for its rates, its latency and the lists of its requests.
+
+    `since_s`: Unix time, since when its engine is ready, or is not.
+    """
+    engine, drain = pool.document or {}, status.draining
+    ready = pool.state is EngineState.READY
+    ordered_by = None if drain is None else drain.ordered_by
+    version = engine.get("engine_version")
+    return {
+        "name": pool.name,
+        "profile": pool.profile.name,
+        "measurement_type": pool.measurement_type.value,
+        "tier": tier,
+        "models": list(pool.models or ()),
+        "engine": f"{engine.get('engine', 'vllm')} {version}" if version else None,
+        "gpu": engine.get("gpu"),
+        "weights": engine.get("weights"),
+        "state": pool.state.value,
+        "since_at": round(1000 * since_s),
+        "message": "" if ready else pool.message,
+        "advice": words.advice(pool.state, ordered_by, pool.profile.name),
+        "drain": None
+        if drain is None
+        else {"ordered_by": drain.ordered_by.value, "since_at": round(1000 * drain.since_s)},
+        "slots": slots(ledger),
+        "limits": {each.value: status.limits.batch(each) for each in classes_of(status.rules)},
+        "batches": engine.get("last_batches", []),
+        "decode_steps": sum(steps for _, steps, _ in report.decode_steps_of(engine) or ()),
+        "running": engine.get("running", 0),
+        "prefilling": engine.get("prefilling", 0),
+        "curve": curve(engine),
+        "kv": {
+            "usage": engine.get("kv_cache_usage"),
+            "tokens": engine.get("kv_tokens_total"),
+            "preemptions": engine.get("preemptions_total", 0),
+        },
+        "violations": status.violations,
+        "queued": queued_by_class(status),
+    }
+
+
+def absent_entry(name: str, profile: Profile) -> dict[str, Any]:
+    """Returns the entry of a headless pool that has no address."""
+    nothing = dict.fromkeys(("total", "free", "interactive", "bulk", "foreign", "closing"), 0)
+    return {
+        "name": name,
+        "profile": profile.name,
+        "measurement_type": profile.measurement_type.value,
+        "tier": False,
+        "models": [],
+        "engine": None,
+        "gpu": None,
+        "weights": None,
+        "state": "absent",
+        "since_at": None,
+        "message": "no address of this pool is known",
+        "advice": words.ABSENT_ADVICE,
+        "drain": None,
+        "slots": nothing,
+        "limits": {},
+        "batches": [],
+        "decode_steps": 0,
+        "running": 0,
+        "prefilling": 0,
+        "curve": curve({}),
+        "kv": {"usage": None, "tokens": None, "preemptions": 0},
+        "violations": 0,
+        "rates": {"tokens_per_s": None, "prompt_tokens_per_s": None, "busy": None},
+        "latency": {},
+        "waits": None,
+        "queued": {},
+        "keys": [],
+        "queue": [],
+        "admitted": [],
+    }
+
+
+def with_short_ids(pools: Iterable[Mapping[str, Any]], digits: int) -> list[dict[str, Any]]:
+    """Returns copies of entries whose ids are cut: by those nothing can be cancelled."""
+    return [
+        {**pool}
+        | {
+            rows: [row | {"id": row["id"][:digits]} for row in pool[rows]]
+            for rows in ("queue", "admitted")
+        }
+        for pool in pools
+    ]

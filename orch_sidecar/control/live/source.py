@@ -1,0 +1,141 @@
+"""Collects the parts of the live document from the pools and the requests that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+from orch_sidecar.auth.authorizer import Authorizer
+from orch_sidecar.control.live import document, latency, words
+from orch_sidecar.control.live.document import (
+    ADMITTED_LISTED,
+    QUEUED_LISTED,
+    Admitted,
+    Clock,
+    Queued,
+)
+from orch_sidecar.control.live.requests import RequestTable, Row
+from orch_sidecar.control.live.steps import StepHistory
+from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.recent import Ended
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.proxy.request import Request
+
+Part = dict[str, Any]
+
+
+def live_head() -> Part:
+    """Returns what of `sidecar` never changes, for a sidecar that starts now."""
+    return {
+        "version": version("orch-sidecar"),
+        "run": os.urandom(8).hex(),
+        "started_at": time.time_ns() // 10**6,
+    }
+
+
+class LiveSource:
+    """The state of a sidecar for those who look at it. Remembers only what the engines reported
+    while somebody did."""
+
+    def __init__(
+        self, pools: PoolRegistry, metrics: Metrics, authorizer: Authorizer, head: Part
+    ) -> None:
+        """`head`: what of `sidecar` never changes."""
+        self._pools = pools
+        self._metrics = metrics
+        self._authorizer = authorizer
+        self._head = head
+        self._loop = asyncio.get_running_loop()
+        self._histories: dict[str, StepHistory] = {}
+        self._reported: dict[str, float] = {}  # when the engine's counts were last added
+        self._table = RequestTable(self._histories, self._serves)
+
+    def sidecar(self) -> Part:
+        """Returns the part `sidecar`."""
+        return self._head | {
+            "state": self._pools.state.value,
+            "keys": self._authorizer.requires_keys,
+        }
+
+    def pools(self) -> list[Part]:
+        """Returns the part `pools`, in the order of the settings."""
+        now = self._loop.time()
+        clock, names = Clock(now, time.time() - now), self._authorizer.names()
+        ended = self._metrics.recent().all()
+        found = {pool.name: self._entry(pool, names, ended, clock) for pool in self._pools}
+        for name in self._histories.keys() - found.keys():
+            del self._histories[name], self._reported[name]
+        absent = self._pools.absent()
+        return [
+            *found.values(),
+            *(document.absent_entry(name, profile) for name, profile in absent.items()),
+        ]
+
+    def changed_requests(self) -> list[Row]:
+        """Returns the rows of `requests` that are new or have changed since the last call."""
+        return self._table.update(self._metrics.recent(), time.monotonic())
+
+    def requests(self) -> list[Row]:
+        """Returns the part `requests`, as of the last call of `changed_requests`."""
+        return self._table.rows
+
+    def _entry(self, pool: Pool, names: document.Names, ended: list[Ended], clock: Clock) -> Part:
+        status, ledger = pool.status(), pool.ledger
+        own = [(record, at) for record, at in ended if record.pool == pool.name]
+        return document.pool_entry(
+            pool.snapshot(), status, ledger, pool.watcher.since_s, tier=pool.tier
+        ) | {
+            "rates": self._history(pool).rates() | {"busy": pool.watcher.busy_ratio},
+            "latency": latency.of_classes(own, pool.classes, pool.gate.rules, time.monotonic_ns()),
+            "waits": words.waits(status),
+            "keys": document.keys(
+                {each.value: pool.queues.shares(each) for each in pool.classes}, names
+            ),
+            "queue": document.queue(self._queued(pool, clock.now), names, clock),
+            "admitted": document.admitted(
+                islice(self._admitted(pool), ADMITTED_LISTED), names, clock
+            ),
+        }
+
+    def _queued(self, pool: Pool, now: float) -> Iterator[Queued]:
+        for service_class in pool.classes:
+            for each in islice(pool.queues.of(service_class), QUEUED_LISTED):
+                place = pool.places.of(each.ticket, now)
+                if place is not None:
+                    yield Queued(_id(pool, each.ticket), each, place)
+
+    def _admitted(self, pool: Pool) -> Iterator[Admitted]:
+        for lease in pool.ledger.all():
+            owner = pool.gate.owners.get(lease.id)
+            if isinstance(owner, Request) and lease.request is not None and not lease.closing:
+                first_byte = owner.record.first_byte
+                at_s = None if first_byte is None else first_byte / 1e9
+                yield Admitted(owner.record.identity.id, lease, at_s)
+
+    def _history(self, pool: Pool) -> StepHistory:
+        """The history of a pool's engine, with its last report."""
+        history = self._histories.setdefault(pool.name, StepHistory())
+        watcher, reported = pool.watcher, self._reported.get(pool.name)
+        if watcher.beat_at is not None and watcher.beat_at != reported:
+            assert watcher.document is not None, "it came with the counts"
+            history.add(watcher.document, watcher.beat_at)
+        self._reported[pool.name] = watcher.beat_at or 0.0
+        return history
+
+    def _serves(self, pool: str, model: str) -> bool:
+        try:
+            return model in (self._pools[pool].watcher.models or ())
+        except KeyError:
+            return False
+
+
+def _id(pool: Pool, ticket: str) -> str:
+    """The id of the request with this ticket; empty if it is about to be found without an owner."""
+    owner = pool.gate.owners.get(ticket)
+    return owner.record.identity.id if isinstance(owner, Request) else ""

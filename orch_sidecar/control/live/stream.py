@@ -1,0 +1,226 @@
+"""Streams the live document to its readers: `GET /v1/live` (see the package).
+
+One task builds the document at intervals, only while there is a reader, and encodes each of its
+events once for all readers of a listener. A reader that has not taken its last event gets none,
+and the whole document once it has; one that takes none for a while is disconnected. So a reader
+costs at most one document of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.control.live.document import with_short_ids
+from orch_sidecar.control.live.source import LiveSource, Part
+from orch_sidecar.control.stream_readers import Reader, Readers
+
+logger = logging.getLogger("orch.sidecar")
+
+# Smooth enough to look at, and no more work than a hundred requests.
+EVERY_S: Final = 0.25
+ALIVE_EVERY_S: Final = 2.0
+# A reader that takes nothing for so long is disconnected, and may come back.
+BEHIND_S: Final = 10.0
+# Of an id at the clients' listener: enough to find a request, too few to cancel it.
+SHORT_ID: Final = 8
+
+_ALIVE: Final = b": nothing new\n\n"
+
+
+class _Reader:
+    """One stream. `sent`: the number of the last event that it got."""
+
+    def __init__(self, channel: _Channel, transport: asyncio.Transport) -> None:
+        self.channel = channel
+        self.closed = False
+        self.woken = asyncio.Event()
+        self._transport = transport
+        self._sent = -1
+
+    @property
+    def behind(self) -> bool:
+        """Whether it has yet to take its last event."""
+        return self._transport.get_write_buffer_size() > 0
+
+    def next(self) -> bytes:
+        """Returns the event to be sent now; empty if there is none."""
+        channel = self.channel
+        if channel.number == self._sent or not channel.parts:
+            return b""
+        follows = channel.number == self._sent + 1
+        self._sent = channel.number
+        return channel.update if follows else channel.snapshot()
+
+    def close(self) -> None:
+        """Ends the stream, at once if its reader is behind."""
+        self.closed = True
+        if self.behind:
+            self._transport.abort()
+        self.woken.set()
+
+
+class _Channel:
+    """The readers of one listener, who get the same events. `parts`: of the document, encoded."""
+
+    def __init__(self, source: LiveSource, trace_url: str | None, *, operator: bool) -> None:
+        self.readers: set[_Reader] = set()
+        self.number = 0
+        self.parts: dict[str, bytes] = {}
+        self.update = b""
+        self._source = source
+        self._operator = operator
+        self._fixed = {"operator": _json(operator), "trace_url": _json(trace_url)}
+        self._snapshot = b""
+
+    def publish(self, sidecar: Part, pools: list[Part], changed: list[Part]) -> None:
+        """Encodes what has changed, and wakes the readers if anything has."""
+        if not self._operator:
+            pools = with_short_ids(pools, SHORT_ID)
+        before, self.parts = self.parts, {"sidecar": _json(sidecar), "pools": _json(pools)}
+        update = {name: part for name, part in self.parts.items() if before.get(name) != part}
+        if changed:
+            update["requests"] = _json(self._own(changed))
+        if not update:
+            return
+        self.number += 1
+        self._snapshot = b""
+        self.update = _event(b"update", update)
+        for reader in self.readers:
+            reader.woken.set()
+
+    def snapshot(self) -> bytes:
+        """Returns the event with the whole document, as of the last `publish`."""
+        if not self._snapshot:
+            requests = {"requests": _json(self._own(self._source.requests()))}
+            self._snapshot = _event(b"snapshot", self._fixed | self.parts | requests)
+        return self._snapshot
+
+    def _own(self, rows: list[Part]) -> list[Part]:
+        return rows if self._operator else [row | {"id": row["id"][:SHORT_ID]} for row in rows]
+
+
+class LiveStream:
+    """Serves the streams of both listeners. Belongs to one event loop."""
+
+    def __init__(
+        self, source: LiveSource, trace_url: str | None, common_headers: Mapping[str, str]
+    ) -> None:
+        self._source = source
+        self._operators = _Channel(source, trace_url, operator=True)
+        self._clients = _Channel(source, trace_url, operator=False)
+        self._headers = {
+            **common_headers,
+            CONTENT_TYPE: "text/event-stream",
+            CACHE_CONTROL: "no-store",
+        }
+        self._readers = Readers()
+        self._streams: dict[Reader, _Reader] = {}
+        self._producer: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def stream(
+        self, http: web.BaseRequest, client: str | None, *, operator: bool
+    ) -> web.StreamResponse | Refusal:
+        """Serves a stream until its reader disconnects or falls behind, or this closes. `client`:
+        the name of its API key, None without one. `operator`: at the operators' listener."""
+        if self._closed:
+            return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)
+        transport = http.transport
+        if transport is None:
+            raise asyncio.CancelledError  # the reader has disconnected already
+        place = Reader(client or http.remote or "", None, "operators" if operator else "clients")
+        replaced = self._readers.enter(place, ())
+        if isinstance(replaced, Refusal):
+            return replaced
+        if replaced is not None:
+            self._streams[replaced].close()
+        channel = self._operators if operator else self._clients
+        reader = self._streams[place] = _Reader(channel, transport)
+        channel.readers.add(reader)
+        response = web.StreamResponse(headers=self._headers)
+        if self._producer is None:
+            self._producer = asyncio.create_task(self._produce(), name="live document")
+        try:
+            await response.prepare(http)
+            await _send(response, reader)
+        except TimeoutError:
+            transport.abort()
+        except ConnectionError:
+            pass  # the reader has disconnected, and aiohttp is about to notice
+        finally:
+            self._leave(place)
+        response.force_close()
+        return response
+
+    def close(self) -> None:
+        """Ends all streams, and refuses new ones."""
+        self._closed = True
+        for reader in self._streams.values():
+            reader.close()
+
+    def _leave(self, place: Reader) -> None:
+        self._readers.leave(place)
+        reader = self._streams.pop(place)
+        readers = reader.channel.readers
+        readers.discard(reader)
+        if not readers:
+            reader.channel.parts = {}  # would be of the past when the next reader comes
+        if not self._streams and self._producer is not None:
+            self._producer.cancel()
+            self._producer = None
+
+    async def _produce(self) -> None:
+        """Publishes the document at intervals, until cancelled."""
+        while True:
+            try:
+                source = self._source
+                sidecar, pools = source.sidecar(), source.pools()
+                changed = source.changed_requests()
+                for channel in (self._operators, self._clients):
+                    if channel.readers:
+                        channel.publish(sidecar, pools, changed)
+            # A fault of what is looked at: nobody may take an old document for the present one.
+            except Exception:
+                logger.exception("the live document could not be built")
+                for reader in self._streams.values():
+                    reader.close()
+            await asyncio.sleep(EVERY_S)
+
+
+async def _send(response: web.StreamResponse, reader: _Reader) -> None:
+    """Sends the events of a stream. Raises TimeoutError when its reader takes none."""
+    loop = asyncio.get_running_loop()
+    sent_at = loop.time()
+    while not reader.closed:
+        reader.woken.clear()
+        now = loop.time()
+        if reader.behind:
+            if now - sent_at > BEHIND_S:
+                raise TimeoutError
+        elif data := reader.next() or (_ALIVE if now - sent_at >= ALIVE_EVERY_S else b""):
+            sent_at = now
+            async with asyncio.timeout(BEHIND_S):
+                await response.write(data)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ALIVE_EVERY_S):
+                await reader.woken.wait()
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def _event(name: bytes, parts: Mapping[str, bytes]) -> bytes:
+    """Encodes an event from encoded parts."""
+    members = b",".join(b'"%b":%b' % (each.encode(), part) for each, part in parts.items())
+    return b'event: %b\ndata: {"at":%d,%b}\n\n' % (name, time.time_ns() // 10**6, members)

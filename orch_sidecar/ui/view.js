@@ -1,0 +1,288 @@
+// Draws the live document. Elements are kept and only what differs is written, so that focus,
+// selection and the reader's place in a table stay where they are.
+
+import { drawCurve, drawStrip } from "./charts.js";
+
+const SHOWN = 50; // of the last requests
+const TYPES = {
+  single_stream: ["single stream", "One request at a time: each has the whole engine."],
+  batched_online: ["batched online", "Many requests share each step, within limits of latency."],
+  offline: ["offline", "As many requests as possible share each step, however long each takes."],
+};
+const CLASSES = [
+  ["interactive", "interactive"],
+  ["bulk", "bulk"],
+  ["foreign", "foreign"],
+  ["closing", "closing"],
+  ["free", "free"],
+];
+
+const element = (id) => document.getElementById(id);
+
+export function ms(value) {
+  if (value == null) return "–";
+  if (value < 10) return `${value.toFixed(1)} ms`;
+  if (value < 1000) return `${Math.round(value)} ms`;
+  return duration(value);
+}
+
+function duration(value) {
+  const s = Math.max(0, value) / 1000;
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 120) return `${Math.round(s)} s`;
+  if (s < 7200) return `${Math.round(s / 60)} min`;
+  return s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} days`;
+}
+
+const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
+const count = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en"));
+const percent = (value) => (value == null ? "–" : `${Math.round(100 * value)} %`);
+
+// Writes only what differs.
+function text(node, value) {
+  if (node.textContent !== value) node.textContent = value;
+}
+function attribute(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+function show(node, shown) {
+  if (node.hidden === shown) node.hidden = !shown;
+}
+
+// Makes the children of `parent` those of `items`, in their order; `fill` writes one.
+function keyed(parent, items, keyOf, make, fill) {
+  const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const keys = items.map((item) => String(keyOf(item)));
+  const kept = new Set(keys);
+  for (const [key, child] of old) if (!kept.has(key)) child.remove();
+  let place = parent.firstElementChild;
+  items.forEach((item, at) => {
+    let child = old.get(keys[at]);
+    if (!child) {
+      child = make(item);
+      child.dataset.key = keys[at];
+    }
+    if (child === place) place = place.nextElementSibling;
+    else parent.insertBefore(child, place);
+    fill(child, item);
+  });
+}
+
+// A table's row of texts; `cells`: [text, class of the cell].
+function fillRow(row, cells) {
+  cells.forEach(([value, name], at) => {
+    const cell = row.children[at] ?? row.appendChild(document.createElement("td"));
+    if (value instanceof Node) {
+      if (cell.firstChild !== value) cell.replaceChildren(value);
+    } else text(cell, value);
+    if (cell.className !== (name ?? "")) cell.className = name ?? "";
+  });
+}
+const newRow = () => document.createElement("tr");
+
+export function setConnection(live, message) {
+  const node = element("live");
+  attribute(node, "data-live", live ? "yes" : "no");
+  text(node, message);
+  document.body.classList.toggle("stale", !live);
+}
+
+export function render(live, actions, now) {
+  show(element("content"), true);
+  show(element("key-form"), false);
+  document.body.classList.toggle("operator", live.operator);
+  document.body.classList.toggle("several", live.pools.length > 1);
+  const types = [...new Set(live.pools.map((pool) => TYPES[pool.measurement_type][0]))];
+  text(element("tagline"), types.join(" and "));
+  const waiting = live.pools.reduce((sum, pool) => sum + queued(pool), 0);
+  document.title = `${waiting ? `(${waiting}) ` : ""}orch: ${live.sidecar.state}`;
+  keyed(element("pools"), live.pools, (pool) => pool.name, newPool, (node, pool) =>
+    fillPool(node, pool, live, actions, now));
+  fillQueue(live, actions, now, waiting);
+  fillRunning(live, actions, now);
+  fillRequests(live);
+  text(element("about"), `orch ${live.sidecar.version}, started ${new Date(live.sidecar.started_at).toLocaleString("en-GB")}`
+    + (live.operator ? "" : "; the operators' page, with buttons, is at the admin listener"));
+}
+
+const queued = (pool) => Object.values(pool.queued).reduce((sum, each) => sum + each, 0);
+
+function newPool() {
+  const node = element("pool").content.firstElementChild.cloneNode(true);
+  node.parts = new Proxy({}, {
+    get: (found, name) => (found[name] ??= node.querySelector(`[data-${name}]`)),
+  });
+  return node;
+}
+
+function fillPool(node, pool, live, actions, now) {
+  const part = node.parts;
+  const [type, sentence] = TYPES[pool.measurement_type];
+  text(part.name, pool.name);
+  attribute(node, "aria-label", `Pool ${pool.name}`);
+  const profile = pool.profile === pool.name ? [] : [`profile ${pool.profile}`];
+  text(part.sub, [...profile, pool.models.join(", "), pool.engine, pool.gpu].filter(Boolean).join(" · "));
+  text(part.type, type);
+  text(part["type-text"], sentence);
+  text(part.state, pool.state);
+  attribute(part.state, "data-state", pool.state);
+  fillOutage(part.outage, pool, now);
+  fillSlots(part, pool);
+  drawStrip(part.strip, pool);
+  const batches = pool.batches;
+  text(part.batch, batches.length
+    ? `${batches.at(-1)} now, ${(batches.reduce((a, b) => a + b, 0) / batches.length).toFixed(1)} on average`
+    : "none yet");
+  drawCurve(part.curve, pool);
+  const fit = pool.curve.fit;
+  text(part.fit, fit ? `${fit.t0_ms.toFixed(1)} + ${fit.c_ms.toFixed(2)} · b^${fit.alpha.toFixed(2)} ms${fit.good ? "" : ", not yet sure"}` : "not yet measured");
+  fillSpeed(part, pool);
+  fillFigures(part.figures, pool);
+  const button = part.drain;
+  const drains = pool.drain?.ordered_by === "operator";
+  text(button, drains ? "Resume" : "Drain");
+  attribute(button, "aria-label", `${drains ? "Resume" : "Drain"} the pool ${pool.name}`);
+  show(button, pool.state !== "absent" && pool.drain?.ordered_by !== "shutdown");
+  button.onclick = () => (drains ? actions.resume(pool.name) : actions.drain(pool.name));
+}
+
+function fillOutage(node, pool, now) {
+  const away = pool.state !== "ready";
+  show(node, away);
+  if (!away) return;
+  if (!node.firstChild) node.append(...["strong", "p", "p"].map((each) => document.createElement(each)));
+  const [title, message, advice] = node.children;
+  const since = pool.drain ? pool.drain.since_at : pool.since_at;
+  text(title, since ? `${pool.state} since ${clock(since)}, for ${duration(now - since)}` : pool.state);
+  text(message, pool.message);
+  text(advice, pool.advice);
+}
+
+function fillSlots(part, pool) {
+  const slots = pool.slots;
+  const used = slots.total - slots.free;
+  text(part.used, slots.total ? `${used} of ${slots.total} in use` : "none known yet");
+  const kinds = [];
+  for (const [name] of CLASSES) for (let n = 0; n < slots[name] && kinds.length < slots.total; n++) kinds.push(name);
+  const cells = part.cells;
+  while (cells.children.length > kinds.length) cells.lastElementChild.remove();
+  kinds.forEach((name, at) => {
+    const cell = cells.children[at] ?? cells.appendChild(document.createElement("i"));
+    attribute(cell, "data-slot", name);
+  });
+  attribute(cells, "data-many", slots.total > 64 ? "yes" : "no");
+  const shown = CLASSES.filter(([name]) => slots[name] || name === "free");
+  attribute(cells, "aria-label", shown.map(([name, word]) => `${slots[name]} ${word}`).join(", "));
+  keyed(part.legend, shown, ([name]) => name, ([name]) => {
+    const item = document.createElement("li");
+    attribute(item, "data-slot", name);
+    return item;
+  }, (item, [name, word]) => text(item, `${slots[name]} ${word}`));
+  const first = pool.waits && `${queued(pool)} in the queue; the first waits for ${pool.waits.text}.`;
+  text(part.waits, first ?? "Nothing waits.");
+  attribute(part.waits, "data-waits", pool.waits ? "yes" : "no");
+}
+
+function fillSpeed(part, pool) {
+  keyed(part.speed, Object.entries(pool.latency), ([name]) => name, newRow, (row, [name, of]) => {
+    const pair = (values, slo) => [0, 1].map((at) => [
+      ms(values?.[at]), `n ${at && values && slo ? (values[1] > slo ? "late" : "kept") : ""}`.trim(),
+    ]);
+    const limit = (slo) => [slo == null ? "none" : ms(slo), "n dim"];
+    fillRow(row, [
+      [name], [count(of.requests), "n"],
+      ...pair(of.ttft_ms, of.ttft_slo_ms), limit(of.ttft_slo_ms),
+      ...pair(of.tpot_ms, of.tpot_slo_ms), limit(of.tpot_slo_ms),
+    ]);
+  });
+  show(part["keys-section"], pool.keys.length > 0);
+  keyed(part.keys, pool.keys, (each) => `${each.class} ${each.key}`, newRow, (row, each) =>
+    fillRow(row, [[each.key], [each.class], [count(each.queued), "n"], [count(each.running), "n"], [percent(each.share), "n"]]));
+}
+
+function fillFigures(list, pool) {
+  const figures = [
+    ["Tokens per second", count(pool.rates.tokens_per_s), "generated"],
+    ["Prompt tokens per second", count(pool.rates.prompt_tokens_per_s), "read"],
+    ["Busy", percent(pool.rates.busy), "of the last second"],
+    ["KV cache", percent(pool.kv.usage), pool.kv.tokens ? `of ${count(pool.kv.tokens)} tokens` : ""],
+    ["Preemptions", count(pool.kv.preemptions), "since the engine's start", pool.kv.preemptions ? "warn" : ""],
+    ["Violations", count(pool.violations), pool.violations ? "more sequences than slots" : "as it must be", pool.violations ? "bad" : ""],
+  ];
+  keyed(list, figures, ([name]) => name, () => {
+    const item = document.createElement("div");
+    item.append(...["dt", "dd", "dd"].map((each) => document.createElement(each)));
+    return item;
+  }, (item, [name, value, note, mood]) => {
+    [name, value, note].forEach((each, at) => text(item.children[at], each));
+    attribute(item, "data-mood", mood ?? "");
+  });
+}
+
+function cancelButton(row, actions) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Cancel";
+  button.setAttribute("aria-label", `Cancel request ${row.id.slice(0, 8)}`);
+  button.onclick = () => actions.cancel(row);
+  return button;
+}
+
+// Rows of requests in flight; the button of a row is made once.
+function fillInFlight(name, rows, cells, live, actions) {
+  show(element(`${name}-scroll`), rows.length > 0);
+  show(element(`${name}-empty`), rows.length === 0);
+  keyed(element(`${name}-rows`), rows, (row) => `${row.pool} ${row.id}`, (row) => {
+    const node = newRow();
+    node.cancel = live.operator ? cancelButton(row, actions) : "";
+    return node;
+  }, (node, row) => fillRow(node, [...cells(row, node), [row.id.slice(0, 8), "id"], [node.cancel, "operators"]]));
+}
+
+function fillQueue(live, actions, now, waiting) {
+  const rows = live.pools.flatMap((pool) => pool.queue.map((row) => ({ ...row, pool: pool.name })));
+  text(element("queue-count"), waiting ? String(waiting) : "");
+  fillInFlight("queue", rows, (row) => [
+    [String(row.position), "n"], [row.class], [row.key ?? "–"], [row.pool], [String(row.cost), "n"],
+    [duration(now - row.queued_at), "n"],
+    [row.starts_at == null ? "unknown" : duration(row.starts_at - now), "n"],
+  ], live, actions);
+  text(element("queue-more"), waiting > rows.length ? `and ${waiting - rows.length} more` : "");
+}
+
+function fillRunning(live, actions, now) {
+  const rows = live.pools.flatMap((pool) => pool.admitted.map((row) => ({ ...row, pool: pool.name })));
+  text(element("running-count"), rows.length ? String(rows.length) : "");
+  fillInFlight("running", rows, (row) => [
+    [row.class], [row.key ?? "–"], [row.pool], [String(row.cost), "n"], [duration(now - row.admitted_at), "n"],
+    [row.first_byte_at == null ? "reads its prompt" : "generates"],
+  ], live, actions);
+}
+
+function fillRequests(live) {
+  const rows = [...live.requests.values()].slice(-SHOWN).reverse();
+  show(element("requests-scroll"), rows.length > 0);
+  show(element("requests-empty"), rows.length === 0);
+  keyed(element("requests-rows"), rows, (row) => row.number, newRow, (node, row) => {
+    const good = row.outcome === "ok";
+    node.trace ??= traceLink(row, live.trace_url);
+    fillRow(node, [
+      [clock(row.ended_at), "n"], [good ? "ok" : row.text, good ? "" : row.outcome === "cancelled" ? "dim" : "bad"],
+      [row.pool ?? "–"], [row.class ?? "–"], [ms(row.wait_ms), "n"], [ms(row.first_byte_ms), "n"], [ms(row.total_ms), "n"],
+      [row.tokens == null ? "–" : `${row.estimated ? "≈ " : ""}${count(row.tokens)}`, "n"],
+      [row.batch == null ? "–" : row.batch.toFixed(1), "n"], [node.trace, "id"],
+    ]);
+  });
+}
+
+function traceLink(row, url) {
+  if (!row.trace_id) return "–";
+  const shown = row.trace_id.slice(0, 8);
+  if (!url) return shown;
+  const link = document.createElement("a");
+  link.href = url.replace("{trace_id}", row.trace_id);
+  link.rel = "noreferrer";
+  link.textContent = shown;
+  link.setAttribute("aria-label", `Trace ${shown}`);
+  return link;
+}

@@ -1,0 +1,131 @@
+"""The page in a real browser: it shows what the engines do, and operators can act on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page, expect
+
+from tests.integration.browser.conftest import Open
+from tests.integration.held import Held, started
+from tests.integration.keyed import KeyRing
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
+
+# An engine that has worked.
+WORKED: dict[str, Any] = {
+    "steps_by_batch": {"1": [40, 0.44], "4": [80, 1.12], "8": [120, 2.16]},
+    "last_batches": [1] * 20 + [4] * 40 + [8] * 60,
+    "step_time": STEP_TIME,
+    "kv_cache_usage": 0.31,
+    "gpu": "CPU (scripted)",
+}
+PHONE = {"viewport": {"width": 375, "height": 740}}
+SOON_MS = 20_000
+
+
+def operators(running: Running) -> str:
+    return f"http://127.0.0.1:{running.sidecar.admin_port}/ui"
+
+
+async def assert_accessible(page: Page) -> None:
+    """No violation of WCAG that axe-core finds, and nothing wider than the window."""
+    found = await Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    width, window = await page.evaluate(
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert width <= window
+
+
+async def test_operator_sees_every_stream_in_a_slot_and_the_queue_and_acts_on_them(
+    open_page: Open, start: Start, another: Engine
+) -> None:
+    engine = await another(slots=8)
+    engine.answer = held = Held()
+    running = await all_ready(await start(**pools(cloud=engine)))
+    engine.tell(**WORKED)
+    page = await open_page(operators(running))
+    cells = page.locator("[data-cells] i")
+    await expect(cells).to_have_count(8, timeout=SOON_MS)
+    await expect(page.locator("[data-type]")).to_have_text("batched online")
+    busy = [await started(running, seed=seed) for seed in range(8)]
+    await expect(page.locator('[data-cells] i[data-slot="interactive"]')).to_have_count(8)
+    # Bulk requests wait as long as a busy machine needs; interactive ones have an SLO.
+    bulk = [("X-Orch-Class", "bulk")]
+    waiting = [await started(running, seed=seed, headers=bulk) for seed in (8, 9)]
+    await expect(page.locator("#queue-rows tr")).to_have_count(2)
+    await expect(page.locator("[data-waits]")).to_contain_text("a slot: all 8 are in use")
+    await assert_accessible(page)
+
+    await page.locator("#queue-rows tr").first.get_by_role("button").click()
+    await page.get_by_role("button", name="Cancel request", exact=True).click()
+    assert (await waiting.pop(0).response()).status == 499
+    await expect(page.locator("#queue-rows tr")).to_have_count(1)
+    await expect(page.locator("#requests-rows")).to_contain_text("cancelled")
+
+    # By keyboard alone; what is not confirmed is not done.
+    drain = page.get_by_role("button", name="Drain the pool cloud")
+    await drain.press("Enter")
+    await page.keyboard.press("Escape")
+    assert not running.pool.gate.draining
+    await drain.press("Enter")
+    await page.get_by_role("button", name="Drain", exact=True).press("Enter")
+    await expect(page.locator(".badge")).to_have_text("draining")
+    await page.get_by_role("button", name="Resume the pool cloud").press("Enter")
+    await expect(page.locator(".badge")).to_have_text("ready")
+
+    held.release_all()
+    await eventually(lambda: held.waiting)
+    held.release_all()
+    for client in (*busy, *waiting):
+        assert (await client.response()).status == 200
+    await expect(page.locator("#requests-rows tr")).to_have_count(10)
+    await expect(page.locator('[data-cells] i[data-slot="free"]')).to_have_count(8)
+
+
+async def test_page_survives_a_restart_of_the_engine_and_of_the_sidecar(
+    open_page: Open, start: Start, engine: ScriptedEngine
+) -> None:
+    running = await start()
+    port = running.port
+    page = await open_page(f"http://127.0.0.1:{port}/", color_scheme="dark", **PHONE)
+    assert page.url == f"http://127.0.0.1:{port}/ui"
+    live, badge = page.locator("#live"), page.locator(".badge")
+    await expect(badge).to_have_text("ready", timeout=SOON_MS)
+    await expect(page.get_by_role("button", name="Drain the pool")).to_have_count(0)
+    await engine.stop()
+    await expect(badge).to_have_text("down", timeout=SOON_MS)
+    await expect(page.locator("[data-outage]")).to_contain_text("Start the engine again")
+    await assert_accessible(page)
+    await engine.start()
+    await expect(badge).to_have_text("ready", timeout=SOON_MS)
+    await running.stop()
+    await expect(live).to_have_text("Connection lost: trying again", timeout=SOON_MS)
+    running = await start(port=port)
+    await expect(live).to_have_text("Live", timeout=SOON_MS)
+    assert (await (await running.client()).post()).status == 200
+    await expect(page.locator("#requests-rows tr")).to_have_count(1, timeout=SOON_MS)
+
+
+async def test_client_with_a_key_sees_the_page_and_one_without_is_asked_for_it(
+    open_page: Open, start: Start, tmp_path: Path
+) -> None:
+    keys = KeyRing(tmp_path)
+    keys.add("chat")
+    running = await start(api_keys_file=keys.path)
+    page = await open_page(f"http://127.0.0.1:{running.port}/ui")
+    field = page.get_by_label("API key")
+    await expect(field).to_be_focused(timeout=SOON_MS)
+    await assert_accessible(page)
+    await field.fill("not a key")
+    await field.press("Enter")
+    await expect(page.locator("#key-error")).to_contain_text("not known here")
+    await field.fill(keys.keys["chat"])
+    await field.press("Enter")
+    await expect(page.locator(".badge")).to_have_text("ready", timeout=SOON_MS)
+    assert keys.keys["chat"] not in page.url
+    await page.reload()
+    await expect(page.locator(".badge")).to_have_text("ready", timeout=SOON_MS)

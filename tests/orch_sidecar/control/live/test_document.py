@@ -1,0 +1,150 @@
+"""The entry of a pool in the live document."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.draining import Drain, OrderedBy
+from orch_sidecar.admission.fairness.key_share import KeyShare
+from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport
+from orch_sidecar.admission.waiting.places import Place
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.control.live import document
+from orch_sidecar.control.live.document import Admitted, Clock, Queued
+from orch_sidecar.engine_state.states import EngineState
+from tests.orch_sidecar.snapshots import CLOUD, snapshot
+from vllm_plugin.profile import ServiceClass
+
+INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+CLOCK = Clock(100.0, 1_000.0)
+NAMES = {b"digest": "chat"}
+ENGINE: dict[str, Any] = {
+    "engine": "vllm", "engine_version": "0.32.0", "gpu": "CPU", "weights": "/models/tiny",
+    "running": 5, "prefilling": 1, "kv_cache_usage": 0.25, "kv_tokens_total": 4096,
+    "preemptions_total": 2, "steps_by_batch": {"1": [10, 0.1], "4": [5, 0.1]},
+    "last_batches": [1, 4, 4],
+    "step_time": {"t0_ms": 9.0, "c_ms": 1.0, "alpha": 1.0, "largest": 4, "quality": "good"},
+}  # fmt: skip
+
+
+def admission(slots: int = 8, foreign: int = 0) -> AdmissionController:
+    made = AdmissionController(CLOUD.admission)
+    made.engine_reports(EngineReport("e", slots, foreign), 0.0)
+    return made
+
+
+def ask(service_class: ServiceClass = INTERACTIVE, cost: int = 1) -> AdmissionRequest:
+    return AdmissionRequest(service_class, cost, key=b"digest")
+
+
+def entry(made: AdmissionController, **changes: Any) -> dict[str, Any]:
+    pool = snapshot("cloud", **({"state": EngineState.READY, "document": ENGINE} | changes))
+    return document.pool_entry(pool, made.status(1.0), made.ledger, 50.0, tier=False)
+
+
+def test_each_slot_is_counted_once_by_who_has_it() -> None:
+    made = admission(foreign=1)
+    made.arrive("a", ask(cost=2), 0.0)
+    made.arrive("b", ask(BULK), 0.0)
+    made.arrive("c", ask(), 0.0)
+    made.ledger.abandon("c")
+    made.ledger.adopt("unknown", 1)
+    assert document.slots(made.ledger) == {
+        "total": 8, "free": 2, "interactive": 2, "bulk": 1, "foreign": 1, "closing": 2,
+    }  # fmt: skip
+
+
+def test_entry_has_the_engine_its_label_and_its_counts() -> None:
+    found = entry(admission())
+    assert (found["measurement_type"], found["profile"]) == ("batched_online", "cloud")
+    assert (found["engine"], found["models"]) == ("vllm 0.32.0", ["m"])
+    assert (found["state"], found["since_at"]) == ("ready", 50_000)
+    assert (found["message"], found["advice"], found["drain"]) == ("", "", None)
+    assert (found["batches"], found["decode_steps"]) == ([1, 4, 4], 15)
+    assert (found["running"], found["prefilling"]) == (5, 1)
+    assert found["kv"] == {"usage": 0.25, "tokens": 4096, "preemptions": 2}
+    assert found["violations"] == 0
+    json.dumps(found)
+
+
+def test_curve_has_the_measured_points_and_the_fit() -> None:
+    assert entry(admission())["curve"] == {
+        "points": [[1.0, 10.0, 10], [4.0, 20.0, 5]],
+        "fit": {"t0_ms": 9.0, "c_ms": 1.0, "alpha": 1.0, "largest": 4, "good": True,
+                "traffic": 1.0},
+    }  # fmt: skip
+
+
+def test_curve_of_many_batches_has_merged_points() -> None:
+    steps = {str(batch): [2, 0.002 * batch] for batch in range(1, 257)}
+    points = document.curve({"steps_by_batch": steps})["points"]
+    assert len(points) <= 48
+    assert sum(count for _, _, count in points) == 512
+    assert all(ms == pytest.approx(batch) for batch, ms, _ in points)
+
+
+def test_engine_that_has_not_reported_has_an_entry() -> None:
+    found = entry(
+        AdmissionController(CLOUD.admission),
+        state=EngineState.STARTING, document=None, models=None, message="waiting for the engine",
+    )  # fmt: skip
+    assert (found["message"], found["engine"]) == ("waiting for the engine", None)
+    assert "orch engine --profile cloud" in found["advice"]
+    assert (found["batches"], found["curve"]) == ([], {"points": [], "fit": None})
+    assert found["slots"]["total"] == 0
+
+
+def test_drain_has_its_origin_and_since_when() -> None:
+    made = admission()
+    made.drain(Drain(OrderedBy.OPERATOR, 70.0))
+    found = entry(made, state=EngineState.DRAINING, message="drains")
+    assert found["drain"] == {"ordered_by": "operator", "since_at": 70_000}
+    assert "Resume" in found["advice"]
+
+
+def test_pool_without_an_address_has_an_entry_of_the_same_form() -> None:
+    absent = document.absent_entry("far", CLOUD)
+    lists = {"rates", "latency", "waits", "keys", "queue", "admitted"}
+    assert set(absent) == set(entry(admission())) | lists
+    assert (absent["state"], absent["since_at"]) == ("absent", None)
+
+
+def test_queue_has_places_and_times_and_names_of_keys() -> None:
+    queued = QueuedRequest("t", ask(BULK, 2), 90.0, 130.0, Reason.QUEUE_TIMEOUT, 0.0)
+    rows = document.queue([Queued("id", queued, Place(3, 104.5))], NAMES, CLOCK)
+    assert rows == [
+        {"id": "id", "class": "bulk", "key": "chat", "cost": 2, "position": 3,
+         "queued_at": 1_090_000, "starts_at": 1_104_500, "expires_at": 1_130_000}
+    ]  # fmt: skip
+    [row] = document.queue([Queued("id", queued, Place(3, None))], {}, CLOCK)
+    assert (row["key"], row["starts_at"]) == (None, None)
+
+
+def test_admitted_requests_have_their_times() -> None:
+    made = admission()
+    lease = made.arrive("a", ask(), 95.0)
+    rows = document.admitted([Admitted("id", lease, 96.0)], NAMES, CLOCK)  # type: ignore[arg-type]
+    assert rows == [
+        {"id": "id", "class": "interactive", "key": "chat", "cost": 1,
+         "admitted_at": 1_095_000, "first_byte_at": 1_096_000}
+    ]  # fmt: skip
+
+
+def test_keys_that_are_known_appear_by_their_names() -> None:
+    known, other = KeyShare(b"digest"), KeyShare(b"removed")
+    known.served, other.served = 30, 10
+    assert document.keys({"bulk": {b"digest": known, b"removed": other}}, NAMES) == [
+        {"class": "bulk", "key": "chat", "queued": 0, "running": 0, "share": 0.75}
+    ]
+
+
+def test_short_ids_are_those_of_copies() -> None:
+    pool = {"name": "cloud", "queue": [{"id": "0123456789"}], "admitted": [{"id": "abcdefghijkl"}]}
+    [short] = document.with_short_ids([pool], 8)
+    assert (short["queue"], short["admitted"]) == ([{"id": "01234567"}], [{"id": "abcdefgh"}])
+    assert pool["queue"] == [{"id": "0123456789"}]

@@ -1,0 +1,105 @@
+"""The rows of the requests that ended last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orch_sidecar.api.endpoints import ENDPOINTS
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.control.live.requests import LISTED, RequestTable
+from orch_sidecar.control.live.steps import StepHistory
+from orch_sidecar.observability.recent import RecentRequests
+from orch_sidecar.observability.record import Outcome, RequestRecord
+from tests.orch_sidecar.records import record_of
+from vllm_plugin.profile import ServiceClass
+
+S = 1_000_000_000
+
+
+def record(**more: Any) -> RequestRecord:
+    values: dict[str, Any] = {
+        "id": "1f" * 16, "arrived": 10 * S, "arrived_ns": 1_000 * S, "model": "tiny", "cost": 1,
+        "pool": "cloud", "service_class": ServiceClass.BULK, "admitted": 10 * S + S // 2,
+        "first_byte": 11 * S, "outcome": Outcome.OK, "status": 200, "input_tokens": 7,
+        "output_tokens": 30, "generated_tokens": 30, "trace_id": 255,
+    }  # fmt: skip
+    return record_of(**(values | more))
+
+
+def table(history: StepHistory | None = None) -> RequestTable:
+    histories = {} if history is None else {"cloud": history}
+    return RequestTable(histories, lambda pool, model: (pool, model) == ("cloud", "tiny"))
+
+
+def recent(*records: RequestRecord) -> RecentRequests:
+    made = RecentRequests()
+    made.add([(each, 13 * S) for each in records])
+    return made
+
+
+def test_row_has_what_became_of_a_request_and_nothing_that_it_said() -> None:
+    [row] = table().update(recent(record()), 13.0)
+    assert row == {
+        "number": 1, "id": "1f" * 16, "pool": "cloud", "class": "bulk", "model": "tiny",
+        "route": "/v1/chat/completions", "ended_at": 1_003_000, "outcome": "ok", "status": 200,
+        "text": "", "wait_ms": 500.0, "first_byte_ms": 1000.0, "total_ms": 3000.0,
+        "prompt_tokens": 7, "tokens": 30, "estimated": False, "batch": None, "coalesced": False,
+        "trace_id": f"{255:032x}",
+    }  # fmt: skip
+
+
+def test_tokens_that_were_not_reported_are_marked_as_estimated() -> None:
+    [row] = table().update(recent(record(output_tokens=None, generated_tokens=28)), 13.0)
+    assert (row["tokens"], row["estimated"]) == (28, True)
+
+
+def test_model_that_no_pool_serves_is_text_of_a_client_and_is_not_shown() -> None:
+    rows = table().update(recent(record(model="my secret prompt"), record(pool=None)), 13.0)
+    assert [row["model"] for row in rows] == [None, None]
+
+
+def test_refusal_has_its_reason_in_words() -> None:
+    refused = record(
+        outcome=Reason.DO_NOT_QUEUE, status=429, admitted=None, first_byte=None, trace_id=0
+    )
+    [row] = table().update(recent(refused), 13.0)
+    assert (row["outcome"], row["status"]) == ("do_not_queue", 429)
+    assert "asked not to wait" in row["text"]
+    assert (row["wait_ms"], row["first_byte_ms"], row["trace_id"]) == (None, None, None)
+
+
+def test_each_row_comes_once_and_requests_for_no_generation_do_not_come() -> None:
+    rows, made = table(), recent(record(), record(endpoint=ENDPOINTS["/v1/models"]))
+    assert [row["number"] for row in rows.update(made, 13.0)] == [1]
+    assert rows.update(made, 13.2) == []
+    made.add([(record(), 14 * S)])
+    assert [row["number"] for row in rows.update(made, 14.0)] == [3]
+    assert [row["number"] for row in rows.rows] == [1, 3]
+
+
+def test_table_and_its_changes_are_bounded() -> None:
+    rows, made = table(), RecentRequests()
+    for _ in range(10):
+        made.add([(record(), 13 * S)] * 100)
+    assert len(rows.update(made, 13.0)) == len(rows.rows) == LISTED
+    assert rows.rows[-1]["number"] == 1000
+
+
+def test_row_comes_again_with_its_mean_batch_once_the_engine_has_reported_it() -> None:
+    history = StepHistory()
+    rows, made = table(history), recent(record())
+    history.add({"epoch": "a", "steps_by_batch": {"1": [10, 0.1]}}, 10.0)
+    assert [row["batch"] for row in rows.update(made, 13.0)] == [None]
+    assert rows.update(made, 13.3) == []
+    history.add({"epoch": "a", "steps_by_batch": {"1": [10, 0.1], "4": [90, 1.0]}}, 14.0)
+    [row] = rows.update(made, 14.1)
+    assert (row["number"], row["batch"]) == (1, 4.0)
+    assert rows.rows == [row]
+    assert rows.update(made, 14.3) == []
+
+
+def test_mean_batch_that_never_becomes_known_is_not_waited_for() -> None:
+    rows, made = table(StepHistory()), recent(record())
+    assert len(rows.update(made, 13.0)) == 1
+    assert rows.update(made, 17.0) == []
+    assert rows._pending == []
