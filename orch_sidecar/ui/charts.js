@@ -29,16 +29,15 @@ export function drawStrip(svg, pool) {
   const heightOf = (batch) => (batch / most) * (height - 8);
   // The newest at the right end; where fewer are known, the left is empty.
   const first = STEPS - pool.batches.length;
-  const bars = pool.batches.map((batch, at) => {
-    const x = left + (first + at) * step, h = heightOf(batch);
-    return `M${x.toFixed(1)} ${base}v${(-h).toFixed(1)}h${Math.max(1, step - 0.8).toFixed(1)}v${h.toFixed(1)}z`;
-  });
+  const line = pool.batches.map((batch) => `V${(base - heightOf(batch)).toFixed(1)}h${step.toFixed(3)}`).join("");
+  const begins = `M${(left + first * step).toFixed(1)} ${base}`;
   const top = base - heightOf(most);
   svg.replaceChildren(
     make("path", { class: "rule", d: `M${left} ${top}H${width}M${left} ${base}H${width}` }),
     make("text", { class: "tick end", x: left - 6, y: top + 4 }, String(most)),
     make("text", { class: "tick end", x: left - 6, y: base }, "0"),
-    make("path", { class: "bars", d: bars.join("") }),
+    make("path", { class: "area", d: `${begins}${line}V${base}z` }),
+    make("path", { class: "edge", d: begins + line }),
   );
   svg.setAttribute("aria-label", pool.batches.length
     ? `Batches of the last ${pool.batches.length} decode steps: ${Math.min(...pool.batches)} to ${Math.max(...pool.batches)} of ${most}`
@@ -68,22 +67,22 @@ export function drawCurve(svg, pool) {
   const sloFits = slo != null && slo < 3 * highest;
   const tick = round(Math.max(highest * 1.15, sloFits ? slo * 1.1 : 0) / 4);
   const top = tick * 4;
-  const left = 44, right = width - 10, low = height - 34, high = 12;
+  const left = 54, right = width - 10, low = height - 34, high = 12;
   const x = (batch) => left + ((batch - 1) / (most - 1)) * (right - left);
   const y = (each) => low - (each / top) * (low - high);
   const nodes = [];
   for (let n = 0; n <= 4; n++) {
     nodes.push(make("path", { class: "rule", d: `M${left} ${y(n * tick)}H${right}` }));
-    nodes.push(make("text", { class: "tick end", x: left - 7, y: y(n * tick) + 4 }, label(n * tick)));
+    nodes.push(make("text", { class: "tick end", x: left - 7, y: y(n * tick) + 4 }, label(n * tick) + (n === 4 ? " ms" : "")));
   }
   for (const batch of [...new Set([1, Math.round((1 + most) / 2), most])])
     nodes.push(make("text", { class: "tick middle", x: x(batch), y: low + 17 }, String(batch)));
   nodes.push(make("text", { class: "tick middle", x: (left + right) / 2, y: height - 3 }, "sequences in the batch"));
-  nodes.push(make("text", { class: "tick", x: left + 4, y: high + 4 }, "ms"));
   if (sloFits) {
     nodes.push(make("path", { class: "slo", d: `M${left} ${y(slo)}H${right}` }));
     nodes.push(make("text", { class: "tick end", x: right, y: y(slo) - 5 }, `SLO per token, ${slo} ms`));
   }
+  if (slo != null && !sloFits) nodes.push(make("text", { class: "tick end", x: right, y: low - 8 }, `SLO per token: ${slo} ms, above this chart`));
   if (fit) {
     const known = [], beyond = [];
     for (let n = 0; n <= 60; n++) {

@@ -3,7 +3,7 @@
 
 import { drawCurve, drawStrip } from "./charts.js";
 
-const SHOWN = 50; // of the last requests
+const SHOWN = 30; // of the last requests
 const TYPES = {
   single_stream: ["single stream", "One request at a time: each has the whole engine."],
   batched_online: ["batched online", "Many requests share each step, within limits of latency."],
@@ -21,19 +21,20 @@ const element = (id) => document.getElementById(id);
 
 export function ms(value) {
   if (value == null) return "–";
-  if (value < 10) return `${value.toFixed(1)} ms`;
-  if (value < 1000) return `${Math.round(value)} ms`;
+  if (value < 10) return `${value.toFixed(1)}\u00a0ms`;
+  if (value < 1000) return `${Math.round(value)}\u00a0ms`;
   return duration(value);
 }
 
 function duration(value) {
   const s = Math.max(0, value) / 1000;
-  if (s < 10) return `${s.toFixed(1)} s`;
-  if (s < 120) return `${Math.round(s)} s`;
-  if (s < 7200) return `${Math.round(s / 60)} min`;
-  return s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} days`;
+  if (s < 10) return `${s.toFixed(1)}\u00a0s`;
+  if (s < 120) return `${Math.round(s)}\u00a0s`;
+  if (s < 7200) return `${Math.round(s / 60)}\u00a0min`;
+  return s < 172800 ? `${Math.round(s / 3600)}\u00a0h` : `${Math.round(s / 86400)}\u00a0days`;
 }
 
+const sentence = (value) => value && `${value[0].toUpperCase()}${value.slice(1)}${/[.!?]$/.test(value) ? "" : "."}`;
 const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
 const count = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en"));
 const percent = (value) => (value == null ? "–" : `${Math.round(100 * value)} %`);
@@ -92,6 +93,7 @@ export function render(live, actions, now) {
   show(element("key-form"), false);
   document.body.classList.toggle("operator", live.operator);
   document.body.classList.toggle("several", live.pools.length > 1);
+  document.body.classList.toggle("keyed", live.sidecar.keys);
   const types = [...new Set(live.pools.map((pool) => TYPES[pool.measurement_type][0]))];
   text(element("tagline"), types.join(" and "));
   const waiting = live.pools.reduce((sum, pool) => sum + queued(pool), 0);
@@ -129,11 +131,14 @@ function fillPool(node, pool, live, actions, now) {
   fillOutage(part.outage, pool, now);
   fillSlots(part, pool);
   drawStrip(part.strip, pool);
-  const batches = pool.batches;
-  text(part.batch, batches.length
-    ? `${batches.at(-1)} now, ${(batches.reduce((a, b) => a + b, 0) / batches.length).toFixed(1)} on average`
+  const last = pool.batches;
+  text(part.batch, last.length
+    ? `${last.at(-1)} now, ${(last.reduce((a, b) => a + b, 0) / last.length).toFixed(1)} on average`
     : "none yet");
-  drawCurve(part.curve, pool);
+  // Of an engine that never batches there is nothing to draw: one figure says it.
+  const batches = pool.slots.total > 1 || pool.curve.points.some(([batch]) => batch > 1);
+  show(part["curve-section"], batches);
+  if (batches) drawCurve(part.curve, pool);
   const fit = pool.curve.fit;
   text(part.fit, fit ? `${fit.t0_ms.toFixed(1)} + ${fit.c_ms.toFixed(2)} · b^${fit.alpha.toFixed(2)} ms${fit.good ? "" : ", not yet sure"}` : "not yet measured");
   fillSpeed(part, pool);
@@ -153,8 +158,8 @@ function fillOutage(node, pool, now) {
   if (!node.firstChild) node.append(...["strong", "p", "p"].map((each) => document.createElement(each)));
   const [title, message, advice] = node.children;
   const since = pool.drain ? pool.drain.since_at : pool.since_at;
-  text(title, since ? `${pool.state} since ${clock(since)}, for ${duration(now - since)}` : pool.state);
-  text(message, pool.message);
+  text(title, sentence(since ? `${pool.state} since ${clock(since)}, for ${duration(now - since)}` : pool.state));
+  text(message, sentence(pool.message));
   text(advice, pool.advice);
 }
 
@@ -185,14 +190,13 @@ function fillSlots(part, pool) {
 
 function fillSpeed(part, pool) {
   keyed(part.speed, Object.entries(pool.latency), ([name]) => name, newRow, (row, [name, of]) => {
-    const pair = (values, slo) => [0, 1].map((at) => [
-      ms(values?.[at]), `n ${at && values && slo ? (values[1] > slo ? "late" : "kept") : ""}`.trim(),
-    ]);
-    const limit = (slo) => [slo == null ? "none" : ms(slo), "n dim"];
+    const pair = (values, slo) => [
+      [ms(values?.[0]), "n"],
+      [ms(values?.[1]) + (slo == null ? "" : ` of\u00a0${ms(slo)}`), `n ${values && slo ? (values[1] > slo ? "late" : "kept") : ""}`.trim()],
+    ];
     fillRow(row, [
       [name], [count(of.requests), "n"],
-      ...pair(of.ttft_ms, of.ttft_slo_ms), limit(of.ttft_slo_ms),
-      ...pair(of.tpot_ms, of.tpot_slo_ms), limit(of.tpot_slo_ms),
+      ...pair(of.ttft_ms, of.ttft_slo_ms), ...pair(of.tpot_ms, of.tpot_slo_ms),
     ]);
   });
   show(part["keys-section"], pool.keys.length > 0);
@@ -201,12 +205,15 @@ function fillSpeed(part, pool) {
 }
 
 function fillFigures(list, pool) {
+  const { points } = pool.curve;
+  const alone = pool.slots.total === 1 && points.length === 1;
   const figures = [
-    ["Tokens per second", count(pool.rates.tokens_per_s), "generated"],
-    ["Prompt tokens per second", count(pool.rates.prompt_tokens_per_s), "read"],
+    ...(alone ? [["Time of a step", ms(points[0][1]), "one token each"]] : []),
+    ["Tokens/s", count(pool.rates.tokens_per_s), "generated"],
+    ["Prompt tokens/s", count(pool.rates.prompt_tokens_per_s), "read"],
     ["Busy", percent(pool.rates.busy), "of the last second"],
     ["KV cache", percent(pool.kv.usage), pool.kv.tokens ? `of ${count(pool.kv.tokens)} tokens` : ""],
-    ["Preemptions", count(pool.kv.preemptions), "since the engine's start", pool.kv.preemptions ? "warn" : ""],
+    ["Preemptions", count(pool.kv.preemptions), "since its start", pool.kv.preemptions ? "warn" : ""],
     ["Violations", count(pool.violations), pool.violations ? "more sequences than slots" : "as it must be", pool.violations ? "bad" : ""],
   ];
   keyed(list, figures, ([name]) => name, () => {
@@ -243,7 +250,7 @@ function fillQueue(live, actions, now, waiting) {
   const rows = live.pools.flatMap((pool) => pool.queue.map((row) => ({ ...row, pool: pool.name })));
   text(element("queue-count"), waiting ? String(waiting) : "");
   fillInFlight("queue", rows, (row) => [
-    [String(row.position), "n"], [row.class], [row.key ?? "–"], [row.pool], [String(row.cost), "n"],
+    [String(row.position), "n"], [row.class], [row.key ?? "–", "of-key"], [row.pool, "of-pool"], [String(row.cost), "n"],
     [duration(now - row.queued_at), "n"],
     [row.starts_at == null ? "unknown" : duration(row.starts_at - now), "n"],
   ], live, actions);
@@ -254,7 +261,7 @@ function fillRunning(live, actions, now) {
   const rows = live.pools.flatMap((pool) => pool.admitted.map((row) => ({ ...row, pool: pool.name })));
   text(element("running-count"), rows.length ? String(rows.length) : "");
   fillInFlight("running", rows, (row) => [
-    [row.class], [row.key ?? "–"], [row.pool], [String(row.cost), "n"], [duration(now - row.admitted_at), "n"],
+    [row.class], [row.key ?? "–", "of-key"], [row.pool, "of-pool"], [String(row.cost), "n"], [duration(now - row.admitted_at), "n"],
     [row.first_byte_at == null ? "reads its prompt" : "generates"],
   ], live, actions);
 }
@@ -267,12 +274,13 @@ function fillRequests(live) {
     const good = row.outcome === "ok";
     node.trace ??= traceLink(row, live.trace_url);
     fillRow(node, [
-      [clock(row.ended_at), "n"], [good ? "ok" : row.text, good ? "" : row.outcome === "cancelled" ? "dim" : "bad"],
-      [row.pool ?? "–"], [row.class ?? "–"], [ms(row.wait_ms), "n"], [ms(row.first_byte_ms), "n"], [ms(row.total_ms), "n"],
+      [clock(row.ended_at)], [good ? "ok" : row.text, good ? "" : row.outcome === "cancelled" ? "dim" : "bad"],
+      [row.pool ?? "–", "of-pool"], [row.class ?? "–"], [ms(row.wait_ms), "n"], [ms(row.first_byte_ms), "n"], [ms(row.total_ms), "n"],
       [row.tokens == null ? "–" : `${row.estimated ? "≈ " : ""}${count(row.tokens)}`, "n"],
-      [row.batch == null ? "–" : row.batch.toFixed(1), "n"], [node.trace, "id"],
+      [row.batch == null ? "–" : row.batch.toFixed(1), "n"], [node.trace, "id of-trace"],
     ]);
   });
+  document.body.classList.toggle("traced", rows.some((row) => row.trace_id));
 }
 
 function traceLink(row, url) {

@@ -60,7 +60,7 @@ def _entry(
     for record, at in recent:
         assert record.first_byte is not None
         first.append((record.first_byte - record.identity.arrived) / 1e6)
-        tokens = record.output_tokens
+        tokens = record.output_tokens or record.generated_tokens
         if tokens is not None and tokens > 1 and record.cost == 1 and not record.client_limited:
             per_token.append((at - record.first_byte) / 1e6 / (tokens - 1))
     return {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from orch_sidecar.api.endpoints import ENDPOINTS, WITHOUT_KEY
+from orch_sidecar.api.endpoints import ENDPOINTS, UI_FILES, WITHOUT_KEY
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth import keys
 from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
@@ -96,8 +96,10 @@ def test_key_that_is_too_long_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> 
         checked(("X-Api-Key", "x"), guard=Authorizer(Keys([])))
 
 
-def test_only_probes_and_prometheus_need_no_key() -> None:
+def test_only_probes_prometheus_and_the_files_of_the_page_need_no_key() -> None:
     assert {
+        "/",
+        *UI_FILES,
         "/livez",
         "/readyz",
         "/healthz",

@@ -65,12 +65,19 @@ def test_what_is_no_measure_of_the_engine_is_not_counted() -> None:
     assert (found["requests"], found["ttft_ms"], found["tpot_ms"]) == (0, None, None)
 
 
+def test_tokens_of_a_stream_without_usage_are_estimated() -> None:
+    streams = [ended(100, 0.1, 1.1, output_tokens=None, generated_tokens=21)]
+    [found] = of_classes(streams, (INTERACTIVE,), CLOUD.admission, 101 * S).values()
+    assert found["tpot_ms"] == [50.0, 50.0]
+
+
 def test_time_per_token_is_of_single_sequences_that_were_counted_and_read() -> None:
     streams = [
         ended(100, 0.1, 1.0, cost=2),
         ended(100, 0.1, 1.0, output_tokens=None),
+        ended(100, 0.1, 1.0, output_tokens=None, generated_tokens=1),
         ended(100, 0.1, 1.0, output_tokens=1),
         ended(100, 0.1, 1.0, client_limited=True),
     ]
     [found] = of_classes(streams, (INTERACTIVE,), CLOUD.admission, 101 * S).values()
-    assert (found["requests"], found["ttft_ms"], found["tpot_ms"]) == (4, [100.0, 100.0], None)
+    assert (found["requests"], found["ttft_ms"], found["tpot_ms"]) == (5, [100.0, 100.0], None)
