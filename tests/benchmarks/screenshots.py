@@ -142,24 +142,26 @@ async def cloud(browser: Browser, out: Path, folder: Path) -> None:
             await save(phone, out / "down.png")
 
 
-async def run(out: Path) -> None:
+async def run(out: Path, only: str | None = None) -> None:
     """Writes the pictures to a folder."""
     with tempfile.TemporaryDirectory() as folder:
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*ARGUMENTS])
-            await home(browser, out, Path(folder))
-            await cloud(browser, out, Path(folder))
+            for name, take in (("home", home), ("cloud", cloud)):
+                if only in (None, name):
+                    await take(browser, out, Path(folder))
             await browser.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--only", choices=("home", "cloud"), help="one of the engines")
     options = parser.parse_args()
     if shutil.which("chromium") is None:
         parser.error(NOT_INSTALLED)
     options.out.mkdir(parents=True, exist_ok=True)
-    asyncio.run(run(options.out))
+    asyncio.run(run(options.out, options.only))
 
 
 if __name__ == "__main__":

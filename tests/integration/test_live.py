@@ -98,8 +98,8 @@ async def test_document_has_neither_prompts_nor_answers_nor_keys(
     secret = keys.add("chat")
     running = await start(api_keys_file=keys.path)
     client = await running.client()
-    body = {"messages": [{"role": "user", "content": "my secret question"}]}
-    assert (await client.post(CHAT, [keys.bearer("chat")], **body)).status == 200
+    messages = [{"role": "user", "content": "my secret question"}]
+    assert (await client.post(CHAT, [keys.bearer("chat")], messages=messages)).status == 200
     stranger = await running.client()
     await stranger.post(CHAT, [keys.bearer("chat")], model="my secret model")
     reader = await readers.open(running, operator=True)

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -38,28 +37,41 @@ _ALIVE: Final = b": nothing new\n\n"
 
 
 class _Reader:
-    """One stream. `sent`: the number of the last event that it got."""
+    """One stream. `sent_at`: loop time of the last event that it was sent."""
 
-    def __init__(self, channel: _Channel, transport: asyncio.Transport) -> None:
+    def __init__(self, channel: _Channel, transport: asyncio.Transport, now: float) -> None:
         self.channel = channel
         self.closed = False
         self.woken = asyncio.Event()
+        self._sent = -1  # the number of the last document that it got
+        self._sent_at = now
         self._transport = transport
-        self._sent = -1
 
     @property
     def behind(self) -> bool:
         """Whether it has yet to take its last event."""
         return self._transport.get_write_buffer_size() > 0
 
-    def next(self) -> bytes:
-        """Returns the event to be sent now; empty if there is none."""
-        channel = self.channel
-        if channel.number == self._sent or not channel.parts:
+    def check(self, now: float) -> None:
+        """Wakes the reader if there is something for it; disconnects one that takes nothing."""
+        if self.behind:
+            if now - self._sent_at > BEHIND_S:
+                self._transport.abort()
+        elif self.channel.number != self._sent or now - self._sent_at >= ALIVE_EVERY_S:
+            self.woken.set()
+
+    def next(self, now: float) -> bytes:
+        """Returns what is to be sent now; empty if there is nothing."""
+        channel, before = self.channel, self._sent
+        if self.behind or not channel.parts:
             return b""
-        follows = channel.number == self._sent + 1
-        self._sent = channel.number
-        return channel.update if follows else channel.snapshot()
+        if channel.number == before:
+            if now - self._sent_at < ALIVE_EVERY_S:
+                return b""
+            self._sent_at = now
+            return _ALIVE
+        self._sent, self._sent_at = channel.number, now
+        return channel.update if channel.number == before + 1 else channel.snapshot()
 
     def close(self) -> None:
         """Ends the stream, at once if its reader is behind."""
@@ -83,7 +95,7 @@ class _Channel:
         self._snapshot = b""
 
     def publish(self, sidecar: Part, pools: list[Part], changed: list[Part]) -> None:
-        """Encodes what has changed, and wakes the readers if anything has."""
+        """Encodes what has changed since the last call."""
         if not self._operator:
             pools = with_short_ids(pools, SHORT_ID)
         before, self.parts = self.parts, {"sidecar": _json(sidecar), "pools": _json(pools)}
@@ -95,8 +107,6 @@ class _Channel:
         self.number += 1
         self._snapshot = b""
         self.update = _event(b"update", update)
-        for reader in self.readers:
-            reader.woken.set()
 
     def snapshot(self) -> bytes:
         """Returns the event with the whole document, as of the last `publish`."""
@@ -145,7 +155,8 @@ class LiveStream:
         if replaced is not None:
             self._streams[replaced].close()
         channel = self._operators if operator else self._clients
-        reader = self._streams[place] = _Reader(channel, transport)
+        now = asyncio.get_running_loop().time()
+        reader = self._streams[place] = _Reader(channel, transport, now)
         channel.readers.add(reader)
         response = web.StreamResponse(headers=self._headers)
         if self._producer is None:
@@ -153,8 +164,6 @@ class LiveStream:
         try:
             await response.prepare(http)
             await _send(response, reader)
-        except TimeoutError:
-            transport.abort()
         except ConnectionError:
             pass  # the reader has disconnected, and aiohttp is about to notice
         finally:
@@ -181,6 +190,7 @@ class LiveStream:
 
     async def _produce(self) -> None:
         """Publishes the document at intervals, until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
             try:
                 source = self._source
@@ -189,6 +199,8 @@ class LiveStream:
                 for channel in (self._operators, self._clients):
                     if channel.readers:
                         channel.publish(sidecar, pools, changed)
+                for reader in self._streams.values():
+                    reader.check(loop.time())
             # A fault of what is looked at: nobody may take an old document for the present one.
             except Exception:
                 logger.exception("the live document could not be built")
@@ -198,22 +210,14 @@ class LiveStream:
 
 
 async def _send(response: web.StreamResponse, reader: _Reader) -> None:
-    """Sends the events of a stream. Raises TimeoutError when its reader takes none."""
+    """Sends the events of a stream."""
     loop = asyncio.get_running_loop()
-    sent_at = loop.time()
     while not reader.closed:
         reader.woken.clear()
-        now = loop.time()
-        if reader.behind:
-            if now - sent_at > BEHIND_S:
-                raise TimeoutError
-        elif data := reader.next() or (_ALIVE if now - sent_at >= ALIVE_EVERY_S else b""):
-            sent_at = now
-            async with asyncio.timeout(BEHIND_S):
-                await response.write(data)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ALIVE_EVERY_S):
-                await reader.woken.wait()
+        if data := reader.next(loop.time()):
+            await response.write(data)
+        else:
+            await reader.woken.wait()
 
 
 def _json(value: object) -> bytes:

@@ -99,9 +99,8 @@ def waits(admission: AdmissionStatus) -> dict[str, str] | None:
     text = waits_for(admission) if admission.queue_depth else None
     if text is None:
         return None
-    blocked_by = admission.blocked_by
-    away = admission.unavailable is not None or blocked_by is None
-    return {"reason": ENGINE if away else blocked_by.value, "text": text}
+    blocked_by = None if admission.unavailable is not None else admission.blocked_by
+    return {"reason": ENGINE if blocked_by is None else blocked_by.value, "text": text}
 
 
 def advice(state: EngineState, ordered_by: OrderedBy | None, profile: str) -> str:

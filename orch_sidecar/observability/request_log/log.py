@@ -13,7 +13,8 @@ from functools import partial
 from typing import Final
 
 from orch_sidecar.engine_state.step_history import StepHistory
-from orch_sidecar.observability.metrics import Ended, Metrics
+from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.recent import Ended
 from orch_sidecar.observability.request_log.lines import line_of
 from orch_sidecar.observability.request_log.writer import MOST_LINES, Line, LineWriter
 from orch_sidecar.pools.registry import PoolRegistry
