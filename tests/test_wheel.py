@@ -48,6 +48,12 @@ def test_wheel_ships_the_profiles_as_they_are(wheel: zipfile.ZipFile) -> None:
         assert wheel.read(f"vllm_plugin/profiles/{name}") == content
 
 
+def test_wheel_ships_the_page_without_its_pictures(wheel: zipfile.ZipFile) -> None:
+    files = [each for each in (ROOT / "orch_sidecar" / "ui").iterdir() if each.is_file()]
+    shipped = {name for name in wheel.namelist() if name.startswith("orch_sidecar/ui/")}
+    assert shipped == {f"orch_sidecar/ui/{each.name}" for each in files}
+
+
 def test_wheel_puts_the_pth_file_where_site_reads_it(wheel: zipfile.ZipFile) -> None:
     source = (ROOT / "vllm_plugin" / "orch_vllm_plugin.pth").read_bytes()
     assert wheel.read("orch_vllm_plugin.pth") == source

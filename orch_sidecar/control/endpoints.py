@@ -75,7 +75,7 @@ class Control:
             if path == STREAM:
                 return self._with_headers(await self._publisher.stream(http, client))
             if path == LIVE:
-                return self._with_headers(await self._live.stream(http, client, operator=False))
+                return self._with_headers(await self._live.stream(http, key, operator=False))
         if path in ENDPOINTS:
             return None
         found = match_resource(path)

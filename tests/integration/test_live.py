@@ -129,6 +129,24 @@ async def test_clients_need_a_key_for_the_data_and_none_for_the_page(
     assert await operator.next()
 
 
+async def test_stream_of_a_key_that_is_removed_ends(
+    start: Start, tmp_path: Path, readers: Readers
+) -> None:
+    keys = KeyRing(tmp_path)
+    for name in ("chat", "other"):
+        keys.add(name)
+    running = await start(api_keys_file=keys.path)
+    removed = await readers.open(running, headers=dict([keys.bearer("chat")]))
+    other = await readers.open(running, headers=dict([keys.bearer("other")]))
+    operator = await readers.open(running, operator=True)
+    for each in (removed, other, operator):
+        await each.next()
+    keys.remove("chat")
+    await running.sidecar.reloader.reload_keys()
+    await ended(removed)
+    assert len(running.sidecar.live._streams) == 2
+
+
 async def test_browser_that_asks_for_the_root_is_sent_to_the_page(
     start: Start, tmp_path: Path, readers: Readers
 ) -> None:

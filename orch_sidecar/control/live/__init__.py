@@ -62,5 +62,5 @@ readers, a few times per second, and only while there is a reader:
 Neither prompts nor answers nor API keys are in it: keys appear by their names in the key file. A
 model is named only if the pool serves it.
 
-Pure: `document`, `latency`, `requests`, `steps`, `words`.
+Pure: `document`, `latency`, `rates`, `requests`, `words`.
 """

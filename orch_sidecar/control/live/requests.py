@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from orch_sidecar.control.live.steps import StepHistory
 from orch_sidecar.control.live.words import end_of
+from orch_sidecar.engine_state.step_history import StepHistory
 from orch_sidecar.observability.recent import RecentRequests
 from orch_sidecar.observability.record import RequestRecord
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from orch_sidecar.auth.authorizer import Authorizer
+from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.live import document, latency, words
 from orch_sidecar.control.live.document import (
     ADMITTED_LISTED,
@@ -19,8 +20,9 @@ from orch_sidecar.control.live.document import (
     Clock,
     Queued,
 )
+from orch_sidecar.control.live.rates import TokenRates
 from orch_sidecar.control.live.requests import RequestTable, Row
-from orch_sidecar.control.live.steps import StepHistory
+from orch_sidecar.engine_state.step_history import StepHistory
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.recent import Ended
 from orch_sidecar.pools.pool import Pool
@@ -53,6 +55,7 @@ class LiveSource:
         self._head = head
         self._loop = asyncio.get_running_loop()
         self._histories: dict[str, StepHistory] = {}
+        self._rates: dict[str, TokenRates] = {}
         self._reported: dict[str, float] = {}  # when the engine's counts were last added
         self._table = RequestTable(self._histories, self._serves)
 
@@ -70,7 +73,7 @@ class LiveSource:
         ended = self._metrics.recent().all()
         found = {pool.name: self._entry(pool, names, ended, clock) for pool in self._pools}
         for name in self._histories.keys() - found.keys():
-            del self._histories[name], self._reported[name]
+            del self._histories[name], self._rates[name], self._reported[name]
         absent = self._pools.absent()
         return [
             *found.values(),
@@ -81,17 +84,24 @@ class LiveSource:
         """Returns the rows of `requests` that are new or have changed since the last call."""
         return self._table.update(self._metrics.recent(), time.monotonic())
 
+    def permits(self, key: ApiKey | None) -> bool:
+        """Whether a client with this key, or without one, may still look."""
+        keys = self._authorizer.keys
+        return keys is None or (key is not None and key.digest in keys)
+
     def requests(self) -> list[Row]:
         """Returns the part `requests`, as of the last call of `changed_requests`."""
         return self._table.rows
 
     def _entry(self, pool: Pool, names: document.Names, ended: list[Ended], clock: Clock) -> Part:
         status, ledger = pool.status(), pool.ledger
+        busy = pool.watcher.busy_ratio
+        rates = self._read(pool).document() | {"busy": None if busy is None else round(busy, 3)}
         own = [(record, at) for record, at in ended if record.pool == pool.name]
         return document.pool_entry(
             pool.snapshot(), status, ledger, pool.watcher.since_s, tier=pool.tier
         ) | {
-            "rates": self._history(pool).rates() | {"busy": pool.watcher.busy_ratio},
+            "rates": rates,
             "latency": latency.of_classes(own, pool.classes, pool.gate.rules, time.monotonic_ns()),
             "waits": words.waits(status),
             "keys": document.keys(
@@ -118,15 +128,17 @@ class LiveSource:
                 at_s = None if first_byte is None else first_byte / 1e9
                 yield Admitted(owner.record.identity.id, lease, at_s)
 
-    def _history(self, pool: Pool) -> StepHistory:
-        """The history of a pool's engine, with its last report."""
+    def _read(self, pool: Pool) -> TokenRates:
+        """Adds the last report of a pool's engine to what is remembered; returns its rates."""
+        rates = self._rates.setdefault(pool.name, TokenRates())
         history = self._histories.setdefault(pool.name, StepHistory())
         watcher, reported = pool.watcher, self._reported.get(pool.name)
         if watcher.beat_at is not None and watcher.beat_at != reported:
             assert watcher.document is not None, "it came with the counts"
+            rates.add(watcher.document, watcher.beat_at)
             history.add(watcher.document, watcher.beat_at)
         self._reported[pool.name] = watcher.beat_at or 0.0
-        return history
+        return rates
 
     def _serves(self, pool: str, model: str) -> bool:
         try:

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.live.document import with_short_ids
 from orch_sidecar.control.live.source import LiveSource, Part
 from orch_sidecar.control.stream_readers import Reader, Readers
@@ -37,14 +38,17 @@ _ALIVE: Final = b": nothing new\n\n"
 
 
 class _Reader:
-    """One stream. `sent_at`: loop time of the last event that it was sent."""
+    """One stream. `key`: of its client, None without one, and at the operators' listener."""
 
-    def __init__(self, channel: _Channel, transport: asyncio.Transport, now: float) -> None:
+    def __init__(
+        self, channel: _Channel, key: ApiKey | None, transport: asyncio.Transport, now: float
+    ) -> None:
         self.channel = channel
+        self.key = key
         self.closed = False
         self.woken = asyncio.Event()
         self._sent = -1  # the number of the last document that it got
-        self._sent_at = now
+        self._sent_at = now  # loop time of its last event
         self._transport = transport
 
     @property
@@ -86,17 +90,17 @@ class _Channel:
 
     def __init__(self, source: LiveSource, trace_url: str | None, *, operator: bool) -> None:
         self.readers: set[_Reader] = set()
+        self.operator = operator
         self.number = 0
         self.parts: dict[str, bytes] = {}
         self.update = b""
         self._source = source
-        self._operator = operator
         self._fixed = {"operator": _json(operator), "trace_url": _json(trace_url)}
         self._snapshot = b""
 
     def publish(self, sidecar: Part, pools: list[Part], changed: list[Part]) -> None:
         """Encodes what has changed since the last call."""
-        if not self._operator:
+        if not self.operator:
             pools = with_short_ids(pools, SHORT_ID)
         before, self.parts = self.parts, {"sidecar": _json(sidecar), "pools": _json(pools)}
         update = {name: part for name, part in self.parts.items() if before.get(name) != part}
@@ -116,7 +120,7 @@ class _Channel:
         return self._snapshot
 
     def _own(self, rows: list[Part]) -> list[Part]:
-        return rows if self._operator else [row | {"id": row["id"][:SHORT_ID]} for row in rows]
+        return rows if self.operator else [row | {"id": row["id"][:SHORT_ID]} for row in rows]
 
 
 class LiveStream:
@@ -139,16 +143,17 @@ class LiveStream:
         self._closed = False
 
     async def stream(
-        self, http: web.BaseRequest, client: str | None, *, operator: bool
+        self, http: web.BaseRequest, key: ApiKey | None, *, operator: bool
     ) -> web.StreamResponse | Refusal:
-        """Serves a stream until its reader disconnects or falls behind, or this closes. `client`:
-        the name of its API key, None without one. `operator`: at the operators' listener."""
+        """Serves a stream until its reader disconnects or falls behind, its key is removed, or this
+        closes. `operator`: at the operators' listener, which needs no key."""
         if self._closed:
             return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)
         transport = http.transport
         if transport is None:
             raise asyncio.CancelledError  # the reader has disconnected already
-        place = Reader(client or http.remote or "", None, "operators" if operator else "clients")
+        client = (http.remote or "") if key is None else key.name
+        place = Reader(client, None, "operators" if operator else "clients")
         replaced = self._readers.enter(place, ())
         if isinstance(replaced, Refusal):
             return replaced
@@ -156,7 +161,7 @@ class LiveStream:
             self._streams[replaced].close()
         channel = self._operators if operator else self._clients
         now = asyncio.get_running_loop().time()
-        reader = self._streams[place] = _Reader(channel, transport, now)
+        reader = self._streams[place] = _Reader(channel, key, transport, now)
         channel.readers.add(reader)
         response = web.StreamResponse(headers=self._headers)
         if self._producer is None:
@@ -200,7 +205,10 @@ class LiveStream:
                     if channel.readers:
                         channel.publish(sidecar, pools, changed)
                 for reader in self._streams.values():
-                    reader.check(loop.time())
+                    if reader.channel.operator or source.permits(reader.key):
+                        reader.check(loop.time())
+                    else:
+                        reader.close()
             # A fault of what is looked at: nobody may take an old document for the present one.
             except Exception:
                 logger.exception("the live document could not be built")

@@ -7,7 +7,7 @@ from typing import Any
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live.requests import LISTED, RequestTable
-from orch_sidecar.control.live.steps import StepHistory
+from orch_sidecar.engine_state.step_history import StepHistory
 from orch_sidecar.observability.recent import RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from tests.orch_sidecar.records import record_of
