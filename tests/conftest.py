@@ -26,6 +26,7 @@ settings.load_profile("project")
 SLOW = (
     "bench/test_cli.py",
     "integration/bench/*.py",
+    "integration/browser/*.py",
     "integration/test_back_pressure.py",
     "integration/test_broken_answers.py",
     "integration/test_cancel.py",
@@ -39,6 +40,7 @@ SLOW = (
     "integration/test_failures.py",
     "integration/test_keys_reload.py",
     "integration/test_leases.py",
+    "integration/test_live.py",
     "integration/test_lifecycle.py",
     "integration/test_many_sidecars.py",
     "integration/test_many_sidecars_faults.py",
