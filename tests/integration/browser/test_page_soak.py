@@ -86,7 +86,7 @@ async def test_page_keeps_up_for_ten_minutes_without_growing(
             await expect(page.locator(".badge")).to_have_text("ready", timeout=SOON_MS)
         elif minute % 3 == 1:
             await running.stop()
-            running = await start(**options, **ports)
+            running = await start(**(options | ports))
             await expect(live).to_have_text("Live", timeout=SOON_MS)
     assert before is not None
     after = await metrics(session)
