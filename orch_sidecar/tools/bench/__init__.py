@@ -1,7 +1,8 @@
 """`orch bench`: measures an endpoint or a device, and judges whether the figures are valid.
 
 `cli` builds a plan, runs it and writes the result: it imports `plan`, `runs`, `results` and
-`decode`; these import each other in that order, and `load` stands below `results`. Of the rest only
-`tools.facts`, `tools.traces`, `tools.arguments`, `api.usage`, `wire.http1`, the plugin's classes
-and its form of statements are imported.
+`decode`; these import each other in that order, and `load` stands below `results`. `reports` writes
+the pages that `report` makes of results, with `drawing`. Of the rest only `tools.facts`,
+`tools.traces`, `tools.arguments`, `api.usage`, `wire.http1`, the plugin's classes and its form of
+statements are imported.
 """

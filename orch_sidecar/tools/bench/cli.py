@@ -1,6 +1,6 @@
 """`orch bench`: measures an endpoint or a device, and judges whether the figures are valid.
 
-With `decode.cli`, the only module here that prints and writes files.
+With `decode.cli` and `reports`, the only module here that prints and writes files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from orch_sidecar.tools.bench.plan.options import (
     scenario_of,
     sweep_scenario,
 )
-from orch_sidecar.tools.bench.plan.output_files import check_files
+from orch_sidecar.tools.bench.plan.output_files import add_report, check_files
 from orch_sidecar.tools.bench.plan.plan import plan_of
+from orch_sidecar.tools.bench.reports import add_commands, write_report
 from orch_sidecar.tools.bench.results.evidence import with_evidence
 from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of
 from orch_sidecar.tools.bench.results.result import Result
@@ -59,6 +60,7 @@ _EPILOG: Final = """examples:
   orch bench offline --requests 1000
   orch bench sweep --concurrency 1,2,4,8,16 --duration 20 --plot sweep.png
   orch bench decode --sweep
+  orch bench compare monday.json friday.json --report compare.html
 
 exit codes: 0 valid, preliminary or unverified, and one client of a sweep that is unbatched;
             1 not measurable, invalid or incomplete; 2 bad usage"""
@@ -96,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
         if label is Label.BATCHED_ONLINE:
             add_arrivals(each)
         add_length(each, label)
-        add_common(each)
+        add_report(add_common(each))
     text = "closed loops of several concurrencies: throughput and latency by batch"
     each = commands.add_parser("sweep", help=text, description=text)
     each.set_defaults(run=_command(_sweep))
@@ -109,8 +111,9 @@ def parser() -> argparse.ArgumentParser:
         help="of each concurrency, at least; default: %(default)g",
     )  # fmt: skip
     each.add_argument("--plot", type=Path, metavar="FILE", help="write a plot: .png or .svg")
-    add_common(each)
+    add_report(add_common(each))
     decode.add_command(commands)
+    add_commands(commands)
     return found
 
 
@@ -159,21 +162,25 @@ async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int
 
 def _report_sweep(found: Sweep, options: argparse.Namespace) -> int:
     print(sweep_text(found))
-    written = _write(found, options.output or Path(f"orch-sweep-{found.results[0].id}.json"))
+    output = options.output or Path(f"orch-sweep-{found.results[0].id}.json")
+    written = _write(found, output)
     if options.facts is not None:
         for result in found.results:
             _add(result, options.facts, f"concurrency {result.scenario.clients}: ")
     if options.plot is not None and found.points:
         plot_sweep(found, options.plot)
         print(f"plot: {options.plot}")
-    return 0 if written and is_sound(found) else 1
+    reported = write_report(found, options.report, output)
+    return 0 if written and reported and is_sound(found) else 1
 
 
 def _report(result: Result, options: argparse.Namespace) -> int:
     print(result_text(result))
-    written = _write(result, options.output or Path(f"orch-bench-{result.id}.json"))
+    output = options.output or Path(f"orch-bench-{result.id}.json")
+    written = _write(result, output)
     added = options.facts is None or _add(result, options.facts)
-    return 0 if written and added and result.status not in NO_FACT else 1
+    reported = write_report(result, options.report, output)
+    return 0 if written and added and reported and result.status not in NO_FACT else 1
 
 
 def _add(result: Result, facts: Path, which: str = "") -> bool:

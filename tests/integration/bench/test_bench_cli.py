@@ -98,7 +98,7 @@ async def test_measurement_is_written_with_a_row_that_passes_the_check(
     home: Running, at_home: ScriptedEngine, bench: Bench
 ) -> None:
     secret = ("--header", f"X-Token: {TOKEN}")
-    ran = await bench.run(url_of(home), "single-stream", "--requests", "64", *secret)
+    ran = await bench.run(url_of(home), "single-stream", "--requests", "64", *secret, "--report")
     assert ran.code == 0, ran.printed
     assert "single_stream: PRELIMINARY" in ran.printed
     assert "tokens/s per stream: p50" in ran.printed
@@ -107,6 +107,9 @@ async def test_measurement_is_written_with_a_row_that_passes_the_check(
     assert result.engine.given == []
     assert result.client.host["uvloop"]
     assert result.scenario.prompts == "3 of the file prompts.jsonl"
+    page = ran.output.with_suffix(".html")
+    assert f"report: {page}" in ran.printed
+    assert "Time to first token" in page.read_text(encoding="utf-8")
     [row] = ran.rows
     assert (row.measurement_type, row.batch) == (Label.SINGLE_STREAM, 1)
     check = (*ORCH, "facts", "check", "--confirmed", str(ran.facts))

@@ -167,7 +167,8 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plot = tmp_path / "sweep.svg"
-    code = await run("sweep", "--concurrency", "1,2,4", "--duration", "0.3", "--plot", str(plot))
+    pictures = ("--plot", str(plot), "--report", str(tmp_path / "sweep.html"))
+    code = await run("sweep", "--concurrency", "1,2,4", "--duration", "0.3", *pictures)
     printed = capsys.readouterr()
     assert code == 0, printed.out + printed.err
     found = sweep_of(tmp_path)
@@ -187,6 +188,7 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     assert [placed.row.batch for placed in valid_rows(table)] == [2, 4]
     assert check(table, confirmed=True) == []
     assert b"t0 + c b^alpha" in plot.read_bytes()
+    assert "fit: " in (tmp_path / "sweep.html").read_text(encoding="utf-8")
 
 
 async def test_sweep_whose_endpoint_fails_keeps_its_results(

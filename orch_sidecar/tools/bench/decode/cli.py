@@ -32,6 +32,10 @@ from orch_sidecar.tools.bench.decode.report import (
 )
 from orch_sidecar.tools.bench.decode.schedule import poisson_ms
 from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
+from orch_sidecar.tools.bench.report.decode import decode_report
+from orch_sidecar.tools.facts.tables import files
+
+_REPORT: Final = "orch-bench-decode.html"
 
 _HELP: Final = "decode steps on this machine's device: throughput and latency by batch"
 
@@ -59,9 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Runs the command with its parsed options; returns the exit code like `main`."""
     try:
+        report = Path(_REPORT) if options.report is True else options.report
+        if report is not None:
+            files.check_writable(report)
         found = _by_formula(options) if options.step_time is not None else _on_device(options)
         if options.json not in (None, "-"):
             Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        if report is not None:
+            files.write(report, decode_report(found))
+            _print(options, f"report: {report}")
     except InvalidOptions as error:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, number, positive
+from orch_sidecar.tools.bench.plan.output_files import add_report
 from orch_sidecar.tools.bench.results.fit import Curve
 
 DESCRIPTION: Final = """Decode steps on this machine's device: throughput and latency by batch.
@@ -40,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options; defaults are those of "Throughput, Latency & Batching Policy"."""
     _add_schedule(parser)
     _add_device(parser)
-    add = parser.add_argument_group("mode and output").add_argument
+    group = parser.add_argument_group("mode and output")
+    add = group.add_argument
     add(
         "--sweep",
         type=_counts,
@@ -51,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
     add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
+    add_report(group, "write a page with pictures (orch-bench-decode.html)")
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:

@@ -68,8 +68,8 @@ def header(text: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of every scenario."""
+def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds the options of every scenario, and returns the group of output files."""
     target = parser.add_argument_group("endpoint")
     target.add_argument("--url", default="http://127.0.0.1:8080", help="default: %(default)s")
     target.add_argument("--model", help="default: the first that the endpoint (or pool) serves")
@@ -121,6 +121,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "any id where it knows its model by paths only, or reports nothing",
     )
     given.add_argument("--model-name", help="display name; default: the last part of the id")
+    return output
 
 
 def add_length(parser: argparse.ArgumentParser, label: Label) -> None:

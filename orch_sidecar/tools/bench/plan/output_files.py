@@ -1,4 +1,4 @@
-"""Checks before a run that its output files can be written."""
+"""The output files of a run: the option of its report, and checks that all can be written."""
 
 from __future__ import annotations
 
@@ -12,17 +12,45 @@ from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import COLUMNS
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
+_REPORT: Final = ".html"
+
 # Characters of a file's first line: more than a header has.
 _LINE: Final = 1000
+
+
+def add_report(
+    group: argparse._ActionsContainer,
+    text: str = "write a page with figures and pictures; default: beside the result",
+) -> None:
+    """Adds `--report [HTML]`: a Path, True for the default one, None for no report."""
+    group.add_argument(
+        "--report", nargs="?", const=True, type=report_file, metavar="HTML", help=text
+    )
+
+
+def report_file(text: str) -> Path:
+    """Parses the path of a report. A result is never mistaken for one, and overwritten."""
+    path = Path(text)
+    if path.suffix.lower() != _REPORT:
+        raise argparse.ArgumentTypeError(f"{text!r} must end in {_REPORT}")
+    return path
+
+
+def report_beside(path: Path) -> Path:
+    """Returns the path of the report of a result."""
+    return path.with_suffix(_REPORT)
 
 
 def check_files(options: argparse.Namespace) -> None:
     """Raises InvalidOptions, or what `plot.require` raises, where a result could not be written."""
     given: dict[str, Path] = {
         f"--{name} {path}": path
-        for name in ("output", "facts", "plot")
-        if (path := getattr(options, name, None)) is not None
+        for name in ("output", "facts", "plot", "report")
+        if isinstance(path := getattr(options, name, None), Path)
     }
+    if getattr(options, "report", None) is True and options.output is not None:
+        path = report_beside(options.output)
+        given[f"--report {path}"] = path
     taken: dict[Path, str] = {}
     for option, path in given.items():
         if path.is_dir() or not path.resolve().parent.is_dir():

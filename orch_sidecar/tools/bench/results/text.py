@@ -22,7 +22,7 @@ def result_text(result: Result) -> str:
         *(f"  {reason}" for reason in result.reasons),
         *(f"  too short to publish: {missing}" for missing in result.shortfalls),
         *_engine(result),
-        f"{_arrivals(result)}, prompts: {result.scenario.prompts}, seed {result.scenario.seed}",
+        f"{arrivals_text(result)}, prompts: {result.scenario.prompts}, seed {result.scenario.seed}",
         *_counts(result.counts),
     ]
     if result.figures is not None:
@@ -64,7 +64,8 @@ def _engine(result: Result) -> list[str]:
     return lines
 
 
-def _arrivals(result: Result) -> str:
+def arrivals_text(result: Result) -> str:
+    """Describes how requests arrived."""
     scenario = result.scenario
     if scenario.rate_per_s is not None:
         shape = "" if scenario.burstiness is None else f" of burstiness {scenario.burstiness:g}"

@@ -33,6 +33,9 @@ def code_of(*words: str) -> int:
         (("sweep", "--plot", "x.gif"), "x.gif: the suffix of a plot must be .png or .svg"),
         ((*ONLINE, "--output", "/nowhere/x.json"), "it must be a file in an existing folder"),
         ((*ONLINE, "--facts", "/"), "--facts /: it must be a file in an existing folder"),
+        ((*ONLINE, "--report", "a.json"), "'a.json' must end in .html"),
+        ((*ONLINE, "--output", "a.html", "--report"), "must not be the file of --output"),
+        ((*ONLINE, "--report", "/nowhere/a.html"), "it must be a file in an existing folder"),
     ],
 )
 def test_bad_usage_exits_with_2(
@@ -107,7 +110,9 @@ def test_endpoint_that_is_not_there_exits_with_1(capsys: pytest.CaptureFixture[s
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("command", ["", "single-stream", "batched-online", "offline", "sweep"])
+@pytest.mark.parametrize(
+    "command", ["", "single-stream", "batched-online", "offline", "sweep", "report", "compare"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     words = [sys.executable, "-W", "error", "-m", "orch_sidecar", "bench", *command.split()]
     done = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=60)

@@ -1,0 +1,144 @@
+"""Names the conditions of a run, so that a reader knows them all and two runs can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from orch_sidecar.tools.bench.drawing.scales import number_text
+from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+
+LOAD, ENGINE, CLIENT = "Load", "Engine", "Client"
+
+# Beyond those of rows: what else makes two runs answers to different questions.
+_MATTERS: Final = {
+    **DIFFERENCES,
+    "arrivals": "other loads: queues and batches form differently",
+    "rate": "other loads: queues and batches form differently",
+    "clients": "other loads: queues and batches form differently",
+    "burstiness": "other loads: queues and batches form differently",
+    "trace": "other loads: queues and batches form differently",
+    "prompts": "other work: prompts and answers of other lengths or texts",
+    "slots": "batches of other sizes",
+    "profile": "other rules of admission and other batches",
+    "weights": "different models",
+    "SLO": "other bounds: shares within the SLO do not compare",
+    "verdict": "not both of the results hold",
+    "CPUs": "other clients",
+    "processor": "other clients",
+}
+
+_BYTES: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition. `group`: LOAD, ENGINE or CLIENT. `text`: its value, empty without one."""
+
+    group: str
+    name: str
+    text: str
+
+    @property
+    def title(self) -> str:
+        """Its name as words."""
+        return self.name.replace("_", " ")
+
+    @property
+    def why(self) -> str:
+        """Why a difference in it matters, empty where it does not by itself."""
+        return _MATTERS.get(self.name, "")
+
+
+def conditions_of(result: Result) -> list[Condition]:
+    """Returns all conditions, in the same order for every result, unknown ones included."""
+    groups = {LOAD: _load(result), ENGINE: _engine(result), CLIENT: _client(result)}
+    return [
+        Condition(group, name, _text(value))
+        for group, found in groups.items()
+        for name, value in found.items()
+    ]
+
+
+def _load(result: Result) -> dict[str, Any]:
+    scenario, trace, hits = result.scenario, result.scenario.trace, result.prefix_hit_ratio
+    found: dict[str, Any] = {
+        "measurement_type": result.measurement_type.value,
+        "verdict": result.status.value,
+        "arrivals": scenario.arrivals.value.replace("_", " "),
+        "rate": None if scenario.rate_per_s is None else f"{number_text(scenario.rate_per_s)}/s",
+        "burstiness": scenario.burstiness,
+        "clients": scenario.clients,
+        "prompts": scenario.prompts,
+        "SLO": ", ".join(f"{name} ≤ {bound:g} ms" for name, bound in scenario.slo_ms.items()),
+        "length": f"at least {scenario.least_requests} requests and {scenario.least_seconds:g} s",
+        "warm-up": f"{scenario.warm_up_requests} requests",
+        "seed": scenario.seed,
+        "cache salt": "of this run" if scenario.cache_salt else "none",
+        "prefix_hit_ratio": None if hits is None else f"{hits:.0%}",
+        "trace": None,
+    }
+    if trace is not None:
+        until = "the end" if trace.window_s[1] is None else f"{trace.window_s[1]:g} s"
+        found["trace"] = (
+            f"{trace.name} ({trace.sha256[:16]}), {trace.requests} requests from "
+            f"{trace.window_s[0]:g} s to {until}, times by {trace.time_factor:g}, lengths by "
+            f"{trace.length_factor:g}"
+        )
+        if trace.bulk_clients:
+            found["trace"] += f", beside {trace.bulk_clients} clients with bulk requests"
+        if trace.bulk_name is not None:
+            found["trace"] += f", beside {trace.bulk_requests} bulk requests of {trace.bulk_name}"
+    return found
+
+
+def _engine(result: Result) -> dict[str, Any]:
+    engine = result.engine
+    found: dict[str, Any] = {
+        "engine": " ".join(part for part in (engine.engine, engine.engine_version) if part),
+        "model_id": engine.model_id,
+        "served as": engine.model,
+        "weights": engine.weights,
+        "precision": engine.precision,
+        "gpu": engine.gpu,
+        "gpu_count": engine.gpu_count,
+        "pool": engine.pool,
+        "profile": engine.profile,
+        "slots": engine.slots_total,
+        "given": ", ".join(engine.given) or "nothing: all was reported",
+    }
+    return found | dict.fromkeys(CONDITIONS) | (engine.conditions or {})
+
+
+def _client(result: Result) -> dict[str, Any]:
+    host = result.client.host
+    memory = host.get("memory_bytes")
+    system = (host.get(name) for name in ("system", "kernel", "machine"))
+    versions = {name: host.get(name) for name in ("orch", "python", "uvloop")}
+    return {
+        "endpoint": result.endpoint,
+        "system": " ".join(str(part) for part in system if part),
+        "processor": host.get("cpu_model"),
+        "CPUs": host.get("cpus"),
+        "CPU limit": host.get("cpu_limit"),
+        "memory": f"{memory / _BYTES:.1f} GiB" if isinstance(memory, int | float) else None,
+        "versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value),
+        "client health": "; ".join(result.client.bottleneck) or "no bottleneck",
+    }
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def differing(one: Result, other: Result) -> list[tuple[Condition, Condition]]:
+    """Returns the conditions in which two results differ. One that only one has is empty there."""
+    found = {(each.group, each.name): each for each in conditions_of(other)}
+    pairs = [
+        (each, found.pop((each.group, each.name), replace(each, text="")))
+        for each in conditions_of(one)
+    ]
+    pairs += [(replace(each, text=""), each) for each in found.values()]
+    return [(before, after) for before, after in pairs if before.text != after.text]

@@ -1,0 +1,217 @@
+"""The report of `orch bench decode`: decode steps on a device, by its result file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orch_sidecar.tools.bench.decode.report import SCHEMA
+from orch_sidecar.tools.bench.drawing.chart import Chart, Look, Series
+from orch_sidecar.tools.bench.drawing.page import Card, Page
+from orch_sidecar.tools.bench.drawing.scales import linear, number_text
+from orch_sidecar.tools.bench.report.sweep import fitted
+from orch_sidecar.tools.bench.results.fit import Curve
+
+_NO_LABEL: Final = (
+    "These are decode steps of a device without an engine: they measure a kernel and no service, "
+    "earn no measurement_type, and make no row of a table."
+)
+
+
+class _Part(BaseModel):
+    """What the report uses of a part of the file."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+# A batch beyond this is a damaged file.
+_Batch = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class _Spread(_Part):
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    most: float
+
+
+class _Steps(_Spread):
+    steps: int
+
+
+class _Fit(_Part):
+    t0: float
+    c: float
+    alpha: float
+    worst_error: float = 0.0
+
+
+class _Point(_Part):
+    batch: _Batch
+    steps: int
+    step_ms: _Spread
+    gap_ms: _Spread | None
+    tokens_per_s: float
+    speed_up: float
+    efficiency: float
+
+
+class _Sweep(_Part):
+    points: Annotated[list[_Point], Field(min_length=1)]
+    fit: _Fit | None
+
+
+class _Run(_Part):
+    window_ms: float
+    tokens: int
+    tokens_per_s_device: float
+    tokens_per_s: float
+    ttft_ms: _Spread
+    e2e_ms: _Spread
+    steps: int
+    step_ms: Annotated[dict[_Batch, _Steps], Field(min_length=1)]
+
+
+class DecodeResult(_Part):
+    """The file, as far as the report uses it."""
+
+    schema_version: Literal["orch.bench.decode/1"] = Field(alias="schema")
+    config: dict[str, Any]
+    device: dict[str, Any] | None
+    formula: _Fit | None
+    runs: list[_Run]
+    sweep: _Sweep | None
+
+
+def decode_report(document: Mapping[str, Any]) -> str:
+    """Returns the page of a result file. Raises ValueError where it is none."""
+    found = DecodeResult.model_validate(document)
+    device = found.device or {}
+    page = Page(f"Decode steps on {device.get('name') or 'a formula'}")
+    page.note("warn", "No measurement of a service", [_NO_LABEL])
+    if device.get("cache_bytes") and device["weight_bytes"] <= device["cache_bytes"]:
+        text = "The weights fit in the processor's cache: steps are faster than from memory."
+        page.note("warn", "Small model", [text])
+    if found.sweep is not None:
+        _sweep(page, found.sweep)
+    for run in found.runs:
+        _run(page, run)
+    page.section("What was measured, and how")
+    page.facts(_facts(found))
+    page.text(f"Schema {SCHEMA}.", soft=True)
+    return page.html
+
+
+def _sweep(page: Page, sweep: _Sweep) -> None:
+    points = sweep.points
+    first, last = points[0], points[-1]
+    page.cards(
+        [
+            Card("tokens/s", number_text(last.tokens_per_s), "", f"at a batch of {last.batch}"),
+            Card("speed-up", f"{last.speed_up:.2f}", "", f"batch {first.batch} to {last.batch}"),
+            Card("step, p50", number_text(last.step_ms.p50), "ms", f"at a batch of {last.batch}"),
+        ]
+    )
+    page.section("By batch")
+    batches = [float(point.batch) for point in points]
+    curve = []
+    if sweep.fit is not None:
+        found = Curve(sweep.fit.t0, sweep.fit.c, sweep.fit.alpha)
+        name = f"fit: {number_text(found.t0)} + {number_text(found.c)} · b^{found.alpha:g}"
+        curve.append(fitted(name, found, batches[0], batches[-1]))
+    rates = [point.tokens_per_s for point in points]
+    medians = [point.step_ms.p50 for point in points]
+    slow = [point.step_ms.p95 for point in points]
+    times = [
+        *curve,
+        Series("p95", Look.HOLLOW, batches, slow),
+        Series("p50", Look.DOTS, batches, medians),
+    ]
+    throughput = [
+        Series("tokens/s", Look.LINE, batches, rates),
+        Series("measured", Look.DOTS, batches, rates),
+    ]
+    about = "Median and 95th percentile, and the fit of the medians."
+    page.charts(
+        [
+            _chart("Throughput", "Tokens/s of the median step.", "tokens/s", throughput),
+            _chart("Time of a step", about, "ms", times),
+        ]
+    )
+    page.table(
+        _HEAD,
+        [
+            (
+                str(point.batch),
+                str(point.steps),
+                number_text(point.tokens_per_s),
+                number_text(point.step_ms.p50),
+                number_text(point.step_ms.p95),
+                number_text(point.step_ms.most),
+                f"{point.speed_up:.2f}",
+                f"{100 * point.efficiency:.0f} %",
+                "-" if point.gap_ms is None else number_text(point.gap_ms.p50),
+            )
+            for point in points
+        ],
+    )
+    if sweep.fit is not None:
+        page.text(f"Largest deviation from the fit: {100 * sweep.fit.worst_error:.1f} %.")
+
+
+_HEAD: Final = (
+    "batch", "steps", "tokens/s", "step p50 ms", "p95", "max", "speed-up", "efficiency",
+    "gap p50 ms",
+)  # fmt: skip
+
+
+def _run(page: Page, run: _Run) -> None:
+    page.section(f"Admission window of {run.window_ms:g} ms")
+    times = {"TTFT p95": run.ttft_ms, "end to end p95": run.e2e_ms}
+    page.cards(
+        [
+            Card("tokens/s, device", number_text(run.tokens_per_s_device)),
+            Card("tokens/s, with admission", number_text(run.tokens_per_s)),
+            *(
+                Card(name, number_text(each.p95), "ms", f"p50 {number_text(each.p50)}")
+                for name, each in times.items()
+            ),
+            Card("batch, mean", number_text(run.tokens / run.steps), "", f"{run.steps} steps"),
+        ]
+    )
+    batches = sorted(run.step_ms)
+    xs = [float(batch) for batch in batches]
+    whole = range(batches[0], batches[-1] + 1)
+    edges = [batch - 0.5 for batch in (*whole, whole.stop)]
+    counts = [float(run.step_ms[n].steps) if n in run.step_ms else 0.0 for n in whole]
+    steps = Series("steps", Look.BARS, edges, counts)
+    medians = Series("p50", Look.DOTS, xs, [run.step_ms[batch].p50 for batch in batches])
+    page.charts(
+        [
+            _chart("Steps by batch", "How many steps had each batch.", "steps", [steps]),
+            _chart("Time of a step", "Median, by batch.", "ms", [medians]),
+        ]
+    )
+
+
+def _chart(title: str, about: str, y_label: str, series: list[Series]) -> Chart:
+    xs = [x for each in series for x in each.xs]
+    y = linear([y for each in series for y in each.ys], least=0.0)
+    return Chart(title, about, "sequences in the step", y_label, linear(xs, least=0.0), y, series)
+
+
+def _facts(found: DecodeResult) -> Iterator[tuple[str, str]]:
+    """Yields the options of the schedule, and the device or the formula."""
+    for name, value in found.config.items():
+        yield name, str(value)
+    for name, value in (found.device or {}).items():
+        text = str(value)
+        if isinstance(value, Mapping):
+            text = ", ".join(f"{key} {each}" for key, each in value.items())
+        yield name.replace("_", " "), "unknown" if value is None else text
+    if found.formula is not None:
+        curve = found.formula
+        yield "formula", f"{curve.t0:g} + {curve.c:g} · b^{curve.alpha:g} ms"

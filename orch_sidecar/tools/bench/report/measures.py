@@ -1,0 +1,144 @@
+"""The figures of one run with their confidence intervals, as reports show and compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar.tools.bench.drawing.scales import number_text
+from orch_sidecar.tools.bench.load.scenario import Slo
+from orch_sidecar.tools.bench.report.intervals import (
+    SECTIONS,
+    Estimate,
+    of_percentile,
+    of_rate,
+    of_share,
+)
+from orch_sidecar.tools.bench.report.requests import TimedRequest, by_class, requests_of, slo_of
+from orch_sidecar.tools.bench.report.timeline import bins_of, tokens
+from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.facts.evidence.figures import PERCENTILES, CompletedRequest
+from orch_sidecar.tools.facts.tables.row import Label
+from vllm_plugin.profile import ServiceClass
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A kind of time, in milliseconds of each request that has it, in the order of arrival.
+
+    `name`: its abbreviation; `title`: in words. `bound_ms`: of the SLO, None without one.
+    """
+
+    name: str
+    title: str
+    values: Sequence[float]
+    bound_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure. `of`: the class of the requests, empty for all. `larger_is_better`: what a change
+    means. `relative`: whether a change of it is a share of its value."""
+
+    name: str
+    unit: str
+    estimate: Estimate
+    larger_is_better: bool = False
+    relative: bool = True
+    of: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name, with the class."""
+        return f"{self.of} {self.name}".strip()
+
+    @property
+    def value_text(self) -> str:
+        return _number(self.estimate.value, self.unit)
+
+    @property
+    def interval_text(self) -> str:
+        """Its interval, a dash where there is none."""
+        value, margin = self.estimate.value, self.estimate.margin
+        if margin is None:
+            return "-"
+        low = max(0.0, value - margin)
+        return f"{_number(low, self.unit)} to {_number(value + margin, self.unit)}"
+
+
+SHARE: Final = "of the requests"
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{100 * value:.1f} %" if unit == SHARE else number_text(value)
+
+
+def measures_of(result: Result) -> list[Measure]:
+    """Returns the figures of a run; none without an answer. Raises ValueError."""
+    requests = requests_of(result)
+    found = [*_throughput(requests), *_goodput(requests, slo_of(result))]
+    for name, members in by_class(requests).items():
+        for times in times_of(result, members):
+            for at, p in PERCENTILES.items():
+                estimate = of_percentile(times.values, p)
+                if estimate is not None:
+                    found.append(Measure(f"{times.name} {at}", "ms", estimate, of=name))
+    return found
+
+
+def times_of(result: Result, requests: Sequence[TimedRequest]) -> list[Times]:
+    """Returns the times of answered requests; none of an offline run, where all wait for all."""
+    if result.measurement_type is Label.OFFLINE:
+        return []
+    bounds = result.scenario.slo_ms
+    answered = sorted(_completed(requests), key=lambda each: each.arrived_s)
+    ttft = [1000 * each.ttft_s for each in answered if each.ttft_s is not None]
+    tpot = [1000 * each.tpot_s for each in answered if each.tpot_s is not None]
+    latency = [1000 * each.latency_s for each in answered]
+    wait = [each.queue_ms for each in requests if each.completed and each.queue_ms is not None]
+    found = [
+        Times("TTFT", "Time to first token", ttft, bounds.get("ttft")),
+        Times("TPOT", "Time per output token", tpot, bounds.get("tpot")),
+        Times("latency", "Latency, until the last token", latency, bounds.get("latency")),
+        Times("wait", "Wait for a slot, by the sidecar's report", wait),
+    ]
+    return [times for times in found if times.values]
+
+
+def _throughput(requests: Sequence[TimedRequest]) -> Iterator[Measure]:
+    completed = list(_completed(requests))
+    bins = bins_of(completed, SECTIONS)
+    if bins is None:
+        return
+    seconds = bins.end_s - bins.begin_s
+    generated = of_rate(bins.spread(tokens(requests)), seconds)
+    yield Measure("throughput", "tokens/s", generated, larger_is_better=True)
+    answers = of_rate(bins.spread(_ends(completed)), seconds)
+    yield Measure("answers", "requests/s", answers, larger_is_better=True)
+
+
+def _goodput(requests: Sequence[TimedRequest], slo: Slo) -> Iterator[Measure]:
+    """Yields the goodput of the class that has an SLO: the interactive one, where there are two."""
+    classes = by_class(requests)
+    name = ServiceClass.INTERACTIVE.value if ServiceClass.INTERACTIVE in classes else ""
+    members = classes.get(name, [])
+    bins = bins_of(list(_completed(members)), SECTIONS)
+    if not slo.bounds or bins is None:
+        return
+    made = [each.completed for each in members]
+    kept = [each is not None and slo.kept_by(each) for each in made]
+    share = of_share(kept)
+    assert share is not None, "a class has members"
+    yield Measure("within the SLO", SHARE, share, larger_is_better=True, relative=False, of=name)
+    good = [each for each in made if each is not None and slo.kept_by(each)]
+    per_s = of_rate(bins.spread(_ends(good)), bins.end_s - bins.begin_s)
+    yield Measure("goodput", "requests/s", per_s, larger_is_better=True, of=name)
+
+
+def _ends(completed: Iterable[CompletedRequest]) -> Iterator[tuple[tuple[float, float], float]]:
+    return (((each.ended_s, each.ended_s), 1.0) for each in completed)
+
+
+def _completed(requests: Sequence[TimedRequest]) -> Iterator[CompletedRequest]:
+    return (made for each in requests if (made := each.completed) is not None)

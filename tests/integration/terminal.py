@@ -1,0 +1,76 @@
+"""A program in a terminal of its own, 80 x 24, as over ssh."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+from collections.abc import Callable
+
+from tests.integration.running import eventually
+
+_HOME = "\x1b[H"
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-_])")
+
+
+class Terminal:
+    """Reads what a program draws, and presses keys."""
+
+    def __init__(self, columns: int = 80, rows: int = 24) -> None:
+        self._main, self.side = pty.openpty()
+        self.resize(columns, rows)
+        os.set_blocking(self._main, False)
+        self.output = ""
+        asyncio.get_running_loop().add_reader(self._main, self._read)
+
+    def resize(self, columns: int, rows: int) -> None:
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(self.side, termios.TIOCSWINSZ, size)
+
+    async def start(self, *command: str, **env: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=self.side,
+            stdout=self.side,
+            stderr=self.side,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(self.side, termios.TIOCSCTTY, 0),
+            env=os.environ | {"TERM": "xterm-256color"} | env,
+        )
+
+    def press(self, keys: str) -> None:
+        os.write(self._main, keys.encode())
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the last complete picture, without colors."""
+        pictures = self.output.split(_HOME)
+        text = pictures[-1] if len(pictures) < 3 else pictures[-2]
+        return [line.rstrip() for line in _SEQUENCE.sub("", text).replace("\r", "").split("\n")]
+
+    @property
+    def picture(self) -> str:
+        return "\n".join(self.lines)
+
+    async def shows(self, text: str | Callable[[str], bool], within_s: float = 20.0) -> None:
+        """Waits until the picture has a text."""
+        found = text if callable(text) else lambda picture: text in picture
+        try:
+            await eventually(lambda: found(self.picture), within_s)
+        except AssertionError:
+            raise AssertionError(f"{text!r} is not in\n{self.picture}") from None
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._main)
+        os.close(self._main)
+        os.close(self.side)
+
+    def _read(self) -> None:
+        try:
+            self.output += os.read(self._main, 65_536).decode(errors="replace")
+        except OSError:
+            asyncio.get_running_loop().remove_reader(self._main)

@@ -1,0 +1,181 @@
+"""`orch top` in front of a real sidecar: in a terminal of 80 x 24, for scripts, and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.top import cli
+from tests.integration.client import Client
+from tests.integration.held import Held, started
+from tests.integration.keyed import KeyRing
+from tests.integration.running import Running, Start, eventually, pools
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.terminal import Terminal
+
+TOP = (sys.executable, "-W", "error", "-m", "orch_sidecar", "top")
+ALTERNATE, CURSOR = "\x1b[?1049l", "\x1b[?25h"
+
+
+def operators(running: Running) -> tuple[str, str]:
+    return "--url", f"http://127.0.0.1:{running.sidecar.admin_port}"
+
+
+def clients(running: Running) -> tuple[str, str]:
+    return "--url", f"http://127.0.0.1:{running.port}"
+
+
+async def ended(*words: str) -> str:
+    """The error with which the command ends, here: a process takes a second to start."""
+    with pytest.raises(SystemExit) as failure:
+        await asyncio.to_thread(cli.main, list(words))
+    return str(failure.value.code)
+
+
+@pytest.fixture
+async def terminal() -> AsyncIterator[Terminal]:
+    made = Terminal()
+    yield made
+    made.close()
+
+
+async def full(sidecar: Running, held: Held) -> Client:
+    """Four requests on four slots, and a fifth that waits; returns its client."""
+    await started(sidecar, n=1)
+    for _ in range(3):
+        await started(sidecar)
+    await eventually(lambda: len(held.waiting) == 4)
+    waits = await started(sidecar)
+    await eventually(lambda: sidecar.queued)
+    return waits
+
+
+async def test_terminal_shows_the_sidecar_and_obeys_keys(
+    sidecar: Running, held: Held, terminal: Terminal
+) -> None:
+    waits = await full(sidecar, held)
+    process = await terminal.start(*TOP, *operators(sidecar))
+    await terminal.shows("queued 0")
+    for part in ("orch top", "cloud", "batched_online", "4/4", "iiii", "waits", "q quit"):
+        assert part in terminal.picture, terminal.picture
+    assert len(terminal.lines) == 24
+    assert max(map(len, terminal.lines)) <= 80
+    terminal.press("k")  # the last row is that of the queue
+    await terminal.shows(lambda picture: re.search(r"^>\S+ +queued 0", picture, re.M) is not None)
+    terminal.press("c")
+    await terminal.shows("cancel the request")
+    terminal.press("n")
+    await terminal.shows("q quit")
+    assert sidecar.queued == 1
+    terminal.press("cy")
+    await terminal.shows("cancelled")
+    assert (await waits.response()).status == 499
+    terminal.press("dy")
+    await terminal.shows("draining")
+    await eventually(lambda: sidecar.sidecar.pools.draining)
+    terminal.press("ry")
+    await eventually(lambda: not sidecar.sidecar.pools.draining)
+    terminal.press("s")
+    await terminal.shows("SORTED BY AGE")
+    terminal.resize(60, 12)
+    terminal.press("s")
+    await terminal.shows("SORTED BY CLASS")
+    assert (len(terminal.lines), max(map(len, terminal.lines)) <= 60) == (12, True)
+    terminal.press("q")
+    async with asyncio.timeout(10):
+        assert await process.wait() == 0
+    await eventually(lambda: ALTERNATE in terminal.output and CURSOR in terminal.output)
+    held.release_all()
+
+
+async def test_terminal_follows_a_restart_of_the_sidecar(start: Start, terminal: Terminal) -> None:
+    first = await start()
+    address = {"port": first.port, "admin_port": first.sidecar.admin_port}
+    process = await terminal.start(*TOP, *operators(first))
+    await terminal.shows("q quit")
+    await first.stop()
+    await terminal.shows("AWAY")
+    assert "cloud" in terminal.picture, "what it was stays in sight"
+    await start(**address)
+    await terminal.shows(lambda picture: "AWAY" not in picture and "up " in picture)
+    process.terminate()
+    async with asyncio.timeout(10):
+        assert await process.wait() == 0
+    await eventually(lambda: ALTERNATE in terminal.output)
+
+
+async def test_once_prints_a_snapshot_of_all_pools(
+    start: Start, engine: ScriptedEngine, another: Engine
+) -> None:
+    home = await another(profile="home", slots=1)
+    both = await start(**pools(cloud=engine, home=home))
+    process = await asyncio.create_subprocess_exec(
+        *TOP, *operators(both), "--once", stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        printed, _ = await process.communicate()
+    text = printed.decode()
+    assert process.returncode == 0
+    assert "\x1b" not in text, "no colors in a pipe"
+    assert max(map(len, text.splitlines())) <= 80
+    assert {"cloud", "home"} <= set(text.split())
+    assert "single_stream" in text
+
+
+async def test_json_is_the_document(sidecar: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    await asyncio.to_thread(cli.main, [*operators(sidecar), "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["operator"] is True
+    assert [pool["name"] for pool in found["pools"]] == ["cloud"]
+    await asyncio.to_thread(cli.main, [*clients(sidecar), "--json"])
+    assert json.loads(capsys.readouterr().out)["operator"] is False
+
+
+async def test_key_is_read_from_the_environment_and_never_shown(
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ring = KeyRing(tmp_path)
+    key = ring.add("alice")
+    running = await start(api_keys_file=str(ring.path))
+    for wrong in ("", "sk-wrong"):
+        monkeypatch.setenv("OPENAI_API_KEY", wrong)
+        error = await ended(*clients(running), "--json")
+        assert "refuses" in error
+        assert "$OPENAI_API_KEY" in error
+        assert "operators' listener" in error
+        assert "sk-wrong" not in error
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    await asyncio.to_thread(cli.main, [*clients(running), "--once"])
+    assert "cloud" in capsys.readouterr().out
+
+
+async def test_without_a_sidecar_the_error_says_what_is_there_instead(
+    engine: ScriptedEngine, free_port: int
+) -> None:
+    nobody = f"http://127.0.0.1:{free_port}"
+    assert await ended("--url", nobody, "--once") == (
+        f"orch top: {nobody}: connection refused: is a sidecar running there? `orch sidecar` and "
+        "`orch up` print their addresses"
+    )
+    assert "has no live document (404" in await ended("--url", engine.url, "--json")
+    assert "is not the URL of an endpoint" in await ended("--url", "127.0.0.1:9080", "--json")
+    assert "stdin and stdout must be a terminal" in await ended("--url", engine.url)
+
+
+@pytest.fixture
+async def free_port() -> int:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return port

@@ -1,0 +1,110 @@
+"""Two results side by side."""
+
+from __future__ import annotations
+
+import pytest
+
+from orch_sidecar.tools.bench.report.compare import compare_report, compare_sweeps_report
+from orch_sidecar.tools.bench.report.comparison import Compared, comparison_of, comparison_text
+from orch_sidecar.tools.bench.results.result import Result
+from tests.orch_sidecar.tools.bench.drawing.html_reader import Page
+from tests.orch_sidecar.tools.bench.report.sample_reports import HOSTILE, hostile, online, sweep
+
+
+def compared(before: Result, after: Result) -> dict[str, Compared]:
+    return {each.before.title: each for each in comparison_of(before, after).figures}
+
+
+def test_faster_run_is_better_and_how_much_is_within_the_interval() -> None:
+    found = compared(online(), online(seed=1, faster=1.25))
+    assert found["TTFT p50"].verdict == "better"
+    change = found["TTFT p50"].change
+    assert change is not None
+    assert change.interval is not None
+    assert change.interval[0] < 1 / 1.25 - 1 < change.interval[1]
+    assert found["within the SLO"].verdict in ("better", "no difference shown")
+    assert "points" in found["within the SLO"].change_text
+    assert compared(online(faster=1.25), online(seed=1))["TPOT p50"].verdict == "worse"
+
+
+def test_runs_of_the_same_system_show_no_difference() -> None:
+    found = compared(online(), online(seed=1))
+    verdicts = [each.verdict for each in found.values() if each.change and each.change.interval]
+    assert verdicts.count("no difference shown") >= len(verdicts) - 2, "95 of 100"
+
+
+def test_short_runs_are_not_judged() -> None:
+    found = compared(online(15), online(15, seed=1))
+    assert found["TTFT p95"].verdict == "unknown: too short for an interval"
+
+
+def test_conditions_that_differ_are_listed_with_what_they_mean() -> None:
+    before, after = online(), online(seed=1)
+    scenario = after.scenario.model_copy(update={"rate_per_s": 20.0, "seed": 7})
+    engine = after.engine.model_copy(
+        update={
+            "precision": "FP8",
+            "conditions": {**(after.engine.conditions or {}), "data_parallel": 2},
+        }
+    )
+    after = after.model_copy(update={"scenario": scenario, "engine": engine})
+    found = comparison_of(before, after)
+    named = {one.name: (one.text, other.text) for one, other in found.differing}
+    assert named == {
+        "rate": ("10/s", "20/s"),
+        "seed": ("0", "7"),
+        "precision": (before.engine.precision, "FP8"),
+        "data_parallel": ("", "2"),
+    }
+    assert len(found.objections) == 3, "another seed is no other condition"
+    text = comparison_text(found)
+    assert "conditions that differ: 4" in text
+    assert f"precision: {before.engine.precision} -> FP8  (different precisions)" in text
+
+
+def test_page_has_both_distributions_and_all_conditions() -> None:
+    before, after = online(), online(seed=1, faster=1.25)
+    page = Page(compare_report(before, after))
+    assert page.loads_nothing()
+    assert page.charts[:3] == [
+        "Time to first token", "Time per output token", "Latency, until the last token",
+    ]  # fmt: skip
+    assert "a. 95 % interval" not in page.text
+    assert {"better", "a", "b", "SLO"} <= set(page.texts)
+    assert "What differs in their conditions" in page.text
+    assert "What is the same" in page.text
+
+
+def test_result_compared_with_itself_differs_in_nothing() -> None:
+    found = comparison_of(online(), online())
+    assert not found.differing
+    assert {each.verdict for each in found.figures if each.change and each.change.interval} == {
+        "no difference shown"
+    }
+    assert "Nothing that the results record." in Page(compare_report(online(), online())).text
+
+
+def test_names_that_are_markup_are_shown_as_text() -> None:
+    page = Page(compare_report(online(40), hostile()))
+    assert page.loads_nothing()
+    assert HOSTILE in page.text
+
+
+def test_results_without_a_common_figure_are_compared_by_their_conditions() -> None:
+    silent = online().model_copy(update={"calls": [], "figures": None})
+    found = comparison_of(online(), silent)
+    assert comparison_text(found).startswith("no figure that both have")
+    assert "There is no figure that both have." in Page(compare_report(online(), silent)).text
+
+
+def test_sweeps_are_compared_at_the_concurrencies_that_both_have() -> None:
+    page = Page(compare_sweeps_report(sweep(), sweep(clients=(2, 4, 16), faster=1.5)))
+    assert page.loads_nothing()
+    assert page.charts == ["Throughput", "Time to first token, p50", "Time per output token, p50"]
+    assert "2 clients" in page.texts
+    assert "16 clients" not in page.texts
+
+
+def test_sweeps_without_a_common_concurrency_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="no concurrency in common"):
+        compare_sweeps_report(sweep(clients=(1,)), sweep(clients=(2,)))

@@ -1,0 +1,83 @@
+"""The report of decode steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.bench.decode import cli as decode
+from orch_sidecar.tools.bench.report.decode import decode_report
+from tests.orch_sidecar.tools.bench.drawing.html_reader import Page
+
+
+def document(folder: Path, *words: str) -> dict[str, Any]:
+    path = folder / "decode.json"
+    assert decode.main(["decode", "--step-time", "0.5,0.08", "--json", str(path), *words]) == 0
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def spread(value: float) -> dict[str, float]:
+    return {"mean": value, "p50": value, "p90": value, "p95": value, "p99": value, "most": value}
+
+
+def swept(batches: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
+    points = [
+        {
+            "batch": batch, "steps": 100, "step_ms": spread(0.5 + batch), "gap_ms": None,
+            "tokens_per_s": 100.0 * batch, "speed_up": float(batch), "efficiency": 1.0,
+        }
+        for batch in batches
+    ]  # fmt: skip
+    fit = {"t0": 0.5, "c": 1.0, "alpha": 1.0, "worst_error": 0.02}
+    device = {
+        "name": "NVIDIA H100 <80GB> HBM3", "weight_bytes": 10, "cache_bytes": 20,
+        "shape": {"layers": 2},
+    }  # fmt: skip
+    return {
+        "schema": "orch.bench.decode/1", "config": {"nreq": 1}, "device": device, "formula": None,
+        "runs": [], "sweep": {"points": points, "fit": fit, "monotonic": True},
+    }  # fmt: skip
+
+
+def test_each_window_has_its_figures_and_pictures(tmp_path: Path) -> None:
+    page = Page(decode_report(document(tmp_path, "--window-ms", "6,2")))
+    assert page.loads_nothing()
+    assert page.charts == ["Steps by batch", "Time of a step"] * 2
+    assert "Admission window of 6 ms" in page.text
+    assert "0.5 + 0.08 · b^1 ms" in page.text
+    assert "make no row of a table" in page.text
+
+
+def test_sweep_shows_the_curve_and_the_device() -> None:
+    page = Page(decode_report(swept()))
+    assert page.charts == ["Throughput", "Time of a step"]
+    assert "Decode steps on NVIDIA H100 <80GB> HBM3" in page.text
+    assert "fit: 0.5 + 1 · b^1" in page.texts
+    assert "The weights fit in the processor's cache" in page.text
+
+
+def test_sweep_of_one_batch_has_no_fit() -> None:
+    found = swept((4,))
+    found["sweep"]["fit"] = None
+    assert Page(decode_report(found)).charts == ["Throughput", "Time of a step"]
+
+
+def test_damaged_file_is_an_error() -> None:
+    found = swept()
+    found["sweep"]["points"][0]["batch"] = 10**12
+    with pytest.raises(ValueError, match="less than or equal to 100000"):
+        decode_report(found)
+
+
+def test_command_writes_the_report_beside_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.html"
+    assert decode.main(["decode", "--step-time", "0.5,0.08", "--report", str(path)]) == 0
+    assert f"report: {path}" in capsys.readouterr().out
+    assert "Steps by batch" in Page(path.read_text(encoding="utf-8")).charts
+    assert [each.name for each in tmp_path.iterdir()] == ["a.html"]

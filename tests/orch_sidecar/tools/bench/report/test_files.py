@@ -1,0 +1,120 @@
+"""Result files, by the commands that read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from orch_sidecar.tools.bench import cli
+from tests.orch_sidecar.tools.bench.drawing.html_reader import Page
+from tests.orch_sidecar.tools.bench.report.sample_reports import online, sweep
+from tests.orch_sidecar.tools.bench.report.test_decode import swept
+
+
+def written(path: Path, document: BaseModel | dict[str, object]) -> Path:
+    value = document.model_dump(mode="json") if isinstance(document, BaseModel) else document
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def bench(*words: object) -> int:
+    """The exit code of `orch bench`."""
+    try:
+        cli.main([str(word) for word in words])
+    except SystemExit as ended:
+        return int(str(ended.code))
+    return 0
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep", "decode"])
+def test_report_of_each_kind_is_written_beside_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    document = {"run": online(40), "sweep": sweep(clients=(1, 2)), "decode": swept()}[kind]
+    path = written(tmp_path / "a.json", document)
+    before = path.read_bytes()
+    assert bench("report", path) == 0
+    page = tmp_path / "a.html"
+    assert capsys.readouterr().out == f"report: {page}\n"
+    assert Page(page.read_text(encoding="utf-8")).charts
+    assert path.read_bytes() == before
+
+
+def test_comparison_is_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a = written(tmp_path / "a.json", online(100))
+    b = written(tmp_path / "b.json", online(100, seed=1, faster=2.0))
+    assert bench("compare", a, b, "--report") == 0
+    printed = capsys.readouterr().out
+    assert "TTFT p50 ms" in printed
+    assert "better" in printed
+    assert "report: compare.html" in printed
+    assert "Distributions" in Page((tmp_path / "compare.html").read_text(encoding="utf-8")).text
+    assert bench("compare", a, b) == 0
+    assert "report:" not in capsys.readouterr().out
+
+
+def test_sweeps_are_compared_in_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = written(tmp_path / "a.json", sweep(clients=(1, 2)))
+    assert bench("compare", a, a) == 0
+    printed = capsys.readouterr().out
+    assert "1 client:\n" in printed
+    assert "2 clients:\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "its schema is 'None'"),
+        ('{"schema_version": "orch.bench/9"}', "its schema is 'orch.bench/9'"),
+        ('{"schema_version": "orch.bench/1"}', "id: Field required"),
+        ('{"schema": "orch.bench.decode/1"}', "config"),
+    ],
+)
+def test_file_that_is_no_result_is_named_with_the_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, says: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content, encoding="utf-8")
+    assert bench("report", path) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("orch bench report: ")
+    assert says in error
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_results_of_different_kinds_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = written(tmp_path / "a.json", online(20))
+    b = written(tmp_path / "b.json", sweep(clients=(1,)))
+    assert bench("compare", a, b) == 2
+    assert "only two runs, or two sweeps" in capsys.readouterr().err
+    assert bench("compare", a, tmp_path / "none.json") == 2
+
+
+def test_calls_that_are_none_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = online(5)
+    a = written(tmp_path / "a.json", found.model_copy(update={"calls": [[1.0]]}))
+    assert bench("report", a) == 2
+    assert "calls[0] has 1 values" in capsys.readouterr().err
+
+
+def test_report_never_replaces_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = written(tmp_path / "a.json", online(5))
+    assert bench("compare", a, a, "--report", a) == 2
+    assert "must end in .html" in capsys.readouterr().err
+    assert bench("compare", "--report", a, a) == 2
+    assert bench("report", a, "--output", tmp_path / "no" / "a.html") == 2
+    assert "no report" in capsys.readouterr().err

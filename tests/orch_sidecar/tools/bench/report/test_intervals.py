@@ -1,0 +1,95 @@
+"""Confidence intervals: they cover what they should, also where requests depend on each other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from orch_sidecar.tools.bench.report.intervals import (
+    Estimate,
+    change,
+    of_percentile,
+    of_rate,
+    of_share,
+)
+
+
+def dependent(count: int, generator: random.Random, correlation: float = 0.8) -> Iterator[float]:
+    """Normal values, each of which depends on the one before; their median is 10."""
+    value = generator.gauss(0, 1)
+    for _ in range(count):
+        value = correlation * value + generator.gauss(0, (1 - correlation**2) ** 0.5)
+        yield 10 + value
+
+
+def test_interval_of_dependent_values_covers_the_median_about_as_often_as_it_says() -> None:
+    """95 of 100; an interval for independent values would cover it less than 60 times."""
+    generator, covered = random.Random(1), 0
+    for _ in range(200):
+        found = of_percentile(list(dependent(400, generator)), 50)
+        assert found is not None
+        assert found.margin is not None
+        covered += abs(found.value - 10) <= found.margin
+    assert covered >= 176
+
+
+@pytest.mark.parametrize(("p", "least"), [(50, 20), (90, 100), (95, 200), (99, 1000)])
+def test_percentile_without_enough_values_in_a_section_has_no_interval(
+    p: float, least: int
+) -> None:
+    values = [float(number % 17) for number in range(least)]
+    enough, few = of_percentile(values, p), of_percentile(values[:-1], p)
+    assert enough is not None
+    assert few is not None
+    assert enough.margin is not None
+    assert few.margin is None
+
+
+def test_nothing_has_no_estimate() -> None:
+    assert of_percentile([], 50) is None
+    assert of_share([]) is None
+
+
+def test_constant_values_have_no_width() -> None:
+    found = of_percentile([3.0] * 100, 50)
+    assert found == Estimate(3.0, 0.0)
+
+
+def test_share_and_rate() -> None:
+    share = of_share([True, True, True, False] * 10)
+    assert share is not None
+    assert share.value == 0.75
+    assert share.margin is not None
+    assert of_share([True] * 19) == Estimate(1.0, None)
+    rate = of_rate([10.0] * 5 + [20.0] * 5, seconds=5.0)
+    assert rate.value == 30.0
+    # Ten sections of 20/s or 40/s: each deviates by 10/s.
+    assert rate.margin == pytest.approx(2.262157 * (10 * 100 / 90) ** 0.5)
+
+
+def test_change_is_shown_only_beyond_its_interval() -> None:
+    less = change(Estimate(100, 5), Estimate(90, 3), relative=True)
+    assert less is not None
+    assert less.value == pytest.approx(-0.1)
+    assert less.is_shown
+    assert less.interval is not None
+    assert less.interval[0] < -0.1 < less.interval[1] < 0
+    unclear = change(Estimate(100, 15), Estimate(90, 3), relative=True)
+    assert unclear is not None
+    assert not unclear.is_shown
+
+
+def test_difference_of_shares_is_in_points() -> None:
+    found = change(Estimate(0.0, 0.0), Estimate(0.5, 0.1), relative=False)
+    assert found is not None
+    assert found.value == 0.5
+    assert found.interval == pytest.approx((0.4, 0.6))
+
+
+def test_change_without_intervals_shows_nothing() -> None:
+    found = change(Estimate(100, None), Estimate(200, 1), relative=True)
+    assert found is not None
+    assert (found.value, found.interval, found.is_shown) == (1.0, None, False)
+    assert change(Estimate(0, 0), Estimate(1, 0), relative=True) is None

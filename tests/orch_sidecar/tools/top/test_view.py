@@ -1,0 +1,166 @@
+"""Lines of a terminal: everything that matters, in 80 x 24, whatever a name contains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.text import Text
+
+from orch_sidecar.tools.top.live import Choice, InvalidDocument, Live
+from orch_sidecar.tools.top.view import Look, screen, snapshot
+from tests.orch_sidecar.tools.top.live_documents import (
+    admitted,
+    document,
+    ended,
+    live,
+    pool,
+    queued,
+)
+
+SMALL = Look(80, 24)
+
+
+def shown(found: Live, choice: Choice | None = None, look: Look = SMALL, **more: str) -> list[str]:
+    texts = {"note": "", "away": ""} | more
+    lines = screen(found, choice or Choice(), look, texts["note"], texts["away"])
+    assert len(lines) == look.height
+    assert all(line.cell_len <= look.width for line in lines)
+    return [line.plain for line in lines]
+
+
+def style_of(lines: list[Text], text: str) -> set[str]:
+    """The styles of a text, wherever it stands."""
+    found = set()
+    for line in lines:
+        at = line.plain.find(text)
+        if at >= 0:
+            found |= {str(span.style) for span in line.spans if span.start <= at < span.end}
+    return found
+
+
+def test_screen_of_80_by_24_has_what_matters() -> None:
+    text = "\n".join(shown(live()))
+    for part in (
+        "orch top", "ready", "up 2 h", "batched_online", "7/8", "812", "NVIDIA H100",
+        "iiiibbc.", "4 interactive", "1 closing", "1 free", "last 6, mean 4.5",
+        "9.8 to 22 ms a step, batch 1 to 8; 8.6 + 1.2 b^0.8", "busy 97 %, KV 31 %",
+        "0 preemptions, 0 violations", "TTFT 80 / 240 (SLO 200)  TPOT 11 / 14 (SLO 50)",
+        "All 8 slots are taken", "queued 0", "starts in 2.0 s", "running-0", "starting", "75 s",
+        "ended-2", "q quit", "d drain", "SORTED BY STATE",
+    ):  # fmt: skip
+        assert part in text, f"{part}\n{text}"
+
+
+@pytest.mark.parametrize("look", [Look(40, 10), Look(80, 24), Look(200, 60), Look(20, 4)])
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_every_size_is_kept(look: Look, count: int) -> None:
+    pools = [pool(f"pool-{number}") for number in range(count)]
+    found = live(pool())
+    found.apply("update", {"pools": pools})
+    lines = shown(found, Choice("pool-7", "running-1"), look)
+    assert lines[-1].startswith("q quit")
+
+
+def test_chosen_pool_and_request_stay_in_sight() -> None:
+    rows = [queued(number) for number in range(50)]
+    pools = [pool(f"pool-{number}", queue=rows) for number in range(12)]
+    lines = shown(live(*pools), Choice("pool-11", "queued-40"))
+    assert any(line.startswith(">pool-11") for line in lines)
+    assert any(line.startswith(">queued-40") for line in lines)
+
+
+def test_engine_that_is_away_says_since_when_and_what_to_do() -> None:
+    away = pool(
+        state="down", message="connection refused", advice="Start the engine again.",
+        since_at=live().at - 12_000, curve={"points": [], "fit": None}, batches=[], latency={},
+        waits=None, rates=dict.fromkeys(("tokens_per_s", "prompt_tokens_per_s", "busy")),
+        kv={"usage": None, "tokens": None, "preemptions": 0},
+    )  # fmt: skip
+    text = "\n".join(shown(live(away)))
+    assert "down for 12 s: connection refused" in text
+    assert "Start the engine again." in text
+
+
+def test_sidecar_that_is_away_is_the_first_line() -> None:
+    first, *_ = shown(live(), away="http://a:1: connection refused")
+    assert first.startswith("AWAY: http://a:1: connection refused")
+
+
+def test_absent_pool_is_shown() -> None:
+    nothing = dict.fromkeys(("total", "free", "interactive", "bulk", "foreign", "closing"), 0)
+    absent = pool(
+        state="absent", since_at=None, slots=nothing, engine=None, gpu=None, models=[], queued={},
+        message="no address of this pool is known", latency={}, batches=[], queue=[], admitted=[],
+        curve={"points": [], "fit": None}, waits=None,
+    )  # fmt: skip
+    assert "absent: no address of this pool is known" in "\n".join(shown(live(absent)))
+
+
+def test_what_is_wrong_is_red() -> None:
+    lines = snapshot(live(pool(violations=2)), Look(80))
+    assert "bold red" in style_of(lines, "2 violations")
+    assert "red" in style_of(lines, "80 / 240"), "beyond the SLO"
+    assert style_of(lines, "11 / 14") == {""} or "red" not in style_of(lines, "11 / 14")
+    refused = ended(3, outcome="queue_full", status=429, text="the queue was full")
+    lines = snapshot(live(requests=[refused]), Look(80))
+    assert "red" in style_of(lines, "429 the queue was fu")
+
+
+def test_drained_pool_is_draining() -> None:
+    drained = pool(drain={"ordered_by": "operator", "since_at": 1}, advice="An operator has.")
+    assert "draining" in "\n".join(shown(live(drained)))
+
+
+def test_note_replaces_the_keys() -> None:
+    assert shown(live(), note="drain the pool cloud? y/n")[-1] == "drain the pool cloud? y/n"
+
+
+def test_client_is_offered_no_orders() -> None:
+    assert "drain" not in shown(live(operator=False))[-1]
+
+
+def test_control_characters_of_names_never_reach_the_terminal() -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\r\n\u202eevil"
+    rows = {"queue": [queued(0, key=hostile)], "admitted": [admitted(0, id=hostile)]}
+    odd = pool(
+        hostile, models=[hostile], gpu=hostile, state=hostile, message=hostile, advice=hostile,
+        waits={"reason": "slot", "text": hostile}, **rows,
+    )  # fmt: skip
+    found = live(odd, requests=[ended(1, pool=hostile, text=hostile, outcome=hostile)])
+    text = "".join(shown(found)) + "".join(line.plain for line in snapshot(found, SMALL))
+    assert text.isprintable()
+
+
+def test_wide_characters_keep_the_columns() -> None:
+    lines = shown(live(pool("模型池模型池模型池模型池")))
+    assert any("batched_online" in line for line in lines)
+
+
+def test_ascii_terminal_gets_ascii() -> None:
+    lines = screen(live(), Choice(), Look(80, 24, ascii_only=True), "", "")
+    assert all(line.plain.isascii() for line in lines)
+
+
+def test_snapshot_has_all_pools_and_all_their_requests() -> None:
+    pools = [pool(f"pool-{n}", queue=[queued(k) for k in range(50)]) for n in range(8)]
+    requests = [ended(number, pool="pool-7") for number in range(60)]
+    text = "\n".join(line.plain for line in snapshot(live(*pools, requests=requests), Look(80)))
+    assert all(f"pool-{number}" in text for number in range(8))
+    assert text.count("queued-49") == 8
+    assert text.count("ended-") == 60
+
+
+@pytest.mark.parametrize("gone", ["slots", "curve", "latency", "rates", "queue"])
+def test_document_of_another_release_is_an_error_with_the_reason(gone: str) -> None:
+    odd: dict[str, Any] = {name: value for name, value in pool().items() if name != gone}
+    odd |= {"queue": [{}]} if gone == "queue" else {}
+    with pytest.raises(InvalidDocument, match="must be of the same release"):
+        screen(live(odd), Choice(), SMALL, "", "")
+    with pytest.raises(InvalidDocument):
+        snapshot(live(odd), SMALL)
+
+
+def test_document_is_as_the_sidecar_describes_it() -> None:
+    """The sample has the fields that the view reads, and no field is spelled otherwise."""
+    assert set(document()) == {"at", "operator", "trace_url", "sidecar", "pools", "requests"}
