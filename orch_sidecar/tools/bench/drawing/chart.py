@@ -36,7 +36,8 @@ class Look(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one color. `margins`: half the interval around each y, None for none."""
+    """Points of one color. `margins`: half the interval around each y, None for none. `joined`:
+    dots are joined by a line, in the order of their x."""
 
     name: str
     look: Look
@@ -45,6 +46,7 @@ class Series:
     color: int = 0
     dashed: bool = False
     margins: Sequence[float | None] = ()
+    joined: bool = False
 
     @property
     def tops(self) -> list[float]:
@@ -209,6 +211,9 @@ class _Drawing:
         return "".join(parts)
 
     def _add_dots(self, drawn: Element, series: Series) -> None:
+        if series.joined:
+            points = [(self._x(x), self._y(y)) for x, y in zip(series.xs, series.ys, strict=True)]
+            drawn.append(element("path", d=_line(*points), class_="joining"))
         margins = series.margins or [None] * len(series.ys)
         for x, y, margin in zip(series.xs, series.ys, margins, strict=True):
             at = self._x(x)
@@ -236,14 +241,12 @@ class _Drawing:
                 yield element("text", each.name, x=right, y=y - 4, class_="name", text_anchor="end")
 
     def _marks(self) -> Iterator[Element]:
-        for each, middle, row in self._rows:
-            x, y = self._x(each.at), _ABOVE + _ROW * row
-            yield element(
-                "path", d=_line((x, y + _ROW), (x, self._bottom)), class_=_mark_class(each)
-            )
-            yield element(
-                "text", each.name, x=middle, y=y + 10, class_="name", text_anchor="middle"
-            )
+        for each, _, row in self._rows:
+            x, y = self._x(each.at), _ABOVE + _ROW * (row + 1)
+            yield element("path", d=_line((x, y), (x, self._bottom)), class_=_mark_class(each))
+        for each, middle, row in self._rows:  # above all lines
+            y = _ABOVE + _ROW * row + 10
+            yield element("text", each.name, x=middle, y=y, class_="name", text_anchor="middle")
 
 
 def _mark_class(each: Marked) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from xml.etree.ElementTree import Element
@@ -27,7 +27,8 @@ body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,s
 main{max-width:1080px;margin:0 auto;padding:24px 20px 48px}
 h1{font-size:1.6em;line-height:1.25;margin:0 0 .2em;overflow-wrap:anywhere}
 h2{font-size:1.2em;margin:2em 0 .6em;padding-top:.7em;border-top:1px solid var(--rule)}
-h3{font-size:1em;margin:0;overflow-wrap:anywhere}
+h3{font-size:1em;margin:.8em 0 0;overflow-wrap:anywhere}
+figure h3{margin:0}
 p{margin:.3em 0;max-width:75ch;overflow-wrap:anywhere}
 ul{margin:.3em 0;padding-left:1.3em}
 li{overflow-wrap:anywhere}
@@ -38,9 +39,9 @@ font-size:.87em;letter-spacing:.03em}
 .good{color:var(--good)}.warn{color:var(--warn)}.bad{color:var(--bad)}
 .note{border-left:4px solid;padding:.4em .9em;margin:.9em 0;background:var(--card)}
 .note *{color:var(--ink)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(120px,1fr));gap:10px;
 margin:1.2em 0}
-.cards>div{background:var(--card);border:1px solid var(--rule);border-radius:6px;padding:.6em .8em}
+.cards>div{background:var(--card);border:1px solid var(--rule);border-radius:6px;padding:.6em .7em}
 .cards dt{color:var(--soft);font-size:.87em}
 .cards dd{margin:0}
 .cards b{font-size:1.35em;font-weight:600;font-variant-numeric:tabular-nums}
@@ -50,21 +51,23 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.5em 0}
 th,td{padding:.28em .9em .28em 0;text-align:left;vertical-align:top;
 border-bottom:1px solid var(--rule)}
 th{font-weight:600}thead th{color:var(--soft);font-size:.87em}
-.number{text-align:right}
+.number,tbody th{white-space:nowrap}.number{text-align:right}.facts th{white-space:normal}
 td{overflow-wrap:anywhere}
-.facts th{width:14em;font-weight:400;color:var(--soft)}
-.facts{width:100%}
+.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(300px,100%),1fr));gap:0 32px}
+.facts{width:100%;font-size:.93em}
+.facts th{width:9em;font-weight:400;color:var(--soft)}
 .figures{display:grid;gap:24px 32px;
 grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr))}
 figure{margin:0}
 .chart{width:100%;height:auto;display:block;margin-top:.4em}
 .chart text{fill:var(--ink);font:12px system-ui,sans-serif;font-variant-numeric:tabular-nums}
 .chart .tick,.chart .label{fill:var(--soft)}
-.chart .name{font-size:11px}
+.chart .name{font-size:11px;paint-order:stroke;stroke:var(--paper);stroke-width:4px}
 .grid{stroke:var(--rule);fill:none}.axis{stroke:var(--soft);fill:none}
 .mark{stroke:var(--ink);fill:none;stroke-width:1.2}
 .bound{stroke:var(--bad);stroke-dasharray:6 3}
 .line{stroke:var(--c);fill:none;stroke-width:1.8;stroke-linejoin:round}
+.joining{stroke:var(--c);fill:none;stroke-opacity:.45}
 .dashed{stroke-dasharray:5 4}
 .bars{fill:var(--c);fill-opacity:.75}
 .dots{fill:var(--c)}.hollow{fill:var(--paper);stroke:var(--c);stroke-width:1.5}
@@ -117,10 +120,6 @@ class Page:
         """Begins a section."""
         self.add(element("h2", title))
 
-    def heading(self, title: str) -> None:
-        """Begins a part of a section."""
-        self.add(element("h3", title))
-
     def list(self, lines: Iterable[str]) -> None:
         """Appends lines as a list, nothing without lines."""
         found = [element("li", line) for line in lines]
@@ -148,9 +147,9 @@ class Page:
             figures.append(figure(chart, self._figures))
         self.add(element("div", *figures, class_="figures"))
 
-    def table(self, head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> None:
+    def table(self, head: Sequence[str], rows: Iterable[Sequence[Child]], texts: int = 1) -> None:
         """Appends a table. `texts`: the columns from the left that have texts, not numbers."""
-        kind = [{} if at < texts else {"class": "number"} for at in range(len(head))]
+        kind = [{"class": "" if at < texts else "number"} for at in range(len(head))]
         named = [element("th", cell, scope="col", **kind[at]) for at, cell in enumerate(head)]
         body = [
             element(
@@ -163,13 +162,22 @@ class Page:
         made = element("table", element("thead", element("tr", *named)), element("tbody", *body))
         self.add(element("div", made, class_="wide"))
 
-    def facts(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Appends names and their texts as a table of two columns."""
-        made = [
-            element("tr", element("th", name, scope="row"), element("td", text))
-            for name, text in rows
-        ]
-        self.add(element("table", element("tbody", *made), class_="facts"))
+    def facts(self, groups: Mapping[str, Iterable[tuple[str, str]]]) -> None:
+        """Appends groups of names and their texts, side by side where there is place."""
+        self.add(element("div", *(_facts(*group) for group in groups.items()), class_="columns"))
+
+
+def _facts(title: str, rows: Iterable[tuple[str, str]]) -> Element:
+    made = [
+        element("tr", element("th", name, scope="row"), element("td", text)) for name, text in rows
+    ]
+    table = element("table", element("tbody", *made), class_="facts")
+    return element("div", *([element("h3", title)] if title else []), table)
+
+
+def colored(text: str, kind: str) -> Element:
+    """Returns a text in the color of its kind: good, warn or bad; in none of another."""
+    return element("span", text, class_=kind)
 
 
 def badge(text: str, kind: str) -> Element:

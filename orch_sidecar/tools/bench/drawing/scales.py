@@ -59,10 +59,20 @@ def logarithmic(values: Iterable[float]) -> Scale:
     return Scale(ticks[0], ticks[-1], ticks, logarithmic=True)
 
 
+def exact(low: float, high: float) -> Scale:
+    """Returns a linear scale that ends at its values, with its ticks between them."""
+    found = linear([low, high])
+    return Scale(low, high, tuple(tick for tick in found.ticks if low <= tick <= high))
+
+
 def of_times(values: Sequence[float]) -> Scale:
-    """Returns the scale of a distribution of times: logarithmic where they differ widely."""
-    if min(values) > 0 and max(values) > WIDE * min(values):
-        return logarithmic(values)
+    """Returns the scale of a distribution of times: logarithmic where they differ widely.
+
+    Such a scale begins at a thousandth of the largest: what is shorter lies at its edge.
+    """
+    most = max(values)
+    if min(values) > 0 and most > WIDE * min(values):
+        return logarithmic([max(value, most / 1000) for value in values])
     return linear(values, least=0.0 if min(values) < 0.5 * max(values) else None)
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orch_sidecar.tools.bench.drawing.chart import Chart, Look, Marked, Series
-from orch_sidecar.tools.bench.drawing.page import Page, badge
+from orch_sidecar.tools.bench.drawing.page import Page, badge, colored
 from orch_sidecar.tools.bench.drawing.scales import linear, of_times
 from orch_sidecar.tools.bench.report.comparison import Compared, Comparison, comparison_of
-from orch_sidecar.tools.bench.report.conditions import conditions_of
+from orch_sidecar.tools.bench.report.conditions import CLIENT, ENGINE, LOAD, conditions_of
 from orch_sidecar.tools.bench.report.measures import Times, times_of
 from orch_sidecar.tools.bench.report.requests import by_class, requests_of
-from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, KINDS
+from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, KINDS, began
 from orch_sidecar.tools.bench.report.sweep import clients_text
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
@@ -30,7 +30,7 @@ def compare_report(before: Result, after: Result) -> str:
         kind, _ = KINDS[result.status]
         name = f" {letter}: {result.engine.model_name}, {result.measurement_type.value}, "
         page.text(
-            badge(result.status.value, kind), name, f"{arrivals_text(result)}, {result.began_at}"
+            badge(result.status.value, kind), name, f"{arrivals_text(result)}, {began(result)}"
         )
         if result.reasons:
             page.note(kind, f"Why {letter} is {result.status.value}", result.reasons)
@@ -57,7 +57,7 @@ def compare_sweeps_report(before: Sweep, after: Sweep) -> str:
     pairs = pairs_of(before, after)
     first, second = before.results[0], after.results[0]
     page = Page(_title(first, second))
-    page.text(f"Two sweeps, of {first.began_at} and {second.began_at}.", soft=True)
+    page.text(f"Two sweeps, of {began(first)} and {began(second)}.", soft=True)
     compared = {clients: comparison_of(one, other) for clients, (one, other) in pairs.items()}
     _objections(page, next(iter(compared.values())))
     page.section("Curves")
@@ -102,21 +102,17 @@ def _table(page: Page, figures: Sequence[Compared]) -> None:
         page.text("There is no figure that both have.")
         return
     page.table(
-        ("", "unit", "verdict on b", "a", "95 % interval", "b", "95 % interval", "b against a"),
+        ("", "a (95 % interval)", "b (95 % interval)", "b against a", "b is"),
         [
             (
-                each.before.title,
-                each.before.unit,
-                each.verdict,
-                each.before.value_text,
-                each.before.interval_text,
-                each.after.value_text,
-                each.after.interval_text,
+                each.before.title_and_unit,
+                each.before.text,
+                each.after.text,
                 each.change_text,
+                colored(each.verdict, {"better": "good", "worse": "bad"}.get(each.verdict, "")),
             )
             for each in figures
         ],
-        texts=3,
     )
 
 
@@ -136,9 +132,14 @@ def _conditions(page: Page, found: Comparison) -> None:
     page.section("What is the same")
     changed = {(one.group, one.name) for one, _ in found.differing}
     page.facts(
-        (each.title, each.text)
-        for each in conditions_of(found.before)
-        if each.text and (each.group, each.name) not in changed
+        {
+            group: [
+                (each.title, each.text)
+                for each in conditions_of(found.before)
+                if each.group == group and each.text and (group, each.name) not in changed
+            ]
+            for group in (LOAD, ENGINE, CLIENT)
+        }
     )
 
 

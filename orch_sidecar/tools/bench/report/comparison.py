@@ -24,7 +24,7 @@ class Compared:
         """Whether the second is better: a finding only where the interval leaves no doubt."""
         found = self.change
         if found is None or found.interval is None:
-            return "unknown: too short for an interval"
+            return "unknown: too short"
         if not found.is_shown:
             return "no difference shown"
         return "better" if (found.value > 0) is self.before.larger_is_better else "worse"
@@ -81,10 +81,8 @@ def comparison_text(found: Comparison) -> str:
     head = ("", "a", "b", "b against a", "")
     rows = [head]
     for each in found.figures:
-        unit = "" if each.before.value_text.endswith("%") else each.before.unit
-        name = f"{each.before.title} {unit}".strip()
         values = each.before.value_text, each.after.value_text
-        rows.append((name, *values, each.change_text, each.verdict))
+        rows.append((each.before.title_and_unit, *values, each.change_text, each.verdict))
     widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
     lines = [
         "  ".join(

@@ -77,7 +77,7 @@ def _load(result: Result) -> dict[str, Any]:
         "warm-up": f"{scenario.warm_up_requests} requests",
         "seed": scenario.seed,
         "cache salt": "of this run" if scenario.cache_salt else "none",
-        "prefix_hit_ratio": None if hits is None else f"{hits:.0%}",
+        "prefix_hit_ratio": None if hits is None else f"{100 * hits:.0f} %",
         "trace": None,
     }
     if trace is not None:

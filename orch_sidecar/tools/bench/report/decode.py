@@ -100,7 +100,7 @@ def decode_report(document: Mapping[str, Any]) -> str:
     for run in found.runs:
         _run(page, run)
     page.section("What was measured, and how")
-    page.facts(_facts(found))
+    page.facts({"": _facts(found)})
     page.text(f"Schema {SCHEMA}.", soft=True)
     return page.html
 

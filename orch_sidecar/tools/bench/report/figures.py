@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orch_sidecar.tools.bench.drawing.chart import Chart, Look, Marked, Series
-from orch_sidecar.tools.bench.drawing.scales import Scale, linear, number_text, of_times
+from orch_sidecar.tools.bench.drawing.scales import Scale, exact, linear, number_text, of_times
 from orch_sidecar.tools.bench.report.intervals import of_share
 from orch_sidecar.tools.bench.report.measures import Times
 from orch_sidecar.tools.bench.report.requests import TimedRequest
@@ -18,7 +18,7 @@ from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, parse_sn
 
 _MARKED: Final = (50.0, 95.0, 99.0)
 _BARS: Final = 40
-_MOST_TIMES: Final = 160
+_MOST_TIMES: Final = 80
 # A bin of the time with fewer requests than this would show single requests, not the run.
 _LEAST_IN_BIN: Final = 2
 _SECONDS: Final = "seconds since the start of the run"
@@ -41,10 +41,11 @@ def distribution(times: Times) -> Chart:
         kept = of_share([value <= times.bound_ms for value in values])
         within = f" {100 * kept.value:.1f} % within the SLO." if kept else ""
     counts = _counts(values, edges)
+    shorter = "; what is shorter is in the first bar" if min(values) < scale.low else ""
     return Chart(
         title=times.title,
         about=f"{len(values)} requests, {number_text(min(values))} to {number_text(max(values))} ms"
-        f"{', logarithmic' if scale.logarithmic else ''}.{within}",
+        f"{', logarithmic' if scale.logarithmic else ''}{shorter}.{within}",
         x_label="ms",
         y_label="requests",
         x=scale,
@@ -67,7 +68,7 @@ def throughput_over_time(requests: Sequence[TimedRequest]) -> Iterator[Chart]:
         f"{number_text(mean)} in the mean. The tokens of an answer count as evenly spread.",
         x_label=_SECONDS,
         y_label="tokens/s",
-        x=linear([bins.begin_s, bins.end_s]),
+        x=exact(bins.begin_s, bins.end_s),
         y=linear(rates, least=0.0),
         series=[Series("tokens/s", Look.STEPS, bins.edges, rates)],
         marked=[Marked(f"mean {number_text(mean)}", mean, horizontal=True)],
@@ -98,7 +99,7 @@ def batch_and_queue(result: Result, requests: Sequence[TimedRequest]) -> Iterato
         about=about,
         x_label=_SECONDS,
         y_label="requests, mean of each part",
-        x=linear([bins.begin_s, bins.end_s]),
+        x=exact(bins.begin_s, bins.end_s),
         y=linear(highest, least=0.0),
         series=series,
         marked=marks,
@@ -159,7 +160,7 @@ def goodput_by_rate(result: Result) -> Iterator[Chart]:
         ("not met", Look.HOLLOW, missed),
     ):
         if points:
-            series.append(Series(name, look, *(list(each) for each in zip(*points, strict=True))))
+            series.append(Series(name, look, [x for x, _ in points], [y for _, y in points]))
     yield Chart(
         title="Goodput by rate",
         about=about,

@@ -54,8 +54,18 @@ class Measure:
         return f"{self.of} {self.name}".strip()
 
     @property
+    def title_and_unit(self) -> str:
+        return self.title if self.unit == SHARE else f"{self.title}, {self.unit}"
+
+    @property
     def value_text(self) -> str:
         return _number(self.estimate.value, self.unit)
+
+    @property
+    def text(self) -> str:
+        """Its value, with the interval in parentheses where there is one."""
+        known = self.estimate.margin is not None
+        return f"{self.value_text} ({self.interval_text})" if known else self.value_text
 
     @property
     def interval_text(self) -> str:
@@ -63,11 +73,13 @@ class Measure:
         value, margin = self.estimate.value, self.estimate.margin
         if margin is None:
             return "-"
-        low = max(0.0, value - margin)
-        return f"{_number(low, self.unit)} to {_number(value + margin, self.unit)}"
+        low, high = max(0.0, value - margin), value + margin
+        if self.unit == SHARE:
+            high = min(1.0, high)
+        return f"{_number(low, self.unit)} to {_number(high, self.unit)}"
 
 
-SHARE: Final = "of the requests"
+SHARE: Final = "%"  # of the requests
 
 
 def _number(value: float, unit: str) -> str:

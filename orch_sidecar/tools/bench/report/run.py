@@ -86,7 +86,7 @@ def verdict(page: Page, result: Result) -> None:
         f"{engine.gpu_count} x {engine.gpu}" if engine.gpu_count else engine.gpu,
         f"profile {engine.profile}, {engine.slots_total} slots" if engine.profile else None,
         arrivals_text(result),
-        result.began_at,
+        began(result),
     ]
     page.text(badge(result.status.value, kind), f" {meaning}")
     page.text(" · ".join(part for part in parts if part), soft=True)
@@ -98,21 +98,29 @@ def verdict(page: Page, result: Result) -> None:
         page.note("warn", "The client may have limited the figures", result.client.bottleneck)
 
 
+def began(result: Result) -> str:
+    """Formats when a run began, to the second."""
+    return f"{result.began_at[:19].replace('T', ' ')} UTC"
+
+
 def conditions(page: Page, result: Result) -> None:
     """Appends the meaning of the label and all conditions."""
     label = result.measurement_type
     page.text(f"{label.value}: {LABELS.get(label, '')}.")
     found = conditions_of(result)
-    for group in (LOAD, ENGINE, CLIENT):
-        page.heading(group)
-        page.facts(
-            (each.title, each.text or "unknown" if group != LOAD else each.text)
-            for each in found
-            if each.group == group and (each.text or group != LOAD)
-        )
+    page.facts(
+        {
+            group: [
+                (each.title, each.text or "unknown")
+                for each in found
+                if each.group == group and (each.text or group != LOAD)
+            ]
+            for group in (LOAD, ENGINE, CLIENT)
+        }
+    )
     signed = result.evidence.signed is not None
-    text = "signed by the engine" if signed else f"none: {result.evidence.missing or 'unknown'}"
-    page.text(f"Evidence: {text}.")
+    missing = f": {result.evidence.missing}" if result.evidence.missing else ""
+    page.text("Evidence: ", "signed by the engine" if signed else f"none{missing}", ".")
 
 
 def _cards(result: Result, measures: Sequence[Measure]) -> Iterator[Card]:
@@ -128,23 +136,21 @@ def _cards(result: Result, measures: Sequence[Measure]) -> Iterator[Card]:
     if result.batches is not None:
         found_steps = result.batches
         more = f"largest {found_steps.largest}, {found_steps.steps} steps"
-        yield Card("batch, mean", number_text(found_steps.mean), "sequences", more)
+        yield Card("batch, mean", number_text(found_steps.mean), "", more)
 
 
 def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
     early = _early(result)
     rows = [
         (
-            each.title,
-            each.unit,
+            each.title_and_unit,
             each.value_text,
             each.interval_text,
             number_text(early[each.title]) if each.title in early else "-",
         )
         for each in measures
     ]
-    head = ("", "unit", "measured", "95 % interval", "by early stopping")
-    page.table(head, rows, texts=2)
+    page.table(("", "measured", "95 % interval", "by early stopping"), rows)
     page.text(INTERVALS_TEXT, soft=True)
     page.text(
         "By early stopping: MLPerf's estimate, which the true percentile does not exceed with a "

@@ -10,7 +10,7 @@ from orch_sidecar.tools.bench.drawing.page import Page, badge
 from orch_sidecar.tools.bench.drawing.scales import linear, number_text
 from orch_sidecar.tools.bench.report.intervals import Estimate
 from orch_sidecar.tools.bench.report.measures import Measure, measures_of
-from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, conditions
+from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions
 from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.bench.results.sweep import FitDocument, Point, Sweep, is_sound
 
@@ -31,7 +31,7 @@ def sweep_report(sweep: Sweep) -> str:
     page.text(badge("sound" if sound else "not sound", "good" if sound else "bad"), text)
     if not sweep.complete:
         page.note("bad", "Incomplete", [sweep.ended_by])
-    page.text(f"{first.began_at} · {len(sweep.results)} runs", soft=True)
+    page.text(f"{began(first)} · {len(sweep.results)} runs", soft=True)
     measures = {
         clients: {each.name: each for each in measures_of(result)}
         for result in sweep.results
@@ -157,6 +157,7 @@ def _dots(name: str, look: Look, points: Sequence[tuple[float, Estimate]], color
         [estimate.value for _, estimate in points],
         color,
         margins=[estimate.margin for _, estimate in points],
+        joined=look is Look.DOTS,
     )
 
 

@@ -15,10 +15,9 @@ def written() -> Page:
     page.note("bad", HOSTILE, [HOSTILE])
     page.cards([Card(HOSTILE, HOSTILE, HOSTILE, HOSTILE)])
     page.section(HOSTILE)
-    page.heading(HOSTILE)
     page.charts([chart([DOTS]), chart([DOTS])])
     page.table((HOSTILE, HOSTILE), [(HOSTILE, HOSTILE)])
-    page.facts([(HOSTILE, HOSTILE)])
+    page.facts({HOSTILE: [(HOSTILE, HOSTILE)]})
     page.list([HOSTILE])
     return Page(page.html)
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.drawing.scales import (
+    exact,
     linear,
     logarithmic,
     number_text,
@@ -43,8 +44,15 @@ def test_ticks_are_round() -> None:
     assert linear([0.0]).high > 0.0
 
 
+def test_exact_scale_ends_at_its_values() -> None:
+    scale = exact(0.3, 119.9)
+    assert (scale.low, scale.high) == (0.3, 119.9)
+    assert scale.ticks == (50, 100)
+
+
 def test_times_that_differ_widely_are_logarithmic() -> None:
     assert of_times([1.0, 100.0]).logarithmic
+    assert of_times([1e-6, 100.0]).low == pytest.approx(0.1), "the rest lies at its edge"
     assert not of_times([0.0, 100.0]).logarithmic
     assert of_times([90.0, 100.0]).low == pytest.approx(90.0)
     assert of_times([10.0, 100.0]).low == 0.0
