@@ -25,6 +25,7 @@ class Terminal:
         self.resize(columns, rows)
         os.set_blocking(self._main, False)
         self.output = ""
+        self._process: asyncio.subprocess.Process | None = None
         asyncio.get_running_loop().add_reader(self._main, self._read)
 
     def resize(self, columns: int, rows: int) -> None:
@@ -32,15 +33,14 @@ class Terminal:
         fcntl.ioctl(self.side, termios.TIOCSWINSZ, size)
 
     async def start(self, *command: str, **env: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *command,
+        self._process = await asyncio.create_subprocess_exec(
+            *("setsid", "--ctty", *command),  # so that the terminal is the program's own
             stdin=self.side,
             stdout=self.side,
             stderr=self.side,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(self.side, termios.TIOCSCTTY, 0),
             env=os.environ | {"TERM": "xterm-256color"} | env,
         )
+        return self._process
 
     def press(self, keys: str) -> None:
         os.write(self._main, keys.encode())
@@ -64,7 +64,10 @@ class Terminal:
         except AssertionError:
             raise AssertionError(f"{text!r} is not in\n{self.picture}") from None
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
         asyncio.get_running_loop().remove_reader(self._main)
         os.close(self._main)
         os.close(self.side)

@@ -36,7 +36,7 @@ _LABEL: Final = 8  # the width of what a line is about
 _CURVE_TEXT: Final = 56  # the width of what stands beside the curve
 _BATCHES_TEXT: Final = 26
 _MOST_POOLS: Final = 6
-_KEYS: Final = "q quit  up/down request  left/right pool  s sort"
+_KEYS: Final = "q quit  arrows choose  s sort:"
 _OPERATOR_KEYS: Final = "  c cancel  d drain  r resume"
 
 
@@ -248,7 +248,7 @@ def _requests(
     rows = in_flight(pool, choice.order)
     lines = [Text()]
     titles = f"{'STATE':<10} {'CLASS':<11} {'KEY':<12} {'SLOTS':>5} {'SINCE':>7}"
-    lines.append(Text(f" {'REQUEST':<12} {titles}  SORTED BY {choice.order.upper()}", "bold"))
+    lines.append(Text(f" {'REQUEST':<12} {titles}", "bold"))
     if room is not None:
         most = max(1, room - len(lines))
         ids = [row.id for row in rows]
@@ -293,4 +293,5 @@ def _ended(row: Document) -> Text:
 def _foot(live: Live, choice: Choice, note: str) -> Text:
     if note:
         return Text(note, "bold yellow")
-    return Text(_KEYS + (_OPERATOR_KEYS if live.document.get("operator") else ""), "bright_black")
+    more = _OPERATOR_KEYS if live.document.get("operator") else ""
+    return Text(f"{_KEYS}{choice.order}{more}", "bright_black")

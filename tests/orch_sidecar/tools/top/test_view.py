@@ -47,7 +47,7 @@ def test_screen_of_80_by_24_has_what_matters() -> None:
         "9.8 to 22 ms a step, batch 1 to 8; 8.6 + 1.2 b^0.8", "busy 97 %, KV 31 %",
         "0 preemptions, 0 violations", "TTFT 80 / 240 (SLO 200)  TPOT 11 / 14 (SLO 50)",
         "All 8 slots are taken", "queued 0", "starts in 2.0 s", "running-0", "starting", "75 s",
-        "ended-2", "q quit", "d drain", "SORTED BY STATE",
+        "ended-2", "q quit", "d drain", "s sort:state",
     ):  # fmt: skip
         assert part in text, f"{part}\n{text}"
 
