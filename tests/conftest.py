@@ -51,6 +51,7 @@ SLOW = (
     "integration/test_short_waits.py",
     "integration/test_soak.py",
     "integration/test_state_stream.py",
+    "integration/test_top.py",
     "integration/test_traces_collector.py",
     "simulate/test_run.py",
     "test_body_outline.py",

@@ -29,6 +29,7 @@ class Terminal:
         asyncio.get_running_loop().add_reader(self._main, self._read)
 
     def resize(self, columns: int, rows: int) -> None:
+        self._rows = rows
         size = struct.pack("HHHH", rows, columns, 0, 0)
         fcntl.ioctl(self.side, termios.TIOCSWINSZ, size)
 
@@ -49,7 +50,8 @@ class Terminal:
     def lines(self) -> list[str]:
         """The lines of the last complete picture, without colors."""
         pictures = self.output.split(_HOME)
-        text = pictures[-1] if len(pictures) < 3 else pictures[-2]
+        is_complete = pictures[-1].count("\n") == self._rows - 1
+        text = pictures[-1] if is_complete or len(pictures) < 3 else pictures[-2]
         return [line.rstrip() for line in _SEQUENCE.sub("", text).replace("\r", "").split("\n")]
 
     @property
