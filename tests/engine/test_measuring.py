@@ -38,10 +38,11 @@ CROWDED_PROFILES = [profile for profile in PROFILES if profile != "cloud"]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command printed, and the result that it wrote, if it did."""
+    """What a command printed, the result that it wrote, if it did, and the path of its report."""
 
     printed: str
     result: dict[str, Any]
+    report: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +154,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def bench(stack: Stack, folder: Path, *words: str, code: int | None = 0) -> Ran:
     output = folder / f"{time.monotonic_ns()}.json"
-    where = ("--url", stack.url, "--output", str(output))
+    where = ("--url", stack.url, "--output", str(output), "--report")
     printed = orch("bench", *words, *where, *LENGTHS, code=code)
-    return Ran(printed, json.loads(output.read_text()) if output.exists() else {})
+    result = json.loads(output.read_text()) if output.exists() else {}
+    return Ran(printed, result, output.with_suffix(".html"))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -171,6 +173,18 @@ def test_measurement_earns_its_label(outcomes: Outcomes, profile: str) -> None:
     assert row["gpu"].startswith("CPU (")
     assert (row["batch"] == "1") is (profile == "home")
     assert result["figures"]["output_tokens"] == 24 * result["counts"]["answered"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_report_shows_what_the_engine_did(outcomes: Outcomes, profile: str) -> None:
+    found = outcomes[profile].measured
+    page = found.report.read_text(encoding="utf-8")
+    for text in (
+        found.result["engine"]["gpu"], "preliminary", "Throughput", "Batch and queue",
+        "Decode steps by batch", f"{found.result['batches']['steps']} steps",
+    ):  # fmt: skip
+        assert text in page, text
+    assert ("Time to first token" in page) is (profile != "offline")
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -64,7 +64,7 @@ def main(words: list[str]) -> None:
 async def _run(options: argparse.Namespace) -> None:
     async with Sidecar(options.url) as sidecar:
         if options.json:
-            print(json.dumps((await _first(sidecar)).document, indent=2, ensure_ascii=False))
+            print(json.dumps((await _first(sidecar)).document, indent=2))
             return
         try:
             from rich.console import Console

@@ -129,7 +129,7 @@ class _Drawing:
             element("title", chart.title, id=f"{self._id}-title"),
             element("desc", chart.about, id=f"{self._id}-about"),
             *self._axes(),
-            *self._bounds_across(),
+            *self._lines_across(),
             *(part for series in chart.series for part in self._series(series)),
             *self._marks(),
             class_="chart",
@@ -232,19 +232,23 @@ class _Drawing:
     def _vertical(self) -> list[Marked]:
         return [each for each in self._chart.marked if not each.horizontal]
 
-    def _bounds_across(self) -> Iterator[Element]:
-        right = _WIDTH - _RIGHT
-        for each in self._chart.marked:
-            if each.horizontal:
-                y = self._y(each.at)
-                yield element("path", d=_line((_LEFT, y), (right, y)), class_=_mark_class(each))
-                yield element("text", each.name, x=right, y=y - 4, class_="name", text_anchor="end")
+    def _lines_across(self) -> Iterator[Element]:
+        for each in self._horizontal():
+            ends = (_LEFT, self._y(each.at)), (_WIDTH - _RIGHT, self._y(each.at))
+            yield element("path", d=_line(*ends), class_=_mark_class(each))
+
+    def _horizontal(self) -> list[Marked]:
+        return [each for each in self._chart.marked if each.horizontal]
 
     def _marks(self) -> Iterator[Element]:
         for each, _, row in self._rows:
             x, y = self._x(each.at), _ABOVE + _ROW * (row + 1)
             yield element("path", d=_line((x, y), (x, self._bottom)), class_=_mark_class(each))
-        for each, middle, row in self._rows:  # above all lines
+        # Names lie over all lines.
+        for each in self._horizontal():
+            x, y = _WIDTH - _RIGHT, self._y(each.at) - 4
+            yield element("text", each.name, x=x, y=y, class_="name", text_anchor="end")
+        for each, middle, row in self._rows:
             y = _ABOVE + _ROW * row + 10
             yield element("text", each.name, x=middle, y=y, class_="name", text_anchor="middle")
 

@@ -73,7 +73,8 @@ figure{margin:0}
 .dots{fill:var(--c)}.hollow{fill:var(--paper);stroke:var(--c);stroke-width:1.5}
 .s0{--c:#0072b2}.s1{--c:#d55e00}.s2{--c:#009e73}.s3{--c:#cc79a7}.s4{--c:#e69f00}
 @media(prefers-color-scheme:dark){.s0{--c:#56b4e9}}
-@media print{.s0{--c:#0072b2}}
+@media print{.s0{--c:#0072b2}main{max-width:none;padding:0}.figures{grid-template-columns:1fr 1fr}
+.columns{grid-template-columns:repeat(3,1fr)}.facts{font-size:.82em}.facts th{width:7em}}
 .legend{list-style:none;padding:0;margin:.3em 0 0;display:flex;flex-wrap:wrap;gap:.1em 1.2em;
 font-size:.87em}
 .legend li{display:flex;align-items:center;gap:.45em}

@@ -39,7 +39,7 @@ def distribution(times: Times) -> Chart:
     if times.bound_ms is not None:
         marks.append(Marked(f"SLO {number_text(times.bound_ms)}", times.bound_ms, is_bound=True))
         kept = of_share([value <= times.bound_ms for value in values])
-        within = f" {100 * kept.value:.1f} % within the SLO." if kept else ""
+        within = f" {100 * kept.value:.1f} % of them within the SLO." if kept else ""
     counts = _counts(values, edges)
     shorter = "; what is shorter is in the first bar" if min(values) < scale.low else ""
     return Chart(
