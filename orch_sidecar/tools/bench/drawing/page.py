@@ -82,6 +82,9 @@ font-size:.87em}
 """
 
 
+_NUMBER: Final = {"class": "number"}
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """One figure that a reader looks for first. `more`: its interval, or what it is made of."""
@@ -150,7 +153,7 @@ class Page:
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[Child]], texts: int = 1) -> None:
         """Appends a table. `texts`: the columns from the left that have texts, not numbers."""
-        kind = [{"class": "" if at < texts else "number"} for at in range(len(head))]
+        kind = [dict[str, str]() if at < texts else _NUMBER for at in range(len(head))]
         named = [element("th", cell, scope="col", **kind[at]) for at, cell in enumerate(head)]
         body = [
             element(
@@ -161,7 +164,7 @@ class Page:
             for row in rows
         ]
         made = element("table", element("thead", element("tr", *named)), element("tbody", *body))
-        self.add(element("div", made, class_="wide"))
+        self.add(element("div", made, class_="wide", tabindex="0"))
 
     def facts(self, groups: Mapping[str, Iterable[tuple[str, str]]]) -> None:
         """Appends groups of names and their texts, side by side where there is place."""

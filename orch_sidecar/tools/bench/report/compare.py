@@ -102,7 +102,7 @@ def _table(page: Page, figures: Sequence[Compared]) -> None:
         page.text("There is no figure that both have.")
         return
     page.table(
-        ("", "a (95 % interval)", "b (95 % interval)", "b against a", "b is"),
+        ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is"),
         [
             (
                 each.before.title_and_unit,
@@ -122,7 +122,7 @@ def _conditions(page: Page, found: Comparison) -> None:
         page.text("Nothing that the results record.")
     else:
         page.table(
-            ("", "a", "b", "what that means"),
+            ("condition", "a", "b", "what that means"),
             [
                 (one.title, one.text or "unknown", other.text or "unknown", one.why)
                 for one, other in found.differing

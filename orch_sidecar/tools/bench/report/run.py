@@ -150,7 +150,7 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
         )
         for each in measures
     ]
-    page.table(("", "measured", "95 % interval", "by early stopping"), rows)
+    page.table(("figure", "measured", "95 % interval", "by early stopping"), rows)
     page.text(INTERVALS_TEXT, soft=True)
     page.text(
         "By early stopping: MLPerf's estimate, which the true percentile does not exceed with a "
@@ -188,7 +188,7 @@ def _distributions(page: Page, result: Result, name: str, members: Sequence[Time
 
 def _outcomes(page: Page, result: Result) -> None:
     groups = {name: each.counts for name, each in result.classes.items()} or {"all": result.counts}
-    head = ("", "sent", "answered", "refused", "failed", "cut")
+    head = ("requests", "sent", "answered", "refused", "failed", "cut")
     page.table(
         head,
         [
