@@ -147,8 +147,8 @@ def _charts(before: Result, after: Result) -> Iterator[Chart]:
     """Yields both distributions of each time, as the share of the requests up to it."""
     first, second = (by_class(requests_of(result)) for result in (before, after))
     for name in (name for name in first if name in second):
-        others = {each.name: each for each in times_of(after, second[name])}
-        for each in times_of(before, first[name]):
+        others = {each.name: each for each in times_of(after, second[name], name)}
+        for each in times_of(before, first[name], name):
             if (other := others.get(each.name)) is not None:
                 yield _cumulative(each, other, name)
 

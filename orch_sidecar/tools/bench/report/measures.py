@@ -99,11 +99,14 @@ def measures_of(result: Result) -> list[Measure]:
     return found
 
 
-def times_of(result: Result, requests: Sequence[TimedRequest]) -> list[Times]:
-    """Returns the times of answered requests; none of an offline run, where all wait for all."""
+def times_of(result: Result, requests: Sequence[TimedRequest], of: str = "") -> list[Times]:
+    """Returns the times of answered requests; none of an offline run, where all wait for all.
+
+    `of`: their class, where there are two: the SLO is that of interactive ones.
+    """
     if result.measurement_type is Label.OFFLINE:
         return []
-    bounds = result.scenario.slo_ms
+    bounds = {} if of == ServiceClass.BULK else result.scenario.slo_ms
     answered = sorted(_completed(requests), key=lambda each: each.arrived_s)
     ttft = [1000 * each.ttft_s for each in answered if each.ttft_s is not None]
     tpot = [1000 * each.tpot_s for each in answered if each.tpot_s is not None]

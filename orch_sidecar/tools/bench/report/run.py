@@ -180,7 +180,7 @@ def _early(result: Result) -> dict[str, float]:
 
 
 def _distributions(page: Page, result: Result, name: str, members: Sequence[TimedRequest]) -> None:
-    charts = [distribution(times) for times in times_of(result, members)]
+    charts = [distribution(times) for times in times_of(result, members, name)]
     if charts:
         page.section(f"Distributions, {name} requests" if name else "Distributions")
         page.charts(charts)

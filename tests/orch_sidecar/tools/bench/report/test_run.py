@@ -75,7 +75,9 @@ def test_model_name_that_is_markup_is_shown_as_text() -> None:
 
 
 def test_two_classes_have_distributions_of_their_own() -> None:
-    text = Page(run_report(of_two_classes())).text
+    page = Page(run_report(of_two_classes()))
+    text = page.text
+    assert page.texts.count("SLO 200") == 1, "it is that of interactive requests"
     assert "Distributions, interactive requests" in text
     assert "Distributions, bulk requests" in text
 
