@@ -176,7 +176,7 @@ def _facts(title: str, rows: Iterable[tuple[str, str]]) -> Element:
         element("tr", element("th", name, scope="row"), element("td", text)) for name, text in rows
     ]
     table = element("table", element("tbody", *made), class_="facts")
-    return element("div", *([element("h3", title)] if title else []), table)
+    return element("div", element("h3", title), table)
 
 
 def colored(text: str, kind: str) -> Element:

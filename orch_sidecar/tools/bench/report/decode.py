@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -100,7 +100,7 @@ def decode_report(document: Mapping[str, Any]) -> str:
     for run in found.runs:
         _run(page, run)
     page.section("What was measured, and how")
-    page.facts({"": _facts(found)})
+    page.facts(_facts(found))
     page.text(f"Schema {SCHEMA}.", soft=True)
     return page.html
 
@@ -127,13 +127,10 @@ def _sweep(page: Page, sweep: _Sweep) -> None:
     slow = [point.step_ms.p95 for point in points]
     times = [
         *curve,
-        Series("p95", Look.HOLLOW, batches, slow),
+        Series("p95", Look.DOTS, batches, slow, 2),
         Series("p50", Look.DOTS, batches, medians),
     ]
-    throughput = [
-        Series("tokens/s", Look.LINE, batches, rates),
-        Series("measured", Look.DOTS, batches, rates),
-    ]
+    throughput = [Series("tokens/s", Look.DOTS, batches, rates, joined=True)]
     about = "Median and 95th percentile, and the fit of the medians."
     page.charts(
         [
@@ -203,15 +200,25 @@ def _chart(title: str, about: str, y_label: str, series: list[Series]) -> Chart:
     return Chart(title, about, "sequences in the step", y_label, linear(xs, least=0.0), y, series)
 
 
-def _facts(found: DecodeResult) -> Iterator[tuple[str, str]]:
-    """Yields the options of the schedule, and the device or the formula."""
-    for name, value in found.config.items():
-        yield name, str(value)
-    for name, value in (found.device or {}).items():
-        text = str(value)
-        if isinstance(value, Mapping):
-            text = ", ".join(f"{key} {each}" for key, each in value.items())
-        yield name.replace("_", " "), "unknown" if value is None else text
+def _facts(found: DecodeResult) -> dict[str, list[tuple[str, str]]]:
+    """Returns the options of the schedule, if one ran, and the device or the formula."""
+    groups = {}
+    if found.runs:
+        groups["Schedule"] = [(_words(name), str(value)) for name, value in found.config.items()]
+    if found.device is not None:
+        groups["Device"] = [(_words(name), _value(each)) for name, each in found.device.items()]
     if found.formula is not None:
         curve = found.formula
-        yield "formula", f"{curve.t0:g} + {curve.c:g} · b^{curve.alpha:g} ms"
+        text = f"{curve.t0:g} + {curve.c:g} · b^{curve.alpha:g} ms"
+        groups["Formula"] = [("time of a step", text)]
+    return groups
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_words(str(key))} {each}" for key, each in value.items())
+    return "unknown" if value is None else str(value)
