@@ -124,7 +124,7 @@ class AdmissionController:
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
             is_new = constraints.reserve.demand(request.service_class).arrived(request, now)
             if is_new and request.service_class is not _BULK:
-                self._forecaster.shorter.arrived(request, now)
+                self.forecaster.shorter.arrived(request, now)
         if outcome is not None:
             return outcome
         granted = self._grant(ticket, request, kv, now)

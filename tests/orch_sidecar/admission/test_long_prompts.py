@@ -160,8 +160,8 @@ def crowded() -> AdmissionController:
     core = core_that_reads()
     coming = [interactive(prompt_tokens=100 + number) for number in range(60)]
     for request in coming:
-        core._forecaster.shorter.arrived(request, 0.0)
-        core._forecaster.shorter.arrived(request, 0.0)
+        core.forecaster.shorter.arrived(request, 0.0)
+        core.forecaster.shorter.arrived(request, 0.0)
     return core
 
 
