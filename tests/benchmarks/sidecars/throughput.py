@@ -2,7 +2,8 @@
 
 Each cell has sidecars of its own, and three windows: a backlog of bulk requests; interactive
 requests beside bulk ones; and as many clients as slots that go from sidecar to sidecar, so that a
-slot is free for each request and only has to be granted.
+slot is free for each request and only has to be granted; meanwhile the engine is called for its
+state, which takes a round trip as a claim and its offer do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ COUNTS: Final = (1, 2, 4)
 CLIENTS: Final = 32
 INTERACTIVE: Final = 8
 TOKENS: Final = 32
+_CALL_EVERY_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Cell:
     grant_p99: float
     grant_first_byte_p50: float
     grant_first_byte_p99: float
+    answer_p50: float  # of the engine, to a small call, meanwhile
+    answer_p99: float
     peak: int
 
 
@@ -58,9 +62,12 @@ async def _measured(ports: list[int], seconds: float, engine_port: int) -> Cell:
         seconds=seconds,
         look=look,
     )
+    answers_ms: list[float] = []
+    calling = asyncio.create_task(_call(engine_port, answers_ms))
     grants = await closed_loop(
         ports, interactive=SLOTS, tokens=8, seconds=seconds / 2, warm_s=0.5, roams=True, look=look
     )
+    calling.cancel()
     for name, window in (("backlog", backlog), ("mixed", mixed), ("grants", grants)):
         if failures := window.failures():
             print(f"  {name}, {len(ports)} sidecars: {dict(failures)}", flush=True)
@@ -81,8 +88,20 @@ async def _measured(ports: list[int], seconds: float, engine_port: int) -> Cell:
         grant_p99=percentile(waits, 99),
         grant_first_byte_p50=percentile(first_bytes, 50),
         grant_first_byte_p99=percentile(first_bytes, 99),
+        answer_p50=percentile(answers_ms, 50),
+        answer_p99=percentile(answers_ms, 99),
         peak=seen[-1]["peak"],
     )
+
+
+async def _call(engine_port: int, answers_ms: list[float]) -> None:
+    """Calls the engine for its state again and again, and notes how long each answer takes."""
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
+        await state(engine_port)
+        answers_ms.append((loop.time() - began) * 1000)
+        await asyncio.sleep(_CALL_EVERY_S)
 
 
 def _rejected(before: dict[str, Any], after: dict[str, Any]) -> float:
@@ -182,6 +201,8 @@ def _print_table(cells: dict[int, list[Cell]], direct: list[list[float]]) -> Non
     medians("first byte p95, that bulk, ms", "bulk_p95", "{:.0f}")
     medians("wait for a free slot p50, ms", "grant_p50", "{:.2f}")
     medians("wait for a free slot p99, ms", "grant_p99", "{:.2f}")
+    medians("the engine's own answer to a call p50, ms", "answer_p50", "{:.2f}")
+    medians("the engine's own answer to a call p99, ms", "answer_p99", "{:.2f}")
     medians("first byte with a free slot p50, ms", "grant_first_byte_p50", "{:.1f}")
     medians("first byte with a free slot p99, ms", "grant_first_byte_p99", "{:.1f}")
     medians("most sequences in the engine", "peak", "{:.0f}")
