@@ -278,8 +278,4 @@ class Gate:
 
     def _on_time(self) -> None:
         self._timer = None
-        self.dispatch()
-
-    def dispatch(self) -> None:
-        """Dispatches what can start by now."""
         self._perform(self._controller.dispatch(self._loop.time()))

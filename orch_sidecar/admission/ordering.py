@@ -57,9 +57,7 @@ class QueueOrder:
                 continue
             kv = self._constraints.kv_need(head.request)
             is_bulk = head is bulk
-            blocked_by = self._constraints.blocked_by(
-                head.request, kv, now, due=due and is_bulk, queued=True
-            )
+            blocked_by = self._constraints.blocked_by(head.request, kv, now, due=due and is_bulk)
             if blocked_by is None:
                 return head
             if blocked_by is BlockedBy.SLOT and self._constraints.offers.shared:

@@ -1,8 +1,7 @@
 """Sends an engine what this sidecar claims of its slots, where other sidecars want them, too.
 
 One call at a time. A claim that stands is sent again each REPEAT_S in any case: the engine may have
-ended it while this sidecar was not looking. While the engine takes no claims, what waits is
-dispatched without: into slots that are seen free. Knows one engine's address and its gate, not the
+ended it while this sidecar was not looking. Knows one engine's address and its gate, not the
 engine's state.
 """
 
@@ -47,6 +46,7 @@ class ClaimSender:
         self._gate = gate
         self._calls = ClaimCalls(gate.claims, gate.offers, gate.ledger)
         self._changed = asyncio.Event()
+        self._failed = False
         gate.claims.on_change = self._changed.set
 
     def reported(self, claim: Claim | None, waits: bool, number: int) -> None:
@@ -69,14 +69,14 @@ class ClaimSender:
                 await self._send(call)
             # A fault of one call must not keep the requests that are queued from their slots.
             except Exception as error:  # noqa: BLE001
-                if not self._gate.offers.unheard:
+                if not self._failed:
                     logger.warning("the engine did not take a claim: %s", error_text(error))
-                self._calls.answered(taken=False)
+                self._failed = True
+                self._calls.failed()
                 self._changed.set()
-                self._gate.dispatch()
                 await asyncio.sleep(_RETRY_S)
             else:
-                self._calls.answered(taken=True)
+                self._failed = False
 
     async def _send(self, call: ClaimCall) -> None:
         async with self._session.put(

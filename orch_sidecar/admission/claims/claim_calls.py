@@ -48,11 +48,9 @@ class ClaimCalls:
         self._before, self._recorded = self._recorded, (claim, waits)
         return ClaimCall(claim, offers.taken, unused, self._number, waits)
 
-    def answered(self, *, taken: bool) -> None:
-        """The call was answered. `taken`: the engine has recorded it; else it may not have."""
-        self._offers.unheard = not taken
-        if not taken:
-            self._recorded = self._before
+    def failed(self) -> None:
+        """The engine may not have got the call."""
+        self._recorded = self._before
 
     def _suffices(self, claim: Claim | None, waits: bool) -> bool:
         """Whether the engine need not know better what is claimed."""

@@ -132,12 +132,10 @@ class AdmissionConstraints:
         now: float,
         *,
         due: bool = False,
-        queued: bool = False,
     ) -> BlockedBy | None:
         """The constraint that blocks a request now; None: it can be dispatched.
 
-        `kv`: from `kv_need`. `due`: a bulk request that goes before interactive ones. `queued`: it
-        waits already.
+        `kv`: from `kv_need`. `due`: a bulk request that goes before interactive ones.
         """
         ledger, cost = self._ledger, request.cost
         taken = ledger.leased + ledger.foreign
@@ -150,7 +148,7 @@ class AdmissionConstraints:
             if not self.kv.fits(kv, now):
                 return BlockedBy.KV
         offers = self.offers
-        if (queued or offers.contended or offers.rejected) and offers.block(cost, queued=queued):
+        if (offers.contended or offers.rejected) and offers.block(cost):
             return BlockedBy.SLOT
         return None
 

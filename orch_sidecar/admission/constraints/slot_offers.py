@@ -1,14 +1,13 @@
 """Follows what an engine grants, where other sidecars want its slots, too.
 
 Pure. The engine itself keeps the count of its slots: it rejects a request for which it has none,
-keeps a claim for it, and offers slots as they come free. Alone at an engine, a sidecar knows what
-is free and waits for no offers. Beside others, whatever has to wait claims its slots and is
-dispatched only under an offer: else all that wait would be sent into the same slot, as soon as it
-is seen free. A request that arrives while nothing waits, here or elsewhere, takes slots that are
-seen free.
+keeps a claim for it, and offers slots as they come free. A sidecar knows what is free and waits for
+no offers while it is alone at an engine, or nothing waits at the others. While requests wait there,
+for slots or something else, or after a rejection, the next request is dispatched only under an
+offer: else all that wait would be sent into the same slot as soon as it is seen free.
 
-An offer is taken as soon as it is heard of. What is left of it then is given back at once: others
-wait for it.
+An offer is taken as soon as it is heard of. What is left of it then is given back at once, if
+others wait for it.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ class SlotOffers:
 
     def __init__(self) -> None:
         self.sidecars = 1  # that read the engine's state, this one included
-        self.contended = False  # others claim slots
+        self.contended = False  # requests wait at others
         self.rejected = False  # the engine had none, and keeps a claim of ours
-        self.unheard = False  # the engine does not take our claims
         self.rejections = 0  # requests, since the start
         self.taken = 0  # the last offer, by its number
         self.left = 0  # slots, while an offer is taken
@@ -62,8 +60,10 @@ class SlotOffers:
         return True
 
     def settle(self) -> None:
-        """What the offer had slots for was dispatched: the rest will not be used."""
-        self.unused += self.left
+        """What the offer had slots for was dispatched. The rest is given back where others wait;
+        where none do, requests that have been dispatched already take it."""
+        if self.contended:
+            self.unused += self.left
         self.left = 0
 
     def give_back(self, slots: int) -> None:
@@ -80,8 +80,6 @@ class SlotOffers:
         without an offer."""
         self.rejected = False
 
-    def block(self, slots: int, *, queued: bool) -> bool:
-        """Whether a request has to wait for an offer. `queued`: it has waited for something."""
-        if self.contended or self.rejected:
-            return slots > self.left
-        return queued and self.sidecars > 1 and not self.unheard and slots > self.left
+    def block(self, slots: int) -> bool:
+        """Whether a request has to wait for an offer."""
+        return (self.contended or self.rejected) and slots > self.left

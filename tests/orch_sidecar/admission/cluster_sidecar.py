@@ -234,8 +234,8 @@ class Sidecar:
     def deliver_call(self) -> None:
         """A call reaches the engine; the next one waits for the answer."""
         assert self.call is not None
-        taken = self.cluster.engine.claim(self.instance, self.call[0])
-        self.calls.answered(taken=taken)
+        if not self.cluster.engine.claim(self.instance, self.call[0]):
+            self.calls.failed()
         self.call, self.calling_until = None, self.cluster.now + self.cluster.delay_s
 
     def lose_call(self) -> None:
@@ -243,7 +243,7 @@ class Sidecar:
         assert self.call is not None
         self.late.append(self.call[0])
         self.call = None
-        self.calls.answered(taken=False)
+        self.calls.failed()
 
     def deliver_late(self, call: ClaimCall) -> None:
         """A call that was given up reaches the engine after all."""

@@ -151,32 +151,6 @@ def test_bulk_request_that_is_owed_a_slot_claims_for_itself_alone() -> None:
     assert core.order.claim == Claim(1, urgent=True)
 
 
-# What waits beside other sidecars.
-
-
-def test_request_that_has_waited_needs_an_offer_also_if_nobody_else_claims() -> None:
-    """Else all that wait for the same thing, at every sidecar, are sent into the same slot."""
-    core = core_of(8, foreign=8, sidecars=2)
-    queue(core, interactive(), "a")
-    assert granted(core.engine_reports(report(8, foreign=6, sidecars=2), 1.0)) == []
-    assert core.order.claim == Claim(1, urgent=True)
-    core.constraints.offers.offer(1, 1)
-    assert granted(core.dispatch(1.0)) == ["a"]
-
-
-def test_request_that_arrives_while_nothing_waits_takes_a_free_slot() -> None:
-    core = core_of(8, foreign=6, sidecars=4)
-    fill(core, interactive(), "a", "b")
-    queue(core, interactive(), "c")
-
-
-def test_what_waits_is_dispatched_without_an_offer_while_the_engine_takes_no_claims() -> None:
-    core = core_of(8, foreign=8, sidecars=2)
-    queue(core, interactive(), "a")
-    core.constraints.offers.unheard = True
-    assert granted(core.engine_reports(report(8, foreign=6, sidecars=2), 1.0)) == ["a"]
-
-
 # The batch of interactive requests, of all sidecars together.
 
 BATCH = rules(class_rules(batch=BatchBounds(least=1, most=6)))

@@ -205,7 +205,7 @@ async def test_slots_for_which_nothing_waits_are_given_back(
     fill(gate)
     waiting = await queued(gate)
     await eventually(lambda: len(engine.calls) == 1)
-    gate.engine_reports(report(SLOTS, sidecars=2))
+    gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
     gate.offered(3, 1)
     assert (await lease_of(waiting)).cost == 1
     await eventually(lambda: len(engine.bodies) == 2)
@@ -218,7 +218,7 @@ async def test_slots_of_a_request_that_left_before_it_was_sent_are_given_back(
     fill(gate)
     waiting = await queued(gate, interactive(2))
     await eventually(lambda: len(engine.calls) == 1)
-    gate.engine_reports(report(SLOTS, sidecars=2))
+    gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
     gate.offered(2, 1)
     gate.release((await lease_of(waiting)).id, served=False, sent=False)
     await eventually(lambda: sum(body.unused for body in engine.bodies) == 2)

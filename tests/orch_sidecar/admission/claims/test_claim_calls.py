@@ -96,20 +96,20 @@ def test_call_that_was_not_taken_is_repeated_if_it_is_still_claimed(
 ) -> None:
     queue(core, interactive(), "a")
     calls.next(again=False)
-    calls.answered(taken=False)
-    assert core.constraints.offers.unheard
+    calls.failed()
     assert calls.next(again=False) == ClaimCall(claimed(1), number=2)
-    calls.answered(taken=False)
+    calls.failed()
     core.leave("a", 0.0)
     assert calls.next(again=False) is None, "the engine has recorded none"
 
 
 def test_unused_slots_are_given_back_once(core: AdmissionController, calls: ClaimCalls) -> None:
     offers = core.constraints.offers
+    core.engine_reports(report(SLOTS, foreign=SLOTS, sidecars=2, contended=True), 0.0)
     offers.offer(3, 7)
     offers.settle()
     assert calls.next(again=False) == ClaimCall(None, taken=7, unused=3, number=1)
-    calls.answered(taken=False)
+    calls.failed()
     assert calls.next(again=False) is None, "the engine frees them by itself"
 
 

@@ -1,4 +1,4 @@
-"""What has to wait beside other sidecars is dispatched under an offer."""
+"""While requests wait at other sidecars, one is dispatched under an offer only."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def offers() -> SlotOffers:
 
 
 def test_request_waits_for_an_offer_of_its_slots(offers: SlotOffers) -> None:
-    assert offers.block(1, queued=False)
+    assert offers.block(1)
     offers.offer(2, 1)
-    assert not offers.block(1, queued=False)
-    assert not offers.block(2, queued=True)
-    assert offers.block(3, queued=True)
+    assert not offers.block(1)
+    assert not offers.block(2)
+    assert offers.block(3)
 
 
 def test_requests_use_up_an_offer(offers: SlotOffers) -> None:
     offers.offer(3, 1)
     assert offers.granted(2)
-    assert not offers.block(1, queued=True)
-    assert offers.block(2, queued=True)
+    assert not offers.block(1)
+    assert offers.block(2)
     assert offers.granted(1)
-    assert offers.block(1, queued=True)
+    assert offers.block(1)
     assert not offers.granted(1), "it took a slot that was seen free"
     assert offers.taken == 1
 
@@ -53,7 +53,7 @@ def test_rest_of_an_offer_is_given_back_and_so_are_slots_of_requests_that_are_no
     offers.offer(3, 1)
     offers.granted(1)
     offers.settle()
-    assert offers.block(1, queued=True)
+    assert offers.block(1)
     offers.give_back(1)
     assert offers.unused == 3
     assert (offers.take_unused(), offers.unused) == (3, 0)
@@ -70,23 +70,31 @@ def test_rejection_lasts_until_a_request_is_dispatched_under_an_offer(offers: Sl
 
 
 @pytest.mark.parametrize(
-    ("sidecars", "contended", "unheard", "queued", "waits"),
+    ("sidecars", "contended", "rejected", "waits"),
     [
-        (1, False, False, True, False),
-        (2, False, False, False, False),
-        (2, False, False, True, True),
-        (2, False, True, True, False),
-        (2, True, False, False, True),
-        (2, True, True, True, True),
+        (1, False, False, False),
+        (1, False, True, True),
+        (2, False, False, False),
+        (2, True, False, True),
     ],
 )
-def test_what_has_to_wait_needs_an_offer_beside_others(
-    sidecars: int, contended: bool, unheard: bool, queued: bool, waits: bool
+def test_offer_is_needed_while_requests_wait_elsewhere_or_after_a_rejection(
+    sidecars: int, contended: bool, rejected: bool, waits: bool
 ) -> None:
     offers = SlotOffers()
     offers.reported(report(SLOTS, sidecars=sidecars, contended=contended))
-    offers.unheard = unheard
-    assert offers.block(1, queued=queued) is waits
+    if rejected:
+        offers.reject()
+    assert offers.block(1) is waits
+
+
+def test_rest_of_an_offer_is_kept_for_requests_on_their_way_where_nobody_else_waits() -> None:
+    """They were sent into the slot that is offered, as soon as it was seen free."""
+    offers = SlotOffers()
+    offers.reported(report(SLOTS, sidecars=2))
+    offers.offer(3, 1)
+    offers.settle()
+    assert (offers.left, offers.unused) == (0, 0)
 
 
 def test_rejections_are_counted() -> None:
@@ -151,11 +159,10 @@ def test_offer_that_is_too_small_dispatches_nothing() -> None:
     assert granted(core.dispatch(1.0)) == [], "none overtakes the head of the queue"
 
 
-def test_request_waits_no_longer_when_there_are_no_others() -> None:
+def test_request_waits_no_longer_when_nothing_waits_elsewhere() -> None:
     core = core_of(SLOTS, sidecars=2, contended=True)
     queue(core, interactive(), "a", "b")
-    assert granted(core.engine_reports(report(SLOTS, sidecars=2), 1.0)) == []
-    assert granted(core.engine_reports(report(SLOTS), 2.0)) == ["a", "b"]
+    assert granted(core.engine_reports(report(SLOTS, sidecars=2), 1.0)) == ["a", "b"]
 
 
 def test_rejected_request_waits_for_an_offer_before_all_others() -> None:
