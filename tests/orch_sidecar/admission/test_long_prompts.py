@@ -32,7 +32,7 @@ STEP_TIME = StepTime(t0_ms=0.01, c_ms=0.0, alpha=1.0, largest=64)
 
 def core_that_reads(tokens_per_s: float = 1000.0, slots: int = SLOTS) -> AdmissionController:
     of_rules = rules(class_rules(ttft_p95_ms=1000 * SLO_S))
-    known = {"step_time": STEP_TIME, "prefill_tokens_per_s": tokens_per_s}
+    known: dict[str, Any] = {"step_time": STEP_TIME, "prefill_tokens_per_s": tokens_per_s}
     return core_of(slots, of_rules, chunk_tokens=64, step_tokens=256, **known)
 
 
@@ -56,7 +56,7 @@ def serve(
     """Each ends when the engine has read its prompt, one after the other; it reports each time."""
     served, now_reads = Served(), 0.0
     ends: list[tuple[float, str]] = []
-    known = {"step_time": STEP_TIME, "chunk_tokens": 64, "step_tokens": 256}
+    known: dict[str, Any] = {"step_time": STEP_TIME, "chunk_tokens": 64, "step_tokens": 256}
     rate = core.service_times.prompts.tokens_per_s
     for number, (at, request) in enumerate(sorted(coming, key=lambda each: each[0])):
         while ends and ends[0][0] <= at:
