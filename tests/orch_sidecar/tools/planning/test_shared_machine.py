@@ -136,6 +136,6 @@ def test_plan_counts_the_steps_that_another_job_slows_down(
     monkeypatch.setattr(run, "Engine", Engine)
     planned = [goodput(engines, shape_of(measured.entry(in_all=True))) for engines in (1, 2)]
     by_fit = [goodput(engines, shape_of(measured.entry(in_all=False))) for engines in (1, 2)]
-    assert planned == pytest.approx(actual, abs=4)
+    assert planned == pytest.approx(actual, abs=5)
     assert all(fit > true + 5 for fit, true in zip(by_fit, actual, strict=True))
     assert actual[0] < 65, "without the other job it serves 72 %"
