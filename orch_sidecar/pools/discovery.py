@@ -7,6 +7,7 @@ valid for 5 s, so a new address is used within 6 s.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from typing import Final
@@ -113,6 +114,9 @@ class Discovery:
             pool = self._pools.add_address(settings.name, member.number, member.address)
             pools[member] = pool
             self._watch(pool)
+        if changes.added:
+            gc.freeze()  # as at the start: the collector, which would stop the event loop for
+            # tens of milliseconds with hundreds of pools, skips what lives on
         if settings.name in self._pools.without_address:
             self._note(settings, f"the name of the pool {settings.name} has no address")
 
