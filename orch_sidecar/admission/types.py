@@ -208,8 +208,7 @@ class Decision:
     outcome: Lease | Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class EngineReport:
+class EngineReport(NamedTuple):
     """The state that an engine reports. None: unknown, and nothing is guessed in its place.
 
     `kv_usage`: share of the KV cache in use (0 to 1). `prefilling`: sequences whose prefill is

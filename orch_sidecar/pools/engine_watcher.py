@@ -13,7 +13,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from typing import Final
 
 import aiohttp
@@ -259,7 +258,7 @@ class EngineWatcher:
             self.since_s = time.time()
         self.state, self.message = EngineState.READY, ""
         self.ctx_max, self._reported = new.ctx_max, new
-        self._gate.engine_reports(replace(new, leases=leases) if leases else new)
+        self._gate.engine_reports(new._replace(leases=leases) if leases else new)
 
     def _measure_busy(self, document: Document, *, first: bool) -> None:
         busy_s, now = document.get("busy_seconds_total"), self._loop.time()

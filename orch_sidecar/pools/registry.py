@@ -34,7 +34,7 @@ from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.profile import AdmissionRules, Profile
 
 # Changes of all engines together that are asked for per second: a few hundredths of a core.
-CHANGES_PER_S: Final = 2000
+CHANGES_PER_S: Final = 1000
 
 
 class Placement(NamedTuple):

@@ -225,6 +225,6 @@ async def test_changes_reach_parents_and_placement(registry: PoolRegistry) -> No
 
 
 async def test_fewer_changes_are_asked_of_each_engine_the_more_there_are() -> None:
-    for count, least_s in ((1, 0.0005), (500, 0.25)):
+    for count, least_s in ((1, 0.001), (100, 0.1)):
         made = registry_of(*(entry(f"e-{number}") for number in range(count)))
         assert made.all[0].watcher._changes_every_s() == least_s
