@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import random
+from pathlib import Path
 from typing import Final
 
 from tests.k8s.runner.tools import ToolFailed, call
@@ -25,6 +26,8 @@ class Network:
 
     async def open(self) -> None:
         """Makes the bridge in a free subnet of 10.0.0.0/8. Raises ToolFailed."""
+        for left in _leftovers():
+            await call("ip", "link", "delete", "dev", left)
         self.bridge = f"{PREFIX}{os.getpid():x}{random.randrange(16**3):03x}"
         for _ in range(20):
             number = random.randrange(64 * 256, 250 * 256)
@@ -75,6 +78,13 @@ class Network:
     async def detach(self, end: str) -> None:
         """Takes a pod off the network at once; the kernel itself would do it some time later."""
         await call("ip", "link", "delete", "dev", end)
+
+
+def _leftovers() -> list[str]:
+    """Returns the bridges of processes that were killed."""
+    bridges = [path.name for path in Path("/sys/class/net").glob(f"{PREFIX}*")]
+    pids = {name: int(name[len(PREFIX) : -3], 16) for name in bridges}
+    return [name for name, pid in pids.items() if not Path(f"/proc/{pid}").exists()]
 
 
 async def _free(subnet: ipaddress.IPv4Network) -> bool:
