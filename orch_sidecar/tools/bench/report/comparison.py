@@ -23,6 +23,8 @@ class Compared:
     def verdict(self) -> str:
         """Whether the second is better: a finding only where the interval leaves no doubt."""
         found = self.change
+        if self.before.estimate.drifts or self.after.estimate.drifts:
+            return "unknown: drifts"
         if found is None or found.interval is None:
             return "unknown: too short"
         if not found.is_shown:

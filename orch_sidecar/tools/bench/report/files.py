@@ -20,7 +20,7 @@ from orch_sidecar.tools.bench.results.sweep import Sweep
 
 Report = Result | Sweep | Mapping[str, Any]
 
-_RULE: Final = "it must be a result that `orch bench` has written"
+_RULE: Final = "it must be a result that `orch bench` of this release has written"
 
 
 class UnreadableResult(ValueError):

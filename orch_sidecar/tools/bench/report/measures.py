@@ -69,10 +69,10 @@ class Measure:
 
     @property
     def interval_text(self) -> str:
-        """Its interval, a dash where there is none."""
+        """Its interval; `-` where the run is too short for one, `drifts` where it is unsteady."""
         value, margin = self.estimate.value, self.estimate.margin
         if margin is None:
-            return "-"
+            return "drifts" if self.estimate.drifts else "-"
         low, high = max(0.0, value - margin), value + margin
         if self.unit == SHARE:
             high = min(1.0, high)

@@ -45,7 +45,8 @@ _CARDS: Final = (
 INTERVALS_TEXT: Final = (
     f"Intervals cover 95 %. They follow from {SECTIONS} consecutive sections of the run, so they "
     "allow for requests that wait for each other, and not for what another run, another day or "
-    "another machine would change. A dash: the run is too short for one."
+    "another machine would change. A dash: the run is too short for one. Drifts: the sections "
+    "follow a trend, as while a queue grows; a longer run has another figure."
 )
 
 
