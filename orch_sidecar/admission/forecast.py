@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FEW
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
@@ -24,7 +23,7 @@ from orch_sidecar.admission.prediction.release_rate import (
     StartRate,
 )
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
+from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes, Start
 from orch_sidecar.admission.prediction.shorter_prompts import MOST, ShorterPrompts
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
@@ -42,17 +41,6 @@ _ONE_BY_ONE: Final = 1024
 _RATE_SHARE: Final = 0.3
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
-
-
-class Start(NamedTuple):
-    """Seconds until a request has its slots, and until its first token if that is known."""
-
-    slots_s: float
-    first_token_s: float | None
-
-    @property
-    def ms(self) -> int:
-        return round(1000 * self.slots_s)
 
 
 class Forecaster:
@@ -74,17 +62,6 @@ class Forecaster:
         self._queues = queues
         self._constraints = constraints
         self._jitter = jitter
-
-    def ahead(self, request: AdmissionRequest) -> Ahead:
-        """What goes before a request that arrives now: of its class, and of more urgent ones."""
-        ahead, queues = self._queues.ahead(request), self._queues
-        if request.service_class is not _BULK or not queues.size(_INTERACTIVE):
-            return ahead
-        return Ahead(
-            ahead.requests + queues.size(_INTERACTIVE),
-            ahead.sequences + queues.cost(_INTERACTIVE),
-            ahead.tokens,
-        )
 
     def _schedule(
         self, request: AdmissionRequest, blocked_by: BlockedBy | None, now: float
@@ -118,12 +95,8 @@ class Forecaster:
         return schedule
 
     def _kept(self) -> float:
-        """The share of the slots that come free here which does not go to other sidecars: while
-        these claim slots, this one is left with an equal part of all."""
-        ledger, offers = self._ledger, self._constraints.offers
-        if not offers.contended:
-            return 1.0
-        return min(1.0, ledger.slots_total / offers.sidecars / max(1, ledger.leased))
+        ledger = self._ledger
+        return self._constraints.offers.kept(ledger.slots_total, ledger.leased)
 
     def _queue_up(
         self, schedule: Schedule, service_class: ServiceClass, until: AdmissionRequest | None
@@ -314,7 +287,7 @@ class Forecaster:
         """Adds a Retry-After: the time in which what goes before such a request is dispatched at
         the measured rate; where slots are free, that in which the engine reads the prompts that it
         has."""
-        slots = self.ahead(request).sequences + request.cost
+        slots = self._queues.before_all(request).sequences + request.cost
         unread_s = self._service_times.prompts.clears_at - now
         if slots <= self._ledger.room and unread_s > 0:
             wait_ms = min(max(int(1000 * unread_s), SHORTEST_MS), LONGEST_MS)

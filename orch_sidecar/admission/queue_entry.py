@@ -56,7 +56,7 @@ class QueueEntry:
         Returns its outcome, and the evictions that made room for it.
         """
         forecaster = self._forecaster
-        position = forecaster.ahead(request).requests
+        position = self._queues.before_all(request).requests
         start = forecaster.start(request, blocked_by, clears_at, now)
         start_ms = None if start is None else start.ms
         rules = self.rules.of(request.service_class)

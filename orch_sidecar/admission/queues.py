@@ -15,6 +15,8 @@ from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from vllm_plugin.profile import ServiceClass
 
+_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
 _BULK = ServiceClass.BULK
 
 
@@ -63,6 +65,17 @@ class Queues:
     def ahead(self, request: AdmissionRequest) -> Ahead:
         """How much of its class goes before a request that arrives now."""
         return self.fair(request.service_class).ahead(request)
+
+    def before_all(self, request: AdmissionRequest) -> Ahead:
+        """How much goes before a request that arrives now: of its class, and of a more urgent."""
+        ahead = self.ahead(request)
+        if request.service_class is not _BULK or not self.size(_INTERACTIVE):
+            return ahead
+        return Ahead(
+            ahead.requests + self.size(_INTERACTIVE),
+            ahead.sequences + self.cost(_INTERACTIVE),
+            ahead.tokens,
+        )
 
     def displaces(self, request: AdmissionRequest) -> QueuedRequest | None:
         """Which request of its class leaves a full queue for it, for its key has more queued."""

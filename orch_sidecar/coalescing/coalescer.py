@@ -24,7 +24,7 @@ from orch_sidecar.coalescing.shared_generation import (
 )
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.pools.pool import GenerationCall
+from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.queue_events.watchers import Watchers

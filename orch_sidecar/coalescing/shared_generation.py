@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.tenant import Tenant, tenant
-from orch_sidecar.pools.pool import GenerationCall
+from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from vllm_plugin.profile import MeasurementType, ServiceClass

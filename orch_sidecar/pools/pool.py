@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 import aiohttp
@@ -22,7 +20,6 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.admission.waiting.places import Places
-from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
     HOST,
@@ -34,14 +31,14 @@ from orch_sidecar.api.headers import (
     X_VLLM_PRIORITY,
     field_line,
 )
-from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
+from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
-from orch_sidecar.pools.placement.affinity import Prefixes
+from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.candidates import Kind, Standing, standing
 from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of
 from orch_sidecar.wire import backpressure
@@ -63,31 +60,6 @@ _BULK_CLASS: Final = field_line(X_ORCH_CLASS, _BULK.value)
 _AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
     X_ORCH_PREDICTED_START_MS, "0"
 )
-
-
-class PrefixUse(StrEnum):
-    """Where a request was placed, by what is known of the prefix of its prompt."""
-
-    HIT = "hit"  # at the pool that last served it
-    MOVED = "moved"  # at another pool
-    NEW = "new"  # no pool has served any of it
-
-
-@dataclass(slots=True)
-class GenerationCall:
-    """A request for a generation, before a pool is chosen for it.
-
-    `key`: the digest of its client's API key, empty without one; `weight`: of that key.
-    `prefixes`: of its prompt, where pools are to be chosen by them.
-    """
-
-    generation: GenerationRequest
-    options: RequestOptions
-    service_class: ServiceClass
-    body_bytes: int
-    key: bytes = b""
-    weight: float = 1.0
-    prefixes: Prefixes = ()
 
 
 class Pool:

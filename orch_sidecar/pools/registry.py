@@ -23,12 +23,13 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement import routing
 from orch_sidecar.pools.placement.affinity import PrefixAffinity
 from orch_sidecar.pools.placement.candidates import FEW
 from orch_sidecar.pools.placement.routing import PlacementReason, PlacementRequest
-from orch_sidecar.pools.pool import GenerationCall, Pool, PrefixUse
+from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.shortlist import Shortlist
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.profile import AdmissionRules, Profile

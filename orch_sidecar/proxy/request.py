@@ -24,8 +24,9 @@ from orch_sidecar.auth.budgets import Reservation
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import Trace
+from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLease
-from orch_sidecar.pools.pool import GenerationCall, Pool
+from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection

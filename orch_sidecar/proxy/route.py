@@ -15,8 +15,9 @@ from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import RequestRecord
+from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.placement.routing import PlacementReason
-from orch_sidecar.pools.pool import GenerationCall, Pool
+from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.admit import Admit

@@ -59,6 +59,13 @@ class SlotOffers:
         self.rejected = False
         return True
 
+    def kept(self, slots_total: int, leased: int) -> float:
+        """The share of the slots that come free here which does not go to other sidecars: while
+        these claim slots, this one is left with an equal part of all."""
+        if not self.contended:
+            return 1.0
+        return min(1.0, slots_total / self.sidecars / max(1, leased))
+
     def settle(self) -> None:
         """What the offer had slots for was dispatched. The rest is given back where others wait;
         where none do, requests that have been dispatched already take it."""

@@ -49,6 +49,17 @@ class Forecast(NamedTuple):
     end_ms: float
 
 
+class Start(NamedTuple):
+    """Seconds until a request has its slots, and until its first token if that is known."""
+
+    slots_s: float
+    first_token_s: float | None
+
+    @property
+    def ms(self) -> int:
+        return round(1000 * self.slots_s)
+
+
 def charged(request: AdmissionRequest, output_tokens: float) -> int:
     """The tokens that a key is charged for a request with so many generated tokens; at least 1."""
     return 1 + request.prompt_tokens + int(OUTPUT_TOKEN * output_tokens)

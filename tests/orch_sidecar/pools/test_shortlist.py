@@ -17,10 +17,11 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement.candidates import FEW
 from orch_sidecar.pools.placement.routing import PlacementReason as By
-from orch_sidecar.pools.pool import GenerationCall, Pool, PrefixUse
+from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from tests.orch_sidecar.snapshots import SINGLE
 from vllm_plugin.profile import ServiceClass

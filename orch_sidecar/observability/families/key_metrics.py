@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from orch_sidecar.admission.fairness.key_share import KeyShare
-from orch_sidecar.observability.metric_family import Family, Sample, Scraped
+from orch_sidecar.observability.families.metric_family import Family, Sample, Scraped
 
 _LABELS: Final = ("class", "key")
 

@@ -12,8 +12,8 @@ from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.admission.types import BlockedBy
 from orch_sidecar.engine_state.states import EngineState
-from orch_sidecar.observability.metric_family import Family, Sample, Scraped, per_pool
-from orch_sidecar.pools.pool import PrefixUse
+from orch_sidecar.observability.families.metric_family import Family, Sample, Scraped, per_pool
+from orch_sidecar.pools.generation_call import PrefixUse
 from orch_sidecar.pools.snapshot import BatchingStats
 
 

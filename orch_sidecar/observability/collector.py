@@ -1,0 +1,201 @@
+"""Counts what happened to requests, and samples the pools at a scrape."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from orch_sidecar.api.refusal import Reason
+from orch_sidecar.observability import gen_ai
+from orch_sidecar.observability.families import engine_metrics, pool_metrics
+from orch_sidecar.observability.families.key_metrics import key_families
+from orch_sidecar.observability.families.metric_family import (
+    Family,
+    HistogramFamily,
+    PoolFamily,
+    Sample,
+    Scraped,
+    per_pool,
+)
+from orch_sidecar.observability.families.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
+from orch_sidecar.observability.gen_ai import GenAi
+from orch_sidecar.observability.histogram import Traced
+from orch_sidecar.observability.recent import Ended, RecentRequests
+from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.tracing import SpanCounts
+from orch_sidecar.pools.registry import PoolRegistry
+from vllm_plugin.profile import ServiceClass
+
+# Bound once: looking up a member of an enum is slow.
+_BULK: Final = ServiceClass.BULK
+_OK: Final = Outcome.OK
+
+KeyNames = Callable[[], Mapping[bytes, str]]
+
+_LABELS: Final = ("class", "measurement_type")
+
+
+def _traced(record: RequestRecord, now: int) -> Traced | None:
+    """Returns its trace if that is sampled, as an exemplar. `now`: monotonic clock, ns."""
+    return (record.trace_id, record.at_ns(now) / 1e9) if record.trace_id else None
+
+
+def _span_metrics(spans: SpanCounts) -> Iterable[Metric]:
+    yield CounterMetricFamily(
+        "orch_spans_exported", "Spans that the collector accepted.", value=spans.exported
+    )
+    dropped = CounterMetricFamily(
+        "orch_spans_dropped", "Spans that did not reach the collector.", labels=["reason"]
+    )
+    for reason, count in spans.dropped.items():
+        dropped.add_metric([reason], count)
+    yield dropped
+
+
+class Collector:
+    """Collects what happened to requests, and the state of the pools at the scrape."""
+
+    def __init__(self, pools: PoolRegistry, spans: SpanCounts | None, key_names: KeyNames) -> None:
+        self._pools = pools
+        self._key_names = key_names
+        self._spans = spans
+        # Interactive, bulk. By name of the pool, and not by class: enums hash slowly.
+        self.stats: defaultdict[str, tuple[ClassStats, ClassStats]]
+        self.stats = defaultdict(lambda: (ClassStats(), ClassStats()))
+        # By endpoint, outcome and status. Not by the outcome's value, which is slow to look up.
+        self.requests: dict[tuple[str, Outcome | Reason, int], int] = {}
+        self.coalesced: Counter[str] = Counter()
+        self.gen_ai = GenAi(
+            lambda pool: pools[pool].profile.measurement_type.value,
+            lambda pool, model: model in (pools[pool].watcher.models or ()),
+        )
+        self._of_requests = tuple(self._families_of_requests())
+        self.ended: list[Ended] = []  # not counted yet
+        self.log: Callable[[list[Ended]], None] | None = None
+        self.log_dropped: Callable[[], int] | None = None
+        self.recent = RecentRequests()
+
+    def catch_up(self) -> None:
+        """Counts the records that have ended."""
+        ended = self.ended.copy()
+        self.ended.clear()  # first, so that an error neither repeats nor keeps any of them
+        self.recent.add(ended)
+        if self.log is not None:
+            self.log(ended)
+        for record, now in ended:
+            self._request_ended(record, now)
+
+    def generation_ended(self, record: RequestRecord, now: int) -> None:
+        """Counts an admitted generation that several requests could share."""
+        assert record.pool is not None
+        traced = _traced(record, now)
+        self._stats_of(record).generation_ended(record, traced)
+        if record.outcome is _OK:
+            self.gen_ai.of(record).generated(record, now, traced)
+
+    def _request_ended(self, record: RequestRecord, now: int) -> None:
+        key = (record.identity.endpoint.path, record.outcome, record.status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        pool = record.pool
+        if not record.cost or pool is None:
+            return
+        traced = _traced(record, now)
+        operation = self.gen_ai.of(record)
+        operation.ended(record, now, traced)
+        if record.admitted is None:
+            return
+        stats = self._stats_of(record)
+        if not record.shared:
+            stats.generation_ended(record, traced)
+            if record.outcome is _OK:
+                operation.generated(record, now, traced)
+        elif record.coalesced:
+            self.coalesced[pool] += 1
+        stats.request_ended(record, traced)
+
+    def _stats_of(self, record: RequestRecord) -> ClassStats:
+        return self.stats[record.pool or ""][record.service_class is _BULK]
+
+    def families(self) -> Iterable[PoolFamily]:
+        """Returns the families whose text is made pool by pool."""
+        yield from pool_metrics.FAMILIES
+        yield from engine_metrics.FAMILIES
+        yield from key_families(self._key_names())
+        yield from self._of_requests
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns the other families, for the library."""
+        self.catch_up()
+        yield self._requests()
+        if self._spans is not None:
+            yield from _span_metrics(self._spans)
+        if self.log_dropped is not None:
+            yield CounterMetricFamily(
+                "orch_request_log_dropped",
+                "Lines of the request log that could not be written, or not fast enough.",
+                value=self.log_dropped(),
+            )
+        tasks = len(asyncio.all_tasks())
+        yield GaugeMetricFamily("orch_tasks", "Tasks on the event loop.", value=tasks)
+
+    def _families_of_requests(self) -> Iterable[PoolFamily]:
+        for index, row in enumerate(HISTOGRAMS):
+            yield HistogramFamily(row.name, row.text, partial(self._histograms, index))
+        for name, text in gen_ai.FAMILIES.items():
+            histograms = partial(self._gen_ai_histograms, name)
+            yield HistogramFamily(name, text, histograms, unit="seconds")
+        for index, counter in enumerate(COUNTERS):
+            totals = partial(self._totals, index)
+            yield Family(counter.name, counter.text, totals, _LABELS, counts=True)
+        yield Family(
+            "orch_answers",
+            "Complete answers of the engine, by whether their number of output tokens is known.",
+            self._answers,
+            (*_LABELS, "tokens"),
+            counts=True,
+        )
+        yield Family(
+            "orch_coalesced",
+            "Requests that were answered by the generation of another request.",
+            per_pool(lambda at: self.coalesced[at.pool.name]),
+            counts=True,
+        )
+
+    def _stats_of_pool(self, at: Scraped) -> Iterable[tuple[ClassStats, list[str]]]:
+        """Yields the statistics of its classes, each with the values of _LABELS."""
+        pool = at.pool
+        for each in pool.classes:
+            values = [each.value, pool.profile.measurement_type.value]
+            yield self.stats[pool.name][each is _BULK], values
+
+    def _histograms(self, index: int, at: Scraped) -> Iterable[gen_ai.Labelled]:
+        for stats, values in self._stats_of_pool(at):
+            labels = dict(zip(_LABELS, values, strict=True)) | {"pool": at.pool.name}
+            yield labels, stats.histograms[index]
+
+    def _gen_ai_histograms(self, name: str, at: Scraped) -> Iterable[gen_ai.Labelled]:
+        return self.gen_ai.histograms(name, at.pool.name)
+
+    def _totals(self, index: int, at: Scraped) -> Iterable[Sample]:
+        for stats, values in self._stats_of_pool(at):
+            yield values, stats.totals[index]
+
+    def _answers(self, at: Scraped) -> Iterable[Sample]:
+        for stats, values in self._stats_of_pool(at):
+            yield [*values, "known"], stats.with_usage
+            yield [*values, "unknown"], stats.without_usage
+
+    def _requests(self) -> Metric:
+        requests = CounterMetricFamily(
+            "orch_requests",
+            "Requests by endpoint (route), outcome and status.",
+            labels=["route", "outcome", "status"],
+        )
+        for (route, outcome, status), count in self.requests.items():
+            requests.add_metric([route, outcome.value, str(status)], count)
+        return requests

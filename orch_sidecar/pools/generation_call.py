@@ -1,0 +1,36 @@
+"""A request for a generation, before a pool is chosen for it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.options import RequestOptions
+from orch_sidecar.pools.placement.affinity import Prefixes
+from vllm_plugin.profile import ServiceClass
+
+
+class PrefixUse(StrEnum):
+    """Where a request was placed, by what is known of the prefix of its prompt."""
+
+    HIT = "hit"  # at the pool that last served it
+    MOVED = "moved"  # at another pool
+    NEW = "new"  # no pool has served any of it
+
+
+@dataclass(slots=True)
+class GenerationCall:
+    """A request for a generation, before a pool is chosen for it.
+
+    `key`: the digest of its client's API key, empty without one; `weight`: of that key.
+    `prefixes`: of its prompt, where pools are to be chosen by them.
+    """
+
+    generation: GenerationRequest
+    options: RequestOptions
+    service_class: ServiceClass
+    body_bytes: int
+    key: bytes = b""
+    weight: float = 1.0
+    prefixes: Prefixes = ()
