@@ -3,8 +3,9 @@
 Pure. Any page that an operator visits can make the browser send requests to the loopback. Browsers
 state where a request comes from in `Origin` and `Sec-Fetch-Site`, which no page can change, and ask
 before they send another site a header of ours or a JSON body. So what changes something needs all
-of these, each exactly; the name by which it is called was checked before (`admin_hosts`). Clients
-that are no browsers send none of the two fields.
+of these, each exactly; the name by which it is called was checked before (`admin_hosts`). Another
+site may link to the page, and load nothing. Clients that are no browsers send none of the two
+fields.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Final
 
 from multidict import MultiMapping
 
-from orch_sidecar.api.headers import CONTENT_TYPE, HOST, ORIGIN, SEC_FETCH_SITE, X_ORCH_OPERATOR
+from orch_sidecar.api.headers import (
+    CONTENT_TYPE,
+    HOST,
+    ORIGIN,
+    SEC_FETCH_MODE,
+    SEC_FETCH_SITE,
+    X_ORCH_OPERATOR,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 
 MOST_BODY_BYTES: Final = 1024
@@ -31,6 +39,10 @@ def check_browser(method: str, headers: MultiMapping[str], body: bytes) -> Refus
     if origins != own and (origins or not reads):
         shown = ", ".join(origins)[:_SHOWN_CHARACTERS] or "missing"
         return _refused(f"its Origin is {shown}, and must be {own[0][:_SHOWN_CHARACTERS]}")
+    site = headers.get(SEC_FETCH_SITE, "same-origin")
+    navigates = reads and headers.get(SEC_FETCH_MODE) == "navigate"
+    if site not in ("same-origin", "none") and not navigates:
+        return _refused(f"its {SEC_FETCH_SITE} is {site[:_SHOWN_CHARACTERS]}")
     if reads:
         return None
     if headers.getall(X_ORCH_OPERATOR, []) != ["true"]:
@@ -53,6 +65,6 @@ def _is_object(body: bytes) -> bool:
 def _refused(rule: str) -> Refusal:
     return Refusal(
         Reason.FORBIDDEN,
-        f"a web page may change something here only if it is this listener's own: {rule}; use "
-        "/ui at this address, or a client that is no browser",
+        f"no web page but this listener's own may use it: {rule}; use /ui at this address, or a "
+        "client that is no browser",
     )

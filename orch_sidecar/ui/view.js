@@ -275,7 +275,7 @@ function fillRequests(live) {
     node.trace ??= traceLink(row, live.trace_url);
     fillRow(node, [
       [clock(row.ended_at)], [good ? "ok" : row.text, good ? "" : row.outcome === "cancelled" ? "dim" : "bad"],
-      [row.pool ?? "–", "of-pool"], [row.class ?? "–"], [ms(row.wait_ms), "n"], [ms(row.first_byte_ms), "n"], [ms(row.total_ms), "n"],
+      [row.pool ?? "–", "of-pool"], [row.class ?? "–"], [row.key ?? "–", "of-key"], [ms(row.wait_ms), "n"], [ms(row.first_byte_ms), "n"], [ms(row.total_ms), "n"],
       [row.tokens == null ? "–" : `${row.estimated ? "≈ " : ""}${count(row.tokens)}`, "n"],
       [row.batch == null ? "–" : row.batch.toFixed(1), "n"], [node.trace, "id of-trace"],
     ]);

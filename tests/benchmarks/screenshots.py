@@ -53,8 +53,9 @@ async def running(folder: Path, **plan: Any) -> AsyncIterator[Stack]:
         await asyncio.to_thread(stack.stop)
 
 
-async def ask(url: str, headers: dict[str, str], tokens: tuple[int, int]) -> None:
-    """Streams one answer after the other, until cancelled."""
+async def ask(url: str, after_s: float, headers: dict[str, str], tokens: tuple[int, int]) -> None:
+    """Streams one answer after the other, from then on until cancelled."""
+    await asyncio.sleep(after_s)
     async with aiohttp.ClientSession(headers=headers) as session:
         while True:
             body = {
@@ -73,8 +74,11 @@ async def ask(url: str, headers: dict[str, str], tokens: tuple[int, int]) -> Non
 
 @asynccontextmanager
 async def asking(url: str, *clients: tuple[dict[str, str], tuple[int, int]]) -> AsyncIterator[None]:
-    """Clients, each with its headers and the range of its answers' lengths."""
-    tasks = [asyncio.create_task(ask(url, *each)) for each in clients]
+    """Clients, each with its headers and the range of its answers' lengths. They come one by one,
+    so that the engine is seen with every batch."""
+    tasks = [
+        asyncio.create_task(ask(url, 1.5 * number, *each)) for number, each in enumerate(clients)
+    ]
     try:
         yield
     finally:

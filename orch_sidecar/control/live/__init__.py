@@ -49,8 +49,9 @@ readers, a few times per second, and only while there is a reader:
               "queued_at": …, "starts_at": …, "expires_at": …}   # starts_at: predicted, or null
     ADMITTED = {"id": "…", "class": "bulk", "key": null, "cost": 1, "admitted_at": …,
                 "first_byte_at": null}
-    REQUEST = {"number": 17, "id": "…", "pool": "cloud", "class": "interactive", "model": "tiny",
-               "route": "/v1/completions", "ended_at": …, "outcome": "ok", "status": 200,
+    REQUEST = {"number": 17, "id": "…", "pool": "cloud", "class": "interactive", "key": null,
+               "model": "tiny", "route": "/v1/completions", "ended_at": …, "outcome": "ok",
+               "status": 200,
                "text": "",             # of a refusal or a failure: its reason in words
                "wait_ms": 12.1, "first_byte_ms": 80.2, "total_ms": 912.0,     # since its arrival
                "prompt_tokens": 12, "tokens": 64,   # estimated: by the pieces of its stream, as

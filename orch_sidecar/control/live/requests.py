@@ -86,6 +86,7 @@ class RequestTable:
             "id": identity.id,
             "pool": record.pool,
             "class": None if service_class is None else service_class.value,
+            "key": record.key,
             "model": record.model if known else None,
             "route": identity.endpoint.path,
             "ended_at": record.at_ns(at) // 10**6,

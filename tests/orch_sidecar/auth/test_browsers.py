@@ -84,10 +84,26 @@ def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     assert "JSON object" in refusal.message
 
 
-@pytest.mark.parametrize("site", ["none", "same-origin", "cross-site"])
-def test_navigation_and_the_files_of_the_page_have_no_origin(site: str) -> None:
-    """Another page may link to this one; it cannot read what a browser then gets."""
-    assert check_browser("GET", CIMultiDict({"Host": HOST, "Sec-Fetch-Site": site}), b"") is None
+@pytest.mark.parametrize(
+    ("site", "mode", "taken"),
+    [
+        ("none", "navigate", True), ("same-origin", "cors", True), ("same-origin", "no-cors", True),
+        ("cross-site", "navigate", True), ("cross-site", "no-cors", False),
+        ("same-site", "no-cors", False), ("cross-site", "websocket", False),
+    ],
+)  # fmt: skip
+def test_another_site_may_link_to_the_page_and_load_nothing(
+    site: str, mode: str, taken: bool
+) -> None:
+    """It could not read what it loads, but would open streams."""
+    sent = CIMultiDict({"Host": HOST, "Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode})
+    assert (check_browser("GET", sent, b"") is None) is taken
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_change_from_another_site_is_refused_whatever_else_it_sends(site: str) -> None:
+    sent = headers(Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate")
+    assert check_browser("POST", sent, b"{}") is not None
 
 
 def test_long_origin_is_truncated() -> None:

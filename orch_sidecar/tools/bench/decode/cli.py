@@ -34,6 +34,7 @@ from orch_sidecar.tools.bench.decode.schedule import poisson_ms
 from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.terminal import Progress
 
 _REPORT: Final = "orch-bench-decode.html"
 
@@ -105,7 +106,8 @@ def _on_device(options: argparse.Namespace) -> dict[str, Any]:
     if options.sweep is not None:
         bench = Bench(device, shape, max(options.sweep), config.seed)
         _print(options, device_line(ran))
-        sweep = bench.sweep(options.sweep, options.steps)
+        with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
+            sweep = bench.sweep(options.sweep, options.steps)
         _print(options, sweep_text(sweep))
         return document(config, ran, sweep=sweep)
     bench = Bench(device, shape, config.bmax, config.seed)
@@ -113,7 +115,8 @@ def _on_device(options: argparse.Namespace) -> dict[str, Any]:
     arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
     runs = []
     for window_ms in options.window_ms:
-        runs.append(bench.run(arrivals_ms, config.tokens, window_ms))
+        with Progress(f"serving {config.nreq} requests, window {window_ms:g} ms"):
+            runs.append(bench.run(arrivals_ms, config.tokens, window_ms))
         _print(options, run_lines(config, runs[-1], shape.multiply_adds))
     _print_windows(options, runs)
     return document(config, ran, runs)

@@ -21,7 +21,7 @@ def record(**more: Any) -> RequestRecord:
         "id": "1f" * 16, "arrived": 10 * S, "arrived_ns": 1_000 * S, "model": "tiny", "cost": 1,
         "pool": "cloud", "service_class": ServiceClass.BULK, "admitted": 10 * S + S // 2,
         "first_byte": 11 * S, "outcome": Outcome.OK, "status": 200, "input_tokens": 7,
-        "output_tokens": 30, "generated_tokens": 30, "trace_id": 255,
+        "output_tokens": 30, "generated_tokens": 30, "trace_id": 255, "key": "chat",
     }  # fmt: skip
     return record_of(**(values | more))
 
@@ -40,8 +40,9 @@ def recent(*records: RequestRecord) -> RecentRequests:
 def test_row_has_what_became_of_a_request_and_nothing_that_it_said() -> None:
     [row] = table().update(recent(record()), 13.0)
     assert row == {
-        "number": 1, "id": "1f" * 16, "pool": "cloud", "class": "bulk", "model": "tiny",
-        "route": "/v1/chat/completions", "ended_at": 1_003_000, "outcome": "ok", "status": 200,
+        "number": 1, "id": "1f" * 16, "pool": "cloud", "class": "bulk", "key": "chat",
+        "model": "tiny", "route": "/v1/chat/completions", "ended_at": 1_003_000,
+        "outcome": "ok", "status": 200,
         "text": "", "wait_ms": 500.0, "first_byte_ms": 1000.0, "total_ms": 3000.0,
         "prompt_tokens": 7, "tokens": 30, "estimated": False, "batch": None, "coalesced": False,
         "trace_id": f"{255:032x}",
