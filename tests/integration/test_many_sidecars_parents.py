@@ -114,6 +114,25 @@ async def test_child_divides_its_share_between_its_parent_and_its_own_clients(
     await calm(engine, direct, child, parent)
 
 
+async def test_parent_gets_its_part_beside_its_childs_own_clients_while_others_are_idle(
+    engine: ScriptedEngine, start: Start, recording: Recording
+) -> None:
+    idle, child, numbers = await start(), await start(), Numbers()
+    parent = await above(start, child)
+    await knows(2, idle, child, parent)
+    recording.flows.clear()
+    own, theirs = numbers.next(50), numbers.next(50)
+    clients = await backlog(child, own)
+    await eventually(lambda: engine.present == engine.slots)
+    clients |= await backlog(parent, theirs)
+    await eventually(lambda: child.pool.claims.parents.wait)
+    recording.flows.set()
+    await answered(clients)
+    begun = [request.json()["seed"] for request in engine.generating][:50]
+    assert 0.3 < sum(seed in theirs for seed in begun) / len(begun) < 0.7
+    await calm(engine, idle, child, parent)
+
+
 async def test_interactive_request_of_a_parent_goes_before_the_bulk_work_of_others(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:

@@ -67,6 +67,7 @@ class EngineClaims:
             offers.sidecars > 1 or offers.rejected or offers.unused or self._reported != _NOTHING
         ):
             return
+        offers.parents_wait = offers.sidecars > 1 and self.parents.wait
         before, self._reported = self._reported, (self.current, self.waits)
         if self._reported != before or offers.unused:
             self.on_change()

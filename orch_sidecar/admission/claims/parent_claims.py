@@ -30,6 +30,11 @@ class ParentClaims:
         """Whether a parent claims slots, or is offered some."""
         return self.books.waiting
 
+    @property
+    def wait(self) -> bool:
+        """Whether requests wait at parents, for slots or something else."""
+        return self.books.contended(self._own)
+
     def closed(self, instance: str) -> None:
         """A stream of a parent ended."""
         self.books.closed(instance)

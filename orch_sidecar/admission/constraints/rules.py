@@ -148,8 +148,8 @@ class AdmissionConstraints:
             if not self.kv.fits(kv, now):
                 return BlockedBy.KV
         offers = self.offers
-        if (offers.contended or offers.rejected) and offers.block(cost):
-            return BlockedBy.SLOT
+        if offers.sidecars > 1 or offers.rejected:
+            return BlockedBy.SLOT if offers.block(cost) else None
         return None
 
     def obstacle_to_claim(

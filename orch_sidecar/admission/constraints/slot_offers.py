@@ -21,6 +21,7 @@ class SlotOffers:
     def __init__(self) -> None:
         self.sidecars = 1  # that read the engine's state, this one included
         self.contended = False  # requests wait at others
+        self.parents_wait = False  # requests wait at parents of this sidecar
         self.rejected = False  # the engine had none, and keeps a claim of ours
         self.rejections = 0  # requests, since the start
         self.taken = 0  # the last offer, by its number
@@ -69,7 +70,7 @@ class SlotOffers:
     def settle(self) -> None:
         """What the offer had slots for was dispatched. The rest is given back where others wait;
         where none do, requests that have been dispatched already take it."""
-        if self.contended:
+        if self.contended or self.parents_wait:
             self.unused += self.left
         self.left = 0
 
@@ -89,4 +90,4 @@ class SlotOffers:
 
     def block(self, slots: int) -> bool:
         """Whether a request has to wait for an offer."""
-        return (self.contended or self.rejected) and slots > self.left
+        return (self.contended or self.parents_wait or self.rejected) and slots > self.left
