@@ -69,7 +69,7 @@ class PoolRegistry:
         for pool in self.all:
             self._observe(pool)
         # The only pool there can ever be, if so.
-        self.one = self.all[0] if self._single else None
+        self.one: Pool | None = self.all[0] if self._single else None
         # Removed pools stay: requests that they still serve look them up by name.
         self._by_name: dict[str, Pool] = {pool.name: pool for pool in self.all}
         # The headless pools that have no known address, and why.
