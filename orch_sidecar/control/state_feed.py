@@ -138,7 +138,7 @@ class StateFeed:
         # They do not wait, and are preceded by the slots that their reader may use.
         offers = pool.claims.parents.offers(instance)
         due = subscriber.pending and now - self._changed_at >= self._every_s
-        if not (beat or offers or due):
+        if not (beat or offers or due or subscriber.at_once):
             return events
         sequences = self._leases.sequences(instance, self._pool.ledger)
         run, claims = self._leases.run, claim_fields(pool.claims, instance)

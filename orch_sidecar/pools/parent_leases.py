@@ -54,6 +54,7 @@ class StateSubscriber(ABC):
     def __init__(self, instance: str | None) -> None:
         self.instance = instance
         self.pending = True  # something has changed since the last look
+        self.at_once = False  # and is not to wait for its turn
         self.ended: list[str] = []  # leases whose end has not been sent yet
 
     @abstractmethod
@@ -87,7 +88,7 @@ class ParentLeases:
 
     def looks(self, subscriber: StateSubscriber) -> None:
         """A subscriber looks at the state now: the next change wakes it again."""
-        subscriber.pending = False
+        subscriber.pending = subscriber.at_once = False
         self._up_to_date.add(subscriber)
 
     def enter(self, header: str) -> ParentLease | None:
@@ -144,12 +145,13 @@ class ParentLeases:
             each.sequences(ledger) for each in self._present.values() if each.instance == instance
         )
 
-    def changed(self) -> None:
-        """Notifies the subscribers that a pool, its engine or a lease here has changed."""
+    def changed(self, *, at_once: bool = False) -> None:
+        """Notifies the subscribers that a pool, its engine or a lease here has changed. `at_once`:
+        whether a pool takes requests has, too."""
         self._settle()
         up_to_date, self._up_to_date = self._up_to_date, set()
-        for subscriber in up_to_date:
-            subscriber.pending = True
+        for subscriber in self._subscribers if at_once else up_to_date:
+            subscriber.pending, subscriber.at_once = True, at_once
             subscriber.wake()
 
     def offered(self, instances: Collection[str]) -> None:

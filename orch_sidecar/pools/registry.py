@@ -271,21 +271,22 @@ class PoolRegistry:
 
     def _observe(self, pool: Pool) -> None:
         """Has the pool report its changes to all that need them; a single one nobody compares."""
-        note = partial(self._shortlist.changed.add, pool)
-        leases = self._parent_leases
+        note = None if self._single else partial(self._shortlist.changed.add, pool)
+        leases, state = self._parent_leases, pool.state
+        pool.gate.on_change = note
         pool.gate.claims.on_parent_offers = None if leases is None else leases.offered
-        if self._single:
-            pool.gate.on_change = None if leases is None else leases.changed
-        elif leases is None:
-            pool.gate.on_change = note
-        else:
-            parents = leases.changed
+        if leases is None:
+            return
+        changed = leases.changed
 
-            def both() -> None:
+        def report() -> None:
+            nonlocal state
+            if note is not None:
                 note()
-                parents()
+            before, state = state, pool.state
+            changed(at_once=state is not before)
 
-            pool.gate.on_change = both
+        pool.gate.on_change = report
 
 
 def _use(name: str, served_by: str | None) -> PrefixUse:

@@ -104,6 +104,21 @@ def test_the_more_parents_there_are_the_fewer_changes_each_is_sent(
     assert [name for name, _ in subscriber.feed.due(10.001 + every_s)] == ["change"]
 
 
+def test_pool_that_stops_taking_requests_is_reported_at_once_to_each_of_many_parents() -> None:
+    leases, pool = ParentLeases(RUN), FakePool(ledger())
+    subscribers = [FakeSubscriber(leases, pool) for _ in range(64)]
+    for each in subscribers:
+        each.feed.due(10.0)
+    leases.changed()  # for that they wait for their turn
+    assert subscribers[0].feed.due(10.001) == []
+    pool.changes = {"state": EngineState.DRAINING}
+    leases.changed(at_once=True)
+    for each in subscribers:
+        [(name, data)] = each.feed.due(10.002)
+        assert (name, data["state"]) == ("change", "draining")
+    assert {each.wakes for each in subscribers} == {2}
+
+
 def test_change_wakes_a_parent_once_until_it_looks() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     subscribers = [FakeSubscriber(leases, FakePool(slots)) for _ in range(3)]

@@ -209,14 +209,19 @@ async def test_address_that_is_gone_takes_nothing_and_its_successor_does() -> No
 async def test_changes_reach_parents_and_placement(registry: PoolRegistry) -> None:
     class Counting(ParentLeases):
         changes = 0
+        at_once = 0
 
-        def changed(self) -> None:
+        def changed(self, *, at_once: bool = False) -> None:
             self.changes += 1
+            self.at_once += at_once
 
     leases = Counting("r" * 16)
     registry.report_changes(leases)
+    registry["e-01"].gate.drain(OrderedBy.OPERATOR)
+    registry["e-01"].gate.resume()
+    assert leases.at_once == 2
     reports(registry["e-00"], foreign=8)
-    assert leases.changes
+    assert leases.changes > leases.at_once == 2
     assert "e-00" not in {take(registry) for _ in range(19 * 8)}
     registry.report_changes(None)
     before = leases.changes
