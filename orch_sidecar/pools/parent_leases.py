@@ -150,7 +150,7 @@ class ParentLeases:
         whether a pool takes requests has, too."""
         self._settle()
         up_to_date, self._up_to_date = self._up_to_date, set()
-        for subscriber in self._subscribers if at_once else up_to_date:
+        for subscriber in self._subscribers if at_once else up_to_date & self._subscribers:
             subscriber.pending, subscriber.at_once = True, at_once
             subscriber.wake()
 
