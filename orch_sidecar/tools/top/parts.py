@@ -85,4 +85,4 @@ def duration(seconds: float) -> str:
 
 def pair(values: Any) -> str:
     """Formats a median and a 95th percentile in milliseconds."""
-    return "-" if not values else " / ".join(number(value) for value in values)
+    return "-" if not values else "/".join(number(value) for value in values)

@@ -238,7 +238,7 @@ def _latency(service_class: str, latency: Document) -> Text:
         _, color = _against(latency, kind)
         line.append(f"  {title} ").append(pair(latency[f"{kind}_ms"]), color)
         line.append("" if bound is None else f" (SLO {number(bound)})")
-    return line.append("  ms")
+    return line.append(" ms")
 
 
 def _requests(

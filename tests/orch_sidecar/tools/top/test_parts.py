@@ -44,7 +44,7 @@ def test_durations_are_short(seconds: float, text: str) -> None:
 
 def test_times_of_requests() -> None:
     assert [milliseconds(value) for value in (None, 12.4, 12_345)] == ["-", "12 ms", "12 s"]
-    assert pair([80.0, 240.4]) == "80 / 240"
+    assert pair([80.0, 240.4]) == "80/240"
     assert pair(None) == "-"
 
 

@@ -45,7 +45,7 @@ def test_screen_of_80_by_24_has_what_matters() -> None:
         "orch top", "ready", "up 2 h", "batched_online", "7/8", "812", "NVIDIA H100",
         "iiiibbc.", "4 interactive", "1 closing", "1 free", "last 6, mean 4.5",
         "9.8 to 22 ms a step, batch 1 to 8; 8.6 + 1.2 b^0.8", "busy 97 %, KV 31 %",
-        "0 preemptions, 0 violations", "TTFT 80 / 240 (SLO 200)  TPOT 11 / 14 (SLO 50)",
+        "0 preemptions, 0 violations", "TTFT 80/240 (SLO 200)  TPOT 11/14 (SLO 50)",
         "All 8 slots are taken", "queued 0", "starts in 2.0 s", "running-0", "starting", "75 s",
         "ended-2", "q quit", "d drain", "s sort:state",
     ):  # fmt: skip
@@ -100,8 +100,8 @@ def test_absent_pool_is_shown() -> None:
 def test_what_is_wrong_is_red() -> None:
     lines = snapshot(live(pool(violations=2)), Look(80))
     assert "bold red" in style_of(lines, "2 violations")
-    assert "red" in style_of(lines, "80 / 240"), "beyond the SLO"
-    assert style_of(lines, "11 / 14") == {""} or "red" not in style_of(lines, "11 / 14")
+    assert "red" in style_of(lines, "80/240"), "beyond the SLO"
+    assert style_of(lines, "11/14") == {""} or "red" not in style_of(lines, "11/14")
     refused = ended(3, outcome="queue_full", status=429, text="the queue was full")
     lines = snapshot(live(requests=[refused]), Look(80))
     assert "red" in style_of(lines, "429 the queue was fu")
