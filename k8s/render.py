@@ -29,6 +29,10 @@ DEFAULT: Final = "overlays/gpu"
 # have 256 KiB together. Some of it is for labels, and for the line breaks of base64.
 ARCHIVE_LIMIT: Final = 180_000
 _COMPRESSION: Final = 9
+# Code, and the page that the sidecar serves.
+_SUFFIXES: Final = frozenset({".py", ".typed", ".html", ".css", ".js"})
+# The largest package, in an archive of its own.
+_ADMISSION: Final = "orch_sidecar/admission/"
 # Commands for people stay out of pods; the engine's preStop hook runs `orch drain`.
 _TOOLS: Final = "orch_sidecar/tools/"
 _TOOLS_IN_PODS: Final = frozenset({f"{_TOOLS}__init__.py", f"{_TOOLS}drain.py"})
@@ -49,15 +53,16 @@ class TooLarge(ValueError):
 def runtime() -> dict[str, dict[str, bytes]]:
     """Returns the archives of the code that pods run: their members by path."""
     sidecar = {path: data for path, data in _package("orch_sidecar") if _in_pods(path)}
+    admission = {path: sidecar.pop(path) for path in [*sidecar] if path.startswith(_ADMISSION)}
     plugin = dict(_package("vllm_plugin"))
     for path in sorted((ROOT / "profiles").glob("*.yaml")):
         plugin[f"vllm_plugin/profiles/{path.name}"] = path.read_bytes()
-    return {"sidecar": sidecar, "plugin": plugin | _metadata()}
+    return {"sidecar": sidecar, "admission": admission, "plugin": plugin | _metadata()}
 
 
 def _package(name: str) -> Iterator[tuple[str, bytes]]:
     for path in sorted((ROOT / name).rglob("*")):
-        if path.suffix in (".py", ".typed") and path.is_file():
+        if path.suffix in _SUFFIXES and path.is_file():
             yield str(path.relative_to(ROOT)), path.read_bytes()
 
 
@@ -130,8 +135,9 @@ def kustomize(folder: Path) -> str:
     Raises CalledProcessError with kubectl's message on standard error.
     """
     kubectl = Path(sys.executable).with_name("kubectl")  # of the package that the project pins
-    command = [kubectl, "kustomize", folder]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
+    command = [str(kubectl), "kustomize", str(folder)]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
+    return found.stdout
 
 
 def documents(rendered: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -171,7 +177,7 @@ def sizes() -> Iterator[str]:
         for path, data in members:
             wheel.writestr(path, data)
     packed = {name: len(pack(each)) for name, each in runtime().items()}
-    packed |= {"both": sum(packed.values()), "both as a wheel": len(zipped.getvalue())}
+    packed |= {"both": sum(packed.values()), "all as a wheel": len(zipped.getvalue())}
     for name, size in packed.items():
         yield f"{name}: {size} bytes, {-(-size // 3) * 4} in base64"
 
