@@ -20,6 +20,8 @@ from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.profile import ProfileError
 
+_COMPLETION: Final = "tools.completion"
+
 # Each command, the module whose `main` runs it (imported on demand), and its help. A module's
 # `parser` has its arguments; without a module the command is here.
 _COMMANDS: Final = {
@@ -34,14 +36,8 @@ _COMMANDS: Final = {
     "top": ("tools.top.cli", "show what a sidecar does, live in a terminal or once for a script"),
     "drain": ("tools.drain", "drain the pools of a sidecar, and wait until they are empty"),
     "facts": ("tools.facts.cli", "check, merge and compare labelled throughput figures"),
-    "completion": (None, "print the completion script of a shell"),
+    "completion": (_COMPLETION, "print the completion script of a shell"),
 }
-
-_COMPLETION_HELP: Final = """Prints the completion script of a shell. To install it:
-
-  orch completion bash > ~/.local/share/bash-completion/completions/orch
-  orch completion zsh > ~/.zfunc/_orch     (~/.zfunc must be in fpath)"""
-_NO_SHTAB: Final = "shtab is not installed: pip install 'orch-sidecar[completion]'"
 
 _Parser = argparse.ArgumentParser
 
@@ -74,12 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = _parser(lambda name: ()).parse_args(words[:1]).command
     module, _ = _COMMANDS[command]
     try:
-        if module is not None:
-            importlib.import_module(f"orch_sidecar.{module}").main(words[1:])
-        elif command == "completion":
-            _completion(words[1:])
-        else:
+        if module is None:
             _sidecar(words[1:])
+        elif module == _COMPLETION:
+            script = importlib.import_module(f"orch_sidecar.{module}").script
+            print(script(words[1:], lambda: _parser(_arguments)))
+        else:
+            importlib.import_module(f"orch_sidecar.{module}").main(words[1:])
     except ProfileError as error:
         sys.exit(f"orch {command}: {error}")
     except ModuleNotFoundError as error:
@@ -109,35 +106,7 @@ def _arguments(name: str) -> Sequence[argparse.ArgumentParser]:
     if module is not None:
         parser: _Parser = importlib.import_module(f"orch_sidecar.{module}").parser()
         return (parser,)
-    return (_completion_parser() if name == "completion" else _settings_parser(SidecarSettings),)
-
-
-def _completion_parser() -> _Parser:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(prog="orch completion", description=_COMPLETION_HELP, formatter_class=form)
-    parser.add_argument("shell", choices=("bash", "zsh"))
-    return parser
-
-
-def _completion(words: list[str]) -> None:
-    shell = _completion_parser().parse_args(words).shell
-    try:
-        import shtab
-    except ImportError:
-        sys.exit(f"orch completion: {_NO_SHTAB}")
-    parser = _parser(_arguments)
-    _complete_paths(parser, shtab.FILE)
-    print(shtab.complete(parser, shell))
-
-
-def _complete_paths(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Lets arguments that are paths be completed by the names of files."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                _complete_paths(each, files)
-        elif action.type is Path or action.metavar == "FILE":
-            action.complete = files  # type: ignore[attr-defined]  # shtab's attribute
+    return (_settings_parser(SidecarSettings),)
 
 
 def _sidecar(arguments: list[str]) -> None:

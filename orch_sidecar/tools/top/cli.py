@@ -35,19 +35,7 @@ _WITHIN_S: Final = 10.0
 def main(words: list[str]) -> None:
     """Runs the command; exits with its code if that is not 0."""
     escape_unencodable_output()
-    parser = argparse.ArgumentParser(
-        prog="orch top",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:9080",
-        help="of the operators' or the clients' listener; default: %(default)s",
-    )  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="print one snapshot, and end")
-    parser.add_argument("--json", action="store_true", help="print one snapshot as JSON, and end")
-    options = parser.parse_args(words)
+    options = parser().parse_args(words)
     try:
         asyncio.run(_run(options))
     except (NoSidecar, InvalidDocument) as error:
@@ -59,6 +47,23 @@ def main(words: list[str]) -> None:
         )
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    found = argparse.ArgumentParser(
+        prog="orch top",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument(
+        "--url", default="http://127.0.0.1:9080",
+        help="of the operators' or the clients' listener; default: %(default)s",
+    )  # fmt: skip
+    found.add_argument("--once", action="store_true", help="print one snapshot, and end")
+    found.add_argument("--json", action="store_true", help="print one snapshot as JSON, and end")
+    return found
 
 
 async def _run(options: argparse.Namespace) -> None:
