@@ -12,7 +12,7 @@ _HELP: Final = """Prints the completion script of a shell. To install it:
 
   orch completion bash > ~/.local/share/bash-completion/completions/orch
   orch completion zsh > ~/.zfunc/_orch     (~/.zfunc must be in fpath)"""
-_NO_SHTAB: Final = "shtab is not installed: pip install 'orch-sidecar[completion]'"
+_NO_SHTAB: Final = "it needs shtab: pip install shtab"
 
 
 def parser() -> argparse.ArgumentParser:

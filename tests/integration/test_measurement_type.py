@@ -6,7 +6,7 @@ import secrets
 
 import pytest
 
-from orch_sidecar.api.endpoints import ENDPOINTS, STREAM, ResourcePath
+from orch_sidecar.api.endpoints import ENDPOINTS, LIVE, STREAM, ResourcePath
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.request import Request
@@ -18,7 +18,7 @@ from tests.integration.running import Running, Start, all_ready, eventually, poo
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 
 CLOUD, HOME, NONE = "batched_online", "single_stream", "none"
-ROUTE_PATHS = [path for path in ENDPOINTS if path != STREAM]
+ROUTE_PATHS = [path for path in ENDPOINTS if path not in (LIVE, STREAM)]
 NAMED_PATHS = [each.format(name=name) for each in ResourcePath for name in ("home", "nobody")]
 
 

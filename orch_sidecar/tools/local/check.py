@@ -132,8 +132,7 @@ def settled(url: str, requests: int) -> dict[str, Any]:
 
 def run(stack: Stack, receiver: OtlpReceiver) -> Findings:
     """Prints an answer, the capabilities and a trace; returns what was found."""
-    _, document = get_json(f"{stack.url}/v1/capabilities")
-    engine = document["engines"][0]
+    engine = settled(stack.url, 0)["engines"][0]
     at_once = min(_AT_ONCE, engine["slots_total"])
     model, before = engine["models"][0], engine
     # Concurrent requests are batched; with a single slot they queue.

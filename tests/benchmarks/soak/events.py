@@ -86,10 +86,11 @@ def _read_chunks(path: str, events: list[tuple[str, str]], spoken: Spoken) -> No
     if not events or events[-1][1] != "[DONE]":
         raise ValueError("no [DONE]")
     for number, (_, data) in enumerate(events[:-1]):
-        if spoken.error is not None and not data.startswith('{"error"'):
-            raise ValueError("an event after the error")
+        # One that is cancelled after its last event, and before the end of its body.
         if data == "[DONE]" and number == len(events) - 3:
             continue
+        if spoken.error is not None and not data.startswith('{"error"'):
+            raise ValueError("an event after the error")
         document = json.loads(data)
         if "error" in document:
             spoken.error = document["error"]
