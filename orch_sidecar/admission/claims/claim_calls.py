@@ -49,8 +49,10 @@ class ClaimCalls:
         return ClaimCall(claim, offers.taken, unused, self._number, waits)
 
     def failed(self) -> None:
-        """The engine may not have got the call."""
+        """The engine may not have got the call, and may offer nothing: the next request is
+        dispatched without an offer, and leaves a claim there if it is rejected."""
         self._recorded = self._before
+        self._offers.withdraw()
 
     def _suffices(self, claim: Claim | None, waits: bool) -> bool:
         """Whether the engine need not know better what is claimed."""

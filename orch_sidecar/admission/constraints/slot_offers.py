@@ -84,7 +84,7 @@ class SlotOffers:
         return unused
 
     def withdraw(self) -> None:
-        """Nothing waits for slots, and nothing is claimed: the next request may be dispatched
+        """Nothing is claimed at the engine, as far as is known: the next request may be dispatched
         without an offer."""
         self.rejected = False
 

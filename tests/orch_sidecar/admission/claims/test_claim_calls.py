@@ -103,6 +103,19 @@ def test_call_that_was_not_taken_is_repeated_if_it_is_still_claimed(
     assert calls.next(again=False) is None, "the engine has recorded none"
 
 
+def test_next_request_needs_no_offer_of_an_engine_that_takes_no_claims(
+    core: AdmissionController, calls: ClaimCalls
+) -> None:
+    """What the engine kept of a rejected request is gone when its offer was not taken in time."""
+    queue(core, interactive(), "a")
+    offers = core.constraints.offers
+    offers.reject()
+    calls.next(again=False)
+    assert offers.block(1)
+    calls.failed()
+    assert not offers.block(1)
+
+
 def test_unused_slots_are_given_back_once(core: AdmissionController, calls: ClaimCalls) -> None:
     offers = core.constraints.offers
     core.engine_reports(report(SLOTS, foreign=SLOTS, sidecars=2, contended=True), 0.0)

@@ -119,7 +119,7 @@ def test_requests_that_the_engine_does_not_report_are_a_problem(
 
 
 def test_verdict_in_one_line_has_figures_that_agree(sidecar: Sidecar) -> None:
-    sidecar.readings = [IDLE, DONE, DONE]
+    sidecar.readings = [IDLE, IDLE, DONE, DONE]
     found = check.run(cast(Stack, sidecar), cast(OtlpReceiver, Receiver()))
     assert found.problems == []
     assert found.summary == (
