@@ -36,7 +36,7 @@ class RequestLog:
         self._metrics = metrics
         self._histories: dict[str, StepHistory] = {}
         self._ended: list[Ended] = []
-        self._lost = 0  # for which there was no room
+        self._lost = 0  # records that exceeded the queue
         metrics.log_to(self._take, lambda: self._lost + writer.dropped)
 
     async def run(self) -> None:

@@ -52,7 +52,7 @@ class LineWriter:
         self._thread.start()
 
     def write(self, lines: Sequence[Line]) -> None:
-        """Takes lines to write; drops those for which there is no room."""
+        """Queues lines to be written; drops those that exceed the queue."""
         with self._lock:
             taken = lines[: max(0, self._most - self._waiting)]
             self._waiting += len(taken)
