@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
 from orch_sidecar.config.settings import SidecarSettings
-from vllm_plugin.profile import ProfileError
+from vllm_plugin.contracts.profile import ProfileError
 
 _COMPLETION: Final = "tools.completion"
 

@@ -25,8 +25,8 @@ from tests.documents import (
     text_of,
 )
 from tests.import_graph import CONTRIBUTING, drawn
-from vllm_plugin.epoch_key import KEY_VARIABLE
-from vllm_plugin.profile import AdmissionRules, ClassRules, Profile
+from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, Profile
+from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
 
 every_document = pytest.mark.parametrize(
     "path", documents(), ids=lambda path: str(path.relative_to(ROOT))

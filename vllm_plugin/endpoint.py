@@ -17,13 +17,12 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from vllm_plugin.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.allowlist import NAME
-from vllm_plugin.engine_state import EngineState, State
-from vllm_plugin.evidence import Evidence
-from vllm_plugin.kv_cache import KvCache
-from vllm_plugin.lease_middleware import LeaseMiddleware
-from vllm_plugin.lease_protocol import (
+from vllm_plugin.api_server.admin_calls import AdminCallMiddleware, set_within, watch_readiness
+from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
+from vllm_plugin.api_server.statements_endpoint import StatementsEndpoint
+from vllm_plugin.api_server.workloads import workloads_of
+from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,
     CHANGES_EVERY_MS,
@@ -40,10 +39,11 @@ from vllm_plugin.lease_protocol import (
     parse_claim,
     timestamp,
 )
-from vllm_plugin.statements_endpoint import StatementsEndpoint
-from vllm_plugin.subscriber import Subscriber
-from vllm_plugin.unleased import EngineKeys, Unleased, objection
-from vllm_plugin.workloads import workloads_of
+from vllm_plugin.contracts.unleased import EngineKeys, Unleased, objection
+from vllm_plugin.evidence.chains import Evidence
+from vllm_plugin.state.engine_state import EngineState, State
+from vllm_plugin.state.kv_cache import KvCache
+from vllm_plugin.state.subscriber import Subscriber
 
 # Added to a wait for a moment, so that it is past: clocks and timers are not exact.
 _TICK_SLACK_S: Final = 0.001

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vllm_plugin.engine_state import EngineState
-    from vllm_plugin.evidence import Evidence
-    from vllm_plugin.kv_cache import KvCache, Scheduling
-    from vllm_plugin.profile import Profile
+    from vllm_plugin.contracts.profile import Profile
+    from vllm_plugin.evidence.chains import Evidence
+    from vllm_plugin.state.engine_state import EngineState
+    from vllm_plugin.state.kv_cache import KvCache, Scheduling
 
 _PROFILE_VARIABLE: Final = "ORCH_PROFILE"  # as in allowlist, which is not imported here
 
@@ -54,8 +54,9 @@ def general_plugin() -> None:
     selected = os.environ.get(_PROFILE_VARIABLE)
     if not selected or _process.profile is not None:
         return
-    from vllm_plugin import allowlist, telemetry
-    from vllm_plugin.profile import load
+    from vllm_plugin import allowlist
+    from vllm_plugin.contracts.profile import load
+    from vllm_plugin.enforcement import telemetry
 
     profile = load(selected)
     _process.profile = profile
@@ -69,7 +70,7 @@ def general_plugin() -> None:
 def _label_spans(profile: Profile) -> None:
     """Labels the spans of this process, as soon as it has a tracer provider."""
     if not _process.spans_labelled and "opentelemetry.sdk.trace" in sys.modules:
-        from vllm_plugin import spans
+        from vllm_plugin.adapters import spans
 
         _process.spans_labelled = spans.label_process(profile)
 
@@ -84,7 +85,8 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_plugin import enforce, epoch_key
+    from vllm_plugin.enforcement import enforce
+    from vllm_plugin.evidence import epoch_key
 
     original = EngineArgs.create_engine_config
     signature = inspect.signature(original)
@@ -114,8 +116,8 @@ def _self_test() -> str:
     """
     import vllm
 
-    from vllm_plugin import hooks
-    from vllm_plugin.symbols import symbols_below
+    from vllm_plugin.compatibility import hooks
+    from vllm_plugin.compatibility.symbols import symbols_below
 
     package = Path(vllm.__file__).parent
     text, complete = hooks.report(vllm.__version__, hooks.check(symbols_below(package)))
@@ -138,7 +140,7 @@ def pool_of(environ: Mapping[str, str], profile: str) -> str:
 
 def scheduling_of(vllm_config: Any) -> Scheduling:
     """Returns the settings that determine the KV cache blocks of a sequence."""
-    from vllm_plugin.kv_cache import Scheduling
+    from vllm_plugin.state.kv_cache import Scheduling
 
     cache, model = vllm_config.cache_config, vllm_config.model_config
     drafts, at_once = vllm_config.num_speculative_tokens, cache.kv_cache_max_concurrency
@@ -162,7 +164,7 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
     If the engine core fails to return them, full attention in all layers is assumed; the sidecar
     corrects that by the measured usage.
     """
-    from vllm_plugin.kv_cache import KvCache, KvGroup, groups_of
+    from vllm_plugin.state.kv_cache import KvCache, KvGroup, groups_of
 
     config = engine_client.vllm_config
     core, cache = engine_client.engine_core, config.cache_config
@@ -182,8 +184,8 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
 async def attention_backend_of(engine_client: Any) -> str:
     """Returns the attention backend that the engine's workers use; `unknown` where they cannot be
     asked, because the operator gave another `--worker-extension-cls`, or fail to return it."""
-    from vllm_plugin.conditions import UNKNOWN, attention_backend
-    from vllm_plugin.enforce import WORKER_EXTENSION
+    from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
+    from vllm_plugin.state.conditions import UNKNOWN, attention_backend
 
     config, core = engine_client.vllm_config, engine_client.engine_core
     if config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
@@ -199,11 +201,11 @@ async def attention_backend_of(engine_client: Any) -> str:
 
 def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
     """Creates the state of the engine with this configuration, and labels its spans."""
-    from vllm_plugin import enforce
-    from vllm_plugin.conditions import conditions_of, tokens_per_step_of
-    from vllm_plugin.engine_facts import EngineFacts, features_of, rate_limits_of
-    from vllm_plugin.engine_state import EngineState
-    from vllm_plugin.hardware import hardware_of
+    from vllm_plugin.adapters.hardware import hardware_of
+    from vllm_plugin.enforcement import enforce
+    from vllm_plugin.state.conditions import conditions_of, tokens_per_step_of
+    from vllm_plugin.state.engine_facts import EngineFacts, features_of, rate_limits_of
+    from vllm_plugin.state.engine_state import EngineState
 
     enforce.verify(vllm_config, profile)
     model = vllm_config.model_config
@@ -232,7 +234,7 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
-        from vllm_plugin.spans import RequestSpanLabeller
+        from vllm_plugin.adapters.spans import RequestSpanLabeller
 
         provider = trace.get_tracer_provider()
         if not isinstance(provider, TracerProvider):
@@ -249,9 +251,9 @@ def __getattr__(name: str) -> Any:
     importable without vLLM (after an import error the engine would run without the plugin)."""
     if name != "StatLogger":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from vllm_plugin import evidence_setup
-    from vllm_plugin.conditions import tokens_per_step_of
-    from vllm_plugin.stat_logger import SchedulerStatLogger
+    from vllm_plugin.adapters.stat_logger import SchedulerStatLogger
+    from vllm_plugin.evidence.setup import make_evidence
+    from vllm_plugin.state.conditions import tokens_per_step_of
 
     if _process.profile is not None:
         # vLLM has just created the provider of this process, and opens its first spans after this.
@@ -264,7 +266,7 @@ def __getattr__(name: str) -> Any:
             evidence = None
             if _process.profile is not None:
                 _process.engine_state = make_engine_state(vllm_config, _process.profile)
-                evidence = evidence_setup.make_evidence(vllm_config, _process.engine_state)
+                evidence = make_evidence(vllm_config, _process.engine_state)
                 _process.evidence = evidence
             super().__init__(
                 _process.engine_state,

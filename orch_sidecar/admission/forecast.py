@@ -28,7 +28,7 @@ from orch_sidecar.admission.prediction.shorter_prompts import MOST, ShorterPromp
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import ClassRules, ServiceClass
+from vllm_plugin.contracts.profile import ClassRules, ServiceClass
 
 # Requests that are refused together should not retry together.
 _JITTER: Final = 0.25

@@ -26,7 +26,7 @@ from orch_sidecar.admission.types import (
     Queued,
 )
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 
 class Gate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orch_sidecar.admission.types import AdmissionRequest, KvNeed, Lease
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 _BULK = ServiceClass.BULK
 

@@ -16,8 +16,8 @@ from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, KvNeed
-from vllm_plugin.lease_protocol import Claim
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.lease_protocol import Claim
+from vllm_plugin.contracts.profile import ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

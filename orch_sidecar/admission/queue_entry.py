@@ -19,7 +19,7 @@ from orch_sidecar.admission.prediction.shorter_prompts import MOST
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, FullQueue, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

@@ -9,7 +9,7 @@ from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import ClassRules
+from vllm_plugin.contracts.profile import ClassRules
 
 _DRAIN_CAUSES: Final = {
     OrderedBy.SHUTDOWN: "this sidecar is shutting down",

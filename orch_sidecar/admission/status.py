@@ -11,7 +11,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import BlockedBy
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

@@ -11,7 +11,7 @@ from math import ceil
 from typing import Final, NamedTuple, Protocol
 
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from orch_sidecar.api.errors import ANTHROPIC, OPENAI, RESPONSES, ErrorFormat
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.statement import STATEMENTS_PATH
+from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,7 +50,7 @@ from orch_sidecar.api.headers import (
     X_SMG_PRIORITY,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import MeasurementType, ServiceClass
+from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
 
 # Bound once: looking up a member of an enum is slow.
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE

@@ -35,7 +35,7 @@ from orch_sidecar.auth.keys import (
     key_bytes,
     without_scheme,
 )
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Spreads the retries of the clients of one key.
 _JITTER: Final = 0.25

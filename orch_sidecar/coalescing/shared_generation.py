@@ -12,7 +12,7 @@ from orch_sidecar.coalescing.tenant import Tenant, tenant
 from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from vllm_plugin.profile import MeasurementType, ServiceClass
+from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
 
 # Of the response, for late and for slow clients: about 10 000 events of a stream.
 BUFFER_BYTES: Final = 4 << 20

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from vllm_plugin.profile import AdmissionRules, Profile
+from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
 # Settings that are looked up each time they are needed, or that can be set where they are kept.
 CHANGEABLE: Final = frozenset(

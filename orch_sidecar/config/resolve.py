@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from orch_sidecar.config.changes import Configuration
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import AdmissionRules, Profile
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
 ConfiguredPools = list[tuple[PoolSettings, Profile]]
 

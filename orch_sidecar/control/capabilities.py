@@ -20,8 +20,8 @@ from orch_sidecar.pools.snapshot import (
     queued_by_class,
     slots_free,
 )
-from vllm_plugin.lease_protocol import API_VERSION, timestamp
-from vllm_plugin.profile import Profile
+from vllm_plugin.contracts.lease_protocol import API_VERSION, timestamp
+from vllm_plugin.contracts.profile import Profile
 
 # The fields of the engine's document that are for sidecars only, or replaced here.
 _NOT_FORWARDED: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})

@@ -11,7 +11,7 @@ from typing import Any
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 def shares(queues: Queues, names: Mapping[bytes, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The events that a parent sidecar is sent about a pool, and when.
 
 Pure: times are seconds of a monotonic clock. To the parent, the pool looks like an engine: the
-events are those of `vllm_plugin.lease_protocol`.
+events are those of `vllm_plugin.contracts.lease_protocol`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
 from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class, slots_free
-from vllm_plugin.lease_protocol import (
+from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,
     ENDED,

@@ -27,8 +27,8 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.control.state_feed import PublishedPool, State, StateFeed
 from orch_sidecar.control.stream_readers import Reader, Readers
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
-from vllm_plugin import lease_protocol
-from vllm_plugin.lease_protocol import (
+from vllm_plugin.contracts import lease_protocol
+from vllm_plugin.contracts.lease_protocol import (
     CHANGES_EVERY_MS,
     ENDED,
     OFFER,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vllm_plugin.lease_protocol import parse_lease
+from vllm_plugin.contracts.lease_protocol import parse_lease
 
 SLOTS: Final = 100_000  # vLLM's schedulers have some thousands
 _SEQUENCES: Final = 10_000_000

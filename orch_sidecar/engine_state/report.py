@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from orch_sidecar.admission.types import EngineReport, KvCache, KvGroup, StepTime
 from orch_sidecar.engine_state.document import InvalidReport
-from vllm_plugin.lease_protocol import Claim
+from vllm_plugin.contracts.lease_protocol import Claim
 
 # The fields of a report; changes of other fields do not concern admission.
 FIELDS: Final = frozenset(

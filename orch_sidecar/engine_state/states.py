@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from orch_sidecar.api.refusal import Reason
-from vllm_plugin.lease_protocol import incompatible
-from vllm_plugin.profile import Profile
+from vllm_plugin.contracts.lease_protocol import incompatible
+from vllm_plugin.contracts.profile import Profile
 
 # Limits of an engine's own texts in messages.
 _STATE_CHARACTERS: Final = 40

@@ -29,7 +29,7 @@ from orch_sidecar.observability.recent import Ended, RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.pools.registry import PoolRegistry
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Bound once: looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK

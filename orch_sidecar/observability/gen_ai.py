@@ -15,7 +15,7 @@ from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.histogram import Histogram, Traced
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 PROVIDER: Final = "vllm"
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Long enough for a UUID with a prefix; the characters that are safe in headers, logs and URLs.
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")

@@ -18,7 +18,7 @@ import aiohttp
 from orch_sidecar.admission.claims.claim_calls import ClaimCalls
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.api.redaction import error_text
-from vllm_plugin.lease_protocol import CLAIMS_PATH, Claim, ClaimCall, claim_body
+from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, Claim, ClaimCall, claim_body
 
 logger = logging.getLogger("orch.engine")
 

@@ -30,7 +30,7 @@ from orch_sidecar.pools.claim_sender import ClaimSender
 from orch_sidecar.pools.lease_reconciler import RECONCILE_EVERY_S, LeaseReconciler
 from orch_sidecar.wire.event_stream import EventStream
 from orch_sidecar.wire.stream_timeout import StreamTimeout
-from vllm_plugin.lease_protocol import (
+from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,
     CHANGES_EVERY_MS,
@@ -43,7 +43,7 @@ from vllm_plugin.lease_protocol import (
     STATE,
     cost_of,
 )
-from vllm_plugin.profile import Profile
+from vllm_plugin.contracts.profile import Profile
 
 logger = logging.getLogger("orch.engine")
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.pools.placement.affinity import Prefixes
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 class PrefixUse(StrEnum):

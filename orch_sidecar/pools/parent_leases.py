@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import Lease
-from vllm_plugin.lease_protocol import SpentLeases, parse_lease, require_lease
+from vllm_plugin.contracts.lease_protocol import SpentLeases, parse_lease, require_lease
 
 
 @dataclass(slots=True)

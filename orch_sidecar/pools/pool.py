@@ -44,7 +44,7 @@ from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool
-from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, Profile, ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
 

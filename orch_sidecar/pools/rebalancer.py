@@ -14,7 +14,7 @@ from typing import Final
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
 

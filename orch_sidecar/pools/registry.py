@@ -32,7 +32,7 @@ from orch_sidecar.pools.placement.routing import PlacementReason, PlacementReque
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.shortlist import Shortlist
 from orch_sidecar.pools.snapshot import PoolSnapshot
-from vllm_plugin.profile import AdmissionRules, Profile
+from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
 # Changes of all engines together that are asked for per second: a few hundredths of a core.
 CHANGES_PER_S: Final = 1000

@@ -16,7 +16,7 @@ from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import Document
 from orch_sidecar.engine_state.states import EngineState
-from vllm_plugin.profile import AdmissionRules, MeasurementType, Profile, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, MeasurementType, Profile, ServiceClass
 
 
 class PoolSnapshot(NamedTuple):

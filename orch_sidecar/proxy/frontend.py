@@ -50,7 +50,7 @@ from orch_sidecar.proxy.route import Route
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
 from orch_sidecar.wire.forwarding import Names, names_of
 from orch_sidecar.wire.request_body import BodyReader, encoding_refusal
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK

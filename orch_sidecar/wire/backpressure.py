@@ -25,8 +25,8 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.wire.http1 import Head
-from vllm_plugin.lease_protocol import NO_SLOT
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.lease_protocol import NO_SLOT
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Returns after how many milliseconds to retry, if a response with one of these statuses is a
 # temporary rejection; else None.

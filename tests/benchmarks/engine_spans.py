@@ -121,8 +121,8 @@ def prepared(variant: str, port: int) -> Any:
     from vllm.tracing.otel import init_otel_tracer
 
     from tests.benchmarks.plugin import engine_state_of_a_bench
-    from vllm_plugin import profile as profiles
-    from vllm_plugin.spans import RequestSpanLabeller, SpanLabeller
+    from vllm_plugin.adapters.spans import RequestSpanLabeller, SpanLabeller
+    from vllm_plugin.contracts import profile as profiles
 
     os.environ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
     init_otel_tracer("vllm.llm_engine", f"http://127.0.0.1:{port}/v1/traces")

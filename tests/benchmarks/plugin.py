@@ -23,7 +23,7 @@ from tests.benchmarks.engine import model_directory
 from tests.benchmarks.load import closed_loop, spread
 
 if TYPE_CHECKING:
-    from vllm_plugin.engine_state import EngineState
+    from vllm_plugin.state.engine_state import EngineState
 
 SLOTS: Final = 8
 STEPS: Final = 50_000
@@ -32,9 +32,9 @@ STEP_ROUNDS: Final = 6
 
 def engine_state_of_a_bench() -> EngineState:
     """The state of an engine that has started."""
-    from vllm_plugin.conditions import Conditions
-    from vllm_plugin.engine_facts import EngineFacts, Hardware
-    from vllm_plugin.engine_state import EngineState
+    from vllm_plugin.state.conditions import Conditions
+    from vllm_plugin.state.engine_facts import EngineFacts, Hardware
+    from vllm_plugin.state.engine_state import EngineState
 
     hardware = Hardware("CPU", 0, "BF16")
     conditions = Conditions("none", "none", "bfloat16", "on", "CPU_ATTN", 1, 1)
@@ -58,8 +58,8 @@ def engine_state_of_a_bench() -> EngineState:
 
 def step_cost_us() -> tuple[float, float]:
     """Microseconds of a `record` call: when nothing changed, and when all of it did."""
-    from vllm_plugin.stat_logger import SchedulerStatLogger
-    from vllm_plugin.subscriber import Subscriber
+    from vllm_plugin.adapters.stat_logger import SchedulerStatLogger
+    from vllm_plugin.state.subscriber import Subscriber
 
     engine_state = engine_state_of_a_bench()
     engine_state.subscribe(Subscriber(None, lambda: None))

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
 from tests.orch_sidecar.admission.examples import class_rules, rules
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SIZES = ((10, 1), (10, 10), (1_000, 1), (1_000, 1_000), (10_000, 1), (10_000, 1_000))
 KINDS = ("arrival", "departure", "report")

@@ -12,7 +12,7 @@ from tests.engine.clients import Seen, body, engine_state, post, session, tracep
 from tests.engine.counters import check_conditions, check_prefix_cache
 from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.engine.receivers import GrpcReceiver
-from vllm_plugin.vllm_names import HOOKS
+from vllm_plugin.compatibility.vllm_names import HOOKS
 
 
 def engine_log(stack: Stack) -> str:

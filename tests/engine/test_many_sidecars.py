@@ -19,7 +19,7 @@ from tests.engine.clients import body, engine_state, post, session, until
 from tests.engine.conftest import SLOTS
 from tests.engine.sidecars import all_ready, sidecar
 from tests.engine.storm import CLIENTS, client, metric
-from vllm_plugin.lease_protocol import API_VERSION
+from vllm_plugin.contracts.lease_protocol import API_VERSION
 
 
 @pytest.fixture

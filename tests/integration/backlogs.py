@@ -13,7 +13,7 @@ from tests.integration.held import started
 from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
-from vllm_plugin.lease_protocol import Claim
+from vllm_plugin.contracts.lease_protocol import Claim
 
 BULK = [("X-Orch-Class", "bulk")]
 

@@ -18,13 +18,13 @@ from typing import Any
 from tests.integration import answers
 from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
-from vllm_plugin.conditions import Conditions
-from vllm_plugin.engine_facts import EngineFacts, Hardware
-from vllm_plugin.engine_state import EngineState
-from vllm_plugin.kv_cache import KvCache, KvGroup
-from vllm_plugin.lease_protocol import CLAIMS_PATH, NO_SLOT, parse_claim, parse_lease
-from vllm_plugin.leases import Rejected
-from vllm_plugin.workloads import workloads_of
+from vllm_plugin.api_server.workloads import workloads_of
+from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, NO_SLOT, parse_claim, parse_lease
+from vllm_plugin.state.conditions import Conditions
+from vllm_plugin.state.engine_facts import EngineFacts, Hardware
+from vllm_plugin.state.engine_state import EngineState
+from vllm_plugin.state.kv_cache import KvCache, KvGroup
+from vllm_plugin.state.leases import Rejected
 
 Script = Callable[[Answer], Awaitable[None]]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS = 64
 

@@ -21,7 +21,7 @@ from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.test_process import ready, run
-from vllm_plugin import profile as profiles
+from vllm_plugin.contracts import profile as profiles
 
 STRANGER = ("Authorization", f"Bearer {new_key(b's' * 32)}")
 

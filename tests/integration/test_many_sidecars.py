@@ -23,8 +23,8 @@ from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from vllm_plugin import profile as profiles
-from vllm_plugin.lease_protocol import Claim
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.lease_protocol import Claim
 
 
 async def knowing(start: Start, count: int, **settings: Any) -> list[Running]:

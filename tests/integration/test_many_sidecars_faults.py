@@ -21,9 +21,9 @@ from tests.integration.client import Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from vllm_plugin.engine_state import EngineState
-from vllm_plugin.lease_protocol import Claim, parse_lease
-from vllm_plugin.leases import Rejected
+from vllm_plugin.contracts.lease_protocol import Claim, parse_lease
+from vllm_plugin.state.engine_state import EngineState
+from vllm_plugin.state.leases import Rejected
 
 # Fields of the engine's state that came with API versions 1.1 and 1.2.
 _NEW = (

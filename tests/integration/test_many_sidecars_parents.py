@@ -18,7 +18,7 @@ from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import above, tier
-from vllm_plugin.lease_protocol import Claim
+from vllm_plugin.contracts.lease_protocol import Claim
 
 
 @pytest.fixture

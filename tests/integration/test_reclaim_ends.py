@@ -16,7 +16,7 @@ from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.tiers import empty
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 BULK = ("X-Orch-Class", "bulk")
 Headers = Sequence[tuple[str, str]]

@@ -18,7 +18,7 @@ from tests.integration.held import Held, started
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.test_process import ready, run
-from vllm_plugin import profile as profiles
+from vllm_plugin.contracts import profile as profiles
 
 
 class Files:

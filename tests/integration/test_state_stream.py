@@ -12,7 +12,7 @@ from tests.integration.readiness import assert_unavailable, state_is
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
 from tests.integration.wire import Answer
-from vllm_plugin.lease_protocol import STALE_AFTER_S
+from vllm_plugin.contracts.lease_protocol import STALE_AFTER_S
 
 EVERY_LOOP = True
 

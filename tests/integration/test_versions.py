@@ -8,7 +8,7 @@ from tests.integration.readiness import assert_unavailable, state_is
 from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import above
-from vllm_plugin.lease_protocol import API_VERSION
+from vllm_plugin.contracts.lease_protocol import API_VERSION
 
 
 async def assert_refused(running: Running) -> None:

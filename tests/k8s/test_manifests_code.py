@@ -75,7 +75,8 @@ def test_code_is_compiled_because_containers_may_not_write_beside_it(code: Path)
 
 _PROBE: Final = """
 import importlib.metadata, json, os
-from vllm_plugin import allowlist, register
+from vllm_plugin import allowlist
+from vllm_plugin import register
 allowlist.ensure(os.environ)
 print(json.dumps({
     "groups": sorted(p.group for p in importlib.metadata.entry_points(name="orch")),

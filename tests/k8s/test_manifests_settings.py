@@ -34,8 +34,8 @@ from tests.k8s.objects import (
     pools,
     ports_of,
 )
-from vllm_plugin import profile as profiles
-from vllm_plugin.epoch_key import KEY_VARIABLE
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
 
 INSTANCE: Final = "app.kubernetes.io/instance"
 every_set = pytest.mark.parametrize("folder", SETS)

@@ -14,8 +14,8 @@ from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
 from orch_sidecar.pools.snapshot import PoolSnapshot
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import ServiceClass
 
 US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16
 CLOUD = profiles.load("cloud")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from orch_sidecar.pools.snapshot import PoolSnapshot
-from vllm_plugin import profile
-from vllm_plugin.profile import MeasurementType
+from vllm_plugin.contracts import profile
+from vllm_plugin.contracts.profile import MeasurementType
 
 CLOUD, HOME = profile.load("cloud"), profile.load("home")
 BATCHED, SINGLE = MeasurementType.BATCHED_ONLINE, MeasurementType.SINGLE_STREAM

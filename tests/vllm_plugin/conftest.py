@@ -1,12 +1,10 @@
-"""An engine's endpoint with short intervals, and a path for a custom profile."""
+"""An engine's endpoint with short intervals."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.vllm_plugin.api_server import Engine
+from tests.vllm_plugin.application import Engine
 from vllm_plugin import endpoint
 
 
@@ -17,9 +15,3 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = Engine()
     await engine.start()
     return engine
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Returns the path of a custom profile."""
-    return tmp_path / "mine.yaml"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vllm_plugin.conditions import UNKNOWN, Conditions
-from vllm_plugin.engine_facts import EngineFacts, Hardware
-from vllm_plugin.engine_speed import SchedulerReport
-from vllm_plugin.engine_state import EngineState
-from vllm_plugin.lease_protocol import parse_lease
-from vllm_plugin.leases import Leases
-from vllm_plugin.subscriber import Subscriber
+from vllm_plugin.contracts.lease_protocol import parse_lease
+from vllm_plugin.speed.engine_speed import SchedulerReport
+from vllm_plugin.state.conditions import UNKNOWN, Conditions
+from vllm_plugin.state.engine_facts import EngineFacts, Hardware
+from vllm_plugin.state.engine_state import EngineState
+from vllm_plugin.state.leases import Leases
+from vllm_plugin.state.subscriber import Subscriber
 
 US, THEM = "a" * 16, "b" * 16
 

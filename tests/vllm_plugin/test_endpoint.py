@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 
-from tests.vllm_plugin.api_server import Engine, EngineClient, attention_backend_of, kv_cache_of
+from tests.vllm_plugin.application import Engine, EngineClient, attention_backend_of, kv_cache_of
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of, report
+from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, Claim, ClaimCall
 from vllm_plugin.endpoint import CapabilitiesEndpoint
-from vllm_plugin.engine_state import EngineState
-from vllm_plugin.lease_protocol import API_VERSION, CLAIMS_PATH, Claim, ClaimCall
-from vllm_plugin.leases import Rejected
+from vllm_plugin.state.engine_state import EngineState
+from vllm_plugin.state.leases import Rejected
 
 
 async def test_state_is_returned_on_request(engine: Engine) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.vllm_plugin.api_server import Engine, Models, Named
+from tests.vllm_plugin.application import Engine, Models, Named
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, subscribed
 from vllm_plugin.endpoint import CHECK_EVERY_S
-from vllm_plugin.engine_state import EngineState
+from vllm_plugin.state.engine_state import EngineState
 
 
 async def models_of(engine: Engine) -> list[str]:

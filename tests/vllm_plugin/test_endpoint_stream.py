@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.vllm_plugin.api_server import STREAM, Engine
+from tests.vllm_plugin.application import STREAM, Engine
 from tests.vllm_plugin.examples import LEASE, THEM, US, lease_of, report
-from vllm_plugin import admin_calls, endpoint, lease_protocol
-from vllm_plugin.lease_protocol import Claim, ClaimCall, event
-from vllm_plugin.leases import Rejected
-from vllm_plugin.stall_detector import STALLED_AFTER_S
+from vllm_plugin import endpoint
+from vllm_plugin.api_server import admin_calls
+from vllm_plugin.contracts import lease_protocol
+from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall, event
+from vllm_plugin.state.leases import Rejected
+from vllm_plugin.state.stall_detector import STALLED_AFTER_S
 
 
 async def test_stream_begins_with_the_whole_state_and_the_instances_leases(engine: Engine) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.vllm_plugin.api_server import STREAM, Engine
+from tests.vllm_plugin.application import STREAM, Engine
 from tests.vllm_plugin.examples import US, lease_of, report
-from vllm_plugin import lease_protocol
-from vllm_plugin.lease_protocol import Claim, ClaimCall
+from vllm_plugin.contracts import lease_protocol
+from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 
 
 async def test_reader_that_asks_for_fewer_changes_gets_fewer(engine: Engine) -> None:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from tests.vllm_plugin.api_server import Engine
+from tests.vllm_plugin.application import Engine
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import THEM, US, lease_of
-from vllm_plugin.lease_protocol import API_VERSION, Claim, ClaimCall, incompatible
-from vllm_plugin.leases import Rejected
+from vllm_plugin.contracts.lease_protocol import API_VERSION, Claim, ClaimCall, incompatible
+from vllm_plugin.state.leases import Rejected
 
 OWN_MAJOR = API_VERSION.partition(".")[0]
 OTHER_MAJOR = f"{int(OWN_MAJOR) + 1}.0.0"

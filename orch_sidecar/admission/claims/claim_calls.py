@@ -12,7 +12,7 @@ from __future__ import annotations
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
-from vllm_plugin.lease_protocol import Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 
 
 class ClaimCalls:

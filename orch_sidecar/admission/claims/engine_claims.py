@@ -13,8 +13,8 @@ from orch_sidecar.admission.claims.parent_claims import ParentClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.lease_protocol import Claim, ClaimCall
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
+from vllm_plugin.contracts.profile import ServiceClass
 
 _NOTHING: Final[tuple[Claim | None, bool]] = (None, False)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from vllm_plugin.lease_protocol import MOST_CLAIMED, Claim, ClaimCall
-from vllm_plugin.slot_claims import Offer, SlotClaims
+from vllm_plugin.contracts.lease_protocol import MOST_CLAIMED, Claim, ClaimCall
+from vllm_plugin.contracts.slot_claims import Offer, SlotClaims
 
 
 class ParentClaims:

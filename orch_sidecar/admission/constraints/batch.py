@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.admission.types import StepTime
-from vllm_plugin.profile import AdmissionRules, ClassRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, ServiceClass
 
 # The first batch of an engine of which nothing is known; any engine worth batching keeps it.
 FIRST_BATCH: Final = 8

@@ -19,7 +19,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _BULK: Final = ServiceClass.BULK
 

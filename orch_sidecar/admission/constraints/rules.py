@@ -43,8 +43,8 @@ from orch_sidecar.admission.types import (
     Lease,
     StepTime,
 )
-from vllm_plugin.lease_protocol import MOST_CLAIMED
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.lease_protocol import MOST_CLAIMED
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

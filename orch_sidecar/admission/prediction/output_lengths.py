@@ -15,7 +15,7 @@ from collections import deque
 from itertools import accumulate
 from typing import Final
 
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Follows a change of traffic within this many responses.
 SAMPLES: Final = 128

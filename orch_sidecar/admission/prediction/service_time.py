@@ -18,7 +18,7 @@ from orch_sidecar.admission.prediction.output_lengths import OutputLengths
 from orch_sidecar.admission.prediction.prompts import UnreadPrompts
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # The ends of running requests are predicted again after this time, or after any change while few
 # are running.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from orch_sidecar.admission.controller import AdmissionController
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # How old an answer may be, and for each queued request: a look takes some microseconds of each.
 _FRESH_S: Final = 0.1

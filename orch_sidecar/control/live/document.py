@@ -18,7 +18,7 @@ from orch_sidecar.control.live import words
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of, queued_by_class
-from vllm_plugin.profile import Profile, ServiceClass
+from vllm_plugin.contracts.profile import Profile, ServiceClass
 
 QUEUED_LISTED: Final = 50  # of each class
 ADMITTED_LISTED: Final = 100

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any, Final
 
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 WINDOW_S: Final = 60
 _QUANTILES: Final = (0.5, 0.95)

@@ -20,7 +20,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from orch_sidecar.pools.placement.routing import Load, PlacementRequest
-from vllm_plugin.profile import MeasurementType
+from vllm_plugin.contracts.profile import MeasurementType
 
 # So many pools are all compared.
 FEW: Final = 4

@@ -14,7 +14,7 @@ from collections.abc import MutableMapping
 from importlib.util import find_spec
 from typing import Final
 
-from vllm_plugin import profile as profiles
+from vllm_plugin.contracts import profile as profiles
 
 NO_VLLM: Final = (
     "vLLM is not installed: pip install 'vllm>=0.32,<0.34', or on a machine without a GPU, in a "

@@ -21,7 +21,7 @@ from orch_sidecar.tools.local.otlp import OtlpReceiver
 from orch_sidecar.tools.local.phases import phase_of
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
 from orch_sidecar.tools.terminal import Progress, bad, good
-from vllm_plugin import profile as profiles
+from vllm_plugin.contracts import profile as profiles
 
 # Large weights may take long to load; the progress line shows that it is alive.
 _READY_WITHIN_S: Final = 3600.0

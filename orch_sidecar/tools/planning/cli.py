@@ -39,8 +39,8 @@ from orch_sidecar.tools.terminal import Progress
 from orch_sidecar.tools.traces.options import add_trace, trace_of
 from orch_sidecar.tools.tune.decision import decide
 from orch_sidecar.tools.tune.memory import MemoryBound
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import Profile
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import Profile
 
 _DESCRIPTION: Final = """Predicts how many engines, with how many slots, a traffic needs.
 

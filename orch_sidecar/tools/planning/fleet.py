@@ -17,7 +17,7 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
 from orch_sidecar.tools.simulate.workload import Arrival
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE = ServiceClass.INTERACTIVE
 

@@ -28,8 +28,8 @@ from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.table import refusals, table
 from orch_sidecar.tools.simulate.traffic import Replay, Traffic
 from orch_sidecar.tools.terminal import Progress
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import AdmissionRules, Profile, ServiceClass
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import AdmissionRules, Profile, ServiceClass
 
 _SECONDS: Final = 300.0
 

@@ -27,7 +27,7 @@ from orch_sidecar.tools.simulate.report import Figures, figures, spread
 from orch_sidecar.tools.simulate.run import Course, Run
 from orch_sidecar.tools.simulate.traffic import BulkClients, Traffic
 from orch_sidecar.tools.simulate.workload import Arrival
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 # Requests per slot of the capacity run, and requests of the unloaded run, enough for a p95.
 _PER_SLOT: Final = 30

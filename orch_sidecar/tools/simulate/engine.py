@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from random import Random
 
-from vllm_plugin.token_time import TokenTimes, Traffic
+from vllm_plugin.contracts.token_time import TokenTimes, Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,13 @@ from orch_sidecar.admission.types import (
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.workload import Arrival
-from vllm_plugin.profile import AdmissionRules, BatchBounds, ClassRules, FullQueue, ServiceClass
+from vllm_plugin.contracts.profile import (
+    AdmissionRules,
+    BatchBounds,
+    ClassRules,
+    FullQueue,
+    ServiceClass,
+)
 
 # The shortest interval between an engine's reports.
 REPORT_S: Final = 0.02

@@ -11,8 +11,8 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.traces.options import add_trace, trace_of
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import Profile
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import Profile
 
 _DESCRIPTION: Final = """Simulates a profile's admission with an engine and traffic.
 

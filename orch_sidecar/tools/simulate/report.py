@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from orch_sidecar.tools.simulate.run import Course, Record
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # A shorter wait is a step or two: its relative error is meaningless.
 LEAST_WAIT_S: Final = 0.1

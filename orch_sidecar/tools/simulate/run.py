@@ -18,7 +18,7 @@ from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
 from orch_sidecar.tools.simulate.fronts import REPORT_S, Front, MakeFront
 from orch_sidecar.tools.simulate.traffic import BulkClients
 from orch_sidecar.tools.simulate.workload import Arrival
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 _PRIORITY: Final = {ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 1}
 # A client whose request was rejected without a Retry-After sends it again after this time.

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from orch_sidecar.tools.simulate.workload import Arrival, Workload
 from orch_sidecar.tools.traces import Trace
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

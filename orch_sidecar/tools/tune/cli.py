@@ -29,7 +29,7 @@ from orch_sidecar.tools.tune.measure import Lengths, Tuning, tune
 from orch_sidecar.tools.tune.plot import plot_curve
 from orch_sidecar.tools.tune.profile_file import tuned_profile
 from orch_sidecar.tools.tune.text import curve_text, decision_text
-from vllm_plugin import profile as profiles
+from vllm_plugin.contracts import profile as profiles
 
 _DESCRIPTION: Final = """Finds the slots and the step size worth having, from one warm run.
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import yaml
 
 from orch_sidecar.tools.tune.decision import Decision
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import ProfileError
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import ProfileError
 
 _STEP: Final = "max_num_batched_tokens"
 _CHUNK: Final = "long_prefill_token_threshold"

@@ -19,8 +19,8 @@ from tests.benchmarks.proxy import build, processes
 from tests.benchmarks.proxy.measure import Cell, run_client
 from tests.benchmarks.proxy.processes import Child
 from tests.benchmarks.proxy.targets import Target
-from vllm_plugin import profile as profiles
-from vllm_plugin.lease_protocol import CHANGES_EVERY_S
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.lease_protocol import CHANGES_EVERY_S
 
 SLOTS: Final = 64
 READY_S: Final = 120.0

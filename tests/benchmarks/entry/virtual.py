@@ -34,8 +34,8 @@ from orch_sidecar.pools.placement.routing import PlacementRequest, place
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.engine import Sequence as Sequenced
-from vllm_plugin import profile
-from vllm_plugin.profile import MeasurementType, ServiceClass
+from vllm_plugin.contracts import profile
+from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
 
 WAYS: Final = ("all", "drawn", "random", "turns")
 PROMPT, OUTPUT = 300, 120  # tokens in the mean

@@ -24,7 +24,7 @@ from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import open_loop
 from tests.benchmarks.policy.record import Record, table, verdict
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 8
 BLOCK: Final = 32  # tokens of the engines' blocks; vLLM on a CPU takes multiples of 32

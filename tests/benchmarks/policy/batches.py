@@ -18,7 +18,7 @@ from tests.benchmarks.policy.call import Target
 from tests.benchmarks.policy.load import closed_loop, in_turn, together
 from tests.benchmarks.policy.record import Record, shown, table, verdict
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 32
 CLIENTS: Final = 64

@@ -15,7 +15,7 @@ from tests.benchmarks.policy.call import Target
 from tests.benchmarks.policy.load import together
 from tests.benchmarks.policy.record import Record, at_most, table, verdict
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 8
 STREAMS: Final = 3

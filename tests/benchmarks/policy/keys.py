@@ -21,7 +21,7 @@ from tests.benchmarks.policy.load import closed_loop, in_turn, together
 from tests.benchmarks.policy.record import Record, at_most, shown, table, verdict
 from tests.benchmarks.policy.rig import Counters, Engine, Sidecar
 from tests.orch_sidecar.admission.fairness.traffic import jain, p95
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 16
 CLIENTS: Final = 24  # requests under way of each of four keys

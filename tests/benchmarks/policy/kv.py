@@ -17,7 +17,7 @@ from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import Loaded, closed_loop
 from tests.benchmarks.policy.record import Record, at_most, shown, table, verdict
 from tests.benchmarks.policy.rig import Counters, Engine, Sidecar
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 64
 SEED: Final = 11

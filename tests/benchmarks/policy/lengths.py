@@ -24,7 +24,7 @@ from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import together
 from tests.benchmarks.policy.record import Record, table
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 16
 SEED: Final = 11

@@ -13,7 +13,7 @@ from tests.benchmarks.policy.load import Loaded
 from tests.benchmarks.policy.record import Record, at_most, shown, table, verdict
 from tests.benchmarks.policy.rig import Counters
 from tests.benchmarks.policy.summary import ClassSummary
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

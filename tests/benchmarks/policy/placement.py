@@ -18,7 +18,7 @@ from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import in_turn, together
 from tests.benchmarks.policy.record import Record, Verdict, at_most, table
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 8
 PROMPT, OUTPUT = 32, 32

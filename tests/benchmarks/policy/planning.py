@@ -29,8 +29,8 @@ from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop, open_loop
 from tests.benchmarks.policy.record import Record, at_most, table
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
-from vllm_plugin import profile
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts import profile
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 8
 GRACE_S: Final = 30.0

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from vllm_plugin import profile
+from vllm_plugin.contracts import profile
 
 BASE: Final = "cloud"
 

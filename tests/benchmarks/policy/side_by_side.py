@@ -17,7 +17,7 @@ from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import in_turn, together
 from tests.benchmarks.policy.record import Record, table, verdict
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SIZES: Final = (1, 2, 4, 8, 16)
 PROMPT, OUTPUT = 16, 32

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final
 
 from tests.benchmarks.policy.call import PREDICTED_START, Answer
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Shorter waits are not worth a prediction: their relative errors say nothing.
 PREDICTED_FROM_MS: Final = 100.0

@@ -22,8 +22,8 @@ from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop
 from tests.benchmarks.policy.record import Record, Verdict, table
 from tests.benchmarks.policy.rig import Engine, NotServing, Sidecar
-from vllm_plugin import profile
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts import profile
+from vllm_plugin.contracts.profile import ServiceClass
 
 SLOTS: Final = 64
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)

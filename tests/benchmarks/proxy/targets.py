@@ -17,7 +17,7 @@ import yaml
 
 from tests.benchmarks.proxy import build, processes
 from tests.benchmarks.proxy.processes import Child, TargetFailed
-from vllm_plugin import profile as profiles
+from vllm_plugin.contracts import profile as profiles
 
 SLOTS = 16384
 """Slots the scripted engine reports: more than the load ever takes, so that nothing queues."""

@@ -16,7 +16,7 @@ from tests.benchmarks.policy.load import Run, undisturbed
 from tests.benchmarks.policy.rig import Counters
 from tests.benchmarks.policy.work import Request
 from tests.benchmarks.traffic.ways import Way
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # A client whose request was refused waits as long as it was asked to, at most this.
 _LONGEST_PAUSE_S: Final = 2.0

@@ -14,7 +14,7 @@ from tests.benchmarks.policy.summary import PREDICTED_FROM_MS, ClassSummary
 from tests.benchmarks.traffic.replay import Replayed
 from tests.benchmarks.traffic.scenarios import Kind
 from tests.benchmarks.traffic.ways import DIRECT, SIDECAR
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

@@ -11,7 +11,7 @@ from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.simulate.workload import Arrival, Workload
 from orch_sidecar.tools.traces import read
 from tests.benchmarks.policy import work
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 EXCERPTS: Final = Path(__file__).parents[2] / "traces"
 CLIENTS: Final = 24

@@ -19,8 +19,8 @@ from orch_sidecar.tools.simulate.report import figures
 from orch_sidecar.tools.simulate.table import table
 from tests.benchmarks.policy.record import Record, verdict
 from tests.benchmarks.traffic.scenarios import SEED, Files, Kind, clients, rate_of, seconds_of
-from vllm_plugin import profile
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts import profile
+from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE: Final = ServiceClass.INTERACTIVE
 OF_CLAIRVOYANT: Final = 0.85

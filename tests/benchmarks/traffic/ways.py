@@ -11,7 +11,7 @@ from tests.benchmarks.policy import profiles, rig
 from tests.benchmarks.policy.call import Target
 from tests.benchmarks.policy.rig import Engine, Sidecar
 from tests.benchmarks.policy.work import Request
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SIDECAR, DIRECT, PRIORITY, FIFO = "sidecar", "direct", "direct-priority", "fifo"
 WAYS: Final = (SIDECAR, DIRECT, PRIORITY, FIFO)

@@ -10,11 +10,11 @@ from typing import Any
 from tests.integration.bench.decoding import Decoding
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
-from vllm_plugin.epoch_key import make_epoch_key
-from vllm_plugin.evidence import Evidence
-from vllm_plugin.lease_protocol import timestamp
-from vllm_plugin.statement import STATEMENTS_PATH
-from vllm_plugin.statements_endpoint import encode, parse_request
+from vllm_plugin.api_server.statements_endpoint import encode, parse_request
+from vllm_plugin.contracts.lease_protocol import timestamp
+from vllm_plugin.contracts.statement import STATEMENTS_PATH
+from vllm_plugin.evidence.chains import Evidence
+from vllm_plugin.evidence.epoch_key import make_epoch_key
 
 
 class Signing:

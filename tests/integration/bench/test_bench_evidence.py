@@ -21,8 +21,8 @@ from tests.integration.bench.signing import Signing
 from tests.integration.running import Running, Start, all_ready, pools
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import above
-from vllm_plugin.evidence import StatementRequest
-from vllm_plugin.statement import STATEMENTS_PATH
+from vllm_plugin.contracts.statement import STATEMENTS_PATH
+from vllm_plugin.evidence.chains import StatementRequest
 
 pytestmark = pytest.mark.usefixtures("fast_reports")
 

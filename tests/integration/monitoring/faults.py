@@ -14,7 +14,7 @@ from tests.integration.monitoring.traffic import load, reporting
 from tests.integration.running import Running
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.wire import Answer
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 Cause = Callable[[ScriptedEngine, Running], AbstractAsyncContextManager[None]]
 

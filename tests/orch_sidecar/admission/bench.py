@@ -11,7 +11,7 @@ from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import rules
-from vllm_plugin.profile import AdmissionRules
+from vllm_plugin.contracts.profile import AdmissionRules
 
 
 class Bench:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.orch_sidecar.admission.cluster_sidecar import Sidecar
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.engine_state import EngineState
+from vllm_plugin.state.engine_state import EngineState
 
 SLOTS = FACTS.slots_total
 

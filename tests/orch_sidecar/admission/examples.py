@@ -19,7 +19,7 @@ from orch_sidecar.admission.types import (
     StepTime,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import (
+from vllm_plugin.contracts.profile import (
     AdmissionRules,
     BatchBounds,
     ClassRules,

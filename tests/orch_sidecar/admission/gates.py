@@ -15,7 +15,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules
+from vllm_plugin.contracts.profile import AdmissionRules
 
 Outcome = Lease | Refusal
 CANCELLED = Refusal(Reason.CANCELLED, "cancelled")

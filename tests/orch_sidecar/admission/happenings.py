@@ -8,7 +8,7 @@ from orch_sidecar.admission.types import AdmissionRequest, KvCache, KvGroup, Ste
 from tests.orch_sidecar.admission.examples import bulk_only, kv_of
 from tests.orch_sidecar.admission.examples import class_rules as of
 from tests.orch_sidecar.admission.examples import rules as rules_of
-from vllm_plugin.profile import BatchBounds, FullQueue, ServiceClass
+from vllm_plugin.contracts.profile import BatchBounds, FullQueue, ServiceClass
 
 PICK = st.integers(0, 1000)  # an index into whatever there is, modulo its length
 UP_TO = [BatchBounds(least=1, most=most) for most in range(9)[1:]]

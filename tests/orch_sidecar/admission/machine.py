@@ -15,7 +15,7 @@ from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, 
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, ended, reason_of, report, rules
 from tests.orch_sidecar.admission.model import Model
-from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, FullQueue, ServiceClass
 
 
 class Checked(RuleBasedStateMachine):

@@ -13,7 +13,7 @@ from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, EngineReport, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
-from vllm_plugin.profile import AdmissionRules, FullQueue, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, FullQueue, ServiceClass
 
 
 @dataclass

@@ -11,7 +11,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, StepTime
 from orch_sidecar.api.refusal import Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, report
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 # 100 tokens take a second, whatever the batch.
 STEP_TIME = StepTime(10.0, 0.0, 1.0, 1024)

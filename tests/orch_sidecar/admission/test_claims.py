@@ -20,8 +20,8 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.lease_protocol import Claim
-from vllm_plugin.profile import BatchBounds
+from vllm_plugin.contracts.lease_protocol import Claim
+from vllm_plugin.contracts.profile import BatchBounds
 
 # Bulk requests start while no more than four sequences run.
 FEW = rules(bulk=class_rules(batch=BatchBounds(least=1, most=4)))

@@ -24,7 +24,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules, BatchBounds
+from vllm_plugin.contracts.profile import AdmissionRules, BatchBounds
 
 
 def test_nothing_is_admitted_before_the_engine_has_reported() -> None:

@@ -24,7 +24,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import BatchBounds
+from vllm_plugin.contracts.profile import BatchBounds
 
 
 def busy(core: AdmissionController, until: float) -> None:

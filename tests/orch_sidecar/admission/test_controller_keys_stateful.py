@@ -24,7 +24,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 PICK = st.integers(0, 1000)
 CAPACITY = 6

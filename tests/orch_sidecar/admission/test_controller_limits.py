@@ -18,7 +18,7 @@ from tests.orch_sidecar.admission.examples import (
     refused,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules, BatchBounds, FullQueue
+from vllm_plugin.contracts.profile import AdmissionRules, BatchBounds, FullQueue
 
 
 def of_capacity(capacity: int, full_queue: FullQueue = FullQueue.REJECT) -> AdmissionRules:

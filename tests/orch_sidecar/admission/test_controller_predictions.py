@@ -28,7 +28,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules, BatchBounds
+from vllm_plugin.contracts.profile import AdmissionRules, BatchBounds
 
 
 def measured(slots: int, of_rules: AdmissionRules | None = None) -> AdmissionController:

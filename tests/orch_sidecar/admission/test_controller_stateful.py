@@ -26,7 +26,7 @@ from tests.orch_sidecar.admission.examples import (
     reason_of,
 )
 from tests.orch_sidecar.admission.happenings import PASSED_S, PICK, REQUESTS, RULES
-from vllm_plugin.profile import FullQueue
+from vllm_plugin.contracts.profile import FullQueue
 
 CANCELLED = Refusal(Reason.CANCELLED, "cancelled")
 

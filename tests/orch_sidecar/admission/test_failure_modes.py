@@ -8,7 +8,7 @@ import pytest
 
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, class_rules, rules
 from tests.orch_sidecar.admission.play import Coming, bulk_backlog, play, poisson
-from vllm_plugin.profile import AdmissionRules
+from vllm_plugin.contracts.profile import AdmissionRules
 
 SLOTS = 16
 

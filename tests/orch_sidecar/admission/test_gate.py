@@ -23,7 +23,7 @@ from tests.orch_sidecar.admission.gates import (
     lease_of,
     queued,
 )
-from vllm_plugin.profile import BatchBounds, FullQueue
+from vllm_plugin.contracts.profile import BatchBounds, FullQueue
 
 
 async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:

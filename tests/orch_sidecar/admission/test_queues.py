@@ -9,7 +9,7 @@ from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, bulk, interactive
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 def waiting(

@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.profile import MeasurementType, ServiceClass
+from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

@@ -19,7 +19,7 @@ from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from tests.orch_sidecar.broadcasting import STREAM, Engine
 from tests.orch_sidecar.proxy.stages import Client, NextStage, request_of
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 SENT = Sent(keep_alive=True, outcome=Outcome.OK)
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel, SecretStr
 
 from orch_sidecar.config.changes import CHANGEABLE, Configuration, ReloadState, plan_reload
 from orch_sidecar.config.settings import SidecarSettings
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import AdmissionRules, Profile
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
 CLOUD, HOME = profiles.load("cloud"), profiles.load("home")
 

@@ -16,9 +16,9 @@ from orch_sidecar.control.capabilities import document
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.snapshot import PoolSnapshot
-from vllm_plugin import profile
-from vllm_plugin.lease_protocol import API_VERSION
-from vllm_plugin.profile import Profile, ServiceClass
+from vllm_plugin.contracts import profile
+from vllm_plugin.contracts.lease_protocol import API_VERSION
+from vllm_plugin.contracts.profile import Profile, ServiceClass
 
 CLOUD = profile.load("cloud")
 ENGINE: dict[str, Any] = {

@@ -18,8 +18,8 @@ from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import CLOUD, grant, served
 from tests.orch_sidecar.published import Tier
-from vllm_plugin.lease_protocol import API_VERSION
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.lease_protocol import API_VERSION
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 class Parent:

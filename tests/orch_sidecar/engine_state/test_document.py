@@ -15,7 +15,7 @@ from orch_sidecar.engine_state.states import EngineState as PoolState
 from tests.orch_sidecar.parents import ledger
 from tests.orch_sidecar.parents import state as published
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.engine_state import EngineState
+from vllm_plugin.state.engine_state import EngineState
 
 LEASE = f"{'a' * 16}.{'b' * 32}.3"
 WHOLE: dict[str, Any] = EngineState(FACTS).document(None) | {"leases": [LEASE]}

@@ -9,8 +9,8 @@ import pytest
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.engine_state import states as engine_state
 from orch_sidecar.engine_state.states import EngineState, outage_of
-from vllm_plugin import profile
-from vllm_plugin.lease_protocol import API_VERSION
+from vllm_plugin.contracts import profile
+from vllm_plugin.contracts.lease_protocol import API_VERSION
 
 CLOUD = profile.load("cloud")
 ENGINE = "the engine at http://e"

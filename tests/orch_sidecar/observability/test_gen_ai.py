@@ -14,7 +14,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.openmetrics import openmetrics
 from tests.orch_sidecar.records import record_of
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 MS = 1_000_000  # nanoseconds
 ARRIVED = 5_000 * MS

@@ -15,7 +15,7 @@ from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
 from tests.orch_sidecar.admission.examples import bulk, interactive, report
 from tests.orch_sidecar.admission.gates import Outcome, gate_of, lease_at_once, lease_of, queued
-from vllm_plugin.lease_protocol import Claim, ClaimCall, parse_claim
+from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall, parse_claim
 
 SLOTS = 4
 

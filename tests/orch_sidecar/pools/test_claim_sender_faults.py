@@ -15,7 +15,7 @@ from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
 from tests.orch_sidecar.admission.examples import STALE, interactive, report
 from tests.orch_sidecar.admission.gates import admit, cancelled, gate_of
-from vllm_plugin.lease_protocol import CLAIMS_PATH, Claim
+from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, Claim
 
 # Other sidecars have all slots, and wait for more.
 CONTENDED = report(8, foreign=8, sidecars=2, contended=True)

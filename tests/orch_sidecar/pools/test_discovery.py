@@ -11,7 +11,7 @@ import pytest
 from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.registry import PoolRegistry
 from tests.orch_sidecar.snapshots import CLOUD
-from vllm_plugin.profile import Profile
+from vllm_plugin.contracts.profile import Profile
 
 
 class Watcher:

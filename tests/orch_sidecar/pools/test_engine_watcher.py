@@ -16,7 +16,7 @@ from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import CLOUD, grant
 from tests.orch_sidecar.published import Tier
-from vllm_plugin.lease_protocol import CHANGES_EVERY_MS
+from vllm_plugin.contracts.lease_protocol import CHANGES_EVERY_MS
 
 
 class Upstream(Tier):

@@ -19,7 +19,7 @@ from tests.orch_sidecar.parents import (
     ledger,
     served,
 )
-from vllm_plugin.lease_protocol import SpentLeases
+from vllm_plugin.contracts.lease_protocol import SpentLeases
 
 # Ends.
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.rebalancer import REBALANCED, rebalance
 from orch_sidecar.pools.registry import PoolRegistry
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 

@@ -24,7 +24,7 @@ from orch_sidecar.pools.placement.routing import PlacementReason as By
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from tests.orch_sidecar.snapshots import SINGLE
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 STEP_TIME = StepTime(8.0, 0.5, 1.0, 8)
 

@@ -22,7 +22,7 @@ from orch_sidecar.pools.snapshot import (
     slots_free,
 )
 from tests.orch_sidecar.snapshots import CLOUD, snapshot
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 REQUEST = AdmissionRequest(ServiceClass.INTERACTIVE, 1, 100, 64)
 

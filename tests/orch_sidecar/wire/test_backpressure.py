@@ -19,8 +19,8 @@ from orch_sidecar.wire.backpressure import (
 )
 from orch_sidecar.wire.http1 import Head
 from tests.orch_sidecar import apis
-from vllm_plugin import lease_middleware
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.api_server import lease_middleware
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 def told(options: RequestOptions, spent_ms: float = 0.0) -> dict[str, str]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 _TOO_MANY_REQUESTS: Final = 429
 

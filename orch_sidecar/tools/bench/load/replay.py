@@ -13,7 +13,7 @@ from random import Random
 
 from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.traces import Trace, TracedRequest
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)

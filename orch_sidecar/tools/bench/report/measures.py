@@ -20,7 +20,7 @@ from orch_sidecar.tools.bench.report.timeline import bins_of, tokens
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.facts.evidence.figures import PERCENTILES, CompletedRequest
 from orch_sidecar.tools.facts.tables.row import Label
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from orch_sidecar.tools.bench.load.call import Fate
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.result import Document, Result
 from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 class TimedRequest(Document):

@@ -29,7 +29,7 @@ from orch_sidecar.tools.facts.tables.notes import (
 )
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 from orch_sidecar.tools.facts.tables.rules import BATCHING
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE, Status.UNBATCHED})
 

@@ -34,7 +34,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
 )
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 from orch_sidecar.tools.facts.tables.notes import Arrivals
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.bench.results.result import EvidenceDocument
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
-from vllm_plugin.dsse import InvalidEnvelope, parse_envelope
-from vllm_plugin.statement import STATEMENT_TYPE, STATEMENTS_PATH, sequence_of
+from vllm_plugin.contracts.dsse import InvalidEnvelope, parse_envelope
+from vllm_plugin.contracts.statement import STATEMENT_TYPE, STATEMENTS_PATH, sequence_of
 
 _NONCE_BYTES: Final = 32
 # The engine signs one statement per second for long: others may have asked just before.

@@ -13,9 +13,9 @@ from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot
 from orch_sidecar.tools.facts.signing.content import parse_content
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
-from vllm_plugin import dsse
-from vllm_plugin.dsse import Envelope, InvalidEnvelope, from_base64, parse_envelope
-from vllm_plugin.statement import (
+from vllm_plugin.contracts import dsse
+from vllm_plugin.contracts.dsse import Envelope, InvalidEnvelope, from_base64, parse_envelope
+from vllm_plugin.contracts.statement import (
     CERTIFICATE_TYPE,
     HASH,
     STATEMENT_TYPE,

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from vllm_plugin.dsse import InvalidEnvelope, from_base64, to_base64
-from vllm_plugin.statement import key_id
+from vllm_plugin.contracts.dsse import InvalidEnvelope, from_base64, to_base64
+from vllm_plugin.contracts.statement import key_id
 
 
 class InvalidTrustedKeys(ValueError):

@@ -14,7 +14,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.fronts import Outcomes
 from orch_sidecar.tools.simulate.workload import Arrival
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Of the guarantee of bulk requests.
 WINDOW_S: Final = 60.0

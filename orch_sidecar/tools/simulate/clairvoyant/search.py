@@ -21,7 +21,7 @@ from orch_sidecar.tools.simulate.clairvoyant.plan import Plan, Terms
 from orch_sidecar.tools.simulate.clairvoyant.trial import Found, Stage
 from orch_sidecar.tools.simulate.compare import Policy, Scenario, course_of
 from orch_sidecar.tools.simulate.run import Course
-from vllm_plugin.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 # The share of the tokens that every plan has to make.
 TOKENS: Final = 0.97

@@ -9,7 +9,7 @@ from orch_sidecar.tools.simulate.clairvoyant.plan import Plan, Planned, Terms
 from orch_sidecar.tools.simulate.run import Course, Record, Run
 from orch_sidecar.tools.simulate.traffic import BulkClients
 from orch_sidecar.tools.simulate.workload import Arrival
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)

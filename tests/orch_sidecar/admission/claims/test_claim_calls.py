@@ -16,8 +16,8 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
-from vllm_plugin.lease_protocol import Claim, ClaimCall
-from vllm_plugin.profile import BatchBounds
+from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
+from vllm_plugin.contracts.profile import BatchBounds
 
 SLOTS = 8
 

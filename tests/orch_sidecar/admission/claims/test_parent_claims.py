@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.claims.parent_claims import ParentClaims
-from vllm_plugin.lease_protocol import OFFER_S, Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import OFFER_S, Claim, ClaimCall
 
 OWN, ONE, TWO = "0" * 16, "1" * 16, "2" * 16
 SLOTS = 8

@@ -17,7 +17,7 @@ from tests.orch_sidecar.admission.examples import (
     class_rules,
     rules,
 )
-from vllm_plugin.profile import AdmissionRules, BatchBounds
+from vllm_plugin.contracts.profile import AdmissionRules, BatchBounds
 
 
 def of_slos(interactive_ms: float | None, bulk_ms: float | None) -> AdmissionRules:

@@ -15,7 +15,7 @@ from tests.orch_sidecar.admission.examples import (
     queue,
     report,
 )
-from vllm_plugin.lease_protocol import Claim
+from vllm_plugin.contracts.lease_protocol import Claim
 
 SLOTS = 4
 

@@ -13,7 +13,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, EngineReport, Lease, Queued
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
 from tests.orch_sidecar.admission.examples import class_rules, rules
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import FEW, FRESH_S, ServiceTimes
 from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, EngineReport, Lease
 from tests.orch_sidecar.admission.examples import INTERACTIVE, STEP_TIME, bulk, interactive
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 
 class LeasedServiceTimes(ServiceTimes):

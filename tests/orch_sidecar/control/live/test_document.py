@@ -18,7 +18,7 @@ from orch_sidecar.control.live import document
 from orch_sidecar.control.live.document import Admitted, Clock, Queued
 from orch_sidecar.engine_state.states import EngineState
 from tests.orch_sidecar.snapshots import CLOUD, snapshot
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 CLOCK = Clock(100.0, 1_000.0)

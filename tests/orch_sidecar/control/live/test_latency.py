@@ -10,7 +10,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.records import record_of
 from tests.orch_sidecar.snapshots import CLOUD
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 S = 1_000_000_000
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK

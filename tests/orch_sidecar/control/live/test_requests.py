@@ -11,7 +11,7 @@ from orch_sidecar.engine_state.step_history import StepHistory
 from orch_sidecar.observability.recent import RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from tests.orch_sidecar.records import record_of
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 S = 1_000_000_000
 

@@ -16,7 +16,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import Trace
 from tests.orch_sidecar.observability.otlp.kept import Kept, attributes_of, tracing_to
 from tests.orch_sidecar.records import record_of
-from vllm_plugin.profile import MeasurementType
+from vllm_plugin.contracts.profile import MeasurementType
 
 # What the client did itself is no error of the span.
 NO_ERRORS = {Outcome.OK, Outcome.CANCELLED, Outcome.CLIENT_ERROR}

@@ -10,7 +10,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_log.lines import line_of
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.records import record_of
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 MS = 1_000_000
 

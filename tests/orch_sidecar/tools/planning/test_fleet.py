@@ -15,8 +15,8 @@ from orch_sidecar.tools.planning.text import needed, plan_text
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.workload import Arrival, Workload
 from tests.orch_sidecar.tools.planning.rows import BATCHES, row
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import ServiceClass
 
 SHAPE = EngineShape(slots=8, t0_ms=10.0, c_ms=1.0, alpha=1.0)
 SLO = Slo(1000.0, 60.0)

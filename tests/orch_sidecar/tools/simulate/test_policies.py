@@ -24,7 +24,7 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Sight
 from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.workload import Workload
-from vllm_plugin.profile import AdmissionRules, ServiceClass, load
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass, load
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 SECONDS = 150.0

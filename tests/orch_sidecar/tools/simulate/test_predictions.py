@@ -24,7 +24,7 @@ from orch_sidecar.tools.simulate.report import prediction_errors
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.traces import read
-from vllm_plugin.profile import ServiceClass, load
+from vllm_plugin.contracts.profile import ServiceClass, load
 
 SECONDS = 150.0
 SHAPES = {

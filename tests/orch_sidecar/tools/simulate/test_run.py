@@ -17,7 +17,7 @@ from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.report import figures, spread
 from orch_sidecar.tools.simulate.run import Run
 from orch_sidecar.tools.simulate.workload import Arrival, Workload
-from vllm_plugin.profile import ServiceClass, load
+from vllm_plugin.contracts.profile import ServiceClass, load
 
 SHAPE = EngineShape(slots=8, long_prefill_tokens=256)
 WORKLOAD = Workload()

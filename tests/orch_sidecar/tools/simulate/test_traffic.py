@@ -10,7 +10,7 @@ from orch_sidecar.tools.simulate.report import figures
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.traces import Trace, TracedRequest
-from vllm_plugin.profile import ServiceClass, load
+from vllm_plugin.contracts.profile import ServiceClass, load
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 SHAPE = EngineShape(slots=4, long_prefill_tokens=256)

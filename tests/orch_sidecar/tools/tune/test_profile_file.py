@@ -12,8 +12,8 @@ from orch_sidecar.tools.tune.memory import memory_bound
 from orch_sidecar.tools.tune.profile_file import tuned_profile
 from orch_sidecar.tools.tune.rate import RateBracket, Trial
 from orch_sidecar.tools.tune.text import decision_text
-from vllm_plugin import profile as profiles
-from vllm_plugin.profile import ProfileError
+from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import ProfileError
 
 DECISION = Decision(24, 40, Binds.THROUGHPUT, 512, ())
 ENTRY: dict[str, Any] = {

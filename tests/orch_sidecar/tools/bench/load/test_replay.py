@@ -5,7 +5,7 @@ from __future__ import annotations
 from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.bench.load.replay import Replay
 from orch_sidecar.tools.traces import Trace, TracedRequest
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 IDS = range(1000, 2000)

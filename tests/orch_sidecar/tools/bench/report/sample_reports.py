@@ -13,7 +13,7 @@ from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
 from tests.orch_sidecar.tools.facts.snapshots import document
-from vllm_plugin.profile import ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 BOUNDED = replace(ONLINE, slo=Slo(ttft_ms=200.0, tpot_ms=20.0))
 HOSTILE = "org/<script>alert(1)</script>'\"&-Instruct-with-a-name-that-is-longer-than-any-column"

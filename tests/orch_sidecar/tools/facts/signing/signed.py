@@ -16,14 +16,14 @@ from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, pars
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes
 from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin import dsse
-from vllm_plugin.engine_facts import EngineFacts
-from vllm_plugin.engine_speed import SchedulerReport
-from vllm_plugin.engine_state import EngineState
-from vllm_plugin.epoch_key import EpochKey, certify
-from vllm_plugin.evidence import Evidence, Statement, StatementRequest
-from vllm_plugin.lease_protocol import timestamp
-from vllm_plugin.statement import STATEMENT_TYPE, key_id
+from vllm_plugin.contracts import dsse
+from vllm_plugin.contracts.lease_protocol import timestamp
+from vllm_plugin.contracts.statement import STATEMENT_TYPE, key_id
+from vllm_plugin.evidence.chains import Evidence, Statement, StatementRequest
+from vllm_plugin.evidence.epoch_key import EpochKey, certify
+from vllm_plugin.speed.engine_speed import SchedulerReport
+from vllm_plugin.state.engine_facts import EngineFacts
+from vllm_plugin.state.engine_state import EngineState
 
 BEGIN_S = 1_790_000_000.0
 DAY_S = 86_400.0

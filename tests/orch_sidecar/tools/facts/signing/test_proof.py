@@ -18,8 +18,8 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     content_of,
     resigned,
 )
-from vllm_plugin.dsse import to_base64
-from vllm_plugin.epoch_key import CERTIFICATE_DAYS
+from vllm_plugin.contracts.dsse import to_base64
+from vllm_plugin.evidence.epoch_key import CERTIFICATE_DAYS
 
 
 def changed(signed: Signed, **fields: Any) -> Signed:

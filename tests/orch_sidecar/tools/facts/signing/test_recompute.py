@@ -19,7 +19,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     resigned,
     row_of,
 )
-from vllm_plugin.statement import next_head, parse_leaf
+from vllm_plugin.contracts.statement import next_head, parse_leaf
 
 FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("twice the throughput", {"throughput_tokens_per_sec": 580.0}, "throughput is 580"),

@@ -9,7 +9,7 @@ import yaml
 
 from orch_sidecar.tools.facts.signing.trusted import InvalidTrustedKeys, entry_of, parse_trusted
 from tests.orch_sidecar.tools.facts.signing.signed import Operator
-from vllm_plugin.statement import key_id
+from vllm_plugin.contracts.statement import key_id
 
 BEGIN = datetime(2026, 11, 22, 12, tzinfo=UTC)
 END = BEGIN + timedelta(days=365)

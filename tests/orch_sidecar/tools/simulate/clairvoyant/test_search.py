@@ -21,7 +21,7 @@ from orch_sidecar.tools.simulate.run import Course
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.simulate.workload import Arrival, Workload
 from orch_sidecar.tools.traces import read
-from vllm_plugin.profile import ServiceClass, load
+from vllm_plugin.contracts.profile import ServiceClass, load
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 EXCERPT = Path(__file__).parents[4] / "traces" / "azure_llm_2023_conv.csv"

@@ -1,0 +1,206 @@
+"""Labels on vLLM's spans, with the SDK's tracer provider and an in-memory exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import ProxyTracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from tests.vllm_plugin.examples import FACTS
+from vllm_plugin.adapters.spans import RequestSpanLabeller, SpanLabeller, label_process
+from vllm_plugin.contracts.profile import load
+from vllm_plugin.state.engine_state import EngineState
+
+PROFILES = {name: load(name) for name in ("home", "cloud")}
+VLLM_ATTRIBUTES: dict[str, Any] = {
+    "gen_ai.request.id": "cmpl-1-0",
+    "gen_ai.usage.prompt_tokens": 5,
+    "gen_ai.usage.completion_tokens": 7,
+    "gen_ai.latency.time_to_first_token": 0.25,
+}
+
+
+NOW_S = 1000.0
+ARRIVED_S = NOW_S - 1.25  # the first token came a second ago
+
+
+class Tracer:
+    """Creates spans as vLLM does: starts them, sets attributes, ends them."""
+
+    def __init__(self, engine_state: EngineState) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        # vLLM's exporting processor is added before the plugin's.
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.provider.add_span_processor(SpanLabeller(PROFILES[engine_state.facts.profile]))
+        self.provider.add_span_processor(RequestSpanLabeller(engine_state))
+
+    def span(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        traceparent: str | None = None,
+        start_s: float = ARRIVED_S,
+    ) -> dict[str, Any]:
+        headers = {} if traceparent is None else {"traceparent": traceparent}
+        context = TraceContextTextMapPropagator().extract(headers)
+        tracer = self.provider.get_tracer("vllm")
+        span = tracer.start_span(name, context, start_time=int(start_s * 1e9))
+        span.set_attributes(dict(attributes))
+        span.end()
+        exported: tuple[ReadableSpan, ...] = self.exporter.get_finished_spans()
+        return dict(exported[-1].attributes or {})
+
+
+def state_with_steps(*batches: int, facts: Any = FACTS) -> EngineState:
+    """Returns a state with steps of 10 ms each, the last of which has just ended."""
+    engine_state = EngineState(facts)
+    for index, batch in enumerate(batches):
+        end_s = NOW_S - (len(batches) - 1 - index) * 0.01
+        engine_state.speed.steps.record(end_s, 0.01, batch, decode_only=True)
+    return engine_state
+
+
+def test_request_span_is_labelled_with_the_batch_statistics() -> None:
+    engine_state = state_with_steps(1, 2, 6)
+    tracer = Tracer(engine_state)
+    # As at the start of the endpoint: after the labeller, before the first request.
+    engine_state.conditions = replace(FACTS.conditions, attention_backend="FLASH_ATTN")
+    labels = tracer.span("llm_request", VLLM_ATTRIBUTES)
+    assert labels == VLLM_ATTRIBUTES | {
+        "measurement_type": "batched_online",
+        "orch.profile": "cloud",
+        "orch.batching": True,
+        "orch.slots_total": 8,
+        "orch.pool": "cloud",
+        "orch.steps": 3,
+        "orch.batch_size.max": 6,
+        "orch.batch_size.mean": 3.0,
+        "orch.engine_version": "0.32.0",
+        "orch.epoch": "e1",
+        "orch.gpu": "NVIDIA H100 80GB HBM3",
+        "orch.gpu_count": 2,
+        "orch.precision": "BF16",
+        "orch.weights": "/models/tiny",
+        "orch.speculative": "ngram:3",
+        "orch.quantization": "none",
+        "orch.kv_cache_dtype": "bfloat16",
+        "orch.prefix_caching": "on",
+        "orch.attention_backend": "FLASH_ATTN",
+        "orch.tensor_parallel": 2,
+        "orch.pipeline_parallel": 1,
+        "orch.data_parallel": 1,
+        "orch.tokens_per_step": 4,
+        "orch.engine_steps": 3,
+        "orch.requests_total": 0,
+        "orch.decode_steps_total": 3,
+        "orch.decode_sequences_total": 9,
+        "orch.prefix_cache.queries_total": 0,
+        "orch.prefix_cache.hits_total": 0,
+        "orch.prefix_cache.queries_before": 0,
+        "orch.prefix_cache.hits_before": 0,
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 7,
+    }
+
+
+def test_labels_reach_a_processor_that_was_added_before() -> None:
+    """They are set before the span has ended: an earlier processor exports them too."""
+    tracer = Tracer(state_with_steps(1))
+    assert tracer.span("llm_request", VLLM_ATTRIBUTES)["orch.steps"] == 1
+
+
+def test_home_engine_is_labelled_single_stream() -> None:
+    facts = replace(
+        FACTS, profile="home", measurement_type="single_stream", batching=False, slots_total=1
+    )
+    labels = Tracer(state_with_steps(1, 1, facts=facts)).span("llm_request", VLLM_ATTRIBUTES)
+    assert labels["measurement_type"] == "single_stream"
+    assert labels["orch.batching"] is False
+    assert (labels["orch.batch_size.max"], labels["orch.batch_size.mean"]) == (1, 1.0)
+
+
+def test_only_steps_during_the_request_are_counted() -> None:
+    """Those before its first token computed its prompt, or waited for it."""
+    attributes = VLLM_ATTRIBUTES | {"gen_ai.latency.time_to_first_token": 1.235}
+    labels = Tracer(state_with_steps(9, 9, 9, 2, 4)).span("llm_request", attributes)
+    assert labels["orch.batch_size.max"] == 4
+    assert (labels["orch.steps"], labels["orch.engine_steps"]) == (2, 5)
+
+
+def test_request_without_a_known_step_has_no_batch_sizes() -> None:
+    labels = Tracer(state_with_steps()).span("llm_request", VLLM_ATTRIBUTES)
+    assert (labels["orch.steps"], labels["orch.engine_steps"]) == (0, 0)
+    assert not [name for name in labels if name.startswith("orch.batch_size")]
+
+
+@pytest.mark.parametrize("first_token_s", [None, "soon"])
+def test_request_without_the_time_of_a_first_token_has_no_steps(first_token_s: str | None) -> None:
+    attributes = dict(VLLM_ATTRIBUTES)
+    del attributes["gen_ai.latency.time_to_first_token"]
+    if first_token_s is not None:
+        attributes["gen_ai.latency.time_to_first_token"] = first_token_s
+    labels = Tracer(state_with_steps(3)).span("llm_request", attributes)
+    assert "orch.steps" not in labels
+    assert labels["measurement_type"] == "batched_online"
+    assert labels["gen_ai.usage.input_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("request_id", "operation"),
+    [
+        ("cmpl-1-0", "text_completion"),
+        ("chatcmpl-1", "chat"),
+        ("resp_1", "chat"),
+        (None, "chat"),
+    ],
+)
+def test_operation_follows_from_the_request_id(request_id: str | None, operation: str) -> None:
+    attributes = {k: v for k, v in VLLM_ATTRIBUTES.items() if k != "gen_ai.request.id"}
+    if request_id is not None:
+        attributes["gen_ai.request.id"] = request_id
+    labels = Tracer(state_with_steps(1)).span("llm_request", attributes)
+    assert labels["gen_ai.operation.name"] == operation
+
+
+def test_token_counts_that_are_missing_stay_missing() -> None:
+    labels = Tracer(state_with_steps(1)).span("llm_request", {})
+    assert "gen_ai.usage.input_tokens" not in labels
+    assert "gen_ai.usage.output_tokens" not in labels
+
+
+def test_other_spans_are_labelled_with_the_profile_only() -> None:
+    labels = Tracer(state_with_steps(1)).span("startup", {"a": 1})
+    assert labels == {"a": 1, "measurement_type": "batched_online", "orch.profile": "cloud"}
+
+
+def test_open_spans_are_labelled_with_their_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a worker of vLLM, which opens spans before it loads plugins."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+    tracer = provider.get_tracer("vllm")
+    tracer.start_span("ended before").end()
+    with tracer.start_as_current_span("outer"), tracer.start_as_current_span("inner"):
+        assert label_process(PROFILES["home"])
+        tracer.start_span("later").end()
+    labels = {span.name: dict(span.attributes or {}) for span in exporter.get_finished_spans()}
+    expected = {"measurement_type": "single_stream", "orch.profile": "home"}
+    assert labels == {"ended before": {}} | dict.fromkeys(("outer", "inner", "later"), expected)
+
+
+def test_process_without_a_provider_is_not_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", ProxyTracerProvider)
+    assert not label_process(PROFILES["home"])

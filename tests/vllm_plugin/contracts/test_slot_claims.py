@@ -1,0 +1,291 @@
+"""Which sidecar gets the slots that come free: claims, offers, and who may enter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_plugin.contracts.lease_protocol import OFFER_S, Claim, ClaimCall
+from vllm_plugin.contracts.slot_claims import SlotClaims
+
+ONE, TWO, THREE = "1" * 16, "2" * 16, "3" * 16
+URGENT, BULK = Claim(1, urgent=True), Claim(1, urgent=False)
+
+
+@pytest.fixture
+def claims() -> SlotClaims:
+    """Three sidecars read the state."""
+    made = SlotClaims()
+    for instance in (ONE, TWO, THREE):
+        made.opened(instance)
+    return made
+
+
+def offered(claims: SlotClaims, free: int, now_s: float = 0.0) -> list[tuple[str, int]]:
+    return [(offer.instance, offer.slots) for offer in claims.offer(free, now_s)]
+
+
+def claim(claims: SlotClaims, instance: str, wanted: Claim | None, **known: Any) -> None:
+    claims.call(instance, ClaimCall(wanted, **known))
+
+
+def test_request_enters_while_slots_are_free_and_nothing_is_claimed(claims: SlotClaims) -> None:
+    assert claims.enters(ONE, Claim(4, urgent=False), free=4)
+    assert not claims.waiting
+
+
+def test_request_without_a_slot_leaves_a_claim(claims: SlotClaims) -> None:
+    assert not claims.enters(ONE, Claim(2, urgent=False), free=1)
+    assert claims.of(ONE) == Claim(2, urgent=False)
+    assert not claims.contended(ONE)
+    assert claims.contended(TWO)
+    assert claims.contended(None)
+
+
+def test_engine_is_contended_also_by_requests_that_wait_for_something_else(
+    claims: SlotClaims,
+) -> None:
+    claims.call(ONE, ClaimCall(None, number=1, waits=True))
+    assert (claims.waits(ONE), claims.waits(TWO)) == (True, False)
+    assert (claims.contended(ONE), claims.contended(TWO)) == (False, True)
+    assert not claims.waiting, "no slot is for them"
+    assert claims.enters(TWO, Claim(4, urgent=False), free=4)
+    claims.call(ONE, ClaimCall(None, number=2))
+    assert not claims.contended(TWO)
+
+
+def test_sidecar_that_does_not_read_the_state_leaves_no_claim(claims: SlotClaims) -> None:
+    assert not claims.enters("4" * 16, URGENT, free=0)
+    assert not claims.waiting
+
+
+def test_older_claim_of_a_sidecar_stays_when_a_later_request_of_it_is_rejected(
+    claims: SlotClaims,
+) -> None:
+    claims.enters(ONE, Claim(3, urgent=True), free=0)
+    claims.enters(ONE, Claim(1, urgent=True), free=0)
+    assert claims.of(ONE) == Claim(3, urgent=True), "it is at the head of the sidecar's queue"
+    claims.enters(TWO, BULK, free=0)
+    claims.enters(TWO, URGENT, free=0)
+    assert claims.of(TWO) == URGENT, "an interactive request goes before a bulk one"
+
+
+def test_slots_that_come_free_are_offered_to_the_oldest_claim(claims: SlotClaims) -> None:
+    claim(claims, TWO, URGENT)
+    claim(claims, ONE, URGENT)
+    assert offered(claims, free=1) == [(TWO, 1)]
+    assert offered(claims, free=1) == [], "it is booked"
+    assert claims.offered_to_others(ONE) == 1
+    assert claims.offered_to_others(TWO) == 0
+    assert offered(claims, free=2) == [(ONE, 1)]
+
+
+def test_urgent_claims_go_before_older_ones(claims: SlotClaims) -> None:
+    claim(claims, ONE, BULK)
+    claim(claims, TWO, URGENT)
+    assert offered(claims, free=1) == [(TWO, 1)]
+
+
+def test_claim_that_becomes_urgent_goes_behind_those_that_are(claims: SlotClaims) -> None:
+    claim(claims, ONE, BULK)
+    claim(claims, TWO, URGENT)
+    claim(claims, ONE, URGENT)
+    assert offered(claims, free=2) == [(TWO, 1), (ONE, 1)]
+
+
+def test_offer_lets_its_sidecar_in_and_nobody_else(claims: SlotClaims) -> None:
+    claim(claims, ONE, URGENT)
+    claims.offer(1, 0.0)
+    assert not claims.enters(TWO, URGENT, free=1)
+    assert claims.enters(ONE, URGENT, free=1)
+    assert claims.offered == 0
+
+
+def test_sidecars_that_always_have_something_queued_take_turns(claims: SlotClaims) -> None:
+    for instance in (ONE, TWO, THREE):
+        claim(claims, instance, Claim(1, urgent=True, more=9))
+    turns = []
+    for _ in range(6):
+        [(instance, _)] = offered(claims, free=1)
+        assert claims.enters(instance, URGENT, free=1)
+        turns.append(instance)
+    assert turns == [ONE, TWO, THREE, ONE, TWO, THREE]
+
+
+def test_slots_that_are_free_together_are_one_offer_to_each(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(1, urgent=True, more=9))
+    claim(claims, TWO, Claim(2, urgent=True, more=2))
+    assert offered(claims, free=9) == [(ONE, 5), (TWO, 4)]
+    assert claims.offered == 9
+    assert (claims.of(ONE), claims.of(TWO)) == (Claim(1, urgent=True, more=4), None)
+    assert [claims.enters(ONE, URGENT, free) for free in (9, 8, 7, 6, 5)] == [True] * 5
+    assert not claims.enters(ONE, URGENT, free=4), "those are booked for the other one"
+    assert [claims.enters(TWO, Claim(2, urgent=True), free) for free in (4, 2)] == [True] * 2
+    assert claims.offered == 0
+
+
+def test_request_uses_offered_slots_whatever_the_request_was_for_which_they_were_claimed(
+    claims: SlotClaims,
+) -> None:
+    claim(claims, ONE, Claim(1, urgent=True, more=3))
+    claims.offer(4, 0.0)
+    assert claims.enters(ONE, Claim(3, urgent=False), free=4)
+    assert not claims.enters(ONE, Claim(2, urgent=True), free=1), "one is left"
+    assert claims.enters(ONE, Claim(1, urgent=True), free=1)
+
+
+def test_request_may_need_more_than_was_offered_if_more_is_free(claims: SlotClaims) -> None:
+    claim(claims, ONE, URGENT)
+    claims.offer(4, 0.0)
+    assert claims.enters(ONE, Claim(3, urgent=True), free=4)
+    assert claims.offered == 0
+
+
+def test_large_requests_are_offered_slots_for_whole_ones(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(3, urgent=True, more=6))
+    assert offered(claims, free=8) == [(ONE, 6)]
+    assert claims.of(ONE) == Claim(3, urgent=True)
+
+
+def test_slots_gather_for_a_large_claim_and_nobody_overtakes_it(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(4, urgent=True))
+    for free in (1, 2, 3):
+        assert offered(claims, free) == []
+        assert not claims.enters(TWO, URGENT, free)
+    assert offered(claims, free=4) == [(ONE, 4)], "the claim that TWO left is behind it"
+
+
+def test_request_that_is_more_urgent_than_all_claims_enters(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(4, urgent=False))
+    assert claims.enters(TWO, URGENT, free=1)
+    assert not claims.enters(TWO, BULK, free=1)
+
+
+def test_claim_counts_offers_that_its_sidecar_has_not_heard_of(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(1, urgent=True, more=2))
+    [first] = claims.offer(2, 0.0)
+    claim(claims, ONE, Claim(1, urgent=True, more=4))
+    assert claims.of(ONE) == Claim(1, urgent=True, more=2), "two are on their way"
+    claim(claims, ONE, Claim(1, urgent=True, more=4), taken=first.number)
+    assert claims.of(ONE) == Claim(1, urgent=True, more=4), "these have been taken"
+
+
+def test_claim_for_a_request_that_needs_more_than_is_on_its_way_gathers_all_of_it(
+    claims: SlotClaims,
+) -> None:
+    claim(claims, ONE, URGENT)
+    [offer] = claims.offer(1, 0.0)
+    claim(claims, ONE, Claim(2, urgent=True))
+    assert claims.of(ONE) == Claim(2, urgent=True), "the one that is offered will be given back"
+    assert offered(claims, free=2) == []
+    claim(claims, ONE, Claim(2, urgent=True), taken=offer.number, unused=1)
+    assert offered(claims, free=2) == [(ONE, 2)]
+
+
+def test_slots_that_are_given_back_are_offered_to_the_next(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(1, urgent=True, more=3))
+    claim(claims, TWO, Claim(1, urgent=False, more=7))
+    [offer] = claims.offer(4, 0.0)
+    claim(claims, ONE, None, taken=offer.number, unused=3)
+    assert claims.offered == 1, "one is for a request that is on its way"
+    assert offered(claims, free=4) == [(TWO, 3)]
+    assert claims.enters(ONE, URGENT, free=4)
+
+
+def test_slots_of_an_offer_that_was_not_heard_of_are_not_given_back(claims: SlotClaims) -> None:
+    claim(claims, ONE, URGENT)
+    [first] = claims.offer(1, 0.0)
+    assert claims.enters(ONE, URGENT, free=1)
+    claim(claims, ONE, URGENT, taken=first.number)
+    claims.offer(1, 0.0)
+    claim(claims, ONE, None, taken=first.number, unused=1)
+    assert claims.offered == 1
+
+
+def test_sidecar_is_not_charged_for_what_it_gives_back(claims: SlotClaims) -> None:
+    for each in (ONE, TWO):
+        claim(claims, each, Claim(1, urgent=True, more=7))
+    assert offered(claims, free=4) == [(ONE, 2), (TWO, 2)]
+    assert claims.enters(TWO, Claim(2, urgent=True), free=4)
+    claim(claims, ONE, Claim(1, urgent=True, more=7), taken=1, unused=2)
+    assert offered(claims, free=2) == [(ONE, 2)]
+
+
+def test_call_that_was_overtaken_by_a_later_one_does_nothing(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(2, urgent=True), number=2)
+    claim(claims, ONE, None, number=1)
+    claim(claims, ONE, None, number=2)
+    assert (claims.of(ONE), claims.number_of(ONE)) == (Claim(2, urgent=True), 2)
+    claim(claims, ONE, None, number=3)
+    assert (claims.of(ONE), claims.number_of(ONE)) == (None, 3)
+    claims.closed(ONE)
+    claims.opened(ONE)
+    claim(claims, ONE, URGENT, number=1)
+    assert claims.of(ONE) == URGENT, "another run of the engine, or another stream"
+
+
+def test_offer_is_void_when_foreign_sequences_took_its_slots(claims: SlotClaims) -> None:
+    claim(claims, ONE, URGENT)
+    claims.offer(1, 0.0)
+    assert not claims.enters(ONE, URGENT, free=0)
+    assert claims.of(ONE) == URGENT
+    assert claims.expire(OFFER_S)
+    assert claims.offered == 0
+
+
+def test_offer_that_is_not_taken_passes_on(claims: SlotClaims) -> None:
+    claim(claims, ONE, URGENT)
+    claim(claims, TWO, URGENT)
+    claims.offer(1, 10.0)
+    assert claims.expires_at == 10.0 + OFFER_S
+    assert not claims.expire(10.0 + OFFER_S / 2)
+    assert claims.expire(10.0 + OFFER_S)
+    assert claims.of(ONE) is None
+    assert offered(claims, free=1) == [(TWO, 1)]
+
+
+def test_clock_that_is_set_back_books_no_slots_for_longer(claims: SlotClaims) -> None:
+    claim(claims, ONE, URGENT)
+    claims.offer(1, 1000.0)
+    assert claims.expire(10.0)
+
+
+def test_claim_and_offer_end_with_the_last_stream_of_a_sidecar(claims: SlotClaims) -> None:
+    claims.opened(ONE)
+    claim(claims, ONE, Claim(1, urgent=True, more=1))
+    claims.offer(1, 0.0)
+    claims.closed(ONE)
+    assert claims.of(ONE) == URGENT
+    claims.closed(ONE)
+    assert (claims.of(ONE), claims.offered, claims.sidecars) == (None, 0, 2)
+
+
+@pytest.mark.parametrize("wanted", [Claim(8, urgent=True), None])
+def test_offer_that_was_taken_stays_booked_for_the_request_that_is_on_its_way(
+    claims: SlotClaims, wanted: Claim | None
+) -> None:
+    """Its sidecar's next claim, or that it has none, may arrive first."""
+    claim(claims, ONE, URGENT)
+    claim(claims, TWO, URGENT)
+    [offer] = claims.offer(1, 0.0)
+    claim(claims, ONE, wanted, taken=offer.number)
+    assert not claims.enters(TWO, URGENT, free=1)
+    assert claims.enters(ONE, URGENT, free=1)
+    assert claims.of(ONE) == wanted
+    assert claims.offered == 0
+
+
+def test_offer_that_was_taken_and_whose_request_never_came_passes_on(claims: SlotClaims) -> None:
+    claim(claims, ONE, URGENT)
+    [offer] = claims.offer(1, 0.0)
+    claim(claims, ONE, None, taken=offer.number)
+    assert claims.waiting
+    assert claims.expire(OFFER_S)
+    assert not claims.waiting
+
+
+def test_all_slots_of_urgent_claims_are_offered_before_any_of_others(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(1, urgent=False, more=7))
+    claim(claims, TWO, Claim(1, urgent=True, more=4))
+    assert offered(claims, free=8) == [(TWO, 5), (ONE, 3)]

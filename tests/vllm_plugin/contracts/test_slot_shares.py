@@ -1,0 +1,75 @@
+"""Sidecars that claim slots all the time get equal shares of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_plugin.contracts.lease_protocol import OFFER_S, Claim, ClaimCall
+from vllm_plugin.contracts.slot_claims import SlotClaims
+
+ONE, TWO, THREE = "1" * 16, "2" * 16, "3" * 16
+
+
+@pytest.fixture
+def claims() -> SlotClaims:
+    """Three sidecars read the state."""
+    made = SlotClaims()
+    for instance in (ONE, TWO, THREE):
+        made.opened(instance)
+    return made
+
+
+def granted(claims: SlotClaims, free: int) -> list[tuple[str, int]]:
+    """Offers so many slots; returns the offers, all of which were taken."""
+    offers = claims.offer(free, 0.0)
+    for offer in offers:
+        assert claims.enters(offer.instance, Claim(offer.slots, urgent=True), free)
+    return [(offer.instance, offer.slots) for offer in offers]
+
+
+def claim(claims: SlotClaims, instance: str, wanted: Claim | None) -> None:
+    claims.call(instance, ClaimCall(wanted))
+
+
+def test_sidecars_get_equal_shares_of_slots_whatever_their_requests_need(
+    claims: SlotClaims,
+) -> None:
+    claim(claims, ONE, Claim(1, urgent=True, more=2000))
+    claim(claims, TWO, Claim(4, urgent=True, more=2000))
+    got = {ONE: 0, TWO: 0}
+    for _ in range(400):
+        for instance, cost in granted(claims, 4):
+            got[instance] += cost
+    assert abs(got[ONE] - got[TWO]) <= 8, got
+
+
+def test_sidecars_whose_requests_end_together_get_equal_shares(claims: SlotClaims) -> None:
+    got = dict.fromkeys((ONE, TWO, THREE), 0)
+    for each in got:
+        claim(claims, each, Claim(1, urgent=True, more=300))
+    for _ in range(60):
+        for free in (4, 1):
+            for instance, cost in granted(claims, free):
+                got[instance] += cost
+    assert max(got.values()) - min(got.values()) <= 1, got
+
+
+def test_sidecar_that_claimed_nothing_gets_no_more_for_that(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(1, urgent=True, more=300))
+    for _ in range(50):
+        assert granted(claims, 1) == [(ONE, 1)]
+    claim(claims, TWO, Claim(1, urgent=True, more=300))
+    got = [instance for _ in range(10) for instance, _ in granted(claims, 1)]
+    assert got.count(TWO) in (5, 6), got
+
+
+def test_shares_are_kept_when_a_claim_is_withdrawn_and_made_again(claims: SlotClaims) -> None:
+    got = {ONE: 0, TWO: 0}
+    claim(claims, ONE, Claim(1, urgent=True, more=300))
+    for _ in range(100):
+        claim(claims, TWO, Claim(2, urgent=True))
+        for instance, cost in granted(claims, 2):
+            got[instance] += cost
+        claim(claims, TWO, None)
+        claims.expire(OFFER_S)
+    assert abs(got[ONE] - got[TWO]) <= 4, got

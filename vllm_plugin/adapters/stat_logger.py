@@ -1,0 +1,144 @@
+"""Converts vLLM's statistics of each step into a SchedulerReport; their only reader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from vllm_plugin.speed.engine_speed import SchedulerReport
+from vllm_plugin.speed.lora import lora_use_of
+from vllm_plugin.state.engine_state import EngineState
+
+# Steps back to back are no further apart; in a longer gap the engine was idle, or paused.
+_BACK_TO_BACK_S = 1.0
+
+
+class SchedulerStatLogger(StatLoggerBase):
+    """Records every step in the engine's state. Inert without a state (no profile selected)."""
+
+    def __init__(
+        self,
+        engine_state: EngineState | None,
+        async_scheduling: bool,
+        tokens_per_sequence: int = 1,
+        finished: Callable[[Sequence[Any], float], None] | None = None,
+    ) -> None:
+        """`finished`: called with the statistics of finished requests, and the time they ended."""
+        self._engine_state = engine_state
+        self._finished = finished
+        # With asynchronous scheduling `elapsed_ms` times only the blocking wait for the result.
+        self._asynchronous = async_scheduling
+        # In a decode step, drafts of speculative decoding included.
+        self._tokens_per_sequence = tokens_per_sequence
+        self._last_at_s: float | None = None
+        self._was_idle = True
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if self._finished is not None and iteration_stats and iteration_stats.finished_requests:
+            self._finished(iteration_stats.finished_requests, iteration_stats.iteration_timestamp)
+        if self._engine_state is None or scheduler_stats is None:
+            return
+        at_s = time.time()
+        running = scheduler_stats.num_running_reqs
+        waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+        preempted = iteration_stats.num_preempted_reqs if iteration_stats else 0
+        intervals = iteration_stats.inter_token_latencies_iter if iteration_stats else ()
+        usage = scheduler_stats.kv_cache_usage
+        queries, hits = self._prefix_lookups(scheduler_stats)
+        lora = lora_use_of(scheduler_stats)
+        details = scheduler_stats.iteration_details
+        if details is None or details.is_dummy:
+            report = SchedulerReport(
+                at_s,
+                running,
+                waiting,
+                usage,
+                preempted,
+                prefix_queries=queries,
+                prefix_hits=hits,
+                lora=lora,
+            )
+        else:
+            decoding = details.num_generation_requests
+            decode_only = details.num_ctx_requests == 0
+            elapsed_s = details.elapsed_ms / 1000
+            if self._asynchronous:
+                since_s = self._since_last_step(intervals, preempted)
+                if since_s is not None:
+                    elapsed_s = since_s
+                elif decode_only:
+                    decode_only = False  # a step of unknown length
+                else:
+                    elapsed_s = self._since_last_report(at_s, elapsed_s)
+                self._last_at_s = at_s
+            report = SchedulerReport(
+                at_s,
+                running,
+                waiting,
+                usage,
+                preempted,
+                batch=details.num_ctx_requests + decoding,
+                decode_only=decode_only,
+                elapsed_s=elapsed_s,
+                prompt_tokens=details.num_ctx_tokens,
+                decoding=decoding,
+                # vLLM counts the tokens that a preempted sequence computes again as generated.
+                recomputing=details.num_generation_tokens > decoding * self._tokens_per_sequence,
+                outputs=len(intervals),
+                generated=iteration_stats.num_generation_tokens if iteration_stats else 0,
+                prefix_queries=queries,
+                prefix_hits=hits,
+                lora=lora,
+            )
+        self._was_idle = not running and not waiting
+        self._engine_state.record(report)
+
+    @staticmethod
+    def _prefix_lookups(scheduler_stats: Any) -> tuple[int, int]:
+        """Returns the prompt tokens that were looked up in the prefix cache, and those found.
+
+        A connector, if there is one, is asked for what the cache in the accelerator's memory
+        lacks: what it finds is found, and what it is asked for was looked up before.
+        """
+        cache, further = (
+            scheduler_stats.prefix_cache_stats,
+            scheduler_stats.connector_prefix_cache_stats,
+        )
+        if further is None:
+            return cache.queries, cache.hits
+        # The cache itself may be off, and then has no queries.
+        return max(cache.queries, cache.hits + further.queries), cache.hits + further.hits
+
+    @staticmethod
+    def _since_last_step(intervals: Sequence[float], preempted: int) -> float | None:
+        """Returns the seconds since the previous step by the engine core's clock; None: unknown.
+
+        `intervals`: for each sequence that decoded, the seconds since its last output. For one
+        that ran in the previous step this is the time between the two steps, however late their
+        reports arrive; for one that was preempted meanwhile it is longer. vLLM reports such
+        preemptions together with the sequence's next output.
+        """
+        if len(intervals) <= preempted:
+            return None
+        shortest_s = min(intervals)
+        return shortest_s if shortest_s < _BACK_TO_BACK_S else None
+
+    def _since_last_report(self, at_s: float, waited_s: float) -> float:
+        """Returns the seconds of a step in which nothing decoded: the time since the last report,
+        for want of another clock; after a pause, the time for which the result was awaited."""
+        last_at_s = self._last_at_s
+        if last_at_s is None or self._was_idle or at_s - last_at_s >= _BACK_TO_BACK_S:
+            return waited_s
+        return max(waited_s, at_s - last_at_s)
+
+    def log_engine_initialized(self) -> None:
+        """Does nothing: vLLM requires the method, and the self-test has logged all there is."""

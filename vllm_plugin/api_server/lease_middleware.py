@@ -1,0 +1,224 @@
+"""Tracks which generating requests are in the engine, as ASGI middleware."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vllm_plugin.api_server.routes import generates
+from vllm_plugin.contracts.lease_protocol import NO_SLOT, parse_lease
+from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.unleased import EngineKeys, Unleased
+from vllm_plugin.state.engine_state import EngineState
+from vllm_plugin.state.leases import Rejected
+
+# A response that was completed for its client ends the request: vLLM has nothing of it left, so its
+# slots are free before its sidecar learns of the end. So does a rejection (4xx) of a request for
+# one sequence: of several, vLLM may have begun the others.
+#
+# After a disconnect vLLM cancels the generating task and answers without waiting for it, so the
+# end of a call does not mean that the engine has let go. The abort is in the engine's ordered
+# channel once that task has run, a handful of turns of the event loop later; what is admitted
+# after that is queued behind it.
+ABORT_TURNS: Final = 16
+# A stream that fails has the status 200, and ends like any other; what is left of it in the engine
+# is aborted later, as after a disconnect. These events of the streams of vLLM report a failure.
+_FAILURES: Final = (b'data: {"error"', b"event: error")
+
+LEASE_HEADER: Final = b"x-orch-lease"
+CLASS_HEADER: Final = b"x-orch-class"
+TRACE_HEADER: Final = b"traceparent"
+AUTHORIZATION: Final = b"authorization"
+
+# The type of the error by which a sidecar knows that the engine has started no part of a request.
+ENGINE_GONE: Final = "engine_gone"
+RETRY_AFTER_S: Final = 1  # the smallest value of `Retry-After`
+
+
+class LeaseMiddleware:
+    """Adds generating requests to the engine's state, and removes them when they have ended.
+
+    An engine core that has died takes its API server with it, but some milliseconds later:
+    requests that arrive in between are rejected untouched, so that they can be retried elsewhere.
+    `refresh` is called after all other requests: an operator's call may have changed something.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        engine_state: EngineState,
+        is_alive: Callable[[], bool],
+        refresh: Callable[[], None],
+        keys: Callable[[], EngineKeys] = EngineKeys,
+    ) -> None:
+        self._app = app
+        self._engine_state = engine_state
+        self._is_alive = is_alive
+        self._refresh = refresh
+        self._keys = keys
+        self._refuses = engine_state.facts.unleased is Unleased.REFUSE
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _generates(scope):
+            await self._app(scope, receive, send)
+            self._refresh()
+            return
+        if scope["type"] == "http" and not self._is_alive():
+            await _rejection(_GONE, 503, scope, receive, send)
+            return
+        entered = self._enter(scope)
+        if isinstance(entered, Rejected):
+            error, status = _REJECTIONS[entered]
+            await _rejection(error, status, scope, receive, send)
+            return
+        await self._run(entered, scope, receive, send)
+
+    def _enter(self, scope: Scope) -> int | Rejected:
+        headers = scope["headers"]
+        lease = _first(headers, LEASE_HEADER)
+        if self._refuses:
+            if not self._keys().know(_first(headers, AUTHORIZATION)):
+                return Rejected.UNKNOWN
+            if parse_lease(lease) is None:
+                return Rejected.UNLEASED
+        return self._engine_state.enter(
+            lease,
+            _first(headers, TRACE_HEADER),
+            urgent=_first(headers, CLASS_HEADER) != ServiceClass.BULK.value,
+        )
+
+    async def _run(self, key: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs a request that has entered, until it has left."""
+        engine_state, disconnected, succeeded, left = self._engine_state, False, False, False
+
+        async def receiving() -> Message:
+            nonlocal disconnected
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                disconnected = True
+            elif message["type"] == "http.request" and not message.get("more_body", False):
+                engine_state.body_received(key, time.time())
+            return message
+
+        async def sending(message: Message) -> None:
+            nonlocal succeeded, left
+            if message["type"] == "http.response.body":
+                if message.get("more_body", False):
+                    if message["body"].startswith(_FAILURES):
+                        succeeded = False
+                elif succeeded and not disconnected and not left:
+                    left = True
+                    engine_state.leave(key)
+            elif message["type"] == "http.response.start":
+                status = message["status"]
+                succeeded = status == 200 or (
+                    400 <= status < 500 and engine_state.leases.cost(key) == 1
+                )
+            await send(message)
+
+        try:
+            await self._app(scope, receiving, sending)
+        finally:
+            if not left:
+                _call_after_turns(ABORT_TURNS, lambda: engine_state.leave(key))
+
+
+_GONE: Final = {
+    "message": "the engine is shutting down and accepts no more requests",
+    "type": ENGINE_GONE,
+    "param": None,
+    "code": 503,
+    "retriable": True,
+    "retry_after_ms": RETRY_AFTER_S * 1000,
+}
+_REJECTIONS: Final[Mapping[Rejected, tuple[Mapping[str, Any], int]]] = {
+    Rejected.SPENT: (
+        {
+            "message": "this X-Orch-Lease was used or revoked before; send each lease once",
+            "type": "lease_spent",
+            "param": None,
+            "code": 409,
+        },
+        409,
+    ),
+    Rejected.NO_SLOT: (
+        {
+            "message": "the slots of this engine are taken, or others are before this request",
+            "type": NO_SLOT,
+            "param": None,
+            "code": 429,
+            "retriable": True,
+            "retry_after_ms": RETRY_AFTER_S * 1000,
+        },
+        429,
+    ),
+    # As sidecars of older releases know it; so a newer one whose stream has just broken retries.
+    Rejected.BUSY: (
+        _GONE | {"message": "the slots of this engine are taken: retry soon"},
+        503,
+    ),
+    Rejected.UNLEASED: (
+        {
+            "message": "this engine takes requests by its orch sidecar only: send the request to "
+            "the sidecar's address (the engine's profile has `unleased: refuse`)",
+            "type": "lease_required",
+            "param": None,
+            "code": 403,
+        },
+        403,
+    ),
+    Rejected.UNKNOWN: (
+        {
+            "message": "this engine requires its API key: send Authorization: Bearer KEY",
+            "type": "invalid_api_key",
+            "param": None,
+            "code": 401,
+        },
+        401,
+    ),
+    Rejected.TOO_LARGE: (
+        {
+            "message": "this X-Orch-Lease is for more sequences than the engine has slots",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": 400,
+        },
+        400,
+    ),
+}
+
+
+async def _rejection(
+    error: Mapping[str, Any], status: int, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answers a request, of which nothing was read."""
+    fields = {"Retry-After": str(RETRY_AFTER_S)} if error.get("retriable") else None
+    await JSONResponse({"error": error}, status, fields)(scope, receive, send)
+
+
+def _first(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> str:
+    """Returns a header's first value, as vLLM does; an empty text without one."""
+    return next((value.decode("latin-1") for name, value in headers if name == wanted), "")
+
+
+def _call_after_turns(turns: int, call: Callable[[], object]) -> None:
+    """Schedules a call after so many turns of the event loop.
+
+    Not awaited: this runs in a cancelled task, and cancellation may be repeated (a cancel scope of
+    anyio repeats it at each turn), which would leave the request in the state for ever.
+    """
+    if turns:
+        asyncio.get_running_loop().call_soon(_call_after_turns, turns - 1, call)
+    else:
+        call()
+
+
+def _generates(scope: Scope) -> bool:
+    if scope["type"] == "http":
+        return generates(scope["method"], scope["path"])
+    return bool(scope["type"] == "websocket")

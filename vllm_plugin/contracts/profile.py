@@ -1,0 +1,241 @@
+"""Reads profiles: how an engine batches (single-stream, batched-online or offline), in YAML.
+
+Decides whether a profile is consistent in itself. Knows no vLLM: `engine` maps names of vLLM
+engine arguments to rules, which `enforce` applies.
+
+Requirements: BATCHING/ORCH-3900 to 3902, 3912, 3920, 3921.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from vllm_plugin.contracts.unleased import Unleased
+
+SLOTS_ARGUMENT: Final = "max_num_seqs"
+
+
+class ProfileError(ValueError):
+    """A profile cannot be used; the message names file, key and rule."""
+
+
+class MeasurementType(StrEnum):
+    """How the engine was batching when a figure was measured."""
+
+    SINGLE_STREAM = "single_stream"
+    BATCHED_ONLINE = "batched_online"
+    OFFLINE = "offline"
+
+
+class ServiceClass(StrEnum):
+    """The class of a request, which determines its SLO, its queue and its priority."""
+
+    INTERACTIVE = "interactive"
+    BULK = "bulk"
+
+
+class FullQueue(StrEnum):
+    """What a full queue does with a new request."""
+
+    REJECT = "reject"
+    DROP_LRU = "drop-lru"  # evicts the bulk request that has been queued longest
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ArgumentRule(_Strict):
+    """The rule for an engine argument: `fixed`, or a `default` with an optional `minimum`."""
+
+    fixed: int | bool | str | None = None
+    default: int | bool | str | None = None
+    minimum: int | None = None
+
+    @model_validator(mode="after")
+    def _one_of_fixed_and_default(self) -> ArgumentRule:
+        if (self.fixed is None) == (self.default is None):
+            raise ValueError("exactly one of `fixed` and `default` must be given")
+        if self.fixed is not None and self.minimum is not None:
+            raise ValueError("`minimum` is allowed with `default` only, not with `fixed`")
+        if self.minimum is not None and (
+            not isinstance(self.default, int)
+            or isinstance(self.default, bool)
+            or self.default < self.minimum
+        ):
+            raise ValueError("`default` must be an integer that is not below `minimum`")
+        return self
+
+    @property
+    def value(self) -> int | bool | str:
+        """The value of the argument if the operator gives none."""
+        chosen = self.fixed if self.fixed is not None else self.default
+        assert chosen is not None
+        return chosen
+
+    def objection(self, given: Any) -> str | None:
+        """Returns why `given` contradicts this rule, or None if it does not."""
+        if self.fixed is not None and given != self.fixed:
+            return f"must be {self.fixed!r}"
+        if type(given) is not type(self.value):
+            return f"must be of type {type(self.value).__name__}"
+        if self.minimum is not None and int(given) < self.minimum:
+            return f"must be at least {self.minimum}"
+        return None
+
+
+class BatchBounds(_Strict):
+    """Sequences at once: `least` whatever is measured, and no more than `most`; without `most` the
+    measured time per token alone bounds them."""
+
+    least: int = Field(ge=1, le=1_000_000)
+    most: int | None = Field(default=None, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> BatchBounds:
+        if self.most is not None and self.least > self.most:
+            raise ValueError(f"`least` ({self.least}) must not be above `most` ({self.most})")
+        return self
+
+
+class ClassRules(_Strict):
+    """SLOs and limits of one class. No request is rejected for an SLO that is null."""
+
+    ttft_p95_ms: float | None = Field(gt=0, le=86_400_000)
+    tpot_p95_ms: float | None = Field(gt=0, le=3_600_000)
+    queue_capacity: int = Field(ge=0, le=1_000_000)
+    max_wait_s: float = Field(gt=0, le=86_400)
+    batch: BatchBounds
+
+
+class AdmissionRules(_Strict):
+    """The sidecar's admission policy. Without `interactive` every request is bulk."""
+
+    full_queue: FullQueue = Field(strict=False)
+    bulk_share: float = Field(default=0.1, ge=0, lt=1)  # of the slots' time, while bulk waits
+    aging_s: float | None = Field(default=None, gt=0, le=86_400)  # bound of bulk's delay
+    reclaim: bool = False  # a bulk request unseen by its client may have to return its slots
+    coalescing: bool
+    interactive: ClassRules | None
+    bulk: ClassRules
+
+    def of(self, service_class: ServiceClass) -> ClassRules:
+        """Returns the rules of a class; those of bulk if there is no interactive class."""
+        if service_class is ServiceClass.BULK or self.interactive is None:
+            return self.bulk
+        return self.interactive
+
+
+class Profile(_Strict):
+    """A profile that is consistent in itself."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")
+    measurement_type: MeasurementType = Field(strict=False)
+    batching: bool
+    unleased: Unleased = Field(default=Unleased.COUNT, strict=False)
+    engine: dict[str, ArgumentRule]
+    admission: AdmissionRules
+
+    @property
+    def slots(self) -> ArgumentRule:
+        """The rule for `max_num_seqs`."""
+        return self.engine[SLOTS_ARGUMENT]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        rule = self.engine.get(SLOTS_ARGUMENT)
+        if rule is None or type(rule.value) is not int:
+            raise ValueError(f"`engine.{SLOTS_ARGUMENT}` must be given, as an integer rule")
+        single = self.measurement_type is MeasurementType.SINGLE_STREAM
+        offline = self.measurement_type is MeasurementType.OFFLINE
+        least_slots = rule.value if rule.fixed is not None else rule.minimum or 1
+        admission = self.admission
+        for broken, requirement in (
+            (self.batching is single, f"batching: {'false' if single else 'true'}"),
+            (single and rule.fixed != 1, f"engine.{SLOTS_ARGUMENT}: {{fixed: 1}}"),
+            (
+                not single and least_slots < 2,
+                f"engine.{SLOTS_ARGUMENT} with more than one slot: a `fixed` value or a `minimum` "
+                "of at least 2",
+            ),
+            (
+                offline and admission.interactive is not None,
+                "admission.interactive: null (every request is bulk)",
+            ),
+            (not offline and admission.interactive is None, "admission.interactive"),
+        ):
+            if broken:
+                raise ValueError(f"measurement_type {self.measurement_type} requires {requirement}")
+        return self
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's safe subset, in which a duplicate key is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise ProfileError(
+                    f"line {key_node.start_mark.line + 1}: key {key!r} must be a string"
+                )
+            if key in seen:
+                raise ProfileError(
+                    f"line {key_node.start_mark.line + 1}: key {key!r} is given twice"
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def directory() -> Path:
+    """Returns the directory of the shipped profiles, in the installed package or source tree."""
+    package = Path(__file__).parents[1]
+    inside = package / "profiles"
+    return inside if inside.is_dir() else package.parent / "profiles"
+
+
+def shipped() -> list[str]:
+    """Returns the names of the shipped profiles."""
+    return sorted(path.stem for path in directory().glob("*.yaml"))
+
+
+def load(name_or_path: str) -> Profile:
+    """Reads a profile by name (`home`) or by path (anything with a `/` or ending in `.yaml`).
+
+    Raises ProfileError if there is no such profile, or if it cannot be read or used.
+    """
+    is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+    path = Path(name_or_path) if is_path else directory() / f"{name_or_path}.yaml"
+    if not is_path and name_or_path not in shipped():
+        raise ProfileError(
+            f"profile {name_or_path!r}: no such profile; use one of {', '.join(shipped())}, or "
+            "the path of a YAML file"
+        )
+    if path.exists() and not path.is_file():
+        raise ProfileError(f"{path}: cannot be read: it must be a regular file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: cannot be read: {error}") from error
+    try:
+        # _UniqueKeys is a SafeLoader: it constructs plain values only.
+        document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ProfileError is a ValueError
+        raise ProfileError(f"{path}: not a profile: {error}") from error
+    if not isinstance(document, dict):
+        raise ProfileError(f"{path}: not a profile: it must be a mapping")
+    try:
+        return Profile.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or '(profile)'}: {problem['msg']}"
+            + (f" (given: {problem['input']!r})" if problem["loc"] else "")
+            for problem in error.errors()
+        )
+        raise ProfileError(f"{path}: {problems}") from error

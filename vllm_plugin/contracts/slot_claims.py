@@ -1,0 +1,297 @@
+"""Decides which sidecar gets the slots of this engine that come free.
+
+Pure: times are seconds of the caller's clock. A sidecar that has requests queued for want of slots
+claims them: those of the request that is next by its own policy, and how many more the ones behind
+it could take. A request enters the engine if its slots are free and no claim that goes before it
+would be delayed. Slots that come free are offered request by request to the claim that is first,
+and gather until they suffice for it: urgent claims first (for interactive requests, and for bulk
+work that is owed slots), then by start-time fair queueing: each grant moves its sidecar's next
+start back by its slots, so that sidecars whose requests end at the same time, or need different
+numbers of slots, get equal shares of them; of equal starts the oldest is first.
+
+All that a sidecar is offered at one time is one numbered offer. Its slots are booked for OFFER_S;
+requests of the sidecar use them up, whichever they are. The sidecar takes an offer, or gives slots
+of it back, as soon as it hears of it; slots that were neither used nor given back in time pass on,
+and its claim is withdrawn. A call that sets a claim names the last offer that the sidecar has heard
+of: later ones, which are on their way to it, count against the claim.
+
+Goyal, Vin, Cheng: Start-time fair queueing, SIGCOMM 1996.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from vllm_plugin.contracts.lease_protocol import OFFER_S, Claim, ClaimCall
+
+
+@dataclass(slots=True)
+class Offer:
+    """`slots` are booked for a sidecar instance until then. `number`: from 1; `left`: those that
+    no request has used."""
+
+    instance: str
+    slots: int
+    until_s: float
+    number: int
+    left: int
+
+
+@dataclass(slots=True)
+class _Sidecar:
+    """What a sidecar that reads the state claims, and is offered."""
+
+    streams: int = 0
+    claim: Claim | None = None
+    start: int = 0  # of its next grant, in sequences granted: the lowest is next
+    age: int = 0  # of its claim, or of the last grant under it: the older, the lower
+    number: int = 0  # of its last call
+    waits: bool = False  # for something else than slots
+    offers: deque[Offer] = field(default_factory=deque)  # the oldest first
+
+    @property
+    def booked(self) -> int:
+        return sum(offer.left for offer in self.offers)
+
+
+class SlotClaims:
+    """The claims and offers of all sidecars that read this engine's state."""
+
+    def __init__(self) -> None:
+        self.offered = 0  # sequences
+        self._sidecars: dict[str, _Sidecar] = {}
+        self._claiming = 0  # sidecars
+        self._ages = 0
+        self._made = 0  # offers
+        self._start = 0  # of the last grant
+
+    # Sidecars
+
+    def opened(self, instance: str) -> None:
+        """A sidecar reads the state; only such ones can claim, because offers are sent there."""
+        self._sidecars.setdefault(instance, _Sidecar()).streams += 1
+
+    def closed(self, instance: str) -> None:
+        """One of its streams ended; with the last one its claim and its offers end."""
+        sidecar = self._sidecars[instance]
+        sidecar.streams -= 1
+        if not sidecar.streams:
+            self._set(sidecar, None)
+            self.offered -= sidecar.booked
+            del self._sidecars[instance]
+
+    def reads(self, instance: str) -> bool:
+        """Whether a sidecar reads the state."""
+        return instance in self._sidecars
+
+    @property
+    def sidecars(self) -> int:
+        return len(self._sidecars)
+
+    # Claims
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a sidecar claims slots, or is offered some."""
+        return bool(self._claiming or self.offered)
+
+    def of(self, instance: str | None) -> Claim | None:
+        """What a sidecar claims beyond what it was offered."""
+        sidecar = self._known(instance)
+        return None if sidecar is None else sidecar.claim
+
+    def number_of(self, instance: str | None) -> int:
+        """The number of a sidecar's last call; 0: of none."""
+        sidecar = self._known(instance)
+        return 0 if sidecar is None else sidecar.number
+
+    def first(self) -> Claim | None:
+        """The claim to which slots are offered next."""
+        return min(self._claims(), key=_rank)[2] if self._claiming else None
+
+    def claimed(self, *, urgent: bool) -> int:
+        """The slots of all claims of that urgency."""
+        return sum(claim.slots for _, _, claim in self._claims() if claim.urgent is urgent)
+
+    def booked(self, instance: str) -> int:
+        """Sequences that are booked for a sidecar that reads the state."""
+        return self._sidecars[instance].booked
+
+    def waits(self, instance: str | None) -> bool:
+        """Whether requests of a sidecar wait for something else than the slots that it claims."""
+        sidecar = self._known(instance)
+        return sidecar is not None and sidecar.waits
+
+    @property
+    def any_waits(self) -> bool:
+        """Whether requests of any sidecar wait for something else than the slots it claims."""
+        return any(each.waits for each in self._sidecars.values())
+
+    def contended(self, instance: str | None) -> bool:
+        """Whether requests of other sidecars than this one wait, for slots or something else."""
+        return any(
+            each.waits or each.claim is not None
+            for other, each in self._sidecars.items()
+            if other != instance
+        )
+
+    def offered_to_others(self, instance: str | None) -> int:
+        """Sequences that are booked for other sidecars."""
+        sidecar = self._known(instance)
+        return self.offered - (0 if sidecar is None else sidecar.booked)
+
+    def call(self, instance: str, call: ClaimCall) -> None:
+        """Sets what a sidecar that reads the state claims, and frees what it gives back. A call
+        that was overtaken by a later one does nothing."""
+        sidecar = self._sidecars[instance]
+        if 0 < call.number <= sidecar.number:
+            return
+        sidecar.number, sidecar.waits = call.number, call.waits
+        self._give_back(sidecar, call.unused, call.taken)
+        claim = call.claim
+        coming = sum(offer.left for offer in sidecar.offers if offer.number > call.taken)
+        if claim is not None and coming >= claim.cost:
+            claim = claim.less(coming)
+        self._set(sidecar, claim)
+
+    def enters(self, instance: str, claim: Claim, free: int) -> bool:
+        """Whether a request that arrives from a sidecar may enter. Uses up what it was offered.
+
+        `free`: slots that no request has, offered ones included. If not, and the sidecar reads the
+        state, its claim is the one for this request, or an older one.
+        """
+        sidecar, cost = self._sidecars.get(instance), claim.cost
+        booked = 0 if sidecar is None else min(sidecar.booked, cost)
+        unbooked = free - self.offered
+        if cost <= free and (
+            booked == cost
+            or (cost - booked <= unbooked and not self._delays_others(instance, claim))
+        ):
+            if sidecar is None:
+                return True
+            self._use(sidecar, booked)
+            if booked < cost:
+                self._grant(sidecar, cost - booked)
+            return True
+        if sidecar is not None and (sidecar.claim is None or claim.urgent > sidecar.claim.urgent):
+            self._set(sidecar, claim)
+        return False
+
+    # Offers
+
+    def offer(self, free: int, now_s: float) -> list[Offer]:
+        """Offers slots to those claims that are first, and returns the new offers."""
+        made: dict[str, Offer] = {}
+        while self._claiming:
+            instance, sidecar, claim = min(self._claims(), key=_rank)
+            if claim.cost > free - self.offered:
+                break
+            if instance not in made:
+                self._made += 1
+                made[instance] = Offer(instance, 0, now_s + OFFER_S, self._made, 0)
+                sidecar.offers.append(made[instance])
+            made[instance].slots += claim.cost
+            made[instance].left += claim.cost
+            self.offered += claim.cost
+            self._grant(sidecar, claim.cost)
+            sidecar.age = self._next_age()
+            sidecar.claim = claim.less(claim.cost)
+            self._claiming -= sidecar.claim is None
+        return list(made.values())
+
+    def expire(self, now_s: float) -> bool:
+        """Ends the offers that were not taken in time, and the claims of their sidecars. Returns
+        whether any."""
+        found = False
+        for sidecar in self._sidecars.values():
+            # A clock that is set back does not book slots for longer.
+            late = [each for each in sidecar.offers if not now_s < each.until_s <= now_s + OFFER_S]
+            for offer in late:
+                self._free(sidecar, offer, offer.left)
+                self._set(sidecar, None)
+                found = True
+        return found
+
+    @property
+    def expires_at(self) -> float | None:
+        """When the first offer expires."""
+        if not self.offered:
+            return None
+        return min(
+            (each.offers[0].until_s for each in self._sidecars.values() if each.offers),
+            default=None,
+        )
+
+    # Parts
+
+    def _known(self, instance: str | None) -> _Sidecar | None:
+        return None if instance is None else self._sidecars.get(instance)
+
+    def _claims(self) -> Iterator[tuple[str, _Sidecar, Claim]]:
+        for instance, sidecar in self._sidecars.items():
+            if sidecar.claim is not None:
+                yield instance, sidecar, sidecar.claim
+
+    def _set(self, sidecar: _Sidecar, claim: Claim | None) -> None:
+        """Sets a claim. It keeps its place unless its urgency changes."""
+        before, sidecar.claim = sidecar.claim, claim
+        self._claiming += (claim is not None) - (before is not None)
+        if claim is not None and (before is None or claim.urgent != before.urgent):
+            sidecar.start = max(self._start, sidecar.start)
+            sidecar.age = self._next_age()
+
+    def _delays_others(self, instance: str, claim: Claim) -> bool:
+        """Whether a request would overtake another sidecar's claim that goes before it."""
+        if not self._claiming:
+            return False
+        sidecar = self._sidecars.get(instance)
+        if sidecar is None:
+            rank = (not claim.urgent, self._start, self._ages + 1)
+        elif sidecar.claim is not None and sidecar.claim.urgent == claim.urgent:
+            rank = (not claim.urgent, sidecar.start, sidecar.age)
+        else:
+            rank = (not claim.urgent, max(self._start, sidecar.start), self._ages + 1)
+        return any(_rank(each) < rank for each in self._claims() if each[0] != instance)
+
+    def _grant(self, sidecar: _Sidecar, slots: int) -> None:
+        """A sidecar gets slots: its next start is later."""
+        start = sidecar.start if sidecar.claim is not None else max(self._start, sidecar.start)
+        self._start = max(self._start, start)
+        sidecar.start = start + slots
+
+    def _use(self, sidecar: _Sidecar, slots: int) -> None:
+        """Requests use up so many of the slots that are booked, the oldest first."""
+        while slots:
+            offer = sidecar.offers[0]
+            used = min(slots, offer.left)
+            slots -= used
+            offer.left -= used
+            self.offered -= used
+            if not offer.left:
+                sidecar.offers.popleft()
+
+    def _give_back(self, sidecar: _Sidecar, slots: int, taken: int) -> None:
+        """So many slots of the offers up to `taken` will not be used."""
+        for offer in [each for each in sidecar.offers if each.number <= taken]:
+            returned = min(slots, offer.left)
+            slots -= returned
+            self._free(sidecar, offer, returned)
+
+    def _free(self, sidecar: _Sidecar, offer: Offer, slots: int) -> None:
+        """Slots of an offer are not used, and not charged."""
+        offer.left -= slots
+        self.offered -= slots
+        sidecar.start -= slots
+        if not offer.left:
+            sidecar.offers.remove(offer)
+
+    def _next_age(self) -> int:
+        self._ages += 1
+        return self._ages
+
+
+def _rank(claiming: tuple[str, _Sidecar, Claim]) -> tuple[bool, int, int]:
+    _, sidecar, claim = claiming
+    return not claim.urgent, sidecar.start, sidecar.age
