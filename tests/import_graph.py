@@ -62,7 +62,8 @@ def box(module: str) -> str:
     """Returns the name of a module's box in the drawing."""
     package, *rest = module.split(".")
     if package == "vllm_plugin":
-        return package
+        is_inside = len(rest) > 1 or (rest and MODULES[module].name == "__init__.py")
+        return f"{package}.{rest[0]}" if is_inside else package
     if rest[:1] == ["tools"]:
         return ".".join(rest[:2])
     is_package = len(rest) > 1 or MODULES[module].name == "__init__.py"
@@ -81,7 +82,7 @@ def arrows() -> dict[str, set[str]]:
 
 def line(name: str, targets: set[str]) -> str:
     """Returns a box as the drawing has it."""
-    return f"{name:<16} -> {', '.join(sorted(targets))}" if targets else name
+    return f"{name:<25} -> {', '.join(sorted(targets))}" if targets else name
 
 
 def drawn() -> list[str]:

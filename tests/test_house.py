@@ -8,16 +8,23 @@ import sys
 from collections import Counter
 
 from tests.conftest import SLOW
-from tests.import_graph import IMPORTS, MODULES, ROOT, arrows, drawn, line, pure_modules, reachable
+from tests.import_graph import (
+    IMPORTS,
+    MODULES,
+    ROOT,
+    arrows,
+    box,
+    drawn,
+    line,
+    pure_modules,
+    reachable,
+)
 
 MOST_LINES = 300
 MOST_MODULES = 12
-# vLLM's plugin is one flat list of hooks around one engine: its layers are few and narrow.
-FLAT = "vllm_plugin"
-OF_THE_PLUGIN = {
-    f"vllm_plugin.{name}"
-    for name in ("profile", "lease_protocol", "slot_claims", "dsse", "statement", "token_time")
-}
+# All of the plugin that the sidecar may import, and all that imports vLLM.
+CONTRACTS = "vllm_plugin.contracts"
+WITH_VLLM = {"vllm_plugin", "vllm_plugin.adapters"}
 IMPURE = ("asyncio", "aiohttp", "vllm", "opentelemetry", "uvloop", "starlette")
 
 
@@ -51,7 +58,19 @@ def test_sidecar_imports_only_pure_contracts_of_the_plugin_and_nothing_of_vllm()
             tops = {name.split(".")[0] for name in imports}
             plugins = {name for name in imports if name.split(".")[0] == "vllm_plugin"}
             assert "vllm" not in tops, module
-            assert plugins <= OF_THE_PLUGIN, module
+            assert {box(name) for name in plugins} <= {CONTRACTS}, module
+    inside = {module for module in MODULES if box(module) == CONTRACTS} - {CONTRACTS}
+    assert inside
+    assert inside <= set(pure_modules())
+
+
+def test_only_adapters_and_entry_points_of_the_plugin_import_vllm() -> None:
+    importing = {
+        box(module)
+        for module, imports in IMPORTS.items()
+        if "vllm" in {name.split(".")[0] for name in imports}
+    }
+    assert importing == WITH_VLLM
 
 
 def test_plugin_imports_nothing_of_the_sidecar() -> None:
@@ -100,7 +119,7 @@ def test_probe_notices_a_module_that_is_not_pure() -> None:
 def test_packages_state_what_is_pure() -> None:
     """A statement that the reader of docstrings overlooks would check nothing."""
     stated = {module.rpartition(".")[0] for module in pure_modules()}
-    assert {"vllm_plugin", "orch_sidecar.admission", "orch_sidecar.api"} <= stated
+    assert {CONTRACTS, "orch_sidecar.admission", "orch_sidecar.api"} <= stated
 
 
 def test_serving_without_traces_loads_no_opentelemetry_sdk_and_no_engine() -> None:
@@ -121,7 +140,7 @@ def test_no_folder_holds_more_modules_than_a_reader_keeps_in_mind() -> None:
     full = {
         str(folder.relative_to(ROOT)): number
         for folder, number in count.items()
-        if number > MOST_MODULES and folder != ROOT / FLAT
+        if number > MOST_MODULES
     }
     assert full == {}
 

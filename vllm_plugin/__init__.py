@@ -1,12 +1,13 @@
 """The vLLM plugin: enforces a batching profile, reports the scheduler's state, labels spans.
 
-It imports nothing of `orch_sidecar`, which imports only `profile`, `lease_protocol`, `dsse`,
-`statement` and `token_time` of it. Entry points and the composition root are in `register`; every
-use of vLLM is listed in `vllm_names`.
+Here is only what vLLM or Python loads by name: `register` has vLLM's entry points and composes the
+packages, `endpoint` serves the engine's state, `serve` runs `vllm serve`, and `allowlist` is run by
+`orch_vllm_plugin.pth` at the start of each interpreter.
 
-Pure: `allowlist`, `conditions`, `connectors`, `curve`, `dsse`, `engine_facts`, `engine_state`,
-`evidence`, `hooks`, `kv_cache`, `lease_protocol`, `leases`, `prefix_cache`, `profile`, `ranks`,
-`readiness`, `request_numbers`, `routes`, `stall_detector`, `statement`, `step_time`, `steps`,
-`symbols`, `token_time`, `vllm_names`, `workloads`.
-They import no asyncio, HTTP library, vLLM or OpenTelemetry, and read no clock.
+Dependencies point down: `api_server`, `evidence`, `adapters`, `enforcement`, `state`, `speed`,
+`compatibility`, `contracts`. vLLM is imported here and in `adapters` alone. Nothing of
+`orch_sidecar` is imported, which imports `contracts` alone.
+
+Pure: `allowlist`. A pure module imports no asyncio, HTTP library, vLLM or OpenTelemetry, and reads
+no clock.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_plugin.evidence import digests as module
 from vllm_plugin.evidence.digests import Digests
 
 
@@ -84,3 +85,30 @@ def test_weights_are_those_of_vllms_download_directory(tmp_path: Path) -> None:
     digests = Digests("org/tiny", None, str(tmp_path))
     digests.compute()
     assert digests.document()["weights"]["sha256"] == digest(folder)
+
+
+def test_digest_of_the_plugin_covers_names_and_contents_of_all_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top, inside = tmp_path / "plugin" / "register.py", tmp_path / "plugin" / "evidence"
+    inside.mkdir(parents=True)
+    monkeypatch.setattr(module, "__file__", str(inside / "digests.py"))
+
+    def digest_of_plugin() -> str:
+        digests = Digests(str(tmp_path), None)
+        digests.compute()
+        return str(digests.document()["plugin"]["sha256"])
+
+    top.write_text("a = 1")
+    (inside / "digests.py").write_text("b = 1")
+    found = [digest_of_plugin()]
+    top.write_text("a = 2")
+    found.append(digest_of_plugin())
+    (inside / "digests.py").write_text("b = 2")
+    found.append(digest_of_plugin())
+    (tmp_path / "plugin" / "state").mkdir()
+    (inside / "digests.py").rename(tmp_path / "plugin" / "state" / "digests.py")
+    found.append(digest_of_plugin())
+    assert len(set(found)) == 4
+    (tmp_path / "plugin" / "notes.txt").write_text("no code")
+    assert digest_of_plugin() == found[-1]
