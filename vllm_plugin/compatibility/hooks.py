@@ -1,4 +1,4 @@
-"""Checks that vLLM still has every name that this package uses.
+"""Checks that vLLM still has every name that the plugin uses.
 
 The same check serves the running engine (sources of the installed package) and releases that
 cannot run here (sources or symbols of their wheels). The names are in `vllm_names`.

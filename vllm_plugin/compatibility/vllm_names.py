@@ -1,4 +1,4 @@
-"""Lists every name of vLLM that this package uses; `hooks` checks that a release has them.
+"""Lists every name of vLLM that the plugin uses; `hooks` checks that a release has them.
 
 Names are as `symbols` writes them. Pure.
 """

@@ -1,8 +1,8 @@
 """What an engine and its sidecars share: formats, and decisions that both must make alike.
 
 Formats: profiles, leases and events, signed statements and their envelopes. Decisions: which
-sidecar gets slots (`slot_claims`, also of a sidecar that others have as their upstream), which
-requests need a lease, and the time per token of real traffic, which simulations measure too.
+sidecar gets slots (`slot_claims`, also of a sidecar that others have as their upstream), what
+becomes of requests without a lease, and the time per token of real traffic (also in simulations).
 
 Pure. Imports nothing of the plugin, and is all of it that the sidecar may import.
 """
