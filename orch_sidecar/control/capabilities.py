@@ -1,11 +1,11 @@
-"""Builds the sidecar's `/v1/capabilities` document from snapshots of its pools.
+"""Builds the parts of the sidecar's `/v1/capabilities` document from snapshots of its pools.
 
 Pure. BATCHING/ORCH-3910 to 3912; the vocabulary is that of the plugin's document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -27,19 +27,11 @@ from vllm_plugin.contracts.profile import Profile
 _NOT_FORWARDED: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
 
 
-def document(
-    pools: Iterable[tuple[PoolSnapshot, AdmissionStatus]],
-    absent: Mapping[str, Profile],
-    key: ApiKey | None,
-    *,
-    state: str,
-    states: Mapping[str, str],
-    sidecar_version: str,
-    generation: int,
+def head(
+    *, state: str, states: Mapping[str, str], sidecar_version: str, generation: int
 ) -> dict[str, Any]:
-    """Returns the document, with an entry for every configured pool.
+    """Returns the document but for its last field, `engines`: an entry of every configured pool.
 
-    `absent`: the profiles of headless pools that have no address. `key`: of the client that asks.
     `states`: of all pools by name, the absent ones included. `generation`: of the sidecar's
     configuration.
     """
@@ -49,13 +41,12 @@ def document(
         "state": state,
         "generation": generation,
         "pools": dict(states),
-        "engines": [entry(pool, admission, key) for pool, admission in pools]
-        + [_unknown(name, profile, states[name]) for name, profile in absent.items()],
     }
 
 
-def _unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
-    """The entry of a pool whose engine is unknown: null or empty but for the configuration."""
+def unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
+    """Returns the entry of a pool whose engine is unknown, as of a headless pool that has no
+    address: null or empty but for the configuration."""
     return {
         "engine": None,
         "engine_version": None,
@@ -88,7 +79,7 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
     classes = classes_of(admission.rules)
     reported = {name: value for name, value in engine.items() if name not in _NOT_FORWARDED}
     return (
-        _unknown(pool.name, pool.profile, pool.state.value)
+        unknown(pool.name, pool.profile, pool.state.value)
         | reported
         | {
             "pool": pool.name,

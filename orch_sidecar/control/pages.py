@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -17,10 +19,11 @@ from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.control import capabilities, key_shares
 from orch_sidecar.control.readiness import Readiness
 from orch_sidecar.engine_state.states import ANSWERING, EngineState
-from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.metrics import PIECE_S, Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.pools.snapshot import batching_stats, queued_by_class
+from vllm_plugin.profile import Profile
 
 Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 
@@ -55,22 +58,45 @@ class Pages:
             self.at = {**self.at, "/v1/models": lambda *_: self.models()}
 
     def capabilities(self, key: ApiKey | None) -> web.Response:
-        document = capabilities.document(
-            [(pool.snapshot(), pool.status()) for pool in self._pools],
-            self._pools.absent(),
-            key,
+        """Describes this sidecar and all of its pools, piece by piece as `metrics` does."""
+        pieces = self._capabilities(key)
+        return web.Response(body=pieces, content_type="application/json", charset="utf-8")
+
+    async def _capabilities(self, key: ApiKey | None) -> AsyncIterator[bytes]:
+        states = self._pools.states()
+        head = capabilities.head(
             state=self._pools.state.value,
-            states=self._pools.states(),
+            states=states,
             sidecar_version=self._version,
             generation=self._reloads.generation,
         )
-        authorizer = self._authorizer
-        names, queues = authorizer.names(), {pool.name: pool.queues for pool in self._pools}
-        for entry in document["engines"]:
-            entry["rate_limits"] |= key_shares.budgets(authorizer, key)
-            if names and entry["pool"] in queues:
-                entry["shares"] = key_shares.shares(queues[entry["pool"]], names)
-        return web.json_response(document)
+        text, comma = json.dumps(head)[:-1] + ', "engines": [', ""
+        until = time.monotonic() + PIECE_S
+        for entry in self._entries(key, self._pools.absent(), states):
+            text, comma = text + comma + json.dumps(entry), ", "
+            if time.monotonic() > until:
+                yield text.encode()
+                await asyncio.sleep(0)
+                text, until = "", time.monotonic() + PIECE_S
+        yield (text + "]}").encode()
+
+    def _entries(
+        self, key: ApiKey | None, absent: Mapping[str, Profile], states: Mapping[str, str]
+    ) -> Iterator[dict[str, Any]]:
+        """The entries of all pools, and then of the `absent` ones, each as it is when it is its
+        turn."""
+        budgets = key_shares.budgets(self._authorizer, key)
+        names = self._authorizer.names()
+        for pool in self._pools:
+            entry = capabilities.entry(pool.snapshot(), pool.status(), key)
+            entry["rate_limits"] |= budgets
+            if names:
+                entry["shares"] = key_shares.shares(pool.queues, names)
+            yield entry
+        for name, profile in absent.items():
+            entry = capabilities.unknown(name, profile, states[name])
+            entry["rate_limits"] |= budgets
+            yield entry
 
     def models(self) -> web.Response:
         """Lists the models of all pools, in the form and the order of the engines' own lists."""

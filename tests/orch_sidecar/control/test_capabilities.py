@@ -12,7 +12,8 @@ from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.settings import PoolSettings
-from orch_sidecar.control.capabilities import document
+from orch_sidecar.control.capabilities import entry as entry_of
+from orch_sidecar.control.capabilities import head, unknown
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.snapshot import PoolSnapshot
@@ -77,28 +78,28 @@ def pool_of(
     return snapshot, pool.status()
 
 
-async def document_of(
+async def the_entry(
     engine: dict[str, Any] | None,
     admission: AdmissionController,
     state: EngineState = EngineState.READY,
     key: ApiKey | None = None,
 ) -> dict[str, Any]:
-    return document(
-        [pool_of(engine, admission, state)], {}, key,
-        state=state.value, states={"mine": state.value}, sidecar_version="0.1.0", generation=1,
-    )  # fmt: skip
+    return entry_of(*pool_of(engine, admission, state), key)
 
 
-async def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured() -> None:
-    found = await document_of(None, AdmissionController(CLOUD.admission), EngineState.STARTING)
-    [entry] = found.pop("engines")
-    assert found == {
+def test_head_has_what_concerns_all_pools() -> None:
+    states = {"mine": "starting"}
+    assert head(state="starting", states=states, sidecar_version="0.1.0", generation=1) == {
         "api_version": API_VERSION,
         "sidecar_version": "0.1.0",
         "state": "starting",
         "generation": 1,
-        "pools": {"mine": "starting"},
+        "pools": states,
     }
+
+
+async def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured() -> None:
+    entry = await the_entry(None, AdmissionController(CLOUD.admission), EngineState.STARTING)
     expected = {
         "pool": "mine", "profile": "cloud", "measurement_type": "batched_online",
         "batching": True, "state": "starting", "slots_total": 0, "slots_free": 0, "leased": 0,
@@ -106,31 +107,25 @@ async def test_pool_whose_engine_has_never_reported_is_there_with_what_is_config
         "features": {}, "age_ms": None, "queue": {"interactive": 0, "bulk": 0},
     }  # fmt: skip
     assert {name: entry[name] for name in expected} == expected
-    assert set(entry) <= set((await document_of(ENGINE, admission_of()))["engines"][0])
+    assert set(entry) <= set(await the_entry(ENGINE, admission_of()))
 
 
 def test_headless_pool_without_an_address_is_there_too() -> None:
-    home = profile.load("home")
-    states = {"entry": "absent"}
-    found = document(
-        [], {"entry": home}, None,
-        state="starting", states=states, sidecar_version="1", generation=1,
-    )  # fmt: skip
-    [entry] = found["engines"]
+    entry = unknown("entry", profile.load("home"), "absent")
     assert (entry["pool"], entry["profile"], entry["state"]) == ("entry", "home", "absent")
     assert (entry["batching"], entry["slots_total"]) == (False, 0)
 
 
 async def test_workloads_are_those_that_engine_and_sidecar_both_serve() -> None:
     engine = ENGINE | {"supported_workloads": ["completion", "chat", "embedding"]}
-    [entry] = (await document_of(engine, admission_of()))["engines"]
+    entry = await the_entry(engine, admission_of())
     assert entry["supported_workloads"] == ["completion", "chat"]
 
 
 async def test_rate_limits_are_what_is_enforced() -> None:
     key = ApiKey("alice", b"", concurrency=3)
     for asks, concurrency in ((None, None), (ApiKey("bob", b""), None), (key, 3)):
-        [entry] = (await document_of(ENGINE, admission_of(), key=asks))["engines"]
+        entry = await the_entry(ENGINE, admission_of(), key=asks)
         rules = CLOUD.admission
         assert rules.interactive is not None
         assert entry["rate_limits"] == {
@@ -148,10 +143,10 @@ async def test_rate_limits_are_what_is_enforced() -> None:
 
 async def test_leases_are_counted_by_the_ledger_and_not_by_the_engine() -> None:
     core = admission_of()
-    [entry] = (await document_of(ENGINE, core))["engines"]
+    entry = await the_entry(ENGINE, core)
     assert entry["slots_free_by_class"] == {"interactive": 4, "bulk": 4}
     core.arrive("waits", AdmissionRequest(ServiceClass.INTERACTIVE, 8), 1.0)
-    [entry] = (await document_of(ENGINE, core))["engines"]
+    entry = await the_entry(ENGINE, core)
     assert entry["pool"] == "mine"
     assert entry["leased"] == 3
     assert entry["foreign"] == 1
@@ -164,7 +159,7 @@ async def test_leases_are_counted_by_the_ledger_and_not_by_the_engine() -> None:
 
 
 async def test_limits_are_those_of_now() -> None:
-    [entry] = (await document_of(ENGINE, admission_of()))["engines"]
+    entry = await the_entry(ENGINE, admission_of())
     assert entry["limits"] == {
         "interactive": {"batch": 8},
         "bulk": {"batch": 8},
@@ -179,11 +174,7 @@ async def test_only_classes_of_the_profile_are_listed() -> None:
     core.engine_reports(EngineReport("e1", 8, 0), 0.0)
     offline = profile.load("offline")
     seen = pool_of(ENGINE, core, used=offline)
-    states = {"mine": "ready"}
-    found = document(
-        [seen], {}, None, state="ready", states=states, sidecar_version="1", generation=1
-    )
-    [entry] = found["engines"]
+    entry = entry_of(*seen, None)
     assert entry["queue"] == {"bulk": 0}
     assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured"}
     assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk"}
@@ -191,7 +182,7 @@ async def test_only_classes_of_the_profile_are_listed() -> None:
 
 async def test_batching_is_counted_by_the_engines_decode_steps() -> None:
     engine = ENGINE | {"steps_by_batch": {"1": [2, 0.01], "4": [6, 0.05]}}
-    [entry] = (await document_of(engine, admission_of()))["engines"]
+    entry = await the_entry(engine, admission_of())
     assert entry["batching_stats"] == {
         "total_batches": 8,
         "total_requests": 1,
@@ -206,36 +197,35 @@ async def test_batching_is_counted_by_the_engines_decode_steps() -> None:
 async def test_without_steps_there_are_no_means() -> None:
     engine = {name: value for name, value in ENGINE.items() if name != "steps_by_batch"}
     for each in (engine, ENGINE | {"steps_by_batch": {}}):
-        [entry] = (await document_of(each, admission_of()))["engines"]
+        entry = await the_entry(each, admission_of())
         stats = entry["batching_stats"]
         assert (stats["total_batches"], stats["avg_batch_size"]) == (0, None)
 
 
 async def test_other_fields_are_those_of_the_engine() -> None:
-    [entry] = (await document_of(ENGINE, admission_of()))["engines"]
+    entry = await the_entry(ENGINE, admission_of())
     replaced = {"slots_free", "leased", "foreign", "state", "pool", "rate_limits"}
     for key in set(ENGINE) - replaced - {"leases"}:
         assert entry[key] == ENGINE[key]
 
 
 async def test_leases_are_not_published() -> None:
-    assert "secret" not in str(await document_of(ENGINE, admission_of()))
+    assert "secret" not in str(await the_entry(ENGINE, admission_of()))
 
 
 async def test_no_slot_is_free_while_the_engine_is_not_ready() -> None:
     for state in (EngineState.STALE, EngineState.DOWN, EngineState.DRAINING, EngineState.STARTING):
-        answer = await document_of(ENGINE, admission_of(), state)
-        [entry] = answer["engines"]
+        entry = await the_entry(ENGINE, admission_of(), state)
         assert entry["slots_free"] == 0
-        assert entry["state"] == answer["state"] == state
+        assert entry["state"] == state
 
 
 async def test_slots_free_is_never_negative() -> None:
-    [entry] = (await document_of(ENGINE, admission_of(slots=4, foreign=9, leased=0)))["engines"]
+    entry = await the_entry(ENGINE, admission_of(slots=4, foreign=9, leased=0))
     assert entry["slots_free"] == 0
 
 
 async def test_engines_document_is_not_modified() -> None:
     before = dict(ENGINE)
-    await document_of(ENGINE, admission_of())
+    await the_entry(ENGINE, admission_of())
     assert before == ENGINE
