@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.entry.entry import Measured, measure
+from tests.benchmarks.entry.stall import Stall
 from tests.benchmarks.proxy import build
 from tests.benchmarks.proxy.__main__ import machine, say
 from tests.benchmarks.proxy.processes import TargetFailed
 
-ENGINES: Final = "1,50,200,500"
+# One engine needs no placement, five are placed among as five hundred are.
+ENGINES: Final = "1,5,50,200,500"
 
 HEAD: Final = [
     "engines",
@@ -26,6 +28,7 @@ HEAD: Final = [
     "of those with the fewest",
     "`/metrics`: the event loop is held up, ms (the most; without)",
     "MB, CPU ms",
+    "`/v1/capabilities`: the same, ms",
     "state events/s",
     "their CPU, % of a core",
     "µs each",
@@ -50,10 +53,7 @@ def row(measured: list[Measured], least: list[Measured]) -> list[str]:
         return float(statistics.median(getattr(each, name) for each in measured))
 
     ratios = [a.per_core_s / b.per_core_s for a, b in zip(measured, least, strict=True)]
-    stalls = [each.scrape for each in measured]
-    stall = statistics.median(each.median_ms for each in stalls)
-    most = max(each.most_ms for each in stalls)
-    without = statistics.median(each.without_ms for each in stalls)
+    scrapes = [each.scrape for each in measured]
     count, fewer = measured[0].engines, least[0].engines
     base = statistics.median(each.rss for each in least)
     each_kb = (median("rss") - base) / 1000 / (count - fewer) if count > fewer else None
@@ -64,13 +64,21 @@ def row(measured: list[Measured], least: list[Measured]) -> list[str]:
         f"{1e6 * median('cpu_s_per_request'):.0f}",
         f"{median('per_core_s'):,.0f}",
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-        f"{stall:.1f} ({most:.1f}; {without:.1f})",
-        f"{stalls[-1].size / 1e6:.2f}, {1000 * median('scrape_cpu_s'):.0f}",
+        _stalls(scrapes),
+        f"{scrapes[-1].size / 1e6:.2f}, {1000 * median('scrape_cpu_s'):.0f}",
+        _stalls([each.capabilities for each in measured]),
         f"{events:,.0f}",
         f"{100 * cpu:.1f}",
         f"{1e6 * cpu / events:.0f}",
         "" if each_kb is None else f"{each_kb:.0f}",
     ]
+
+
+def _stalls(stalls: list[Stall]) -> str:
+    """The median of all rounds, the most, and the median without a fetch."""
+    median = statistics.median(each.median_ms for each in stalls)
+    without = statistics.median(each.without_ms for each in stalls)
+    return f"{median:.1f} ({max(each.most_ms for each in stalls):.1f}; {without:.1f})"
 
 
 def main() -> int:
@@ -88,7 +96,8 @@ def main() -> int:
                 f"{each.per_core_s:,.0f} of a whole core "
                 f"({each.errors} errors), CPU {each.busy_cpu:.2f}, idle {each.idle_cpu:.2f} with "
                 f"{each.events_per_s:,.0f} events/s, /metrics holds up {each.scrape.median_ms:.1f} "
-                f"ms, {each.rss / 1e6:.0f} MB"
+                f"ms, /v1/capabilities {each.capabilities.median_ms:.1f} ms, "
+                f"{each.rss / 1e6:.0f} MB"
             )
     least = found[counts[0]]
     rows = [HEAD, ["---"] * len(HEAD), *(row(each, least) for each in found.values())]

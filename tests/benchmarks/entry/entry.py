@@ -43,6 +43,7 @@ class Measured:
     rss: float
     scrape: Stall
     scrape_cpu_s: float
+    capabilities: Stall
 
     @property
     def cpu_s_per_request(self) -> float:
@@ -147,6 +148,7 @@ def measure(
         before, began = processes.cpu_s(pid), time.monotonic()
         scrape = probe(target.port, "/metrics", SCRAPES)
         spent_s = processes.cpu_s(pid) - before - idle * (time.monotonic() - began)
+        capabilities = probe(target.port, "/v1/capabilities", SCRAPES)
         if not engine.alive():
             raise engine.failed("the engines left")
         return Measured(
@@ -159,6 +161,7 @@ def measure(
             processes.rss_mb(pid) * 1e6,
             scrape,
             max(0.0, spent_s) / SCRAPES,
+            capabilities,
         )
 
 
