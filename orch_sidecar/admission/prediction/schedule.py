@@ -30,8 +30,10 @@ class Schedule:
         """A copy in which this share of the slots that come free comes here: at 1/2 the second, the
         fourth, and so on."""
         free = sorted(self._free)
-        kept = int(len(free) * share)
-        return Schedule((free[ceil((i + 1) / share) - 1] for i in range(kept)), self.prompt_tokens)
+        last, kept = len(free) - 1, int(len(free) * share)
+        # Rounding must not lead beyond the last one: 11 / (22 / 30) is above 15.
+        at = (min(last, ceil((i + 1) / share) - 1) for i in range(kept))
+        return Schedule((free[i] for i in at), self.prompt_tokens)
 
     def place(self, cost: int, service_s: float) -> float | None:
         """Takes `cost` slots for `service_s`. Returns the start; None: there are fewer slots."""
