@@ -39,6 +39,11 @@ _MAX_CANDIDATES: Final = 8
 _FAILED: Final = re.compile(
     rb'\n(?:data: ?\{\s*"error":\s*[^\sn]|event: ?(?:error|response\.failed)[\r\n])'
 )
+# The events that end a stream. After an error of the OpenAI API comes a [DONE].
+_LAST: Final = re.compile(
+    rb"\n(?:data: ?\[DONE\]"
+    rb"|event: ?(?:message_stop|error|response\.(?:completed|incomplete|failed)))[\r\n]"
+)
 
 # Bytes of a body per token of its prompts, before any measurement: English text has about four,
 # other scripts fewer.
@@ -91,13 +96,14 @@ class AnswerReader:
     states whether the answer is a stream that reports an error.
     """
 
-    __slots__ = ("_between", "_events", "_kept", "content", "counts", "failed")
+    __slots__ = ("_between", "_events", "_kept", "_last", "content", "counts", "failed")
 
     def __init__(self, *, events: bool) -> None:
         """`events`: the answer is a stream of server-sent events, which may end with an error."""
         self._events = events
         # The first events have been searched, and `_kept` begins after an event.
         self._between = False
+        self._last = False  # the last event has begun, and is too long to be kept
         self.failed = False
         self.counts: Counts = (None, None)
         self._kept = _NOTHING  # the last bytes that were received, beginning after a line
@@ -112,6 +118,8 @@ class AnswerReader:
         boundary = text.rfind(b"\n\n", 0, cut) if self._events else -1
         if not self._between or boundary < 0:
             self._read(text)
+        if self._events and boundary < 0:
+            self._last = self._last or _LAST.search(text) is not None
         self._between = boundary >= 0
         self._kept = text[boundary + 1 if self._between else cut :]
 
@@ -119,6 +127,14 @@ class AnswerReader:
     def at_event_boundary(self) -> bool:
         """Whether the last bytes are the end of an event, if this is a stream."""
         return self._take().endswith((b"\n\n", b"\r\n\r\n"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is a stream, and its last event is complete: the engine has only to end the
+        body."""
+        if not (self._events and self.at_event_boundary):
+            return False
+        return self._last or _LAST.search(self._kept) is not None
 
     def end(self) -> None:
         """Reads the end of a complete answer: from here on `counts` and `failed` are known."""

@@ -98,6 +98,10 @@ class Broadcast:
         if self._source_paused:
             self._balance()
 
+    def finish_early(self) -> bool:
+        """Ends the response if its last event is in the log. Returns whether it did."""
+        return self._source is not None and not self._held and self._source.finish_early()
+
     # Sink of the engine's response
 
     def attach(self, source: EngineResponse, pool: Pool) -> None:

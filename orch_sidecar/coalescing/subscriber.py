@@ -77,6 +77,9 @@ class Source(Protocol):
     def progressed(self) -> None:
         """A subscriber that was behind has caught up."""
 
+    def finish_early(self) -> bool:
+        """Ends the response if its last event is in the log. Returns whether it did."""
+
 
 class Subscriber:
     """The response to one client of a broadcast, paused by the client's transport."""
@@ -160,6 +163,8 @@ class Subscriber:
 
     def fail(self, refusal: Refusal) -> None:
         if self.done.done():
+            return
+        if not self.paused and self.position == self._log.end and self._broadcast.finish_early():
             return
         self.failure = refusal
         self.leave()

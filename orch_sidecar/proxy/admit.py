@@ -110,13 +110,13 @@ class Admit:
         record, response = request.record, request.response
         if response is not None and (request.reserved is not None or request.sink is not None):
             record.generated_tokens = generated_tokens(record, response)
+        tokens: int | None = None
+        if record.lease == ticket and response is not None and response.status == 200:
+            tokens = self._learn(request, pool, response)
+            if tokens is not None:
+                record.generated_tokens = tokens
         if record.lease == ticket and (response is None or response.complete):
-            tokens: int | None = None
             served = response is not None and response.retry_after_ms is None
-            if response is not None and served and response.status == 200:
-                tokens = self._learn(request, pool, response)
-                if tokens is not None:
-                    record.generated_tokens = tokens
             pool.gate.release(ticket, tokens, served=served, sent=response is not None)
         pool.gate.close(ticket)
 

@@ -22,7 +22,7 @@ from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import FramingError, Head, parse_head
-from orch_sidecar.wire.http1_bodies import Body, ChunkedBody, body_of
+from orch_sidecar.wire.http1_bodies import LAST_CHUNK, Body, ChunkedBody, LengthBody, body_of
 
 # ResourcePath once: looking up a member of an enum is slow.
 _OK, _CLIENT_ERROR, _ENGINE_ERROR = Outcome.OK, Outcome.CLIENT_ERROR, Outcome.ENGINE_ERROR
@@ -149,8 +149,9 @@ class EngineResponse:
             self._connection.resume()
 
     def fail(self, refusal: Refusal) -> None:
-        """Ends the response with an error, as visibly as the sink's state permits."""
-        if self.done.done():
+        """Ends the response with an error, as visibly as the sink's state permits. Without one if
+        the sink has the last event of a stream."""
+        if self.done.done() or self.finish_early():
             return
         self.failure = refusal
         self.stop()
@@ -160,6 +161,23 @@ class EngineResponse:
             within = isinstance(body, ChunkedBody) and body.within_chunk
             boundary = not within and self.answer.at_event_boundary
             self._sink.fail(refusal, at_event_boundary=boundary)
+
+    def finish_early(self) -> bool:
+        """Ends a stream of which the sink has the last event, and the engine not ended the body.
+        Returns whether it did. The engine has to confirm the end of the request's lease."""
+        body = self._body
+        if self.done.done() or self._paused or not self._sink.started or self.status != 200:
+            return False
+        if isinstance(body, LengthBody) or not self.answer.finished:
+            return False
+        self.stop()
+        self.answer.end()
+        self.outcome = _ENGINE_ERROR if self.answer.failed else _OK
+        if isinstance(body, ChunkedBody):
+            self._sink.write(LAST_CHUNK)
+        self.done.set_result(None)
+        self._sink.finish(self.outcome)
+        return True
 
     # Receiver of the engine's connection
 

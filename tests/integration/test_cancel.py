@@ -101,6 +101,38 @@ async def test_running_stream_ends_with_the_error_and_its_lease_comes_back(
     assert (await client.response()).status == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [(CHAT, b"data: [DONE]\n\n"), (MESSAGES, b"event: message_stop\ndata: {}\n\n")],
+)
+async def test_stream_that_is_cancelled_after_its_last_event_is_complete(
+    sidecar: Running, engine: ScriptedEngine, path: str, last: bytes
+) -> None:
+    """Its engine has yet to end the body, and confirms that the request has left it."""
+
+    async def lingers(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.chunk(b'data: {"x": 1}\n\n')
+        answer.chunk(last)
+        await asyncio.sleep(60)
+
+    engine.answer, request_id = lingers, new_id()
+    client = await sidecar.client()
+    client.start(path, [named(request_id)])
+    await client.seen(last)
+    assert (await cancel(sidecar, request_id)).status == 204
+    assert (await client.response()).body == b'data: {"x": 1}\n\n' + last
+    await sidecar.idle()
+    assert sidecar.ledger.lease_count == engine.present == 0
+    label = f'{{outcome="ok",route="{path}",status="200"}}'
+    assert (await sidecar.metrics())[f"orch_requests_total{label}"] == 1
+    engine.answer = Held()
+    client.start(path, stream=False)  # the client's connection is as good as before
+    await eventually(lambda: engine.answer.waiting)  # type: ignore[attr-defined]
+    engine.answer.release()
+    assert (await client.response()).status == 200
+
+
 @pytest.mark.parametrize("path", BOTH)
 async def test_running_request_without_a_stream_gets_the_refusal(
     sidecar: Running, engine: ScriptedEngine, held: Held, path: str

@@ -18,8 +18,8 @@ class InvalidJson(Exception):
 @dataclass(slots=True)
 class Spoken:
     """What an answer says. `ended`: choices that are finished (0 for an API with one choice).
-    `output_tokens`: of its usage. `error`: the failure with which a stream ends. It may come behind
-    the last event, and behind the engine's own failure, if the body had not ended yet."""
+    `output_tokens`: of its usage. `error`: the failure with which a stream ends. Of OpenAI's API it
+    may come behind the engine's own failure, if that is the last event but [DONE]."""
 
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
     ended: set[int] = field(default_factory=set)
@@ -85,10 +85,7 @@ def _events(body: bytes) -> Iterator[tuple[str, str]]:
 def _read_chunks(path: str, events: list[tuple[str, str]], spoken: Spoken) -> None:
     if not events or events[-1][1] != "[DONE]":
         raise ValueError("no [DONE]")
-    for number, (_, data) in enumerate(events[:-1]):
-        # One that is cancelled after its last event, and before the end of its body.
-        if data == "[DONE]" and number == len(events) - 3:
-            continue
+    for _, data in events[:-1]:
         if spoken.error is not None and not data.startswith('{"error"'):
             raise ValueError("an event after the error")
         document = json.loads(data)
@@ -110,7 +107,7 @@ def _read_chunks(path: str, events: list[tuple[str, str]], spoken: Spoken) -> No
 
 def _read_named(path: str, events: list[tuple[str, str]], spoken: Spoken) -> None:
     for name, data in events:
-        if name != "error" and (spoken.error is not None or 0 in spoken.ended):
+        if spoken.error is not None or 0 in spoken.ended:
             raise ValueError(f"event {name!r} after the end")
         document = json.loads(data)
         if name != document["type"]:

@@ -75,6 +75,16 @@ def test_answer_cut_anywhere_is_read_the_same(spoken: Spoken, places: list[int])
 STREAMS = [spoken for spoken in SPOKEN if spoken.stream]
 
 
+@given(st.sampled_from(STREAMS), PLACES)
+def test_stream_is_finished_by_its_last_event_and_by_none_before(
+    spoken: Spoken, places: list[int]
+) -> None:
+    assert reading(cut(spoken.body, places), events=True).finished
+    last = spoken.body[:-2].rfind(b"\n\n") + 2
+    for part in (spoken.body[:-1], spoken.body[:last]):
+        assert not reading(cut(part, places), events=True).finished
+
+
 @given(st.sampled_from(STREAMS), st.integers(0, 500), PLACES)
 def test_bytes_far_from_the_end_are_not_kept(
     spoken: Spoken, length: int, places: list[int]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.observability.record import Outcome
 from tests.fuzz import examples
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
+    DONE,
+    EVENTS,
     STREAM,
     STREAM_HEAD,
     Client,
     Engine,
     broadcast_of,
     chunk,
+    error_in,
     event,
     json_answer,
     whole_for,
@@ -224,6 +229,33 @@ async def test_responses_are_complete_and_memory_is_bounded_in_any_order(
         assert ending.answered or got is None
         assert got is None or got.end
     assert not broadcast.abandoned
+
+
+@pytest.mark.parametrize("http10", [False, True])
+async def test_client_that_cancels_after_the_last_event_has_all_of_it(http10: bool) -> None:
+    broadcast = broadcast_of()
+    first = Client("first").join(broadcast, http10=http10)
+    other = Client("other", room=1).join(broadcast)
+    engine = Engine(broadcast)
+    engine.says(STREAM.removesuffix(b"0\r\n\r\n"))
+    first.subscriber.fail(Refusal(Reason.CANCELLED, "cancelled"))
+    assert first.body == whole_for("first")
+    assert first.ended_well
+    assert broadcast.outcome is Outcome.OK
+    assert engine.transport.closed
+    assert not other.subscriber.done.done(), "it is behind, and goes on alone"
+    other.read()
+    assert other.body == whole_for("other")
+    assert other.ended_well
+
+
+async def test_client_that_cancels_before_it_has_the_last_event_gets_the_error() -> None:
+    broadcast = broadcast_of()
+    slow, other = Client("slow", room=1).join(broadcast), Client("other").join(broadcast)
+    Engine(broadcast).says(STREAM_HEAD, chunk(EVENTS[0]), chunk(DONE))
+    slow.subscriber.fail(Refusal(Reason.CANCELLED, "cancelled"))
+    assert error_in(slow.body)["code"] == "cancelled"
+    assert not other.subscriber.done.done()
 
 
 async def test_subscribers_wait_for_another_response_after_a_lost_connection() -> None:

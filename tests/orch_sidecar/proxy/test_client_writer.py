@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.usage import MOST_PIECE_BYTES
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
@@ -176,6 +177,33 @@ async def test_response_fails_once() -> None:
     relayed.writer.fail(Refusal(Reason.CANCELLED, "cancelled"))
     assert relayed.client.data == data
     assert not relayed.client.aborted
+
+
+@pytest.mark.parametrize("http10", [False, True])
+@pytest.mark.parametrize(
+    "spoken", [each for each in SPOKEN if each.stream], ids=lambda spoken: spoken.name
+)
+async def test_stream_is_complete_once_its_last_event_was_sent(
+    spoken: Spoken, http10: bool
+) -> None:
+    """Its body has yet to end when its client cancels, or its engine is lost: no error follows."""
+    *before, last = [each + b"\n\n" for each in spoken.body.split(b"\n\n")[:-1]]
+    relayed = Relayed(spoken.api, http10=http10).says(STREAM_HEAD, *map(chunk, before))
+    relayed.says(*cut(chunk(last), [*range(0, len(last), MOST_PIECE_BYTES + 1)])).closes()
+    check(spoken, relayed)
+    assert relayed.client.data.endswith(last if http10 else chunk(last) + LAST_CHUNK)
+    assert not relayed.response.complete, "the engine has to confirm the end of its lease"
+    data = relayed.client.data
+    relayed.writer.fail(Refusal(Reason.CANCELLED, "cancelled"))
+    assert relayed.client.data == data
+
+
+async def test_stream_to_a_client_that_does_not_read_is_not_complete() -> None:
+    relayed = Relayed().says(STREAM_HEAD, chunk(sse({})))
+    relayed.says(chunk(DONE))
+    relayed.writer.pause()
+    relayed.writer.fail(Refusal(Reason.CLIENT_STALLED, "stalled"))
+    assert relayed.response.failure is not None
 
 
 STREAMS = [spoken for spoken in SPOKEN if spoken.stream and not spoken.failed]
