@@ -99,4 +99,5 @@ class EngineClaims:
         self.offers.offer(request.cost, self.offers.taken)
         outcome = self._controller.arrive(ticket, request, now)
         self.offers.settle()
+        self.update()
         return outcome

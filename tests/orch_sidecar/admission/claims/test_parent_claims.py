@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from orch_sidecar.admission.claims.parent_claims import ParentClaims
+from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.api.refusal import Refusal
+from tests.orch_sidecar.admission.examples import interactive, report
+from tests.orch_sidecar.admission.gates import gate_of
 from vllm_plugin.contracts.lease_protocol import OFFER_S, Claim, ClaimCall
 
 OWN, ONE, TWO = "0" * 16, "1" * 16, "2" * 16
@@ -107,3 +113,18 @@ def test_parent_that_disconnects_claims_nothing(parents: ParentClaims) -> None:
     assert parents.offered() == []
     assert not parents.waiting
     assert not parents.takes(ONE, 1, 0.0)
+
+
+async def test_slots_of_a_parents_request_that_is_refused_are_given_back_at_once() -> None:
+    """Later they would be taken from what is offered then."""
+    gate, calls = gate_of(SLOTS), list[int]()
+    gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
+    gate.claims.parents.books.opened(ONE)
+    gate.claims.on_change = lambda: calls.append(gate.offers.unused)
+    assert gate.claims.claimed(ONE, ClaimCall(several(2)), asyncio.get_running_loop().time())
+    gate.offered(2, 1)
+    gate.drain(OrderedBy.OPERATOR)
+    request = interactive(2)
+    request.parent = ONE
+    assert isinstance(gate.arrive(gate.ids.new(2), request), Refusal)
+    assert calls[-1] == gate.offers.unused == 2
