@@ -40,6 +40,8 @@ from vllm_plugin.contracts.lease_protocol import (
 
 # A reader gives a silent stream up after that time; so is a reader that takes nothing.
 WRITE_TIMEOUT_S = STALE_AFTER_S
+# A claim is a hundred bytes.
+READ_TIMEOUT_S = STALE_AFTER_S
 
 
 class PublishedPools(Protocol):
@@ -146,9 +148,17 @@ class Publisher:
         if isinstance(pool, Refusal):
             return pool
         try:
-            call = parse_claim(await http.read(), pool.ledger.slots_total)
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                body = await http.read()
+            call = parse_claim(body, pool.ledger.slots_total)
         except ValueError as invalid:
             return Refusal(Reason.INVALID_REQUEST, str(invalid))
+        except TimeoutError:
+            text = f"the body did not arrive within {READ_TIMEOUT_S:g} s: send it again"
+            return Refusal(Reason.BODY_TIMEOUT, text)
+        except web.HTTPRequestEntityTooLarge as error:
+            text = f"{error.text}; a claim has about a hundred bytes"
+            return Refusal(Reason.BODY_TOO_LARGE, text)
         if not pool.claims.claimed(instance, call, asyncio.get_running_loop().time()):
             text = f"instance {instance[:40]!r} must read the state stream, where slots are offered"
             error = {"message": text, "type": "no_stream", "code": 409}

@@ -55,10 +55,11 @@ class Readers:
         self._readers.pop(reader, None)
 
     def _place_of(self, new: Reader, owners: Collection[str]) -> Reader | Refusal | None:
-        if new.instance in owners:
+        if new.instance is not None:
             # One stream for each pool: the connection of an earlier one is lost.
-            same = (each for each in self._readers if _same(each, new))
-            return next(same, None)
+            same = next((each for each in self._readers if _same(each, new)), None)
+            if same is not None or new.instance in owners:
+                return same
         others = [each for each in self._readers if each.instance not in owners]
         if len(others) < MOST_READERS:
             return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
+from orch_sidecar.control import state_stream
 from tests.integration.backlogs import (
     BULK,
     Numbers,
@@ -188,6 +191,43 @@ async def test_claim_that_is_invalid_or_of_nobody_who_reads_the_state_is_refused
     response = await client.request("PUT", "/v1/capabilities/claims/" + "e" * 16, body)
     assert response.status == status
     assert text in response.error["message"]
+
+
+async def test_claim_that_is_too_large_or_never_complete_is_refused(
+    engine: ScriptedEngine,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(state_stream, "READ_TIMEOUT_S", 0.05)
+    child = await start()
+    path = "/v1/capabilities/claims/" + "e" * 16
+    client = await child.client()
+    response = await client.request("PUT", path, b" " * (2 << 20))
+    assert (response.status, response.error["code"]) == (413, "body_too_large")
+    client = await child.client()
+    client.send(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
+    response = await client.response("PUT")
+    assert (response.status, response.error["code"]) == (400, "body_timeout")
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+async def test_parent_that_reads_again_is_sent_its_offers_on_the_new_stream(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    """The connection of the old one is lost, and nobody has noticed."""
+    child, other = await start(), await start()
+    await knows(2, child, other)
+    parent = "e" * 16
+    for _ in range(2):
+        stream = await child.client()
+        stream.send_request("GET", f"/v1/capabilities/stream?instance={parent}")
+        await stream.seen(b"event: state\n")
+    client = await child.client()
+    body = b'{"cost": 1, "urgent": true}'
+    response = await client.request("PUT", f"/v1/capabilities/claims/{parent}", body)
+    assert response.status == 204
+    await stream.seen(b"event: offer\n")
 
 
 async def test_parent_of_a_sidecar_that_has_the_engine_alone_claims_nothing(
