@@ -186,3 +186,30 @@ async def test_restarted_sidecar_finds_its_predecessors_requests_and_keeps_out_o
     for client in clients:
         assert (await client.response()).status == 200
     await eventually(lambda: second.ledger.foreign == 0)
+
+
+@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("n", [1, 4])
+async def test_slots_of_a_request_that_the_engine_answers_4xx_go_to_those_that_wait(
+    engine: ScriptedEngine, sidecar: Running, n: int, status: int
+) -> None:
+    """It has read the request, and rejects what is in it."""
+    entered, go = asyncio.Event(), asyncio.Event()
+
+    async def rejects(answer: Answer) -> None:
+        entered.set()
+        await go.wait()
+        answer.json({"error": {"message": "too long", "type": "BadRequestError"}}, status)
+
+    engine.scripts.append(rejects)
+    bad = await started(sidecar, n=n)
+    await entered.wait()
+    rest = [await started(sidecar, n=4, seed=seed) for seed in range(3)]
+    await eventually(lambda: sidecar.queued == len(rest))
+    assert (sidecar.ledger.leased, engine.present) == (n, n)
+    go.set()
+    assert (await bad.response()).status == status
+    assert [(await client.response()).status for client in rest] == [200] * len(rest)
+    assert engine.revoked == []
+    assert engine.peak == sidecar.ledger.slots_total == 4
+    assert sidecar.ledger.lease_count == engine.present == sidecar.ledger.violations == 0
