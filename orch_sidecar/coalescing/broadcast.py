@@ -150,7 +150,7 @@ class Broadcast:
     def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
         """Ends the response here. Slow subscribers first get what there is."""
         log = self.log
-        if log.ended:
+        if log.ended or self.finish_early():
             return
         log.ended = True
         log.failure = refusal

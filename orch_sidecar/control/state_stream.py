@@ -156,8 +156,8 @@ class Publisher:
         except TimeoutError:
             text = f"the body did not arrive within {READ_TIMEOUT_S:g} s: send it again"
             return Refusal(Reason.BODY_TIMEOUT, text)
-        except web.HTTPRequestEntityTooLarge as error:
-            text = f"{error.text}; a claim has about a hundred bytes"
+        except web.HTTPRequestEntityTooLarge as found:
+            text = f"{found.text}; a claim has about a hundred bytes"
             return Refusal(Reason.BODY_TOO_LARGE, text)
         if not pool.claims.claimed(instance, call, asyncio.get_running_loop().time()):
             text = f"instance {instance[:40]!r} must read the state stream, where slots are offered"

@@ -168,7 +168,9 @@ class EngineResponse:
         body = self._body
         if self.done.done() or self._paused or not self._sink.started or self.status != 200:
             return False
-        if isinstance(body, LengthBody) or not self.answer.finished:
+        if isinstance(body, LengthBody) or (isinstance(body, ChunkedBody) and body.within_chunk):
+            return False
+        if not self.answer.finished:
             return False
         self.stop()
         self.answer.end()

@@ -11,7 +11,7 @@ import aiohttp
 
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.clients import PATHS, body, post, session, traceparent
+from tests.engine.clients import PATHS, body, engine_state, post, session, traceparent
 
 _TOKENS = 12
 _COUNTS = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
@@ -98,19 +98,24 @@ async def check_counts(stack: Stack, receiver: OtlpReceiver, rounds: int) -> Non
 
 
 async def check_mistakes(stack: Stack) -> None:
-    """What the engine refuses with 4xx is the client's mistake, not an error of the engine."""
+    """What the engine refuses with 4xx is the client's mistake, not an error of the engine. Its
+    slots are free for the next request, which needs all of them."""
     mistakes: list[dict[str, Any]] = [
         {"model": "nonsense"},
         {"temperature": -3},
         {"prompt": "too long " * 4000},
     ]
     async with session() as http:
-        before = await _metrics(http, stack)
+        before, engine = await _metrics(http, stack), await engine_state(http, stack.url)
+        slots = engine["slots_total"]
         for mistake in mistakes:
-            document = body("completions", 4, stream=True) | mistake
+            document = body("completions", 4, stream=True, n=slots) | mistake
             answer = await post(http, stack.url, "completions", document)
             assert 400 <= answer.status < 500
         more = await _metrics(http, stack) - before
+        assert (await engine_state(http, stack.url))["leased"] == 0
+        document = body("completions", 4, stream=True, n=slots)
+        assert (await post(http, stack.url, "completions", document)).status == 200
     assert (more["client_error"], more["engine_error"]) == (len(mistakes), 0), more
 
 

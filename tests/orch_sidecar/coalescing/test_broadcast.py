@@ -249,6 +249,17 @@ async def test_client_that_cancels_after_the_last_event_has_all_of_it(http10: bo
     assert other.ended_well
 
 
+async def test_generation_that_is_cancelled_after_its_last_event_is_complete() -> None:
+    """The sidecar stops before the engine has ended the body."""
+    broadcast = broadcast_of()
+    clients = [Client(name).join(broadcast) for name in "ab"]
+    Engine(broadcast).says(STREAM.removesuffix(b"0\r\n\r\n"))
+    broadcast.fail(Refusal(Reason.DRAINING, "stopping"))
+    for client in clients:
+        assert client.body == whole_for(client.name)
+        assert client.ended_well
+
+
 async def test_client_that_cancels_before_it_has_the_last_event_gets_the_error() -> None:
     broadcast = broadcast_of()
     slow, other = Client("slow", room=1).join(broadcast), Client("other").join(broadcast)

@@ -198,6 +198,19 @@ async def test_stream_is_complete_once_its_last_event_was_sent(
     assert relayed.client.data == data
 
 
+async def test_large_last_event_leaves_its_chunk_open_until_that_has_ended() -> None:
+    last = sse(
+        {"type": "response.completed", "text": "x" * 2 * MAX_BUFFERED_BYTES}, "response.completed"
+    )
+    data = chunk(last)
+    relayed = Relayed(apis.RESPONSES).says(STREAM_HEAD, data[:-9], data[-9:-2]).closes()
+    assert relayed.response.failure is not None
+    assert relayed.client.aborted
+    relayed = Relayed(apis.RESPONSES).says(STREAM_HEAD, data[:-9], data[-9:]).closes()
+    assert relayed.response.failure is None
+    assert relayed.got[1] == last
+
+
 async def test_stream_to_a_client_that_does_not_read_is_not_complete() -> None:
     relayed = Relayed().says(STREAM_HEAD, chunk(sse({})))
     relayed.says(chunk(DONE))
