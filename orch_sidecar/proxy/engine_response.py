@@ -163,7 +163,7 @@ class EngineResponse:
             self._sink.fail(refusal, at_event_boundary=boundary)
 
     def finish_early(self) -> bool:
-        """Ends a stream of which the sink has the last event, and the engine not ended the body.
+        """Ends a stream of which the sink has the last event, before the engine has ended the body.
         Returns whether it did. The engine has to confirm the end of the request's lease."""
         body = self._body
         if self.done.done() or self._paused or not self._sink.started or self.status != 200:
