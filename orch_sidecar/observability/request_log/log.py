@@ -36,7 +36,7 @@ class RequestLog:
         self._metrics = metrics
         self._histories: dict[str, StepHistory] = {}
         self._ended: list[Ended] = []
-        self._lost = 0  # records that exceeded the queue
+        self._lost = 0  # records that exceeded the queue, or met a fault
         metrics.log_to(self._take, lambda: self._lost + writer.dropped)
 
     async def run(self) -> None:
@@ -53,9 +53,11 @@ class RequestLog:
     def _look_safely(self, pending_s: float) -> None:
         try:
             self._look(pending_s)
-        # A line that is lost must not end the sidecar.
+        # A fault of the log must not end the sidecar, nor be met again by the next lines.
         except Exception:
-            logger.exception("lines of the request log were lost")
+            logger.exception("%d lines of the request log were dropped", len(self._ended))
+            self._lost += len(self._ended)
+            self._ended = []
 
     def _take(self, ended: list[Ended]) -> None:
         """Takes records that have ended."""
@@ -73,18 +75,19 @@ class RequestLog:
             if document is not None and beat_at is not None and beat_at > history.known_until:
                 history.add(document, beat_at)
         self._metrics.catch_up()
-        ended, self._ended = self._ended, []
         lines: list[Line] = []
+        pending: list[Ended] = []
         now = time.monotonic_ns()
-        for each in ended:
+        for each in self._ended:
             record, at = each
             history_of = None if record.admitted is None else self._histories.get(record.pool or "")
             mean = None
             if history_of is not None and record.admitted is not None:
                 if history_of.known_until * 1e9 < at and now - at < pending_s * 1e9:
-                    self._ended.append(each)
+                    pending.append(each)
                     continue
                 mean = history_of.mean_batch(record.admitted / 1e9, at / 1e9)
             lines.append(partial(line_of, record, at, mean))
         if lines:
             self._writer.write(lines)
+        self._ended = pending

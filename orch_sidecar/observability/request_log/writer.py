@@ -48,6 +48,7 @@ class LineWriter:
         self._wakes = threading.Event()
         self._closing = False
         self._failed = False
+        self._torn = False  # the file ends in a part of a line
         self._thread = threading.Thread(target=self._run, name="request log", daemon=True)
         self._thread.start()
 
@@ -79,15 +80,20 @@ class LineWriter:
                 return
 
     def _write(self, batch: Sequence[Line]) -> None:
-        written = False
+        written = 0
         try:
-            data = memoryview(b"".join(line() + b"\n" for line in batch))
+            data = b"".join(line() + b"\n" for line in batch)
             if self._was_moved():
                 moved, self._fd = self._fd, self._open()
                 os.close(moved)
-            while data:
-                data = data[os.write(self._fd, data) :]
-            written, self._failed = True, False
+                self._torn = False
+            if self._torn:
+                self._append(b"\n")
+            end = 0
+            while end < len(data):
+                begin, end = end, end + self._append(memoryview(data)[end:])
+                written += data.count(b"\n", begin, end)
+            self._failed = False
         except OSError as error:
             if not self._failed:
                 logger.warning("the request log cannot be written: %s", error)
@@ -97,7 +103,13 @@ class LineWriter:
             logger.exception("lines of the request log could not be made")
         with self._lock:
             self._waiting -= len(batch)
-            self.dropped += 0 if written else len(batch)
+            self.dropped += len(batch) - written
+
+    def _append(self, data: bytes | memoryview) -> int:
+        """Writes as much as the file takes, which it returns."""
+        length = os.write(self._fd, data)
+        self._torn = data[length - 1] != ord("\n")
+        return length
 
     def _open(self) -> int:
         if self._path is None:

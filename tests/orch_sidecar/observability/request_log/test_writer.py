@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -103,3 +105,25 @@ def test_standard_output_is_one_of_the_places(capfd: pytest.CaptureFixture[str])
     writer.write(lines("1"))
     writer.close(10.0)
     assert capfd.readouterr().out == "1\n"
+
+
+def test_line_that_was_cut_by_a_full_disk_does_not_spoil_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "requests.jsonl", os.write
+    calls: list[bytes] = []
+
+    def on_a_full_disk(fd: int, data: bytes) -> int:
+        calls.append(bytes(data))
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:6] if len(calls) == 1 else data)
+
+    monkeypatch.setattr(os, "write", on_a_full_disk)
+    writer = LineWriter(str(path))
+    writer.write(lines("111", "222", "333"))
+    while writer.dropped < 2:
+        pass
+    writer.write(lines("444"))
+    writer.close(10.0)
+    assert (read(path), writer.dropped) == (["111", "22", "444"], 2)
