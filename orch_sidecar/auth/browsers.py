@@ -6,6 +6,10 @@ before they send another site a header of ours or a JSON body. So what changes s
 of these, each exactly; the name by which it is called was checked before (`admin_hosts`). Another
 site may link to the page, and load nothing. Clients that are no browsers send none of the two
 fields.
+
+Behind a proxy that ends TLS the page's own origin is `https`. A page of `https` that calls this
+listener by `http` has the same `Origin` where both have their default ports, but not the same site:
+browsers then state another one, or none. So `https` takes a `Sec-Fetch-Site` that confirms it.
 """
 
 from __future__ import annotations
@@ -31,18 +35,22 @@ _SHOWN_CHARACTERS: Final = 80
 
 def check_browser(method: str, headers: MultiMapping[str], body: bytes) -> Refusal | None:
     """Returns the refusal of a browser's request; None if it is accepted, or no browser's."""
-    origins = headers.getall(ORIGIN, [])
-    if not origins and SEC_FETCH_SITE not in headers:
+    origins, sites = headers.getall(ORIGIN, []), headers.getall(SEC_FETCH_SITE, [])
+    if not origins and not sites:
         return None
-    own = [f"http://{headers.get(HOST, '')}"]
+    host = headers.get(HOST, "")
+    behind_tls = origins == [f"https://{host}"] and sites == ["same-origin"]
     reads = method in ("GET", "HEAD")
-    if origins != own and (origins or not reads):
+    if origins != [f"http://{host}"] and not behind_tls and (origins or not reads):
         shown = ", ".join(origins)[:_SHOWN_CHARACTERS] or "missing"
-        return _refused(f"its Origin is {shown}, and must be {own[0][:_SHOWN_CHARACTERS]}")
-    site = headers.get(SEC_FETCH_SITE, "same-origin")
+        host = host[:_SHOWN_CHARACTERS]
+        return _refused(
+            f"its Origin is {shown}, and must be http://{host}; behind a proxy that ends TLS, "
+            f"https://{host} with {SEC_FETCH_SITE}: same-origin"
+        )
     navigates = reads and headers.get(SEC_FETCH_MODE) == "navigate"
-    if site not in ("same-origin", "none") and not navigates:
-        return _refused(f"its {SEC_FETCH_SITE} is {site[:_SHOWN_CHARACTERS]}")
+    if sites not in ([], ["same-origin"], ["none"]) and not navigates:
+        return _refused(f"its {SEC_FETCH_SITE} is {', '.join(sites)[:_SHOWN_CHARACTERS]}")
     if reads:
         return None
     if headers.getall(X_ORCH_OPERATOR, []) != ["true"]:

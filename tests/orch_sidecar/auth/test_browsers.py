@@ -31,6 +31,27 @@ def test_own_page_may_change_something() -> None:
     assert check_browser("POST", headers("Sec-Fetch-Site"), b"{}") is None
 
 
+def test_own_page_behind_a_proxy_that_ends_tls_may_change_something() -> None:
+    """The browser states that it calls the page's own server, which it does by https."""
+    assert check_browser("POST", headers(Origin=f"https://{HOST}"), b"{}") is None
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "none", "Same-Origin", ""])
+def test_page_of_https_that_calls_by_http_is_another_site(site: str) -> None:
+    sent = headers(Origin=f"https://{HOST}", Sec_Fetch_Site=site)
+    assert check_browser("POST", sent, b"{}") is not None
+    del sent["Sec-Fetch-Site"]  # as browsers do where they call by http
+    refusal = check_browser("POST", sent, b"{}")
+    assert refusal is not None
+    assert "Sec-Fetch-Site" in refusal.message
+
+
+def test_of_two_fetch_sites_none_counts() -> None:
+    sent = headers(Origin=f"https://{HOST}")
+    sent.add("Sec-Fetch-Site", "cross-site")
+    assert check_browser("POST", sent, b"{}") is not None
+
+
 def test_client_that_is_no_browser_needs_none_of_it() -> None:
     assert check_browser("POST", CIMultiDict({"Host": HOST}), b"") is None
 
@@ -39,7 +60,7 @@ def test_client_that_is_no_browser_needs_none_of_it() -> None:
     "origin",
     [
         "null", "", "http://evil.example", "http://localhost", "http://localhost:9081",
-        "http://127.0.0.1:9080", "https://localhost:9080", "http://localhost:9080.evil.example",
+        "http://127.0.0.1:9080", "https://localhost", "http://localhost:9080.evil.example",
         "http://LOCALHOST:9080", "http://localhost:9080/", "http://user@localhost:9080",
         "http://localhost:9080 http://evil.example", "file://",
     ],

@@ -15,6 +15,7 @@ from orch_sidecar.engine_state.step_history import StepHistory
 from orch_sidecar.observability.request_log import log
 from orch_sidecar.observability.request_log.log import RequestLog
 from orch_sidecar.observability.request_log.writer import LineWriter
+from tests.integration.running import eventually
 from tests.orch_sidecar.observability.request_log.test_lines import served
 
 
@@ -42,9 +43,7 @@ async def test_lines_that_meet_a_fault_are_counted_and_the_next_ones_are_written
     with monkeypatch.context() as faulty:
         faulty.setattr(StepHistory, "mean_batch", lambda *_: 1 // 0)
         metrics.take([(served(), 5), (served(), 5)])
-        async with asyncio.timeout(20):
-            while metrics.dropped() < 2:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: metrics.dropped() == 2)
     metrics.take([(served(scenario="next"), 5)])
     running.cancel()
     await requests.close()
