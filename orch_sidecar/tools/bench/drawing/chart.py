@@ -160,11 +160,12 @@ class _Drawing:
                 "path", d=_line((x, self._bottom), (x, self._bottom + _TICK)), class_="axis"
             )
             half = _LETTER * (len(text) + 1) / 2
-            if x - half < last:
+            middle = min(x, _WIDTH - half)  # the picture ends there
+            if middle - half < last:
                 continue  # its number would lie over the one before
-            last = x + half
+            last = middle + half
             yield element(
-                "text", text, x=x, y=self._bottom + 16, class_="tick", text_anchor="middle"
+                "text", text, x=middle, y=self._bottom + 16, class_="tick", text_anchor="middle"
             )
         yield element("path", d=_line((_LEFT, self._bottom), (right, self._bottom)), class_="axis")
         middle = (_LEFT + right) / 2

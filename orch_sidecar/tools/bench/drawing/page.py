@@ -57,7 +57,7 @@ td{overflow-wrap:anywhere}
 .facts{width:100%;font-size:.93em}
 .facts th{width:9em;font-weight:400;color:var(--soft)}
 .figures{display:grid;gap:24px 32px;
-grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr))}
+grid-template-columns:repeat(auto-fill,minmax(min(440px,100%),1fr))}
 figure{margin:0}
 .chart{width:100%;height:auto;display:block;margin-top:.4em}
 .chart text{fill:var(--ink);font:12px system-ui,sans-serif;font-variant-numeric:tabular-nums}
@@ -79,6 +79,7 @@ figure{margin:0}
 font-size:.87em}
 .legend li{display:flex;align-items:center;gap:.45em}
 .sample{width:24px;height:10px;flex:none}
+@media(max-width:560px){table{font-size:.87em}th,td{padding-right:.5em}tbody th{white-space:normal}}
 """
 
 

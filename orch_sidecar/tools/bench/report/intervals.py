@@ -89,7 +89,8 @@ def of_rate(amounts: Sequence[float], seconds: float) -> Estimate:
 def change(before: Estimate, after: Estimate, *, relative: bool) -> Change | None:
     """Returns the change, None of a figure that is 0 and has no relative one.
 
-    The interval of a ratio is that of the difference of the logarithms (delta method).
+    The interval of a ratio is that of the difference of the logarithms (delta method); none of a
+    figure whose own interval reaches 0, as its logarithm has no bound.
     """
     known = before.margin is not None and after.margin is not None
     if not relative:
@@ -99,9 +100,11 @@ def change(before: Estimate, after: Estimate, *, relative: bool) -> Change | Non
     if before.value <= 0 or after.value <= 0:
         return None
     ratio = after.value / before.value
-    shares = ((each.margin or 0.0) / each.value for each in (before, after))
+    shares = [(each.margin or 0.0) / each.value for each in (before, after)]
+    if not known or max(shares) >= 1:
+        return Change(ratio - 1, None)
     wide = math.exp(math.hypot(*shares))
-    return Change(ratio - 1, (ratio / wide - 1, ratio * wide - 1) if known else None)
+    return Change(ratio - 1, (ratio / wide - 1, ratio * wide - 1))
 
 
 def _estimate(whole: float, sections: Sequence[float]) -> Estimate:

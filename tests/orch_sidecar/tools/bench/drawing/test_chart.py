@@ -78,3 +78,9 @@ def test_names_of_near_values_stand_above_each_other() -> None:
 
 def test_single_series_needs_no_legend() -> None:
     assert drawn(DOTS).all("ul") == []
+
+
+def test_last_number_of_the_axis_is_inside_of_the_picture() -> None:
+    text = html_of(figure(chart([Series("a", Look.DOTS, [0.0, 10_000.0], [1.0, 2.0])]), 1))
+    [x] = re.findall(r'<text(?=[^>]*text-anchor="middle")[^>]* x="([\d.]+)"[^>]*>10000<', text)
+    assert float(x) + 5 * 7 / 2 <= 480  # five digits of the widest usual font

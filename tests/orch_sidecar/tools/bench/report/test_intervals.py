@@ -107,3 +107,15 @@ def test_change_without_intervals_shows_nothing() -> None:
     assert found is not None
     assert (found.value, found.interval, found.is_shown) == (1.0, None, False)
     assert change(Estimate(0, 0), Estimate(1, 0), relative=True) is None
+
+
+@pytest.mark.parametrize("margin", [0.4, 356.0])
+def test_ratio_to_a_figure_that_may_be_0_has_no_interval(margin: float) -> None:
+    """As of a median wait of 0.3 ms where some sections of the run waited for half a second."""
+    for pair in (
+        (Estimate(0.34, margin), Estimate(2, 0.1)),
+        (Estimate(2, 0.1), Estimate(0.34, margin)),
+    ):
+        found = change(*pair, relative=True)
+        assert found is not None
+        assert (found.interval, found.is_shown) == (None, False)
