@@ -87,7 +87,7 @@ LIVE: Final = "/v1/live"
 ROOT: Final = "/"
 PAGE: Final = "/ui"
 UI_FILES: Final = {PAGE: "index.html"} | {
-    f"{PAGE}/{name}": name for name in ("app.js", "view.js", "charts.js", "style.css")
+    f"{PAGE}/{name}": name for name in ("app.js", "view.js", "dom.js", "charts.js", "style.css")
 }
 
 _ENDPOINTS: Final = (

@@ -82,14 +82,22 @@ async function follow() {
       await askForKey(Boolean(key));
       return;
     }
-    if (!response.ok) throw new Error(await messageOf(response));
+    if (!response.ok) throw new Refused(await messageOf(response));
     failures = 0;
+    showRefusal("");
     setConnection(true, "Live");
     await readEvents(response, alive, apply);
   } finally {
     clearTimeout(timer);
     controller.abort();
   }
+}
+
+class Refused extends Error {}
+
+function showRefusal(message) {
+  element("refused").textContent = message;
+  element("refused").hidden = !message;
 }
 
 let failures = 0;
@@ -99,6 +107,7 @@ async function run() {
       await follow();
     } catch (error) {
       if (error instanceof SyntaxError) console.error("an event could not be read", error);
+      if (error instanceof Refused) showRefusal(`The sidecar refuses to show its state: ${error.message}`);
     }
     setConnection(false, "Connection lost: trying again");
     await new Promise((go) => setTimeout(go, RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)]));

@@ -67,7 +67,7 @@ export function drawCurve(svg, pool) {
   const sloFits = slo != null && slo < 3 * highest;
   const tick = round(Math.max(highest * 1.15, sloFits ? slo * 1.1 : 0) / 4);
   const top = tick * 4;
-  const left = 54, right = width - 10, low = height - 34, high = 12;
+  const left = 54, right = width - 10, low = height - 34, high = 16;
   const x = (batch) => left + ((batch - 1) / (most - 1)) * (right - left);
   const y = (each) => low - (each / top) * (low - high);
   const nodes = [];
@@ -82,7 +82,7 @@ export function drawCurve(svg, pool) {
     nodes.push(make("path", { class: "slo", d: `M${left} ${y(slo)}H${right}` }));
     nodes.push(make("text", { class: "tick end", x: right, y: y(slo) - 5 }, `SLO per token, ${slo} ms`));
   }
-  if (slo != null && !sloFits) nodes.push(make("text", { class: "tick end", x: right, y: low - 8 }, `SLO per token: ${slo} ms, above this chart`));
+  if (slo != null && !sloFits) nodes.push(make("text", { class: "tick end", x: right, y: high - 4 }, `SLO per token: ${slo} ms, above this chart`));
   if (fit) {
     const known = [], beyond = [];
     for (let n = 0; n <= 60; n++) {

@@ -1,9 +1,11 @@
-// Draws the live document. Elements are kept and only what differs is written, so that focus,
-// selection and the reader's place in a table stay where they are.
+// Draws the live document.
 
 import { drawCurve, drawStrip } from "./charts.js";
+import { attribute, element, fillRow, keyed, newRow, show, text } from "./dom.js";
 
 const SHOWN = 30; // of the last requests
+const MOST_CELLS = 512; // of a pool with more slots, a cell is several
+const MOST_ADMITTED = 100; // of a pool in the document
 const TYPES = {
   single_stream: ["single stream", "One request at a time: each has the whole engine."],
   batched_online: ["batched online", "Many requests share each step, within limits of latency."],
@@ -16,8 +18,6 @@ const CLASSES = [
   ["closing", "closing"],
   ["free", "free"],
 ];
-
-const element = (id) => document.getElementById(id);
 
 export function ms(value) {
   if (value == null) return "–";
@@ -38,48 +38,6 @@ const sentence = (value) => value && `${value[0].toUpperCase()}${value.slice(1)}
 const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
 const count = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en"));
 const percent = (value) => (value == null ? "–" : `${Math.round(100 * value)} %`);
-
-// Writes only what differs.
-function text(node, value) {
-  if (node.textContent !== value) node.textContent = value;
-}
-function attribute(node, name, value) {
-  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
-}
-function show(node, shown) {
-  if (node.hidden === shown) node.hidden = !shown;
-}
-
-// Makes the children of `parent` those of `items`, in their order; `fill` writes one.
-function keyed(parent, items, keyOf, make, fill) {
-  const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
-  const keys = items.map((item) => String(keyOf(item)));
-  const kept = new Set(keys);
-  for (const [key, child] of old) if (!kept.has(key)) child.remove();
-  let place = parent.firstElementChild;
-  items.forEach((item, at) => {
-    let child = old.get(keys[at]);
-    if (!child) {
-      child = make(item);
-      child.dataset.key = keys[at];
-    }
-    if (child === place) place = place.nextElementSibling;
-    else parent.insertBefore(child, place);
-    fill(child, item);
-  });
-}
-
-// A table's row of texts; `cells`: [text, class of the cell].
-function fillRow(row, cells) {
-  cells.forEach(([value, name], at) => {
-    const cell = row.children[at] ?? row.appendChild(document.createElement("td"));
-    if (value instanceof Node) {
-      if (cell.firstChild !== value) cell.replaceChildren(value);
-    } else text(cell, value);
-    if (cell.className !== (name ?? "")) cell.className = name ?? "";
-  });
-}
-const newRow = () => document.createElement("tr");
 
 export function setConnection(live, message) {
   const node = element("live");
@@ -166,9 +124,11 @@ function fillOutage(node, pool, now) {
 function fillSlots(part, pool) {
   const slots = pool.slots;
   const used = slots.total - slots.free;
-  text(part.used, slots.total ? `${used} of ${slots.total} in use` : "none known yet");
+  const each = Math.max(1, Math.ceil(slots.total / MOST_CELLS));
+  const scale = each > 1 ? `; a cell is ${each} slots` : "";
+  text(part.used, slots.total ? `${count(used)} of ${count(slots.total)} in use${scale}` : "none known yet");
   const kinds = [];
-  for (const [name] of CLASSES) for (let n = 0; n < slots[name] && kinds.length < slots.total; n++) kinds.push(name);
+  for (const [name] of CLASSES) for (let n = 0; n < slots[name] && kinds.length < MOST_CELLS; n += each) kinds.push(name);
   const cells = part.cells;
   while (cells.children.length > kinds.length) cells.lastElementChild.remove();
   kinds.forEach((name, at) => {
@@ -259,7 +219,8 @@ function fillQueue(live, actions, now, waiting) {
 
 function fillRunning(live, actions, now) {
   const rows = live.pools.flatMap((pool) => pool.admitted.map((row) => ({ ...row, pool: pool.name })));
-  text(element("running-count"), rows.length ? String(rows.length) : "");
+  const more = live.pools.some((pool) => pool.admitted.length >= MOST_ADMITTED);
+  text(element("running-count"), rows.length ? `${rows.length}${more ? " or more" : ""}` : "");
   fillInFlight("running", rows, (row) => [
     [row.class], [row.key ?? "–", "of-key"], [row.pool, "of-pool"], [String(row.cost), "n"], [duration(now - row.admitted_at), "n"],
     [row.first_byte_at == null ? "reads its prompt" : "generates"],

@@ -1,0 +1,100 @@
+"""The page with what others wrote: names that are markup, ids that are alike, slots without end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from tests.integration.browser.conftest import Open
+from tests.integration.browser.test_page import SOON_MS, WORKED, operators
+from tests.integration.held import Held, started
+from tests.integration.running import Start, all_ready, pools
+from tests.integration.scripted_engine import Engine
+
+pytestmark = pytest.mark.long
+
+MARKUP = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+
+
+async def test_markup_is_text_and_an_engine_of_100_000_slots_does_not_hold_up_the_page(
+    open_page: Open, start: Start, another: Engine
+) -> None:
+    engine = await another(slots=100_000, models=("tiny", MARKUP))
+    running = await all_ready(await start(**pools(cloud=engine)))
+    engine.tell(**WORKED | {"gpu": MARKUP})
+    assert (await (await running.client()).post(model=MARKUP)).status == 200
+    page = await open_page(operators(running))
+    await expect(page.locator("[data-sub]")).to_contain_text(MARKUP, timeout=SOON_MS)
+    await expect(page.locator("[data-used]")).to_contain_text("of 100,000 in use")
+    await expect(page.locator("#requests-rows tr")).to_have_count(1)
+    assert await page.locator("[data-cells] i").count() <= 512
+    assert await page.locator("#main :is(img, script)").count() == 0
+
+
+async def test_requests_whose_ids_begin_alike_have_their_own_rows(
+    open_page: Open, start: Start, another: Engine
+) -> None:
+    """At the clients' listener ids are cut, and clients may choose their own."""
+    engine = await another(slots=4)
+    engine.answer = held = Held()
+    running = await all_ready(await start(**pools(cloud=engine)))
+    clients = [
+        await started(running, seed=n, headers=[("X-Orch-Request-Id", f"{n:032x}")])
+        for n in (1, 2, 3)
+    ]
+    page = await open_page(f"http://127.0.0.1:{running.port}/ui")
+    rows = page.locator("#running-rows tr")
+    await expect(rows).to_have_count(3, timeout=SOON_MS)
+    held.release()
+    await expect(rows).to_have_count(2)
+    held.release_all()
+    await expect(rows).to_have_count(0)
+    for client in clients:
+        assert (await client.response()).status == 200
+
+
+async def test_keyboard_stays_in_the_table_whose_row_has_gone(
+    open_page: Open, start: Start, another: Engine
+) -> None:
+    engine = await another(slots=4)
+    engine.answer = held = Held()
+    running = await all_ready(await start(**pools(cloud=engine)))
+    clients = [await started(running, seed=seed) for seed in (1, 2)]
+    page = await open_page(operators(running))
+    rows = page.locator("#running-rows tr")
+    await expect(rows).to_have_count(2, timeout=SOON_MS)
+    await rows.first.get_by_role("button").press("Enter")
+    await page.get_by_role("button", name="Cancel request", exact=True).press("Enter")
+    await expect(rows).to_have_count(1)
+    await expect(page.locator("#running-scroll")).to_be_focused()
+    await rows.first.get_by_role("button").press("Enter")
+    await page.get_by_role("button", name="Cancel request", exact=True).press("Enter")
+    await expect(rows).to_have_count(0)
+    await expect(page.locator("#main")).to_be_focused()
+    assert [(await client.response()).status for client in clients] == [499, 499]
+    assert not held.waiting
+
+
+async def test_sidecar_that_refuses_the_stream_is_quoted(
+    open_page: Open, start: Start, tmp_path: Path
+) -> None:
+    running = await start()
+    page = await open_page("about:blank")
+    body = '{"error": {"message": "64 state streams are open, which is the limit"}}'
+    refusing = True
+
+    async def refuse(route: object) -> None:
+        if refusing:
+            await route.fulfill(status=429, body=body)  # type: ignore[attr-defined]
+        else:
+            await route.continue_()  # type: ignore[attr-defined]
+
+    await page.route("**/v1/live", refuse)
+    await page.goto(f"http://127.0.0.1:{running.port}/ui")
+    notice = page.locator("#refused")
+    await expect(notice).to_contain_text("64 state streams are open", timeout=SOON_MS)
+    refusing = False
+    await expect(notice).to_be_hidden(timeout=SOON_MS)
+    await expect(page.locator(".badge")).to_have_text("ready", timeout=SOON_MS)
