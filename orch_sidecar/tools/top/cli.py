@@ -18,8 +18,9 @@ At the operators' listener (by default on port 9080) no key is needed, requests 
 and pools drained and resumed. At the clients' listener an API key is read from
 ${KEY_VARIABLE}, where keys are used, and there is only something to see."""
 
-_EPILOG: Final = """keys: up and down choose a request, left and right a pool; s sorts; c cancels
-      the request, d drains and r resumes the pool, each after a question; q quits
+_EPILOG: Final = """keys: up and down choose a request, left and right a pool; s sorts
+      requests, p pools; c cancels the request, d drains and r resumes the pool, each after a
+      question; q quits
 
 examples:
   orch top

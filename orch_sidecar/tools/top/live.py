@@ -29,6 +29,19 @@ class Order(StrEnum):
         return orders[(orders.index(self) + 1) % len(orders)]
 
 
+class PoolOrder(StrEnum):
+    """How pools are sorted."""
+
+    GIVEN = "given"  # as they are configured
+    QUEUE = "queue"  # the longest first
+    STATE = "state"  # those that take no requests first
+
+    @property
+    def next(self) -> PoolOrder:
+        orders = list(PoolOrder)
+        return orders[(orders.index(self) + 1) % len(orders)]
+
+
 class InFlight(NamedTuple):
     """A request that runs or waits. `since_at`: Unix ms, of its admission or its arrival.
 
@@ -93,10 +106,29 @@ class Choice:
     pool: str = ""
     request: str = ""
     order: Order = Order.STATE
+    pool_order: PoolOrder = PoolOrder.GIVEN
+
+    def pools_of(self, live: Live) -> list[Document]:
+        """Returns the pools, sorted."""
+        pools = live.pools
+        match self.pool_order:
+            case PoolOrder.QUEUE:
+                pools.sort(key=lambda pool: -sum(pool["queued"].values()))
+            case PoolOrder.STATE:
+                pools.sort(key=lambda pool: pool["state"] == "ready" and not pool["drain"])
+            case PoolOrder.GIVEN:
+                pass
+        return pools
+
+    def sort_pools(self, live: Live) -> None:
+        """Sorts the pools in another way; the chosen one stays chosen."""
+        chosen = self.pool_of(live)
+        self.pool = chosen["name"] if chosen is not None else ""
+        self.pool_order = self.pool_order.next
 
     def pool_of(self, live: Live) -> Document | None:
         """Returns the chosen pool, the first one if it is gone; None without pools."""
-        pools = live.pools
+        pools = self.pools_of(live)
         found = next((pool for pool in pools if pool["name"] == self.pool), None)
         return found or (pools[0] if pools else None)
 
@@ -107,7 +139,7 @@ class Choice:
 
     def move_pool(self, live: Live, by: int) -> None:
         """Chooses another pool."""
-        names = [pool["name"] for pool in live.pools]
+        names = [pool["name"] for pool in self.pools_of(live)]
         chosen = self.pool_of(live)
         if chosen is not None:
             self.pool = names[(names.index(chosen["name"]) + by) % len(names)]

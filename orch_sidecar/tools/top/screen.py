@@ -150,6 +150,8 @@ class Screen:
                 self._choice.move_pool(self._live, 1)
             case "s":
                 self._choice.order = self._choice.order.next
+            case "p":
+                self._choice.sort_pools(self._live)
             case "c" | "d" | "r":
                 self._ask(key)
 

@@ -33,7 +33,7 @@ from orch_sidecar.tools.top.parts import (
 
 _STATES: Final = {"ready": "green", "starting": "yellow", "paused": "yellow", "asleep": "yellow"}
 _LABEL: Final = 8  # the width of what a line is about
-_CURVE_TEXT: Final = 56  # the width of what stands beside the curve
+_LEAST_BARS: Final = 8  # of the curve, on a narrow terminal
 _BATCHES_TEXT: Final = 26
 _MOST_POOLS: Final = 6
 _KEYS: Final = "q quit  arrows choose  s sort:"
@@ -69,7 +69,7 @@ def screen(live: Live, choice: Choice, look: Look, note: str, away: str) -> list
     """
     assert look.height is not None
     pool = choice.pool_of(live)
-    lines = [_title(live, look, away), *_pool_rows(live, pool, look)]
+    lines = [_title(live, look, away), *_pool_rows(choice.pools_of(live), pool, look)]
     foot = [_foot(live, choice, note)]
     if pool is not None:
         lines += [Text(), *_details(pool, live, look)]
@@ -83,7 +83,7 @@ def screen(live: Live, choice: Choice, look: Look, note: str, away: str) -> list
 @_of_this_release()
 def snapshot(live: Live, look: Look) -> list[Text]:
     """Returns all pools with their requests, one after the other. Raises InvalidDocument."""
-    lines = [_title(live, look, ""), *_pool_rows(live, None, look)]
+    lines = [_title(live, look, ""), *_pool_rows(live.pools, None, look)]
     for pool in live.pools:
         lines += [Text(), *_details(pool, live, look)]
         lines += _requests(live, pool, Choice(pool["name"]), look, None)
@@ -121,11 +121,10 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-def _pool_rows(live: Live, chosen: Document | None, look: Look) -> Iterator[Text]:
+def _pool_rows(pools: list[Document], chosen: Document | None, look: Look) -> Iterator[Text]:
     """Yields the head and a row for each pool; where there are many, those around the chosen."""
     heads = (fitted(title, width, right=right) for title, width, right in _COLUMNS)
     yield Text(" " + " ".join(heads), "bold")
-    pools = live.pools
     first = 0
     if chosen is not None and look.height is not None:
         first = max(0, min(pools.index(chosen) - _MOST_POOLS // 2, len(pools) - _MOST_POOLS))
@@ -210,15 +209,15 @@ def _batches(pool: Document, look: Look) -> Text:
 def _curve(curve: Document, look: Look) -> Text:
     points = curve["points"]
     first, last = points[0], points[-1]
-    every = -(-len(points) // max(8, look.width - _LABEL - _CURVE_TEXT))
-    times = [ms for _, ms, _ in [*points[:-1:every], last]]
-    bars = sparkline(times, max(times), ascii_only=look.ascii_only)
-    text = f"  {number(first[1])} to {number(last[1])} ms a step, batch {first[0]:g} to {last[0]:g}"
+    text = f"  {number(first[1])} to {number(last[1])} ms at batch {first[0]:g} to {last[0]:g}"
     fit = curve["fit"]
     if fit is not None:
-        sure = "" if fit["good"] else " (not sure)"
-        text += f"; {number(fit['t0_ms'])} + {fit['c_ms']:.3g} b^{fit['alpha']:g}{sure}"
-    return _line("curve", Text(bars, "cyan"), text)
+        sure = "" if fit["good"] else "about "
+        text += f"; {sure}{number(fit['t0_ms'])} + {fit['c_ms']:.3g} b^{fit['alpha']:.2g}"
+    every = -(-len(points) // max(_LEAST_BARS, look.width - _LABEL - len(text) - 1))
+    times = [ms for _, ms, _ in [*points[:-1:every], last]]
+    bars = sparkline(times, max(times), ascii_only=look.ascii_only)
+    return _line("step", Text(bars, "cyan"), text)
 
 
 def _speed(pool: Document) -> Text:
@@ -293,5 +292,6 @@ def _ended(row: Document) -> Text:
 def _foot(live: Live, choice: Choice, note: str) -> Text:
     if note:
         return Text(note, "bold yellow")
+    pools = f"  p pools:{choice.pool_order}" if len(live.pools) > 1 else ""
     more = _OPERATOR_KEYS if live.document.get("operator") else ""
-    return Text(f"{_KEYS}{choice.order}{more}", "bright_black")
+    return Text(f"{_KEYS}{choice.order}{pools}{more}", "bright_black")

@@ -79,7 +79,8 @@ figure{margin:0}
 font-size:.87em}
 .legend li{display:flex;align-items:center;gap:.45em}
 .sample{width:24px;height:10px;flex:none}
-@media(max-width:560px){table{font-size:.87em}th,td{padding-right:.5em}tbody th,thead .number{white-space:normal}}
+@media(max-width:560px){table{font-size:.87em}th,td{padding-right:.5em}
+tbody th,thead .number{white-space:normal}}
 """
 
 

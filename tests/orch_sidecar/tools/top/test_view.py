@@ -44,12 +44,34 @@ def test_screen_of_80_by_24_has_what_matters() -> None:
     for part in (
         "orch top", "ready", "up 2 h", "batched_online", "7/8", "812", "NVIDIA H100",
         "iiiibbc.", "4 interactive", "1 closing", "1 free", "last 6, mean 4.5",
-        "9.8 to 22 ms a step, batch 1 to 8; 8.6 + 1.2 b^0.8", "busy 97 %, KV 31 %",
+        "9.8 to 22 ms at batch 1 to 8; 8.6 + 1.2 b^0.8", "busy 97 %, KV 31 %",
         "0 preemptions, 0 violations", "TTFT 80/240 (SLO 200)  TPOT 11/14 (SLO 50)",
         "All 8 slots are taken", "queued 0", "starts in 2.0 s", "running-0", "starting", "75 s",
         "ended-2", "q quit", "d drain", "s sort:state",
     ):  # fmt: skip
         assert part in text, f"{part}\n{text}"
+
+
+def test_text_beside_a_curve_of_many_points_is_whole() -> None:
+    points = [[batch / 2, 9.87 + batch, 3] for batch in range(2, 258)]
+    fit = {"t0_ms": 15.12, "c_ms": 3.214, "alpha": 0.7812, "largest": 8, "good": False}
+    [line] = [each for each in shown(live(pool(curve={"points": points, "fit": fit})))
+              if each.startswith("step")]  # fmt: skip
+    assert line.endswith(" ms at batch 1 to 128.5; about 15.1 + 3.21 b^0.78")
+
+
+def test_pools_stand_in_the_chosen_order_and_the_keys_are_whole() -> None:
+    short = pool("short", queued={"interactive": 1, "bulk": 0})
+    long, down = pool("long", queued={"interactive": 1, "bulk": 9}), pool("down", state="down")
+    found, choice = live(short, long, down), Choice()
+    seen = []
+    for _ in range(3):
+        choice.sort_pools(found)
+        lines = shown(found, choice)
+        seen.append([line[1:15].strip() for line in lines[2:5]])
+        assert lines[2:5][seen[-1].index("short")].startswith(">"), "it stays chosen"
+        assert lines[-1].endswith(f"p pools:{choice.pool_order}  c cancel  d drain  r resume")
+    assert seen == [["long", "down", "short"], ["down", "short", "long"], ["short", "long", "down"]]
 
 
 @pytest.mark.parametrize("look", [Look(40, 10), Look(80, 24), Look(200, 60), Look(20, 4)])
