@@ -118,6 +118,7 @@ function askForKey(wasWrong) {
   const form = element("key-form");
   sessionStorage.removeItem(KEY);
   setConnection(false, "Waiting for an API key");
+  showRefusal("");
   element("key-error").textContent = wasWrong ? "This key is not known here: check it." : "";
   element("content").hidden = true;
   form.hidden = false;

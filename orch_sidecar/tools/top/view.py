@@ -99,7 +99,7 @@ def _cut(line: Text, look: Look) -> Text:
 
 def _title(live: Live, look: Look, away: str) -> Text:
     if away:
-        return Text(f"AWAY: {away}; below, what it was. Trying again.", "bold red")
+        return Text(f"AWAY: {name(away)}; below, what it was. Trying again.", "bold red")
     sidecar = live.document.get("sidecar", {})
     clock = datetime.fromtimestamp(live.at / 1000).astimezone().strftime("%H:%M:%S")
     started = duration((live.at - sidecar["started_at"]) / 1000)
@@ -291,7 +291,7 @@ def _ended(row: Document) -> Text:
 
 def _foot(live: Live, choice: Choice, note: str) -> Text:
     if note:
-        return Text(note, "bold yellow")
+        return Text(name(note), "bold yellow")
     pools = f"  p pools:{choice.pool_order}" if len(live.pools) > 1 else ""
     more = _OPERATOR_KEYS if live.document.get("operator") else ""
     return Text(f"{_KEYS}{choice.order}{pools}{more}", "bright_black")

@@ -186,3 +186,11 @@ def test_document_of_another_release_is_an_error_with_the_reason(gone: str) -> N
 def test_document_is_as_the_sidecar_describes_it() -> None:
     """The sample has the fields that the view reads, and no field is spelled otherwise."""
     assert set(document()) == {"at", "operator", "trace_url", "sidecar", "pools", "requests"}
+
+
+def test_question_and_reason_contain_nothing_that_a_terminal_obeys() -> None:
+    """A question names a pool, as the sidecar has it."""
+    hostile = "drain the pool \x1b]0;owned\x07\r\nx? y/n"
+    for more in ({"note": hostile}, {"away": hostile}):
+        assert all(line.isprintable() for line in shown(live(), **more))
+    assert shown(live(), note=hostile)[-1].endswith("x? y/n")
