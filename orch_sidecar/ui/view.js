@@ -231,7 +231,8 @@ function fillRequests(live) {
   const rows = [...live.requests.values()].slice(-SHOWN).reverse();
   show(element("requests-scroll"), rows.length > 0);
   show(element("requests-empty"), rows.length === 0);
-  keyed(element("requests-rows"), rows, (row) => row.number, newRow, (node, row) => {
+  // Their numbers begin again with each start of the sidecar.
+  keyed(element("requests-rows"), rows, (row) => `${live.sidecar.run} ${row.number}`, newRow, (node, row) => {
     const good = row.outcome === "ok";
     node.trace ??= traceLink(row, live.trace_url);
     fillRow(node, [

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from tests.integration.browser.conftest import Open
 from tests.integration.browser.test_page import SOON_MS, WORKED, operators
 from tests.integration.held import Held, started
+from tests.integration.live import Readers
 from tests.integration.running import Start, all_ready, pools
 from tests.integration.scripted_engine import Engine
 
@@ -77,19 +78,17 @@ async def test_keyboard_stays_in_the_table_whose_row_has_gone(
     assert not held.waiting
 
 
-async def test_sidecar_that_refuses_the_stream_is_quoted(
-    open_page: Open, start: Start, tmp_path: Path
-) -> None:
+async def test_sidecar_that_refuses_the_stream_is_quoted(open_page: Open, start: Start) -> None:
     running = await start()
     page = await open_page("about:blank")
     body = '{"error": {"message": "64 state streams are open, which is the limit"}}'
     refusing = True
 
-    async def refuse(route: object) -> None:
+    async def refuse(route: Route) -> None:
         if refusing:
-            await route.fulfill(status=429, body=body)  # type: ignore[attr-defined]
+            await route.fulfill(status=429, body=body)
         else:
-            await route.continue_()  # type: ignore[attr-defined]
+            await route.continue_()
 
     await page.route("**/v1/live", refuse)
     await page.goto(f"http://127.0.0.1:{running.port}/ui")
@@ -98,3 +97,30 @@ async def test_sidecar_that_refuses_the_stream_is_quoted(
     refusing = False
     await expect(notice).to_be_hidden(timeout=SOON_MS)
     await expect(page.locator(".badge")).to_have_text("ready", timeout=SOON_MS)
+
+
+async def test_trace_of_a_request_is_not_that_of_one_before_the_restart(
+    open_page: Open, start: Start
+) -> None:
+    """A sidecar numbers requests from 1 since its start."""
+    running = await start()
+    assert (await (await running.client()).post()).status == 200
+    readers = Readers()
+    document = await (await readers.open(running)).until(lambda each: each["requests"])
+    await readers.close()
+    runs = iter(("1", "2"))
+    page = await open_page("about:blank")
+
+    async def answer(route: Route) -> None:
+        if (run := next(runs, None)) is None:
+            return  # as of a sidecar that does not answer
+        row = document["requests"][1] | {"trace_id": run * 32}
+        sidecar = document["sidecar"] | {"run": run}
+        snapshot = json.dumps(document | {"sidecar": sidecar, "requests": [row]})
+        events = {"Content-Type": "text/event-stream"}
+        await route.fulfill(headers=events, body=f"event: snapshot\ndata: {snapshot}\n\n")
+
+    await page.route("**/v1/live", answer)
+    await page.goto(f"http://127.0.0.1:{running.port}/ui")
+    await expect(page.locator("#requests-rows td").last).to_have_text("2" * 8, timeout=SOON_MS)
+    await page.unroute_all(behavior="ignoreErrors")
