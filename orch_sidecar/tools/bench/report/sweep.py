@@ -67,8 +67,9 @@ def clients_text(clients: int) -> str:
 
 
 _HEAD: Final = (
-    "clients", "batch, mean", "tokens/s", "95 % interval", "TTFT p50", "TTFT p95", "TPOT p50 ms",
-    "within the SLO", "speed-up", "efficiency", "verdict",
+    "clients", "batch, mean", "tokens/s", "95 % interval",
+    "TTFT p50, ms", "TTFT p95, ms", "TPOT p50, ms", "within the SLO",
+    "speed-up", "efficiency", "verdict",
 )  # fmt: skip
 
 

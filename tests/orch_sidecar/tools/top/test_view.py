@@ -191,6 +191,6 @@ def test_document_is_as_the_sidecar_describes_it() -> None:
 def test_question_and_reason_contain_nothing_that_a_terminal_obeys() -> None:
     """A question names a pool, as the sidecar has it."""
     hostile = "drain the pool \x1b]0;owned\x07\r\nx? y/n"
-    for more in ({"note": hostile}, {"away": hostile}):
-        assert all(line.isprintable() for line in shown(live(), **more))
-    assert shown(live(), note=hostile)[-1].endswith("x? y/n")
+    asked = shown(live(), note=hostile)
+    assert asked[-1].endswith("x? y/n")
+    assert "".join(asked + shown(live(), away=hostile)).isprintable()
