@@ -63,7 +63,7 @@ export function drawCurve(svg, pool) {
   }
   const ms = (batch) => fit.t0_ms + fit.c_ms * batch ** fit.alpha;
   const most = Math.max(pool.slots.total, ...points.map(([batch]) => batch), 2);
-  const highest = Math.max(...points.map(([, each]) => each), fit ? ms(Math.max(fit.largest, 1)) : 0);
+  const highest = Math.max(...points.map(([, each]) => each), fit ? ms(Math.min(Math.max(fit.largest, 1), most)) : 0);
   const sloFits = slo != null && slo < 3 * highest;
   const tick = round(Math.max(highest * 1.15, sloFits ? slo * 1.1 : 0) / 4);
   const top = tick * 4;
