@@ -113,7 +113,8 @@ async def test_trace_of_a_request_is_not_that_of_one_before_the_restart(
 
     async def answer(route: Route) -> None:
         if (run := next(runs, None)) is None:
-            return  # as of a sidecar that does not answer
+            await route.abort()
+            return
         row = document["requests"][1] | {"trace_id": run * 32}
         sidecar = document["sidecar"] | {"run": run}
         snapshot = json.dumps(document | {"sidecar": sidecar, "requests": [row]})
@@ -123,4 +124,5 @@ async def test_trace_of_a_request_is_not_that_of_one_before_the_restart(
     await page.route("**/v1/live", answer)
     await page.goto(f"http://127.0.0.1:{running.port}/ui")
     await expect(page.locator("#requests-rows td").last).to_have_text("2" * 8, timeout=SOON_MS)
-    await page.unroute_all(behavior="ignoreErrors")
+    await page.unroute_all(behavior="wait")
+    await page.close()
