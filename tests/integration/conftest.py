@@ -21,8 +21,8 @@ from orch_sidecar.config.settings import SidecarSettings
 from tests.integration.held import Held
 from tests.integration.otlp import Collect, Collector, grpc_collector, http_collector
 from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_answers import AnswerScript
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.telling import Telling
 from tests.integration.tiers import above
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -153,11 +153,11 @@ def held(engine: ScriptedEngine) -> Held:
 
 
 @pytest.fixture
-def telling(engine: ScriptedEngine) -> Telling:
-    """Makes the engine say to every generating request what the test tells it to."""
-    telling = Telling()
-    engine.answer = telling
-    return telling
+def script(engine: ScriptedEngine) -> AnswerScript:
+    """Lets the test send the engine's answer to every generating request."""
+    script = AnswerScript()
+    engine.answer = script
+    return script
 
 
 @pytest.fixture

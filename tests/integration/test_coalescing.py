@@ -9,19 +9,25 @@ import pytest
 from tests.integration import answers
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, body_of
 from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_answers import (
+    AnswerScript,
+    nth_answer,
+    sharing,
+    start_request,
+    together,
+)
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.telling import Telling, asking, sharing, together, told
 
 EVERY_LOOP = True
 
 
 async def test_three_identical_streams_are_one_decode(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     clients = await together(sidecar, (), [("X-Request-Id", "mine")], [("User-Agent", "x/1")])
-    answer = await told(telling)
+    answer = await nth_answer(script)
     assert sidecar.ledger.leased == 1
-    answer.all_of_it("one ", "two ", "three")
+    answer.send_all("one ", "two ", "three")
     responses = [await client.response() for client in clients]
     assert len(engine.generating) == 1
     for response in responses:
@@ -40,14 +46,14 @@ async def test_three_identical_streams_are_one_decode(
 
 
 async def test_whole_answers_have_each_its_own_id_and_length(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     clients = await together(
         sidecar, (), [("X-Request-Id", "a")], [("X-Request-Id", "b" * 99)], stream=False
     )
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.answer.json(answer.json_for())
-    answer.over.set()
+    answer.finished.set()
     for client in clients:
         response = await client.response()
         assert response.json() == answer.json_for(response.header("x-request-id"))
@@ -57,16 +63,16 @@ async def test_whole_answers_have_each_its_own_id_and_length(
 
 
 async def test_who_comes_late_gets_what_was_said_and_follows(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     [first] = await together(sidecar, ())
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.begin()
-    answer.say("one ", "two ")
+    answer.send("one ", "two ")
     await first.seen(b"two ")
     [late] = await together(sidecar, ())
     assert (await late.seen(b"two ")).index(b"one ")
-    answer.say("three")
+    answer.send("three")
     await late.seen(b"three")
     [last] = await together(sidecar, ())
     answer.end()
@@ -77,11 +83,11 @@ async def test_who_comes_late_gets_what_was_said_and_follows(
 
 
 async def test_no_answer_is_given_again_once_it_has_ended(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     for number in (1, 2):
         [client] = await together(sidecar, ())
-        (await told(telling, number)).all_of_it("one ")
+        (await nth_answer(script, number)).send_all("one ")
         assert (await client.response()).status == 200
     assert len(engine.generating) == 2
     assert not sidecar.sidecar.coalesce._by_key
@@ -117,16 +123,16 @@ async def test_what_differs_in_what_matters_has_a_decode_of_its_own(
     headers: list[tuple[str, str]],
     body: dict[str, Any],
 ) -> None:
-    telling = Telling()
-    engine.answer = telling
+    script = AnswerScript()
+    engine.answer = script
     for fields, document in (([KEY], LIKE_IT), (headers, body)):
         client = await sidecar.client()
         stream = document.get("stream", True)
         client.send_request("POST", CHAT, body_of(CHAT, stream=stream) | document, fields)
-    await told(telling, 2)
-    for answer in telling.told:
+    await nth_answer(script, 2)
+    for answer in script.answers:
         answer.answer.json({})
-        answer.over.set()
+        answer.finished.set()
     await sidecar.idle()
 
 
@@ -145,13 +151,13 @@ async def test_what_differs_in_what_matters_has_a_decode_of_its_own(
 async def test_what_differs_in_what_does_not_matter_shares(
     engine: ScriptedEngine,
     sidecar: Running,
-    telling: Telling,
+    script: AnswerScript,
     headers: list[tuple[str, str]],
     body: dict[str, Any],
 ) -> None:
     [first] = await together(sidecar, [KEY])
     [second] = await together(sidecar, headers, **body)
-    (await told(telling)).all_of_it("one ")
+    (await nth_answer(script)).send_all("one ")
     assert {(await client.response()).status for client in (first, second)} == {200}
     assert len(engine.generating) == 1
 
@@ -169,13 +175,13 @@ async def test_apis_whose_answers_have_other_ids_are_not_shared(
 
 
 async def test_completions_with_a_seed_are_shared(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     clients = [await sidecar.client() for _ in range(2)]
     for number, client in enumerate(clients):
         client.start(COMPLETIONS, seed=7, temperature=0.9)
         await eventually(lambda number=number: sharing(sidecar) == number + 1)  # type: ignore[misc]
-    (await told(telling)).all_of_it("one ")
+    (await nth_answer(script)).send_all("one ")
     bodies = [(await client.response()).body for client in clients]
     assert len(engine.generating) == 1
     assert len(set(bodies)) == 2
@@ -183,17 +189,17 @@ async def test_completions_with_a_seed_are_shared(
 
 async def test_profile_that_shares_nothing_shares_nothing(another: Engine, start: Start) -> None:
     engine = await another(slots=8, profile="offline")
-    engine.answer = telling = Telling()
+    engine.answer = script = AnswerScript()
     running = await start(profile="offline", engine_url=engine.url)
-    clients = [await asking(running) for _ in range(2)]
-    await told(telling, 2)
-    for answer in telling.told:
-        answer.all_of_it("one ")
+    clients = [await start_request(running) for _ in range(2)]
+    await nth_answer(script, 2)
+    for answer in script.answers:
+        answer.send_all("one ")
     assert {(await client.response()).status for client in clients} == {200}
 
 
 async def test_engine_gets_no_accept_encoding_and_clients_what_they_can_read(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     [modern] = await together(sidecar, [("Accept-Encoding", "gzip"), ("X-A", "1")])
     old = await sidecar.client()
@@ -201,10 +207,10 @@ async def test_engine_gets_no_accept_encoding_and_clients_what_they_can_read(
         "POST", CHAT, body_of(CHAT, stream=True, temperature=0), [("X-A", "1")], version="1.0"
     )
     await eventually(lambda: sharing(sidecar) == 2)
-    answer = await told(telling)
+    answer = await nth_answer(script)
     assert engine.generating[0].header("accept-encoding") is None
     assert engine.generating[0].header("x-a") == "1"
-    answer.all_of_it("one ", "two ")
+    answer.send_all("one ", "two ")
     assert (response := await modern.response()).body == answer.body_for(response)
     head, _, body = (await old.rest()).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head

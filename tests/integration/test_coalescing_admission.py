@@ -8,8 +8,14 @@ import pytest
 
 from tests.integration.client import CHAT
 from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_answers import (
+    AnswerScript,
+    full,
+    nth_answer,
+    start_request,
+    together,
+)
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.telling import Telling, asking, full, together, told
 
 EVERY_LOOP = True
 
@@ -17,14 +23,14 @@ BULK, INTERACTIVE = ("X-Orch-Class", "bulk"), ("X-Orch-Class", "interactive")
 
 
 async def test_those_who_wait_wait_together_for_one_slot(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
-    async with full(sidecar, telling):
+    async with full(sidecar, script):
         clients = await together(sidecar, (), (), ())
         assert sidecar.queued == 1
         await asyncio.sleep(0.02)
-    answer = await told(telling, 2)
-    answer.all_of_it("one ")
+    answer = await nth_answer(script, 2)
+    answer.send_all("one ")
     for client in clients:
         response = await client.response()
         assert response.body == answer.body_for(response)
@@ -43,18 +49,18 @@ async def test_those_who_wait_wait_together_for_one_slot(
 
 
 async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
-    async with full(sidecar, telling):
+    async with full(sidecar, script):
         bulk = (await together(sidecar, [BULK]))[0]
-        better = await asking(sidecar, INTERACTIVE)
+        better = await start_request(sidecar, INTERACTIVE)
         await eventually(lambda: sidecar.queued == 2)
         # Who comes then has the better one, whatever its class is.
         clients = [better, *await together(sidecar, [INTERACTIVE], [BULK])]
         assert sidecar.queued == 2
     for number in (2, 3):
-        (await told(telling, number)).all_of_it("one ")
-    first, second = telling.told[1:]
+        (await nth_answer(script, number)).send_all("one ")
+    first, second = script.answers[1:]
     assert first.answer.request.header("x-vllm-priority") == "0"
     for client in clients:
         response = await client.response()
@@ -67,37 +73,37 @@ async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
     [("X-Orch-Deadline-Ms", "60000"), ("X-Orch-Max-Wait-Ms", "60000"), ("x-slo-tpot-ms", "60000")],
 )
 async def test_limits_of_a_wait_are_of_one_request(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling, limit: tuple[str, str]
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript, limit: tuple[str, str]
 ) -> None:
-    async with full(sidecar, telling):
+    async with full(sidecar, script):
         [first] = await together(sidecar, ())
-        limited = await asking(sidecar, limit)
+        limited = await start_request(sidecar, limit)
         await eventually(lambda: sidecar.queued == 2)
-        refused = await (await asking(sidecar, ("X-Orch-Do-Not-Queue", ""))).response()
+        refused = await (await start_request(sidecar, ("X-Orch-Do-Not-Queue", ""))).response()
         assert refused.error["code"] == "ADMISSION_NO_QUEUE"
-    await told(telling, 3)
+    await nth_answer(script, 3)
     # Where nobody waits any more, all may share.
     [late] = await together(sidecar, [("X-Orch-Do-Not-Queue", ""), limit])
-    for answer in telling.told[1:]:
-        answer.all_of_it("one ")
+    for answer in script.answers[1:]:
+        answer.send_all("one ")
     for client in (first, limited, late):
         assert (await client.response()).status == 200
-    assert len(telling.told) == 3
+    assert len(script.answers) == 3
 
 
 async def test_who_came_later_outlasts_the_one_it_joined(
-    start: Start, engine: ScriptedEngine, telling: Telling
+    start: Start, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
     running = await start(queue_timeout_s=0.4)
-    async with full(running, telling):
+    async with full(running, script):
         [first] = await together(running, ())
         await asyncio.sleep(0.25)
         [second] = await together(running, ())
         refused = await first.response()
         assert refused.error["code"] == "ADMISSION_TIMEOUT"
         await eventually(lambda: running.queued == 1)
-    answer = await told(telling, 2)
-    answer.all_of_it("one ")
+    answer = await nth_answer(script, 2)
+    answer.send_all("one ")
     response = await second.response()
     assert response.body == answer.body_for(response)
 
@@ -106,16 +112,16 @@ async def test_who_came_later_outlasts_the_one_it_joined(
 
 
 async def test_decode_moves_with_all_its_clients_to_another_pool(
-    start: Start, engine: ScriptedEngine, b: ScriptedEngine, telling: Telling
+    start: Start, engine: ScriptedEngine, b: ScriptedEngine, script: AnswerScript
 ) -> None:
     running = await all_ready(await start(**pools(a=engine, b=b)))
-    b.answer = telling
+    b.answer = script
     clients = await together(running, (), ())
-    first = await told(telling)
+    first = await nth_answer(script)
     first.answer.reset()
-    first.over.set()
-    second = await told(telling, 2)
-    second.all_of_it("one ")
+    first.finished.set()
+    second = await nth_answer(script, 2)
+    second.send_all("one ")
     for client in clients:
         response = await client.response()
         assert response.body == second.body_for(response)
@@ -123,31 +129,31 @@ async def test_decode_moves_with_all_its_clients_to_another_pool(
 
 
 async def test_pool_that_shares_nothing_gets_nothing_shared(
-    start: Start, engine: ScriptedEngine, another: Engine, telling: Telling
+    start: Start, engine: ScriptedEngine, another: Engine, script: AnswerScript
 ) -> None:
     offline = await another(profile="offline")
-    offline.answer = telling
+    offline.answer = script
     running = await all_ready(await start(**pools(a=engine, offline=offline)))
     pinned = ("X-Orch-Pool", "offline")
-    clients = [await asking(running, pinned) for _ in range(2)]
-    await told(telling, 2)
+    clients = [await start_request(running, pinned) for _ in range(2)]
+    await nth_answer(script, 2)
     assert len(offline.generating) == 2
-    for answer in telling.told:
-        answer.all_of_it("one ")
+    for answer in script.answers:
+        answer.send_all("one ")
     for client in clients:
         assert (await client.response()).status == 200
     # The engine that shares is lost before it says anything: each goes on by itself.
     clients = await together(
         running, [("X-Orch-Pool", "a; prefer")], [("X-Orch-Pool", "a; prefer")]
     )
-    lost = await told(telling, 3)
+    lost = await nth_answer(script, 3)
     assert len(engine.generating) == 1
     lost.answer.reset()
-    lost.over.set()
-    await told(telling, 5)
+    lost.finished.set()
+    await nth_answer(script, 5)
     assert len(offline.generating) == 4
-    for answer in telling.told[3:]:
-        answer.all_of_it("one ")
+    for answer in script.answers[3:]:
+        answer.send_all("one ")
     for client in clients:
         response = await client.response()
         assert (response.status, response.header("x-measurement-type")) == (200, "offline")

@@ -10,8 +10,16 @@ import pytest
 from orch_sidecar.coalescing.shared_generation import BUFFER_BYTES
 from tests.integration.client import CHAT, Client, Response
 from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_answers import (
+    AnswerScript,
+    ScriptedAnswer,
+    full,
+    nth_answer,
+    sharing,
+    start_request,
+    together,
+)
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.telling import Telling, Told, asking, full, sharing, together, told
 
 EVERY_LOOP = True
 
@@ -30,76 +38,76 @@ async def reset(client: Client) -> None:
 async def test_when_the_first_leaves_midway_the_others_get_all_of_it(
     engine: ScriptedEngine,
     sidecar: Running,
-    telling: Telling,
+    script: AnswerScript,
     leave: Callable[[Client], Awaitable[None]],
 ) -> None:
     first, *others = await together(sidecar, (), (), ())
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.begin()
-    answer.say("one ")
+    answer.send("one ")
     await first.seen(b"one ")
     await leave(first)
     await eventually(lambda: sharing(sidecar) == 2)
     others += await together(sidecar, ())  # who comes now joins all the same
-    answer.say("two ", "three")
+    answer.send("two ", "three")
     answer.end()
     for client in others:
         response = await client.response()
         assert response.body == answer.body_for(response)
     await sidecar.idle()
     assert len(engine.generating) == 1
-    assert not answer.lost
+    assert not answer.disconnected
 
 
 async def test_when_the_first_leaves_the_queue_the_others_keep_its_place(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
-    async with full(sidecar, telling):
+    async with full(sidecar, script):
         first, second = await together(sidecar, (), ())
-        behind = await asking(sidecar, seed=1)
+        behind = await start_request(sidecar, seed=1)
         await eventually(lambda: sidecar.queued == 2)
         await first.close()
         await eventually(lambda: sharing(sidecar) == 2)
         assert sidecar.queued == 2
-    answer = await told(telling, 2)
-    answer.all_of_it(*WORDS)
+    answer = await nth_answer(script, 2)
+    answer.send_all(*WORDS)
     assert "seed" not in answer.answer.request.json()
     response = await second.response()
     assert response.body == answer.body_for(response)
-    (await told(telling, 3)).all_of_it("one ")
+    (await nth_answer(script, 3)).send_all("one ")
     assert (await behind.response()).status == 200
 
 
 @pytest.mark.parametrize("said", [None, 0, 2])
 async def test_when_all_leave_the_engine_is_told_and_the_slot_comes_back(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling, said: int | None
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript, said: int | None
 ) -> None:
     clients = await together(sidecar, (), (), ())
-    answer = await told(telling)
+    answer = await nth_answer(script)
     if said is not None:
         answer.begin()
-        answer.say(*WORDS[:said])
+        answer.send(*WORDS[:said])
     if said:
         for client in clients:
             await client.seen(WORDS[said - 1].encode())
     for client in clients[:-1]:
         await client.close()
     await eventually(lambda: sharing(sidecar) == 1)
-    assert not answer.lost
+    assert not answer.disconnected
     await clients[-1].close()
-    await eventually(lambda: answer.lost)
+    await eventually(lambda: answer.disconnected)
     await sidecar.idle()
     assert engine.present == 0
     # Nothing of it is left that somebody could join.
     [another] = await together(sidecar, ())
-    (await told(telling, 2)).all_of_it("one ")
+    (await nth_answer(script, 2)).send_all("one ")
     assert (await another.response()).status == 200
 
 
 async def test_when_all_leave_the_queue_it_is_empty(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
-    async with full(sidecar, telling):
+    async with full(sidecar, script):
         for client in await together(sidecar, (), ()):
             await client.close()
         await eventually(lambda: sidecar.queued == 0)
@@ -112,21 +120,21 @@ async def test_when_all_leave_the_queue_it_is_empty(
 
 
 async def test_client_that_leaves_at_once_leaves_nothing_behind(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     for _ in range(20):
-        client = await asking(sidecar)
+        client = await start_request(sidecar)
         client.reset()
     await sidecar.idle()
     await eventually(lambda: not sidecar.sidecar.frontend.active)
     await eventually(lambda: not sidecar.sidecar.coalesce._running)
 
 
-def got_all_of_it(answer: Told, response: Response) -> None:
+def got_all_of_it(answer: ScriptedAnswer, response: Response) -> None:
     assert response.body == answer.body_for(response)
 
 
-def was_told_that_it_stalled(answer: Told, response: Response) -> None:
+def was_told_that_it_stalled(answer: ScriptedAnswer, response: Response) -> None:
     *_, error, done, rest = response.body.split(b"\n\n")
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "client_stalled"
     assert (done, rest) == (b"data: [DONE]", b"")
@@ -142,11 +150,11 @@ def was_told_that_it_stalled(answer: Told, response: Response) -> None:
 async def test_slow_client_holds_up_no_fast_one_and_gets_what_is_retained_or_is_told_so(
     engine: ScriptedEngine,
     start: Start,
-    telling: Telling,
+    script: AnswerScript,
     monkeypatch: pytest.MonkeyPatch,
     retained_bytes: int,
     words: int,
-    slow_one: Callable[[Told, Response], None],
+    slow_one: Callable[[ScriptedAnswer, Response], None],
     outcomes: dict[str, int],
 ) -> None:
     monkeypatch.setattr("orch_sidecar.coalescing.shared_generation.BUFFER_BYTES", retained_bytes)
@@ -155,10 +163,10 @@ async def test_slow_client_holds_up_no_fast_one_and_gets_what_is_retained_or_is_
     slow = await running.client(receive_buffer=4096)
     slow.start(temperature=0)
     await eventually(lambda: sharing(running) == 2)
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.begin()
     for number in range(words):
-        answer.say("x" * 50_000 + f" {number}")
+        answer.send("x" * 50_000 + f" {number}")
         await fast.seen(f' {number}"'.encode())
     answer.end()
     got_all_of_it(answer, await fast.response())
@@ -172,12 +180,12 @@ async def test_slow_client_holds_up_no_fast_one_and_gets_what_is_retained_or_is_
 
 
 async def test_engine_that_dies_before_its_first_byte_fails_all_alike(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     clients = await together(sidecar, (), (), ())
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.answer.reset()
-    answer.over.set()
+    answer.finished.set()
     for client in clients:
         response = await client.response()
         assert (response.status, response.error["code"]) == (502, "engine_failed")
@@ -188,18 +196,18 @@ async def test_engine_that_dies_before_its_first_byte_fails_all_alike(
 
 @pytest.mark.parametrize("within", [b"", b"data: half"])
 async def test_engine_that_dies_midway_is_an_error_in_every_stream(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling, within: bytes
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript, within: bytes
 ) -> None:
     clients = await together(sidecar, (), (), ())
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.begin()
-    answer.say("one ", "two ")
+    answer.send("one ", "two ")
     if within:
         answer.answer.chunk(within)  # what is no whole event never goes out
     for client in clients:
         await client.seen(b"two ")
     answer.answer.reset()
-    answer.over.set()
+    answer.finished.set()
     for client in clients:
         response = await client.response()
         expected = answer.body_for(response, done=False)

@@ -6,8 +6,15 @@ import asyncio
 
 from tests.integration.client import CHAT
 from tests.integration.running import Running, Start, all_ready, eventually
+from tests.integration.scripted_answers import (
+    AnswerScript,
+    full,
+    nth_answer,
+    sharing,
+    start_request,
+    together,
+)
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.telling import Telling, asking, full, sharing, together, told
 
 EVERY_LOOP = True
 
@@ -15,12 +22,12 @@ WORDS = ("one ", "two ", "three")
 
 
 async def test_what_the_engine_refuses_is_refused_to_all(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     clients = await together(sidecar, (), ())
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.answer.json({"error": {"message": "no such model", "code": 404}}, 404)
-    answer.over.set()
+    answer.finished.set()
     for client in clients:
         response = await client.response()
         assert (response.status, response.error["message"]) == (404, "no such model")
@@ -31,44 +38,44 @@ async def test_what_the_engine_refuses_is_refused_to_all(
 
 
 async def test_what_admission_refuses_is_refused_to_all(
-    engine: ScriptedEngine, start: Start, telling: Telling
+    engine: ScriptedEngine, start: Start, script: AnswerScript
 ) -> None:
     running = await start(queue_capacity=1)
-    async with full(running, telling):
-        waiting = await asking(running, seed=1)
+    async with full(running, script):
+        waiting = await start_request(running, seed=1)
         await eventually(lambda: running.queued == 1)
-        clients = [await asking(running) for _ in range(3)]
+        clients = [await start_request(running) for _ in range(3)]
         for client in clients:
             response = await client.response()
             assert (response.status, response.error["code"]) == (429, "ADMISSION_REJECT")
             assert response.header("retry-after-ms")
-    (await told(telling, 2)).all_of_it("one ")
+    (await nth_answer(script, 2)).send_all("one ")
     assert (await waiting.response()).status == 200
 
 
 async def test_engine_without_slots_to_give_is_told_to_all(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     await engine.stop()
     await eventually(lambda: sidecar.sidecar.state == "down")
-    for client in [await asking(sidecar) for _ in range(2)]:
+    for client in [await start_request(sidecar) for _ in range(2)]:
         response = await client.response()
         assert (response.status, response.error["code"]) == (503, "engine_down")
 
 
 async def test_sidecar_that_leaves_tells_those_who_wait_and_those_who_are_answered(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     answered = await together(sidecar, (), n=1, max_tokens=5)
     answered += await together(sidecar, (), n=1, max_tokens=5)
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.begin()
-    answer.say("one ")
+    answer.send("one ")
     for client in answered:
         await client.seen(b"one ")
-    busy = await asking(sidecar, n=3)
-    await told(telling, 2)
-    waiting = [await asking(sidecar), await asking(sidecar)]
+    busy = await start_request(sidecar, n=3)
+    await nth_answer(script, 2)
+    waiting = [await start_request(sidecar), await start_request(sidecar)]
     await eventually(lambda: sharing(sidecar) == 4)
     assert sidecar.queued == 1
     await sidecar.stop()
@@ -82,18 +89,18 @@ async def test_sidecar_that_leaves_tells_those_who_wait_and_those_who_are_answer
 
 
 async def test_drain_waits_for_what_runs_and_takes_nobody_in(
-    engine: ScriptedEngine, start: Start, telling: Telling
+    engine: ScriptedEngine, start: Start, script: AnswerScript
 ) -> None:
     running = await start(drain_timeout_s=5.0)
     clients = await together(running, (), ())
-    answer = await told(telling)
+    answer = await nth_answer(script)
     late = await running.client()
     stopping = asyncio.create_task(running.stop())
     await eventually(lambda: running.sidecar.pools.draining)
     late.start(temperature=0)
     response = await late.response()
     assert (response.status, response.error["code"]) == (503, "draining")
-    answer.all_of_it(*WORDS)
+    answer.send_all(*WORDS)
     for client in clients:
         response = await client.response()
         assert response.body == answer.body_for(response)
@@ -101,64 +108,64 @@ async def test_drain_waits_for_what_runs_and_takes_nobody_in(
 
 
 async def test_silent_engine_is_told_to_all_and_who_waits_is_not_the_one_it_fails(
-    engine: ScriptedEngine, quick: None, start: Start, telling: Telling
+    engine: ScriptedEngine, quick: None, start: Start, script: AnswerScript
 ) -> None:
     running = await start(engine_silence_s=0.3)
-    async with full(running, telling):
-        telling.told[0].answer.write(b"HTTP/1.1 103 Early\r\n\r\n")
+    async with full(running, script):
+        script.answers[0].answer.write(b"HTTP/1.1 103 Early\r\n\r\n")
         waiting = await together(running, (), ())
         for _ in range(4):
             await asyncio.sleep(0.15)
-            telling.told[0].answer.write(b"HTTP/1.1 103 Early\r\n\r\n")
+            script.answers[0].answer.write(b"HTTP/1.1 103 Early\r\n\r\n")
         assert running.queued == 1
-    answer = await told(telling, 2)
+    answer = await nth_answer(script, 2)
     for client in waiting:
         response = await client.response()
         assert (response.status, response.error["code"]) == (504, "engine_timeout")
-    await eventually(lambda: answer.lost)
+    await eventually(lambda: answer.disconnected)
     await running.idle()
 
 
 async def test_cancelled_client_leaves_and_the_others_go_on(
-    engine: ScriptedEngine, sidecar: Running, telling: Telling
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     ids = [f"{number:032x}" for number in range(1, 5)]
-    async with full(sidecar, telling):
+    async with full(sidecar, script):
         clients = await together(sidecar, *[[("X-Orch-Request-Id", own)] for own in ids[:3]])
         cancelling = await sidecar.client()
         assert (await cancelling.request("POST", f"/v1/requests/{ids[0]}/cancel")).status == 204
         refused = await clients[0].response()
         assert (refused.status, refused.error["code"]) == (499, "cancelled")
-    answer = await told(telling, 2)
+    answer = await nth_answer(script, 2)
     answer.begin()
-    answer.say("one ")
+    answer.send("one ")
     for client in clients[1:]:
         await client.seen(b"one ")
     assert (await cancelling.request("POST", f"/v1/requests/{ids[1]}/cancel")).status == 204
     cancelled = await clients[1].response()
     assert b'"code": "cancelled"' in cancelled.body
-    answer.say("two ")
+    answer.send("two ")
     answer.end()
     response = await clients[2].response()
     assert response.body == answer.body_for(response)
 
 
 async def test_what_a_tier_below_turns_away_waits_again_with_all_its_clients(
-    engine: ScriptedEngine, start: Start, telling: Telling
+    engine: ScriptedEngine, start: Start, script: AnswerScript
 ) -> None:
     below = await start()
     tier = {"name": "below", "url": f"http://127.0.0.1:{below.port}", "profile": "cloud"}
     running = await all_ready(await start(pools=[tier | {"tier": True}]))
-    async with full(below, telling):
+    async with full(below, script):
         clients = await together(running, (), ())
         await asyncio.sleep(0.1)
         clients += await together(running, ())
-    answer = await told(telling, 2)
-    answer.all_of_it(*WORDS)
+    answer = await nth_answer(script, 2)
+    answer.send_all(*WORDS)
     for client in clients:
         response = await client.response()
         own = response.header("x-request-id") or ""
         assert response.body == b"".join(answer.event(word, own) for word in WORDS) + (
             b"data: [DONE]\n\n"
         )
-    await eventually(lambda: len(telling.told) == 2)
+    await eventually(lambda: len(script.answers) == 2)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.client import CHAT, Aborted, Client
 from tests.integration.running import Running, eventually
+from tests.integration.scripted_answers import DONE, ScriptedAnswer
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.telling import DONE, Told
 from tests.integration.wire import Answer
 
 CLIENTS = 24
@@ -19,27 +19,27 @@ WORDS = [f"word {number} " for number in range(12)]
 
 
 class Chatting:
-    """A script that says its words with pauses; sometimes it breaks off. Streams or not."""
+    """Sends its words with pauses, and sometimes breaks off. Streams if it should."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
 
     async def __call__(self, answer: Answer) -> None:
-        told = Told(answer)
+        scripted = ScriptedAnswer(answer)
         if not answer.request.json().get("stream"):
             await asyncio.sleep(self._chance.uniform(0, 0.02))
-            answer.json(told.json_for())
+            answer.json(scripted.json_for())
             return
         breaks = self._chance.random() < 0.1
-        told.begin()
+        scripted.begin()
         for word in WORDS[: self._chance.randrange(12) if breaks else 12]:
-            told.say(word)
+            scripted.send(word)
             if self._chance.random() < 0.5:
                 await asyncio.sleep(self._chance.uniform(0, 0.004))
         if breaks:
             answer.reset()
         else:
-            told.end()
+            scripted.end()
 
 
 async def one_client(running: Running, chance: random.Random, until: float) -> int:

@@ -7,8 +7,8 @@ import pytest
 from tests.integration.client import CHAT
 from tests.integration.otlp import ERROR, Collect, Span
 from tests.integration.running import Start, all_ready, eventually, pools
+from tests.integration.scripted_answers import AnswerScript, full, nth_answer, sharing, together
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.telling import Telling, full, sharing, together, told
 
 TRACES = [f"{number:032x}" for number in range(1, 4)]
 
@@ -27,13 +27,13 @@ def assert_linked(joiner: dict[str, Span], leader: dict[str, Span]) -> None:
 
 
 async def test_decode_is_in_one_trace_and_the_others_link_to_it(
-    collect: Collect, start: Start, engine: ScriptedEngine, telling: Telling
+    collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
     running = await start()
     clients = await together(running, *map(traced, TRACES), stream=False)
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.answer.json(answer.json_for())
-    answer.over.set()
+    answer.finished.set()
     for client in clients:
         await client.response()
     found = await collect(running)
@@ -63,14 +63,14 @@ async def test_decode_is_in_one_trace_and_the_others_link_to_it(
 
 
 async def test_decode_outlives_the_trace_of_who_began_it(
-    collect: Collect, start: Start, engine: ScriptedEngine, telling: Telling
+    collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
     running = await start()
-    async with full(running, telling):
+    async with full(running, script):
         first, second = await together(running, *map(traced, TRACES[:2]))
         await first.close()
         await eventually(lambda: sharing(running) == 1)
-    (await told(telling, 2)).all_of_it("one ")
+    (await nth_answer(script, 2)).send_all("one ")
     await second.response()
     found = await collect(running)
     leader, joiner = (found.of_trace(trace) for trace in TRACES[:2])
@@ -85,22 +85,22 @@ async def test_decode_outlives_the_trace_of_who_began_it(
 
 @pytest.mark.parametrize("midway", [False, True])
 async def test_failed_and_abandoned_decodes_have_their_spans(
-    collect: Collect, start: Start, engine: ScriptedEngine, telling: Telling, midway: bool
+    collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript, midway: bool
 ) -> None:
     running = await start()
     clients = await together(running, *map(traced, TRACES[:2]))
-    answer = await told(telling)
+    answer = await nth_answer(script)
     if midway:
         answer.begin()
-        answer.say("one ")
+        answer.send("one ")
         for client in clients:
             await client.seen(b"one ")
     answer.answer.reset()
-    answer.over.set()
+    answer.finished.set()
     for client in clients:
         await client.response()
     [gone] = await together(running, traced(TRACES[2]))
-    await told(telling, 2)
+    await nth_answer(script, 2)
     await gone.close()
     await running.idle()
     found = await collect(running)
@@ -116,10 +116,10 @@ async def test_failed_and_abandoned_decodes_have_their_spans(
 
 
 async def test_refused_decode_never_was_in_the_engine(
-    collect: Collect, start: Start, engine: ScriptedEngine, telling: Telling
+    collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
     running = await start(queue_capacity=0)
-    async with full(running, telling):
+    async with full(running, script):
         client = await running.client()
         client.start(CHAT, traced(TRACES[0]), temperature=0)
         assert (await client.response()).status == 429
@@ -130,20 +130,20 @@ async def test_refused_decode_never_was_in_the_engine(
 
 
 async def test_who_goes_on_by_itself_has_an_engines_span_of_its_own(
-    collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine, telling: Telling
+    collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine, script: AnswerScript
 ) -> None:
     b.profile = "offline"
     await b.restart()
-    b.answer = telling
+    b.answer = script
     running = await all_ready(await start(**pools(a=engine, offline=b)))
     wish = ("X-Orch-Pool", "a; prefer")
     clients = await together(running, *([*traced(trace), wish] for trace in TRACES[:2]))
-    lost = await told(telling)
+    lost = await nth_answer(script)
     lost.answer.reset()
-    lost.over.set()
-    await told(telling, 3)
-    for answer in telling.told[1:]:
-        answer.all_of_it("one ")
+    lost.finished.set()
+    await nth_answer(script, 3)
+    for answer in script.answers[1:]:
+        answer.send_all("one ")
     for client in clients:
         assert (await client.response()).status == 200
     found = await collect(running)

@@ -19,8 +19,8 @@ from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.otlp import Collect
 from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.telling import Telling, asking, sharing, told
 from tests.integration.tiers import empty, tier
 from tests.integration.wire import Answer
 
@@ -155,17 +155,17 @@ async def test_key_is_in_no_log_no_span_and_no_metric(
 async def test_two_keys_share_no_decode_and_one_key_does(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine
 ) -> None:
-    telling = Telling()
-    engine.answer = telling
-    first = await asking(keyed, ring.bearer("alice"))
-    await told(telling)
-    again = await asking(keyed, ring.bearer("alice"))
+    script = AnswerScript()
+    engine.answer = script
+    first = await start_request(keyed, ring.bearer("alice"))
+    await nth_answer(script)
+    again = await start_request(keyed, ring.bearer("alice"))
     await eventually(lambda: sharing(keyed) == 2)
-    other = await asking(keyed, ring.bearer("bob"))
-    answer = await told(telling, 2)
+    other = await start_request(keyed, ring.bearer("bob"))
+    answer = await nth_answer(script, 2)
     assert len(engine.generating) == 2
-    answer.all_of_it("for bob")
-    telling.told[0].all_of_it("for alice")
+    answer.send_all("for bob")
+    script.answers[0].send_all("for alice")
     assert b"for bob" in (await other.response()).body
     for client in (first, again):
         assert b"for alice" in (await client.response()).body

@@ -14,8 +14,8 @@ from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, Response
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.telling import Telling, asking, sharing, told
 from tests.integration.wire import Answer
 
 
@@ -188,20 +188,20 @@ async def test_however_a_request_ends_its_sequences_are_given_back_once(
 async def test_requests_that_share_a_decode_count_each_and_go_on_when_one_leaves(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine
 ) -> None:
-    telling = Telling()
-    engine.answer = telling
+    script = AnswerScript()
+    engine.answer = script
     two = ring.bearer("two")
-    first = await asking(keyed, two)
-    await told(telling)
-    second = await asking(keyed, two)
+    first = await start_request(keyed, two)
+    await nth_answer(script)
+    second = await start_request(keyed, two)
     await eventually(lambda: sharing(keyed) == 2)
     client = await keyed.client()
     assert_too_many(await client.post(headers=[two], temperature=0, stream=True))
     await first.close()
     await eventually(lambda: in_use(keyed, "two") == 1)
-    third = await asking(keyed, two)
+    third = await start_request(keyed, two)
     await eventually(lambda: sharing(keyed) == 2)
-    telling.told[0].all_of_it("one")
+    script.answers[0].send_all("one")
     for each in (second, third):
         assert b"one" in (await each.response()).body
     await eventually(lambda: in_use(keyed, "two") == 0)

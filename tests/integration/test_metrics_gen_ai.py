@@ -12,8 +12,8 @@ from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.otlp import http_collector
 from tests.integration.running import Running, Start
+from tests.integration.scripted_answers import AnswerScript, nth_answer, together
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.telling import Telling, together, told
 from tests.integration.wire import Answer
 from tests.orch_sidecar.openmetrics import openmetrics
 
@@ -175,11 +175,11 @@ async def test_trace_that_the_sidecar_began_is_an_exemplar(
 
 
 async def test_shared_decode_is_one_generation_and_each_client_has_a_duration(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
     clients = await together(sidecar, *([traceparent("01")] * 3))
-    answer = await told(telling)
-    answer.all_of_it("one", "two", "three")
+    answer = await nth_answer(script)
+    answer.send_all("one", "two", "three")
     for client in clients:
         await client.response()
     found = await families(sidecar)

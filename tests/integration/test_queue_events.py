@@ -13,8 +13,8 @@ from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_answers import AnswerScript, nth_answer
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
-from tests.integration.telling import Telling, told
 from tests.integration.watching import WATCH, busy, free, shown, watching
 from tests.integration.wire import Answer
 
@@ -26,9 +26,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_queued_stream_begins_at_once_and_becomes_the_engines(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar)
     head = client.buffer.partition(b"\r\n\r\n")[0].lower()
     assert head.startswith(b"http/1.1 200 ok\r\n")
@@ -42,10 +42,10 @@ async def test_queued_stream_begins_at_once_and_becomes_the_engines(
     ):
         assert line in head.split(b"\r\n"), line
     assert b"server-timing" not in head
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     assert answer.answer.request.header("accept-encoding") is None
-    answer.all_of_it("one", "two")
+    answer.send_all("one", "two")
     response = await client.response()
     seen = shown(response.body)
     assert seen.positions[0] == 0
@@ -56,14 +56,14 @@ async def test_queued_stream_begins_at_once_and_becomes_the_engines(
 
 
 async def test_without_the_header_nothing_is_sent_before_the_engine_answers(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await sidecar.client()
     client.start()
     await eventually(lambda: sidecar.queued)
-    await free(telling, first)
-    (await told(telling, 2)).all_of_it("one")
+    await free(script, first)
+    (await nth_answer(script, 2)).send_all("one")
     response = await client.response()
     assert b": queued" not in response.body
     assert response.header("server-timing") is not None
@@ -82,26 +82,26 @@ async def test_request_that_waits_for_nothing_gets_the_response_of_any_other(
     assert response.status == 400
 
 
-async def test_refusal_at_once_keeps_its_status(sidecar: Running, telling: Telling) -> None:
-    first = await busy(sidecar, telling)
+async def test_refusal_at_once_keeps_its_status(sidecar: Running, script: AnswerScript) -> None:
+    first = await busy(sidecar, script)
     client = await sidecar.client()
     response = await client.post(headers=[WATCH, ("X-Orch-Do-Not-Queue", "true")], stream=True)
     assert (response.status, response.error["code"]) == (429, "ADMISSION_NO_QUEUE")
     assert response.header("retry-after") is not None
-    await free(telling, first)
+    await free(script, first)
 
 
 async def test_header_has_no_effect_on_an_answer_that_is_not_streamed(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await sidecar.client()
     client.start(headers=[WATCH], stream=False)
     await eventually(lambda: sidecar.queued)
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     answer.answer.json(answer.json_for())
-    answer.over.set()
+    answer.finished.set()
     response = await client.response()
     assert response.json()["choices"][0]["message"]["content"] == "one two three"
 
@@ -115,9 +115,9 @@ async def test_another_value_of_the_header_is_refused(sidecar: Running) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 async def test_refusal_in_the_queue_is_an_error_event(
-    sidecar: Running, telling: Telling, path: str
+    sidecar: Running, script: AnswerScript, path: str
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar, ("X-Orch-Max-Wait-Ms", "80"), path=path, seed=1)
     response = await client.response()
     assert response.status == 200
@@ -133,35 +133,37 @@ async def test_refusal_in_the_queue_is_an_error_event(
     assert (await client.get("/livez")).status == 200, "the connection goes on"
     label = f'{{outcome="{Reason.QUEUE_TIMEOUT}",route="{path}",status="200"}}'
     assert (await sidecar.metrics())[f"orch_requests_total{label}"] == 1
-    await free(telling, first)
+    await free(script, first)
 
 
-async def test_cancelled_in_the_queue_is_an_error_event(sidecar: Running, telling: Telling) -> None:
-    first = await busy(sidecar, telling)
+async def test_cancelled_in_the_queue_is_an_error_event(
+    sidecar: Running, script: AnswerScript
+) -> None:
+    first = await busy(sidecar, script)
     request_id = new_id()
     client = await watching(sidecar, named(request_id))
     assert (await cancel(sidecar, request_id)).status == 204
     rest = shown((await client.response()).body).rest
     assert json.loads(rest.split(b"\n")[0][6:])["error"]["code"] == "cancelled"
     assert sidecar.queued == 0
-    await free(telling, first)
+    await free(script, first)
 
 
 async def test_positions_fall_and_predictions_are_shown(
-    engine: ScriptedEngine, start: Start, telling: Telling
+    engine: ScriptedEngine, start: Start, script: AnswerScript
 ) -> None:
     engine.says |= {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
     sidecar = await start()
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     others = [await watching(sidecar, seed=1, n=4, max_tokens=100)]
     last = await watching(sidecar, seed=2, n=4, max_tokens=100)
     assert shown(last.buffer).positions == [1]
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     await last.seen(b": queued position=0")
-    answer.all_of_it("one")
-    await eventually(lambda: len(telling.told) == 3)
-    telling.told[2].all_of_it("two")
+    answer.send_all("one")
+    await eventually(lambda: len(script.answers) == 3)
+    script.answers[2].send_all("two")
     seen = shown((await last.response()).body)
     assert seen.positions == sorted(seen.positions, reverse=True)
     assert {1, 0} == set(seen.positions)
@@ -170,28 +172,28 @@ async def test_positions_fall_and_predictions_are_shown(
 
 
 async def test_client_that_leaves_the_queue_is_forgotten(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar)
     client.reset()
     await eventually(lambda: not sidecar.queued)
     await eventually(lambda: sidecar.sidecar.watchers._task is None)
-    await free(telling, first)
+    await free(script, first)
     await sidecar.idle()
 
 
 async def test_http_1_0_gets_the_stream_without_chunks_to_the_end_of_its_connection(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await sidecar.client()
     body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "a"}]}
     client.send_request("POST", CHAT, body, [WATCH], version="1.0")
     await client.seen(b": queued position=0")
-    await free(telling, first)
-    answer = await told(telling, 2)
-    answer.all_of_it("one")
+    await free(script, first)
+    answer = await nth_answer(script, 2)
+    answer.send_all("one")
     head, _, content = (await client.rest()).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head
     assert b"connection: close" in head

@@ -9,7 +9,7 @@ import pytest
 from orch_sidecar.proxy.queue_events import watchers
 from tests.integration.client import CHAT
 from tests.integration.running import Running
-from tests.integration.telling import Telling, told
+from tests.integration.scripted_answers import AnswerScript, nth_answer
 from tests.integration.watching import busy, free, shown, watching
 
 
@@ -19,14 +19,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers, "EVERY_S", 0.01)
 
 
-async def test_engines_error_is_relayed_as_an_event(sidecar: Running, telling: Telling) -> None:
-    first = await busy(sidecar, telling)
+async def test_engines_error_is_relayed_as_an_event(sidecar: Running, script: AnswerScript) -> None:
+    first = await busy(sidecar, script)
     client = await watching(sidecar)
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     error = {"message": "the prompt is too long", "type": "BadRequestError", "code": 400}
     answer.answer.json({"error": error}, 400)
-    answer.over.set()
+    answer.finished.set()
     response = await client.response()
     rest = shown(response.body).rest
     assert rest == b"data: " + json.dumps({"error": error}).encode() + b"\n\ndata: [DONE]\n\n"
@@ -36,48 +36,48 @@ async def test_engines_error_is_relayed_as_an_event(sidecar: Running, telling: T
 
 @pytest.mark.parametrize(("status", "text"), [(500, b"oops"), (200, b"not a stream")])
 async def test_answer_that_is_neither_a_stream_nor_an_error_is_one(
-    sidecar: Running, telling: Telling, status: int, text: bytes
+    sidecar: Running, script: AnswerScript, status: int, text: bytes
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar)
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     fields = [("content-type", "text/plain"), ("content-length", str(len(text)))]
     answer.answer.head(status, fields, chunked=False)
     answer.answer.write(text)
-    answer.over.set()
+    answer.finished.set()
     rest = shown((await client.response()).body).rest
     assert json.loads(rest.split(b"\n")[0][6:])["error"]["code"] == "engine_failed"
 
 
 async def test_engine_that_breaks_its_stream_ends_it_with_an_event(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar)
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     answer.begin()
-    answer.say("one")
+    answer.send("one")
     await client.seen(b'"one"')
     answer.answer.reset()
-    answer.over.set()
+    answer.finished.set()
     rest = shown((await client.response()).body).rest
     assert rest.startswith(answer.event("one"))
     assert b"engine_failed" in rest
 
 
 async def test_request_that_the_engine_sends_back_is_shown_its_place_again(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar)
-    await free(telling, first)
-    rejected = await told(telling, 2)
+    await free(script, first)
+    rejected = await nth_answer(script, 2)
     error = {"message": "going", "type": "engine_gone", "code": 503, "retriable": True}
     rejected.answer.json({"error": error}, 503)
-    rejected.over.set()
-    (await told(telling, 3)).all_of_it("one")
+    rejected.finished.set()
+    (await nth_answer(script, 3)).send_all("one")
     seen = shown((await client.response()).body)
     assert set(seen.positions) == {0}
     assert seen.started >= 1
@@ -85,8 +85,10 @@ async def test_request_that_the_engine_sends_back_is_shown_its_place_again(
     assert seen.rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_stop_of_the_sidecar_is_an_error_event(sidecar: Running, telling: Telling) -> None:
-    await busy(sidecar, telling)
+async def test_stop_of_the_sidecar_is_an_error_event(
+    sidecar: Running, script: AnswerScript
+) -> None:
+    await busy(sidecar, script)
     client = await watching(sidecar)
     await sidecar.stop()
     assert b'"code": "draining"' in shown((await client.response()).body).rest

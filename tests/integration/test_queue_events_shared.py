@@ -10,8 +10,8 @@ import pytest
 from orch_sidecar.proxy.queue_events import watchers
 from tests.integration.client import CHAT
 from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.telling import Telling, asking, sharing, told
 from tests.integration.watching import WATCH, busy, free, shown, watching
 
 SAME: dict[str, Any] = {"temperature": 0, "seed": 7}
@@ -24,18 +24,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_all_who_share_a_generation_are_shown_its_place_and_get_its_answer(
-    sidecar: Running, engine: ScriptedEngine, telling: Telling
+    sidecar: Running, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar, **SAME)
     joined = await sidecar.client()
     joined.start(CHAT, [WATCH], **SAME)
     await joined.seen(b": queued position=0")
-    plain = await asking(sidecar, **SAME)
+    plain = await start_request(sidecar, **SAME)
     await eventually(lambda: sharing(sidecar) == 3)
-    await free(telling, first)
-    answer = await told(telling, 2)
-    answer.all_of_it("one", "two")
+    await free(script, first)
+    answer = await nth_answer(script, 2)
+    answer.send_all("one", "two")
     responses = [await each.response() for each in (client, joined, plain)]
     for response in responses:
         assert shown(response.body).rest == answer.body_for(response)
@@ -48,48 +48,48 @@ async def test_all_who_share_a_generation_are_shown_its_place_and_get_its_answer
 
 
 async def test_error_of_a_shared_generation_is_an_event_for_those_who_watch(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar, **SAME)
-    plain = await asking(sidecar, **SAME)
+    plain = await start_request(sidecar, **SAME)
     await eventually(lambda: sharing(sidecar) == 2)
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     answer.answer.json({"error": {"message": "too long", "code": 400}}, 400)
-    answer.over.set()
+    answer.finished.set()
     rest = shown((await client.response()).body).rest
     assert json.loads(rest.split(b"\n")[0][6:])["error"]["message"] == "too long"
     assert (await plain.response()).status == 400
 
 
 async def test_shared_stream_that_breaks_ends_with_an_event(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client = await watching(sidecar, **SAME)
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     answer.begin()
-    answer.say("one")
+    answer.send("one")
     await client.seen(b'"one"')
     answer.answer.reset()
-    answer.over.set()
+    answer.finished.set()
     assert b"engine_failed" in shown((await client.response()).body).rest
 
 
 async def test_late_joiner_of_a_running_generation_gets_the_response_of_any_other(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    client = await asking(sidecar, **SAME)
-    answer = await told(telling)
+    client = await start_request(sidecar, **SAME)
+    answer = await nth_answer(script)
     answer.begin()
-    answer.say("one")
+    answer.send("one")
     await client.seen(b'"one"')
     joined = await sidecar.client()
     joined.start(CHAT, [WATCH], **SAME)
     await joined.seen(b'"one"')
-    answer.say("two")
+    answer.send("two")
     answer.end()
     response = await joined.response()
     assert response.header("server") == "uvicorn"
@@ -99,26 +99,26 @@ async def test_late_joiner_of_a_running_generation_gets_the_response_of_any_othe
 
 
 async def test_lost_engine_hands_a_watched_request_to_another_of_its_measurement_type(
-    start: Start, engine: ScriptedEngine, another: Engine, telling: Telling
+    start: Start, engine: ScriptedEngine, another: Engine, script: AnswerScript
 ) -> None:
     """An answer keeps the label with which it has begun, so `home` is no alternative."""
     b, home = await another(), await another(slots=1, profile="home")
-    b.answer = telling
+    b.answer = script
     sidecar = await all_ready(await start(**pools(cloud=engine, home=home, other=b)))
     pool = sidecar.sidecar.pools["cloud"]
     blockers = [await sidecar.client() for _ in range(2)]
     for each, name in zip(blockers, ("cloud", "other"), strict=True):
         each.start(CHAT, [("X-Orch-Pool", name)], stream=False, n=4)
-    await eventually(lambda: len(telling.told) == 2)
+    await eventually(lambda: len(script.answers) == 2)
     client = await watching(sidecar, ("X-Orch-Pool", "cloud; prefer"))
     assert pool.gate.queue_depth == 1
     await engine.stop()
     await eventually(lambda: sidecar.sidecar.pools["other"].gate.queue_depth == 1)
-    there = next(each for each in telling.told if each.answer.request.header("host") == b.url[7:])
+    there = next(each for each in script.answers if each.answer.request.header("host") == b.url[7:])
     there.answer.json({"id": "chatcmpl-other"})
-    there.over.set()
-    await eventually(lambda: len(telling.told) == 3)
-    telling.told[2].all_of_it("one")
+    there.finished.set()
+    await eventually(lambda: len(script.answers) == 3)
+    script.answers[2].send_all("one")
     response = await client.response()
     assert response.header("x-measurement-type") == "batched_online"
     assert shown(response.body).rest.endswith(b"data: [DONE]\n\n")
@@ -128,13 +128,13 @@ async def test_lost_engine_hands_a_watched_request_to_another_of_its_measurement
 
 
 async def test_watched_request_that_only_another_type_could_serve_is_refused(
-    start: Start, engine: ScriptedEngine, another: Engine, telling: Telling
+    start: Start, engine: ScriptedEngine, another: Engine, script: AnswerScript
 ) -> None:
     home = await another(slots=1, profile="home")
     sidecar = await all_ready(await start(**pools(cloud=engine, home=home)))
     blocker = await sidecar.client()
     blocker.start(CHAT, [("X-Orch-Pool", "cloud")], stream=False, n=4)
-    await eventually(lambda: telling.told)
+    await eventually(lambda: script.answers)
     client = await watching(sidecar, ("X-Orch-Pool", "cloud; prefer"))
     await engine.stop()
     response = await client.response()

@@ -13,8 +13,8 @@ from tests.integration.cancelling import assert_cancelled, named, new_id
 from tests.integration.client import CHAT, Client, Response
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
+from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
-from tests.integration.telling import Telling, sharing, told
 from tests.integration.watching import busy, free
 
 
@@ -37,11 +37,11 @@ async def status(running: Running, request_id: str) -> dict[str, Any]:
 
 
 async def test_request_is_followed_from_the_queue_to_its_end(
-    engine: ScriptedEngine, start: Start, telling: Telling
+    engine: ScriptedEngine, start: Start, script: AnswerScript
 ) -> None:
     engine.says |= {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
     sidecar = await start()
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     ids = [new_id(), new_id()]
     clients = [await sidecar.client() for _ in ids]
     for client, request_id, seed in zip(clients, ids, (1, 2), strict=True):
@@ -59,14 +59,14 @@ async def test_request_is_followed_from_the_queue_to_its_end(
         "1 request before it; the first of them waits for a slot: all 4 are in use"
     )
     assert (head["tokens"], head["batch"], head["wait_ms"]) == (None, None, None)
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     running = await status(sidecar, ids[0])
     assert (running["state"], running["tokens"]) == ("running", 0)
     assert running["wait_ms"] is not None
     assert (running["position"], running["waits_for"]) == (None, None)
     answer.begin()
-    answer.say("one", "two", "three")
+    answer.send("one", "two", "three")
     await clients[0].seen(b'"three"')
     running = await status(sidecar, ids[0])
     assert running["state"] == "running"
@@ -78,14 +78,14 @@ async def test_request_is_followed_from_the_queue_to_its_end(
     ended = await status(sidecar, ids[0])
     assert (ended["id"], ended["state"]) == (ids[0], "ended")
     assert ended.keys() == running.keys()
-    (await told(telling, 3)).all_of_it("one")
+    (await nth_answer(script, 3)).send_all("one")
     assert (await clients[1].response()).status == 200
 
 
 async def test_subscriber_of_a_shared_generation_sees_what_becomes_of_that(
-    sidecar: Running, telling: Telling
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     ids = [new_id(), new_id()]
     clients = [await sidecar.client() for _ in ids]
     for number, (client, request_id) in enumerate(zip(clients, ids, strict=True), 1):
@@ -95,10 +95,10 @@ async def test_subscriber_of_a_shared_generation_sees_what_becomes_of_that(
     assert [own["state"], joined["state"]] == ["queued", "queued"]
     assert [own["coalesced"], joined["coalesced"]] == [False, True]
     assert own["position"] == joined["position"] == 0
-    await free(telling, first)
-    answer = await told(telling, 2)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
     answer.begin()
-    answer.say("one")
+    answer.send("one")
     await clients[1].seen(b'"one"')
     joined = await status(sidecar, ids[1])
     assert (joined["state"], joined["pool"]) == ("running", "cloud")
@@ -109,7 +109,7 @@ async def test_subscriber_of_a_shared_generation_sees_what_becomes_of_that(
 
 
 async def test_request_of_another_key_is_not_found_as_is_one_that_never_was(
-    engine: ScriptedEngine, start: Start, telling: Telling, tmp_path: Path
+    engine: ScriptedEngine, start: Start, script: AnswerScript, tmp_path: Path
 ) -> None:
     ring = KeyRing(tmp_path)
     for name in ("alice", "bob"):
@@ -117,7 +117,7 @@ async def test_request_of_another_key_is_not_found_as_is_one_that_never_was(
     sidecar = await start(api_keys_file=ring.path)
     client, request_id = await sidecar.client(), new_id()
     client.start(CHAT, [named(request_id), ring.bearer("alice")])
-    answer = await told(telling)
+    answer = await nth_answer(script)
     mine = await look(sidecar, request_id, ring.bearer("alice"))
     assert mine.json()["state"] == "running"
     others = await look(sidecar, request_id, ring.bearer("bob"))
@@ -126,7 +126,7 @@ async def test_request_of_another_key_is_not_found_as_is_one_that_never_was(
     assert (others.status, unknown.status) == (404, 404)
     assert others.body == unknown.body.replace(unknown_id.encode(), request_id.encode())
     assert (await look(sidecar, request_id)).status == 401
-    answer.all_of_it("one")
+    answer.send_all("one")
     assert (await client.response()).status == 200
     assert (await look(sidecar, request_id, ring.bearer("alice"))).json()["state"] == "ended"
     assert (await look(sidecar, request_id, ring.bearer("bob"))).status == 404
@@ -139,9 +139,9 @@ async def test_clients_cannot_cancel_by_the_operators_method(sidecar: Running) -
 
 
 async def test_operator_looks_at_and_cancels_any_request(
-    sidecar: Running, operator: Client, telling: Telling
+    sidecar: Running, operator: Client, script: AnswerScript
 ) -> None:
-    first = await busy(sidecar, telling)
+    first = await busy(sidecar, script)
     client, request_id = await sidecar.client(), new_id()
     secret = ("Authorization", "Bearer sk-of-the-client")
     client.start(CHAT, [named(request_id), secret], stream=False)
@@ -160,17 +160,17 @@ async def test_operator_looks_at_and_cancels_any_request(
     assert (await operator.get(f"/v1/requests/{new_id()}")).status == 404
     refused = await operator.request("POST", path)
     assert (refused.status, refused.header("allow")) == (405, "GET, DELETE")
-    await free(telling, first)
+    await free(script, first)
 
 
 async def test_operator_finds_a_request_by_the_id_that_it_was_given(
-    sidecar: Running, engine: ScriptedEngine, operator: Client, telling: Telling
+    sidecar: Running, engine: ScriptedEngine, operator: Client, script: AnswerScript
 ) -> None:
     client = await sidecar.client()
     client.start(CHAT)
-    answer = await told(telling)
+    answer = await nth_answer(script)
     answer.answer.head(200, EVENT_STREAM)
-    answer.say("one")
+    answer.send("one")
     head = (await client.seen(b'"one"')).partition(b"\r\n\r\n")[0].decode()
     request_id = next(
         line.split(": ")[1] for line in head.splitlines() if line.startswith("x-orch-request-id")

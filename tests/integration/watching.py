@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.integration.client import CHAT, Client, Response
 from tests.integration.running import Running, eventually
-from tests.integration.telling import Telling, told
+from tests.integration.scripted_answers import AnswerScript, nth_answer
 
 WATCH = ("X-Orch-Queue-Events", "sse")
 _QUEUED = re.compile(rb": queued position=(\d+)(?: start_ms=(\d+))?\n\n")
@@ -48,18 +48,18 @@ async def watching(
     return client
 
 
-async def busy(running: Running, telling: Telling) -> Client:
-    """A client whose request takes all slots, until `free`."""
-    number = len(telling.told) + 1
+async def busy(running: Running, script: AnswerScript) -> Client:
+    """Returns a client whose request takes all slots, until `free`."""
+    number = len(script.answers) + 1
     client = await running.client()
     client.start(CHAT, stream=False, n=4, max_tokens=100)
-    await told(telling, number)
+    await nth_answer(script, number)
     return client
 
 
-async def free(telling: Telling, client: Client, number: int = 1) -> Response:
+async def free(script: AnswerScript, client: Client, number: int = 1) -> Response:
     """Ends the request that takes all slots."""
-    answer = await told(telling, number)
+    answer = await nth_answer(script, number)
     answer.answer.json({"id": "chatcmpl-other"})
-    answer.over.set()
+    answer.finished.set()
     return await client.response()

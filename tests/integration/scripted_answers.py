@@ -1,4 +1,4 @@
-"""An engine that says what a test tells it to, word by word, with ids as vLLM makes them."""
+"""Scripts the answers of a fake engine, event by event, with ids in the form of vLLM's."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.integration.wire import Answer
 DONE = b"data: [DONE]\n\n"
 
 
-class Told:
-    """One answer under way. `id`: what the engine made of the request's."""
+class ScriptedAnswer:
+    """One answer in progress, which a test sends piece by piece."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.request_id = answer.request.header("x-request-id") or ""
-        self.said: list[str] = []
-        self.over = asyncio.Event()
-        self.lost = False  # the sidecar closed the connection
+        self.words: list[str] = []
+        self.finished = asyncio.Event()
+        self.disconnected = False  # the sidecar closed the connection before the end
 
     def event(self, word: str, request_id: str | None = None) -> bytes:
-        """An event of its stream, as the request of that id would have it."""
+        """Returns an event of its stream, with the id of that request."""
         choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
         chunk = {
             "id": f"chatcmpl-{request_id or self.request_id}", "object": "chat.completion.chunk",
@@ -38,30 +38,30 @@ class Told:
     def begin(self) -> None:
         self.answer.head(200, EVENT_STREAM)
 
-    def say(self, *words: str) -> None:
+    def send(self, *words: str) -> None:
         for word in words:
-            self.said.append(word)
+            self.words.append(word)
             self.answer.chunk(self.event(word))
 
     def end(self) -> None:
         self.answer.chunk(DONE)
         self.answer.end()
-        self.over.set()
+        self.finished.set()
 
-    def all_of_it(self, *words: str) -> None:
+    def send_all(self, *words: str) -> None:
         self.begin()
-        self.say(*words)
+        self.send(*words)
         self.end()
 
     def body_for(self, response: Response, *, done: bool = True) -> bytes:
-        """What the client of that response is to have got."""
+        """Returns the body that the client of that response should have received."""
         own = response.header("x-request-id") or ""
         assert own
-        events = b"".join(self.event(word, own) for word in self.said)
+        events = b"".join(self.event(word, own) for word in self.words)
         return events + DONE if done else events
 
     def json_for(self, request_id: str | None = None) -> dict[str, Any]:
-        """A whole answer of chat, as the request of that id would have it."""
+        """Returns a whole chat completion, with the id of that request."""
         message = {"role": "assistant", "content": "one two three"}
         return {
             "id": f"chatcmpl-{request_id or self.request_id}", "object": "chat.completion",
@@ -71,39 +71,39 @@ class Told:
         }  # fmt: skip
 
 
-class Telling:
-    """The script. `told`: the answers under way and past, in the order of their requests."""
+class AnswerScript:
+    """Answers requests as a test sends. `answers`: begun and ended ones, in order of requests."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
+        self.answers: list[ScriptedAnswer] = []
 
     async def __call__(self, answer: Answer) -> None:
-        told = Told(answer)
-        self.told.append(told)
+        scripted = ScriptedAnswer(answer)
+        self.answers.append(scripted)
         try:
-            await told.over.wait()
+            await scripted.finished.wait()
         except asyncio.CancelledError:
-            told.lost = True
+            scripted.disconnected = True
             raise
 
 
-async def asking(
+async def start_request(
     running: Running, *headers: tuple[str, str], stream: bool = True, **body: Any
 ) -> Client:
-    """A client that has sent a request which may be shared."""
+    """Returns a client that has sent a request which may be shared."""
     client = await running.client()
     client.start(CHAT, headers, stream=stream, **({"temperature": 0} | body))
     return client
 
 
-async def told(telling: Telling, count: int = 1) -> Told:
-    """The answer to the request of that number, counted from 1, once the engine has it."""
-    await eventually(lambda: len(telling.told) >= count)
-    return telling.told[count - 1]
+async def nth_answer(script: AnswerScript, count: int = 1) -> ScriptedAnswer:
+    """Returns the answer to the request of that number, from 1, once the engine has received it."""
+    await eventually(lambda: len(script.answers) >= count)
+    return script.answers[count - 1]
 
 
 def sharing(running: Running) -> int:
-    """How many clients are on decodes that can still be joined."""
+    """Returns how many clients share generations that can still be joined."""
     shared = running.sidecar.coalesce._by_key.values()
     return sum(len(each.broadcast._subscribers) for each in shared)
 
@@ -111,23 +111,23 @@ def sharing(running: Running) -> int:
 async def together(
     running: Running, *requests: Sequence[tuple[str, str]], stream: bool = True, **body: Any
 ) -> list[Client]:
-    """Clients with these headers and the same body, each on its decode before the next comes."""
+    """Returns clients with these headers and the same body, started one after another."""
     clients = []
     for headers in requests:
         before = sharing(running)
-        clients.append(await asking(running, *headers, stream=stream, **body))
+        clients.append(await start_request(running, *headers, stream=stream, **body))
         await eventually(lambda before=before: sharing(running) == before + 1)  # type: ignore[misc]
     return clients
 
 
 @asynccontextmanager
-async def full(running: Running, telling: Telling) -> AsyncIterator[None]:
-    """Every slot is taken, by a request that is like no other."""
-    number = len(telling.told) + 1
+async def full(running: Running, script: AnswerScript) -> AsyncIterator[None]:
+    """Occupies every slot with a request that is like no other."""
+    number = len(script.answers) + 1
     client = await running.client()
     client.start(CHAT, stream=False, n=4)
-    answer = await told(telling, number)
+    answer = await nth_answer(script, number)
     yield
     answer.answer.json({"id": "chatcmpl-other"})
-    answer.over.set()
+    answer.finished.set()
     assert (await client.response()).status == 200
