@@ -40,7 +40,7 @@ def test_commands_work(tmp_path: Path) -> None:
     pip("install", "--dry-run", *build, INSTALLED[-1], cwd=tmp_path)
 
 
-def test_nothing_is_said_to_be_on_an_index_that_is_not() -> None:
+def test_nothing_is_documented_as_on_an_index_that_is_not() -> None:
     """This project is on none: its own name installs nothing."""
     for package in ("orch_sidecar", "vllm_plugin"):
         for path in (ROOT / package).rglob("*.py"):

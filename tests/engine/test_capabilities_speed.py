@@ -123,7 +123,7 @@ async def test_prefill_and_busy_time_are_counted(cloud: Stack) -> None:
     assert after["state"] == "ready"
 
 
-async def test_engine_lets_the_sidecar_say_who_goes_first(cloud: Stack) -> None:
+async def test_engine_lets_the_sidecar_decide_which_request_is_first(cloud: Stack) -> None:
     """X-Vllm-Priority is honoured under this policy only."""
     async with session() as http:
         features = (await engine_state(http, cloud.engine_url))["features"]

@@ -192,7 +192,7 @@ async def test_foreign_traffic_is_counted_and_takes_slots(cloud: Stack) -> None:
         await until(gone, 10.0)
 
 
-async def test_counts_that_clients_are_told_are_on_their_spans_and_in_the_metrics(
+async def test_counts_that_clients_receive_are_on_their_spans_and_in_the_metrics(
     cloud: Stack, receiver: OtlpReceiver
 ) -> None:
     await check_counts(cloud, receiver, rounds=3)
@@ -220,5 +220,7 @@ async def test_what_the_engine_refuses_is_the_clients_mistake(cloud: Stack) -> N
     await check_mistakes(cloud)
 
 
-def test_spans_of_the_start_say_batched_online(cloud: Stack, receiver: OtlpReceiver) -> None:
+def test_spans_of_the_start_are_labelled_batched_online(
+    cloud: Stack, receiver: OtlpReceiver
+) -> None:
     check_start(receiver, "batched_online")

@@ -174,7 +174,7 @@ def test_ways_around_the_profile_are_refused(
     assert words in scripted[way]
 
 
-def test_the_resource_says_how_the_engine_batches(scripted: dict[str, str]) -> None:
+def test_the_resource_states_how_the_engine_batches(scripted: dict[str, str]) -> None:
     assert "measurement_type=single_stream" in scripted["resource"]
 
 

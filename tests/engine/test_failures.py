@@ -42,7 +42,7 @@ async def waiting(http: aiohttp.ClientSession, cloud: Stack, count: int) -> bool
     return sum(queue.values()) == count
 
 
-async def test_a_killed_engine_is_told_in_each_api_and_its_successor_serves_within_a_second(
+async def test_a_killed_engine_is_an_error_in_each_api_and_its_successor_serves_within_a_second(
     cloud: Stack, receiver: OtlpReceiver
 ) -> None:
     """And one whose answer is no stream is told 502."""
@@ -155,7 +155,7 @@ def core_of(cloud: Stack) -> int:
     return int(core)
 
 
-async def test_who_waits_while_the_engines_core_dies_is_served_by_its_successor(
+async def test_request_queued_while_the_engines_core_dies_is_served_by_its_successor(
     cloud: Stack,
 ) -> None:
     """The API server goes some milliseconds later, and answers meanwhile."""

@@ -94,7 +94,7 @@ def queued_ms(seen: Seen) -> float:
     return float(match[1])
 
 
-async def test_five_clients_and_every_span_says_single_stream(
+async def test_spans_of_five_clients_are_all_labelled_single_stream(
     home: Stack, grpc_receiver: GrpcReceiver
 ) -> None:
     traces = [traceparent() for _ in range(5)]
@@ -156,7 +156,7 @@ async def test_one_request_is_one_tree_over_grpc(home: Stack, grpc_receiver: Grp
     assert server.start_ns <= wait.start_ns <= wait.end_ns <= engine.start_ns <= llm.start_ns
 
 
-async def test_counts_that_clients_are_told_are_on_their_spans_and_in_the_metrics(
+async def test_counts_that_clients_receive_are_on_their_spans_and_in_the_metrics(
     home: Stack, grpc_receiver: GrpcReceiver
 ) -> None:
     await check_counts(home, grpc_receiver, rounds=1)
@@ -173,5 +173,7 @@ async def test_what_the_engine_refuses_is_the_clients_mistake(home: Stack) -> No
     await check_mistakes(home)
 
 
-def test_spans_of_the_start_say_single_stream(home: Stack, grpc_receiver: GrpcReceiver) -> None:
+def test_spans_of_the_start_are_labelled_single_stream(
+    home: Stack, grpc_receiver: GrpcReceiver
+) -> None:
     check_start(grpc_receiver, "single_stream")

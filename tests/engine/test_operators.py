@@ -21,7 +21,7 @@ async def call(http: aiohttp.ClientSession, stack: Stack, path: str) -> None:
         ("/sleep?level=0", "asleep", "/wake_up?tags=scheduling"),
     ],
 )
-async def test_held_up_engine_says_so_and_serves_again(
+async def test_engine_that_an_operator_halts_reports_it_and_serves_again(
     cloud: Stack, holds: str, state: str, ends: str
 ) -> None:
     async with session() as http:

@@ -90,7 +90,7 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
     assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
 
 
-def test_check_says_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> None:
+def test_check_reports_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "orch_sidecar", "up", "--check", "--slots", "8"),

@@ -164,7 +164,7 @@ CASES: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_no_answer_tells_where_engines_are(
+async def test_no_answer_reveals_where_engines_are(
     running: Running, engines: list[ScriptedEngine], name: str
 ) -> None:
     broken, code = CASES[name]
@@ -188,7 +188,7 @@ async def test_log_names_the_cause_where_a_connection_takes_too_long(
     assert f"pool {pool.name}: no connection to {pool.url}: TimeoutError" in caplog.messages
 
 
-async def test_log_tells_where_an_engine_is_that_cannot_be_reached(
+async def test_log_has_the_address_of_an_engine_that_cannot_be_reached(
     running: Running, engines: list[ScriptedEngine], caplog: pytest.LogCaptureFixture
 ) -> None:
     await down_but_not_noticed(running, engines)

@@ -106,7 +106,7 @@ async def test_status_line_is_held_back_until_admission(
         (MESSAGES, {}, 1),
     ],
 )
-async def test_lease_tells_the_engine_how_many_sequences_it_stands_for(
+async def test_lease_states_to_the_engine_how_many_sequences_it_covers(
     engine: ScriptedEngine, sidecar: Running, path: str, body: dict[str, Any], cost: int
 ) -> None:
     assert (await (await sidecar.client()).post(path, **body)).status == 200

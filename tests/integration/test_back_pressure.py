@@ -59,7 +59,7 @@ async def reader(client: Client) -> Client:
     return client
 
 
-async def test_engine_is_held_up_by_a_client_that_does_not_read_and_goes_on_when_it_does(
+async def test_engine_is_paused_by_a_client_that_does_not_read_and_resumes_when_it_does(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     engine.scripts.append(hose := Firehose(64))

@@ -15,7 +15,7 @@ from tests.integration.scripted_engine import ScriptedEngine
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, "/tokenize"])
-async def test_body_that_says_it_is_too_large_is_refused_before_it_comes(
+async def test_body_that_is_declared_too_large_is_refused_before_it_comes(
     engine: ScriptedEngine, start: Start, path: str
 ) -> None:
     running = await start(max_body_bytes=2048)
@@ -202,7 +202,7 @@ async def test_absurd_number_is_refused_by_the_name_of_its_field(
     assert engine.received == []
 
 
-async def test_body_that_comes_too_slowly_is_refused_and_others_are_not_held_up(
+async def test_body_that_comes_too_slowly_is_refused_and_others_are_not_delayed(
     engine: ScriptedEngine, start: Start
 ) -> None:
     running = await start(body_timeout_s=0.2)

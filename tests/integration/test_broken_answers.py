@@ -212,7 +212,7 @@ async def test_chunked_json_that_is_cut_short_is_aborted(
     await sidecar.idle()
 
 
-async def test_http_1_0_client_of_a_broken_stream_is_told_too(
+async def test_http_1_0_client_of_a_broken_stream_gets_the_error_too(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     engine.scripts.append(streaming('{"a": 1}', end=closes))

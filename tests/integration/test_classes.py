@@ -50,7 +50,7 @@ async def test_interactive_requests_go_before_bulk_ones(
         ([("X-Vllm-Priority", "-99")], {}, "0"),
     ],
 )
-async def test_engine_is_told_the_class_as_its_priority(
+async def test_engine_receives_the_class_as_its_priority(
     engine: ScriptedEngine, sidecar: Running, headers: Any, body: dict[str, Any], priority: str
 ) -> None:
     assert (await (await sidecar.client()).post(CHAT, headers, **body)).status == 200
@@ -127,7 +127,7 @@ async def test_admitted_at_once_is_position_zero_and_now(sidecar: Running, strea
     assert response.header("x-orch-predicted-start-ms") == "0"
 
 
-async def test_position_is_told_and_no_start_that_nobody_knows(
+async def test_position_is_reported_and_an_unknown_start_is_not(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
     clients = [await started(sidecar, n=4)]
@@ -146,7 +146,7 @@ async def test_position_is_told_and_no_start_that_nobody_knows(
     assert positions == ["0", "0", "1", "2"]  # those ahead of it in the queue
 
 
-async def test_predicted_start_is_told_and_compared_with_what_came(
+async def test_predicted_start_is_reported_and_compared_with_the_real_one(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
     engine.tell(step_time=STEP_TIME)
@@ -170,7 +170,7 @@ async def test_predicted_start_is_told_and_compared_with_what_came(
     assert metrics['orch_queue_hold{pool="cloud",reason="slot"}'] == 0
 
 
-async def test_refusal_says_where_it_would_have_stood(
+async def test_refusal_states_the_place_that_the_request_would_have_had(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
     running = await start(queue_capacity=1)
@@ -212,7 +212,7 @@ async def test_request_that_must_not_queue_is_refused_if_it_would(
     ("header", "code"),
     [("X-Orch-Max-Wait-Ms", "ADMISSION_TIMEOUT"), ("X-Orch-Deadline-Ms", "ADMISSION_DEADLINE")],
 )
-async def test_request_waits_no_longer_than_it_says(
+async def test_request_waits_no_longer_than_it_allows(
     engine: ScriptedEngine, sidecar: Running, held: Held, header: str, code: str
 ) -> None:
     busy = await started(sidecar, n=4)
@@ -241,7 +241,7 @@ async def test_deadline_that_cannot_be_met_is_refused_at_once(
 # What is learned.
 
 
-async def test_prompts_are_measured_by_what_answers_say(
+async def test_prompts_are_measured_by_the_counts_in_answers(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     before = sidecar.pool.prompt_size.bytes_per_token

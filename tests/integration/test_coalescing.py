@@ -62,7 +62,7 @@ async def test_whole_answers_have_each_its_own_id_and_length(
     assert len(engine.generating) == 1
 
 
-async def test_who_comes_late_gets_what_was_said_and_follows(
+async def test_late_client_gets_what_was_sent_and_follows(
     engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     [first] = await together(sidecar, ())

@@ -22,7 +22,7 @@ EVERY_LOOP = True
 BULK, INTERACTIVE = ("X-Orch-Class", "bulk"), ("X-Orch-Class", "interactive")
 
 
-async def test_those_who_wait_wait_together_for_one_slot(
+async def test_queued_identical_requests_wait_together_for_one_slot(
     engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     async with full(sidecar, script):
@@ -91,7 +91,7 @@ async def test_limits_of_a_wait_are_of_one_request(
     assert len(script.answers) == 3
 
 
-async def test_who_came_later_outlasts_the_one_it_joined(
+async def test_later_client_outlasts_the_one_it_joined(
     start: Start, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
     running = await start(queue_timeout_s=0.4)

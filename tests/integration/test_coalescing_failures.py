@@ -79,7 +79,7 @@ async def test_when_the_first_leaves_the_queue_the_others_keep_its_place(
 
 
 @pytest.mark.parametrize("said", [None, 0, 2])
-async def test_when_all_leave_the_engine_is_told_and_the_slot_comes_back(
+async def test_when_all_leave_the_generation_is_aborted_and_the_slot_comes_back(
     engine: ScriptedEngine, sidecar: Running, script: AnswerScript, said: int | None
 ) -> None:
     clients = await together(sidecar, (), (), ())
@@ -147,7 +147,7 @@ def was_told_that_it_stalled(answer: ScriptedAnswer, response: Response) -> None
         (500_000, 120, was_told_that_it_stalled, {"ok": 1, "client_stalled": 1}),
     ],
 )
-async def test_slow_client_holds_up_no_fast_one_and_gets_what_is_retained_or_is_told_so(
+async def test_slow_client_delays_no_fast_one_and_gets_what_is_retained_or_an_error(
     engine: ScriptedEngine,
     start: Start,
     script: AnswerScript,

@@ -53,7 +53,7 @@ async def test_what_admission_refuses_is_refused_to_all(
     assert (await waiting.response()).status == 200
 
 
-async def test_engine_without_slots_to_give_is_told_to_all(
+async def test_engine_that_is_down_is_an_error_for_all(
     engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     await engine.stop()
@@ -63,7 +63,7 @@ async def test_engine_without_slots_to_give_is_told_to_all(
         assert (response.status, response.error["code"]) == (503, "engine_down")
 
 
-async def test_sidecar_that_leaves_tells_those_who_wait_and_those_who_are_answered(
+async def test_stopping_sidecar_sends_errors_to_queued_and_to_streaming_clients(
     engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
     answered = await together(sidecar, (), n=1, max_tokens=5)
@@ -107,7 +107,7 @@ async def test_drain_waits_for_what_runs_and_takes_nobody_in(
     await stopping
 
 
-async def test_silent_engine_is_told_to_all_and_who_waits_is_not_the_one_it_fails(
+async def test_silence_of_the_engine_fails_all_its_clients_and_no_queued_one(
     engine: ScriptedEngine, quick: None, start: Start, script: AnswerScript
 ) -> None:
     running = await start(engine_silence_s=0.3)

@@ -62,7 +62,7 @@ async def test_decode_is_in_one_trace_and_the_others_link_to_it(
     assert len(own) == 3
 
 
-async def test_decode_outlives_the_trace_of_who_began_it(
+async def test_generation_outlives_the_trace_of_the_request_that_began_it(
     collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
     running = await start()
@@ -129,7 +129,7 @@ async def test_refused_decode_never_was_in_the_engine(
     assert leader[CHAT].attributes["orch.outcome"] == "queue_full"
 
 
-async def test_who_goes_on_by_itself_has_an_engines_span_of_its_own(
+async def test_request_that_goes_on_by_itself_has_an_engines_span_of_its_own(
     collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine, script: AnswerScript
 ) -> None:
     b.profile = "offline"

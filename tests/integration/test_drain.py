@@ -52,7 +52,7 @@ async def test_drain_refuses_new_ones_and_finishes_what_runs(
         await Client.connect(running.port)
 
 
-async def test_drain_ends_at_its_limit_and_tells_those_it_leaves(
+async def test_drain_ends_at_its_limit_and_informs_the_clients_it_leaves(
     engine: ScriptedEngine, start: Start
 ) -> None:
     running = await start(drain_timeout_s=0.2)

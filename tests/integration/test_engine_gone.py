@@ -29,7 +29,7 @@ async def succeeded(engine: ScriptedEngine, held: Held) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_waits_while_the_core_dies_is_served_by_the_successor(
+async def test_request_queued_while_the_core_dies_is_served_by_the_successor(
     sidecar: Running, engine: ScriptedEngine, held: Held, kind: dict[str, Any]
 ) -> None:
     busy = await started(sidecar, n=4)
@@ -50,7 +50,7 @@ async def test_who_waits_while_the_core_dies_is_served_by_the_successor(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_who_comes_while_the_core_dies_is_served_by_the_successor(
+async def test_request_that_comes_while_the_core_dies_is_served_by_the_successor(
     sidecar: Running, engine: ScriptedEngine, held: Held, kind: dict[str, Any]
 ) -> None:
     engine.faults.gone = True
@@ -63,7 +63,7 @@ async def test_who_comes_while_the_core_dies_is_served_by_the_successor(
     await sidecar.idle()
 
 
-async def test_who_waited_and_finds_nobody_to_connect_to_waits_on(
+async def test_queued_request_that_cannot_connect_waits_on(
     sidecar: Running, engine: ScriptedEngine, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the instant before the state stream tells that the engine is gone."""

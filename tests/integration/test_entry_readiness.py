@@ -12,7 +12,7 @@ from tests.integration.tiers import tier
 from tests.integration.wire import Answer
 
 
-async def test_entry_whose_only_pool_is_away_is_ready_to_say_so(
+async def test_entry_whose_only_pool_is_away_is_ready_to_report_it(
     parent_leases: Running, lower: Running
 ) -> None:
     await lower.stop()

@@ -52,7 +52,7 @@ async def test_answer_that_is_not_http_is_a_502_and_its_connection_not_used_agai
     assert first.connection != second.connection
 
 
-async def test_engine_that_says_nothing_is_a_504_and_its_lease_waits(
+async def test_engine_that_is_silent_is_a_504_and_its_lease_waits(
     quick: None, engine: ScriptedEngine, start: Start
 ) -> None:
     running = await start(engine_silence_s=0.2)
@@ -71,7 +71,7 @@ async def test_engine_that_says_nothing_is_a_504_and_its_lease_waits(
     await running.idle()
 
 
-async def test_stream_that_falls_silent_is_told_so(
+async def test_stream_that_falls_silent_ends_with_an_error(
     quick: None, engine: ScriptedEngine, start: Start
 ) -> None:
     running = await start(engine_silence_s=0.2)

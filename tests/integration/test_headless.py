@@ -87,7 +87,7 @@ async def test_each_address_is_a_pool_and_takes_requests(names: Names, start: St
     await running.idle()
 
 
-async def test_capabilities_tell_of_each_address(names: Names, start: Start) -> None:
+async def test_capabilities_show_each_address(names: Names, start: Start) -> None:
     await names.come("127.0.0.2")
     await names.come("127.0.0.3", slots=3)
     running = await start(pools=[names.setting])
@@ -100,7 +100,7 @@ async def test_capabilities_tell_of_each_address(names: Names, start: Start) -> 
     ]
 
 
-async def test_address_that_comes_takes_those_who_wait_at_once(names: Names, start: Start) -> None:
+async def test_new_address_takes_queued_requests_at_once(names: Names, start: Start) -> None:
     one = await names.come("127.0.0.2")
     one.answer = first = Held()
     running = await start(pools=[names.setting])
@@ -117,7 +117,7 @@ async def test_address_that_comes_takes_those_who_wait_at_once(names: Names, sta
     assert (len(one.generating), len(two.generating)) == (2, 2)
 
 
-async def test_who_pinned_one_address_waits_there(names: Names, start: Start) -> None:
+async def test_request_that_pinned_one_address_waits_there(names: Names, start: Start) -> None:
     one = await names.come("127.0.0.2", slots=1)
     one.answer = held = Held()
     running = await start(pools=[names.setting])
@@ -170,7 +170,7 @@ async def test_answer_that_is_under_way_outlives_the_address_of_its_engine(
     await running.idle()
 
 
-async def test_who_waits_at_an_address_that_goes_waits_at_another(
+async def test_request_queued_at_an_address_that_goes_waits_at_another(
     names: Names, start: Start
 ) -> None:
     one = await names.come("127.0.0.2", slots=1)
@@ -192,7 +192,7 @@ async def test_who_waits_at_an_address_that_goes_waits_at_another(
     await running.idle()
 
 
-async def test_name_without_an_address_is_told_and_refused_as_away(
+async def test_name_without_an_address_is_reported_and_refused_as_away(
     names: Names, start: Start, engine: ScriptedEngine
 ) -> None:
     names.port = 1

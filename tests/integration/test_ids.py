@@ -80,7 +80,7 @@ async def test_orch_request_id_is_unguessable_and_new_each_time(
     assert len(leases) == 20
 
 
-async def test_server_timing_tells_queue_and_first_byte(
+async def test_server_timing_has_queue_and_first_byte(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     async def slow(answer: Answer) -> None:
@@ -122,7 +122,7 @@ async def test_server_timing_tells_queue_and_first_byte(
         ("GET", "/v1/models\x00", 400),
     ],
 )
-async def test_every_answer_says_the_measurement_type(
+async def test_every_answer_has_the_measurement_type(
     engine: ScriptedEngine, sidecar: Running, method: str, path: str, status: int
 ) -> None:
     client = await sidecar.client()
@@ -133,7 +133,7 @@ async def test_every_answer_says_the_measurement_type(
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_own_error_has_the_form_of_its_api_and_says_the_measurement_type(
+async def test_own_error_has_the_form_of_its_api_and_the_measurement_type(
     engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     def broken(*_: object) -> None:

@@ -70,7 +70,7 @@ async def test_key_opens_as_bearer_and_as_x_api_key_and_goes_no_further(
         ([("x-api-key", NOBODYS * 20)], "more than 512 bytes"),
     ],
 )
-async def test_who_has_no_key_is_told_in_the_form_of_the_api(
+async def test_missing_key_is_an_error_in_the_form_of_the_api(
     keyed: Running, engine: ScriptedEngine, path: str, headers: list[tuple[str, str]], says: str
 ) -> None:
     client = await keyed.client()

@@ -55,7 +55,7 @@ async def test_responses_report_the_budgets_of_the_key(
 
 
 @pytest.mark.parametrize("path", [None, MESSAGES])
-async def test_requests_beyond_the_budget_are_told_when_there_is_room(
+async def test_requests_beyond_the_budget_are_refused_with_the_time_of_the_next_room(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine, path: str | None
 ) -> None:
     client = await keyed.client()

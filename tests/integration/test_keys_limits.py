@@ -40,7 +40,7 @@ def in_use(running: Running, name: str) -> int:
     return next(guard.sequences(each) for each in held if each.name == name)
 
 
-async def test_key_for_bulk_is_served_as_bulk_whatever_the_body_says(
+async def test_key_for_bulk_is_served_as_bulk_whatever_the_body_demands(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine
 ) -> None:
     client = await keyed.client()
@@ -69,7 +69,7 @@ async def test_key_for_bulk_is_served_as_bulk_whatever_the_body_says(
         ("x-llm-d-inference-objective", "critical"),
     ],
 )
-async def test_key_for_bulk_that_demands_more_is_told_so(
+async def test_key_for_bulk_that_demands_more_is_refused_with_the_reason(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine, path: str, header: str, value: str
 ) -> None:
     client = await keyed.client()
@@ -220,7 +220,7 @@ async def test_what_takes_no_slot_is_not_counted(keyed: Running, ring: KeyRing, 
     assert (await busy.response()).status == 200
 
 
-async def test_capabilities_say_how_much_the_key_that_asks_may_have(
+async def test_capabilities_show_the_limits_of_the_requesting_key(
     keyed: Running, ring: KeyRing
 ) -> None:
     client = await keyed.client()

@@ -65,7 +65,7 @@ async def becomes(running: Running, header: tuple[str, str], expected: int) -> N
     raise AssertionError(f"still not {expected}")
 
 
-async def test_without_a_file_everybody_is_served_and_that_is_said(
+async def test_without_a_file_everybody_is_served_and_that_is_logged(
     start: Start, engine: ScriptedEngine, ring: KeyRing, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -121,7 +121,7 @@ async def test_limits_of_a_key_are_those_of_the_file(
 
 
 @pytest.mark.parametrize("text", [None, "", "- name: alice", "- {name: ["])
-async def test_file_that_is_gone_or_wrong_changes_nothing_and_is_told(
+async def test_file_that_is_gone_or_wrong_changes_nothing_and_is_reported(
     keyed: Running, ring: KeyRing, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = ring.path.read_text()
@@ -177,7 +177,7 @@ async def test_file_that_comes_later_closes_a_sidecar_that_was_open(
 
 
 @pytest.mark.usefixtures("soon")
-async def test_fifo_in_place_of_the_file_is_told_and_holds_nothing_up(
+async def test_fifo_in_place_of_the_file_is_reported_and_blocks_nothing(
     keyed: Running, ring: KeyRing
 ) -> None:
     fifo = ring.path.with_suffix(".fifo")
@@ -192,7 +192,7 @@ async def test_fifo_in_place_of_the_file_is_told_and_holds_nothing_up(
 
 
 @pytest.mark.usefixtures("soon")
-async def test_file_system_that_hangs_holds_up_neither_requests_nor_revocation_nor_the_end(
+async def test_file_system_that_hangs_blocks_neither_requests_nor_revocation_nor_the_end(
     keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orch_sidecar.config.file_reader.READ_WITHIN_S", 0.1)

@@ -16,7 +16,7 @@ from tests.integration.wire import Answer
 EVERY_LOOP = True
 
 
-async def test_end_that_the_stream_does_not_tell_is_asked_for(
+async def test_end_that_is_missing_from_the_stream_is_asked_for(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     engine.faults.reports_ended = False
@@ -30,7 +30,7 @@ async def test_end_that_the_stream_does_not_tell_is_asked_for(
     assert engine.revoked == [engine.generating[0].lease]
 
 
-async def test_lease_that_the_engine_says_is_still_there_is_not_given_back(
+async def test_lease_that_the_engine_still_reports_is_not_given_back(
     quick: None, engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
     engine.faults.reports_ended = False
@@ -137,7 +137,7 @@ async def test_leases_abandoned_while_the_stream_was_broken_are_asked_for_when_i
     assert len(engine.revoked) == 1
 
 
-async def test_lease_is_given_back_once_however_often_its_end_is_told(
+async def test_lease_is_given_back_once_however_often_its_end_is_reported(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
     """The end of the body, the stream's event and a revocation: leased never goes below."""

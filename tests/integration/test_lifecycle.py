@@ -51,7 +51,7 @@ async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
         (403, "engine_refuses_key", ["ORCH_ENGINE_API_KEY"]),
     ],
 )
-async def test_engine_that_cannot_be_followed_makes_unready_and_says_how_to_fix_it(
+async def test_engine_that_cannot_be_followed_makes_unready_with_the_remedy(
     engine: ScriptedEngine, start: Start, status: int, code: str, fixes: list[str]
 ) -> None:
     engine.faults.stream_status = status
@@ -70,7 +70,7 @@ async def test_engine_that_cannot_be_followed_makes_unready_and_says_how_to_fix_
     assert (await readiness(running)).status == 200
 
 
-async def test_engine_with_another_key_is_told_from_one_without_a_plugin(
+async def test_engine_with_another_key_is_distinguished_from_one_without_a_plugin(
     engine: ScriptedEngine, start: Start
 ) -> None:
     engine.api_key = "right"
@@ -81,7 +81,7 @@ async def test_engine_with_another_key_is_told_from_one_without_a_plugin(
     assert "wrong" not in message
 
 
-async def test_stream_that_is_no_http_is_told_without_the_key_that_it_was_asked_with(
+async def test_stream_that_is_no_http_is_reported_without_the_key_of_the_request(
     engine: ScriptedEngine,
     start: Start,
     monkeypatch: pytest.MonkeyPatch,

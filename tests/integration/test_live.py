@@ -239,7 +239,7 @@ async def test_fault_of_the_document_ends_its_streams_and_nothing_else(
     caplog.clear()
 
 
-async def test_engine_that_is_down_says_since_when_and_what_to_do(
+async def test_engine_that_is_down_is_shown_with_since_when_and_what_to_do(
     sidecar: Running, engine: ScriptedEngine, readers: Readers
 ) -> None:
     reader = await readers.open(sidecar)

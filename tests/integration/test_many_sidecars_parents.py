@@ -183,7 +183,7 @@ async def test_claim_of_a_parent_ends_when_it_has_nothing_queued_any_longer(
         (b'{"cost": 1, "urgent": true}', 409, "must read the state stream"),
     ],
 )
-async def test_claim_that_is_invalid_or_of_nobody_who_reads_the_state_is_refused(
+async def test_claim_that_is_invalid_or_from_no_reader_of_the_state_is_refused(
     engine: ScriptedEngine, start: Start, body: bytes, status: int, text: str
 ) -> None:
     child = await start()

@@ -271,7 +271,7 @@ async def test_decode_steps_are_those_that_the_engine_counted(
     assert metrics[f"orch_engine_generated_tokens_total{{{pool}}}"] == 5040
 
 
-async def test_nothing_is_said_for_an_engine_that_was_never_heard_of(start: Start) -> None:
+async def test_engine_that_never_reported_has_no_metrics(start: Start) -> None:
     running = await start(engine_url="http://127.0.0.1:1", wait=False)
     metrics = await running.metrics()
     names = {name.partition("{")[0] for name in metrics}

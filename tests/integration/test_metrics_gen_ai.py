@@ -87,7 +87,7 @@ async def test_times_are_those_of_the_stream(engine: ScriptedEngine, sidecar: Ru
     assert found["gen_ai_server_time_per_output_token_seconds"].unit == "seconds"
 
 
-async def test_operations_models_and_failures_are_told_apart(
+async def test_operations_models_and_failures_are_distinguished(
     engine: ScriptedEngine, start: Start
 ) -> None:
     running = await start(queue_capacity=0)
@@ -195,7 +195,7 @@ async def test_shared_decode_is_one_generation_and_each_client_has_a_duration(
     assert answers["known"] + answers["unknown"] == 1
 
 
-async def test_every_answer_that_tells_its_tokens_is_counted_whatever_is_learned_from_it(
+async def test_every_answer_with_token_counts_is_counted_whatever_is_learned_from_it(
     engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orch_sidecar.admission.prediction.service_time._ENOUGH", 0)

@@ -178,7 +178,7 @@ async def test_failure_in_a_stream_is_the_clients_exception(
             pass
 
 
-async def test_clients_own_retries_come_back_when_told_and_succeed(
+async def test_clients_own_retries_come_back_at_the_stated_time_and_succeed(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
     running = await start(queue_capacity=0)

@@ -156,7 +156,7 @@ async def test_earliest_predicted_end_wins(
     assert (seeds(engine), seeds(b)) == ([], [0, 1, 2, 3])
 
 
-async def test_request_that_no_pool_could_ever_serve_is_told_so(
+async def test_request_that_no_pool_could_ever_serve_is_refused_with_that_reason(
     start: Start, engine: ScriptedEngine, another: Engine
 ) -> None:
     small = await another(slots=2)
@@ -193,7 +193,7 @@ async def test_all_pools_away_is_a_503_that_names_them(
     assert ready.json()["state"] == "down"
 
 
-async def test_pool_that_is_away_is_told_and_the_other_serves(
+async def test_pool_that_is_away_is_reported_and_the_other_serves(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     await engine.stop()
@@ -211,7 +211,7 @@ async def test_pool_that_is_away_is_told_and_the_other_serves(
 # What is told of them.
 
 
-async def test_metrics_are_told_for_each_pool(
+async def test_each_pool_has_its_own_metrics(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     client = await pair.client()

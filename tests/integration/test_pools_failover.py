@@ -115,7 +115,7 @@ async def test_request_that_kills_engines_is_not_given_to_pools_that_share_nothi
     assert (sent_to([engine, b]), home.generating) == (2, [])
 
 
-async def test_lost_engine_stays_the_answer_whatever_others_say(
+async def test_lost_engine_stays_the_answer_whatever_others_answer(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     """After a 429 or a 503 a sidecar above sends it again, to the next engine."""
@@ -166,7 +166,7 @@ async def test_pinned_request_is_not_moved(
     assert b.generating == []
 
 
-async def test_after_the_first_byte_the_failure_is_told(
+async def test_after_the_first_byte_the_failure_ends_the_stream(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     async def break_off(answer: Answer) -> None:

@@ -28,7 +28,7 @@ async def client(sidecar: Running) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_openais_client_streams_what_the_engine_says(
+async def test_openais_client_streams_what_the_engine_sends(
     sidecar: Running, engine: ScriptedEngine, client: openai.AsyncOpenAI, script: AnswerScript
 ) -> None:
     first = await busy(sidecar, script)

@@ -23,7 +23,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers, "EVERY_S", 0.01)
 
 
-async def test_all_who_share_a_generation_are_shown_its_place_and_get_its_answer(
+async def test_all_clients_of_a_shared_generation_see_its_place_and_get_its_answer(
     sidecar: Running, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
     first = await busy(sidecar, script)
@@ -47,7 +47,7 @@ async def test_all_who_share_a_generation_are_shown_its_place_and_get_its_answer
         assert (await each.get("/livez")).status == 200, "the connection goes on"
 
 
-async def test_error_of_a_shared_generation_is_an_event_for_those_who_watch(
+async def test_error_of_a_shared_generation_is_an_event_for_its_watchers(
     sidecar: Running, script: AnswerScript
 ) -> None:
     first = await busy(sidecar, script)

@@ -112,7 +112,7 @@ async def test_settings_that_changed_hold_for_what_comes(
     assert (await (await sidecar.client()).post(seed=1, user="x" * 3000)).status == 200
 
 
-async def test_settings_that_are_wrong_change_nothing_and_are_told(
+async def test_settings_that_are_wrong_change_nothing_and_are_reported(
     sidecar: Running, files: Files, reload: Reload, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = sidecar.sidecar.settings
@@ -149,7 +149,7 @@ async def test_profile_that_is_wrong_changes_nothing(
     assert document["generation"] == 1
 
 
-async def test_what_needs_a_restart_is_said_and_the_rest_holds(
+async def test_what_needs_a_restart_is_reported_and_the_rest_applies(
     sidecar: Running, files: Files, reload: Reload, caplog: pytest.LogCaptureFixture
 ) -> None:
     files.write(engine_url="http://127.0.0.1:1", engine_api_key="sk-secret", body_timeout_s=5.0)

@@ -53,7 +53,7 @@ async def test_stall_makes_unready_and_refuses_until_it_is_over(
     assert (await again.response()).status == 200
 
 
-async def test_who_waits_goes_on_waiting_and_is_served_when_it_is_over(
+async def test_queued_request_keeps_waiting_and_is_served_when_it_is_over(
     sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     busy = await started(sidecar, n=4)
@@ -105,7 +105,7 @@ async def test_other_pools_serve_meanwhile(
     await all_ready(running)
 
 
-async def test_stall_is_told_to_a_sidecar_above(start: Start, engine: ScriptedEngine) -> None:
+async def test_stall_is_reported_to_a_sidecar_above(start: Start, engine: ScriptedEngine) -> None:
     lower = await start()
     url = f"http://127.0.0.1:{lower.port}"
     parent_leases = await start(pools=[{"name": "l", "url": url, "profile": "cloud", "tier": True}])

@@ -160,7 +160,7 @@ async def test_key_is_read_from_the_environment_and_never_shown(
     assert "cloud" in capsys.readouterr().out
 
 
-async def test_without_a_sidecar_the_error_says_what_is_there_instead(
+async def test_without_a_sidecar_the_error_names_what_is_there_instead(
     engine: ScriptedEngine, free_port: int
 ) -> None:
     nobody = f"http://127.0.0.1:{free_port}"

@@ -219,7 +219,7 @@ async def test_no_prompt_and_no_key_is_in_any_span(
     assert b"say something" not in text
 
 
-async def test_spans_of_a_run_say_its_name(
+async def test_spans_of_a_run_have_its_name(
     engine: ScriptedEngine, collect: Collect, start: Start
 ) -> None:
     running = await start()

@@ -178,7 +178,7 @@ async def test_lower_that_drains_takes_nothing_new_and_finishes_what_it_has(
     await admin.close()
 
 
-async def test_stopping_lower_tells_the_upper_while_it_drains(
+async def test_stopping_lower_informs_the_upper_while_it_drains(
     start: Start, engine: ScriptedEngine, held: Held
 ) -> None:
     lower = await start(drain_timeout_s=5)

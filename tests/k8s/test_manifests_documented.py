@@ -149,7 +149,7 @@ def test_documented_secret_of_keys_is_mounted_where_the_entry_reads_them() -> No
 
 
 @pytest.mark.parametrize("name", ["orch-home", "orch-cloud"])
-def test_documented_secret_of_evidence_is_mounted_where_its_path_says(name: str) -> None:
+def test_documented_secret_of_evidence_is_mounted_at_its_path(name: str) -> None:
     """Closed to others: the plugin refuses any other mode."""
     [adding] = [words for words in documented() if "orch-evidence" in words]
     [file] = [word.partition("=")[2] for word in adding if word.startswith("--from-file=")]

@@ -133,7 +133,7 @@ def test_every_dependency_that_is_imported_is_declared() -> None:
     assert set(distributions()) - engines - beside <= set(accepted())
 
 
-def test_lock_is_of_the_pinned_release_and_says_how_it_was_made() -> None:
+def test_lock_is_of_the_pinned_release_and_states_how_it_was_made() -> None:
     assert locked()["vllm"] == Version(lock.VLLM)
     text = lock.LOCK.read_text(encoding="utf-8")
     assert text.startswith(lock.head())

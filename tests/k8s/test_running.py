@@ -74,7 +74,7 @@ def test_client_without_a_key_of_the_secret_is_refused(there: Deployed) -> None:
     stranger.close()
 
 
-def test_trace_arrives_in_jaegers_place_with_every_tier_and_says_which_pod(
+def test_trace_arrives_in_jaegers_place_with_every_tier_and_names_the_pod(
     there: Deployed,
 ) -> None:
     trace_id = secrets.token_hex(16)

@@ -106,7 +106,7 @@ def test_a_wait_that_misses_the_slo_is_refused_at_once() -> None:
     queue(core, bulk(max_tokens=100), "d")  # it has no SLO
 
 
-def test_a_wait_ends_when_the_slo_cannot_be_met_any_more() -> None:
+def test_a_wait_ends_when_the_slo_can_no_longer_be_met() -> None:
     """Nine tenths of 2 s, less a prompt of 500 ms and a step of 12 ms."""
     core = measured(1, rules(class_rules(ttft_p95_ms=2000.0)))
     fill(core, interactive(max_tokens=100), "a")

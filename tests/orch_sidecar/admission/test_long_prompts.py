@@ -165,7 +165,7 @@ def crowded() -> AdmissionController:
     return core
 
 
-def test_refusal_says_why_and_until_when() -> None:
+def test_refusal_states_why_and_until_when() -> None:
     core = crowded()
     fill(core, interactive(prompt_tokens=200), "a")
     refusal = core.arrive("b", interactive(prompt_tokens=500), 0.0)

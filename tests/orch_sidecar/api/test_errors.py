@@ -142,7 +142,7 @@ def test_retry_after_in_seconds_is_never_zero() -> None:
     assert headers["retry-after-ms"] == "50"
 
 
-def test_retriable_refusal_without_an_estimate_says_one_second() -> None:
+def test_retriable_refusal_without_an_estimate_has_one_second() -> None:
     refusal = Refusal(Reason.ENGINE_DOWN, "gone")
     assert errors.headers(refusal)["retry-after-ms"] == "1000"
     assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] == 1000

@@ -52,7 +52,7 @@ def test_page_loads_nothing_from_elsewhere_and_has_no_inline_script_or_style() -
         assert set(re.findall(r"https?://[^\"\s]*", text)) <= {"http://www.w3.org/2000/svg"}
 
 
-def test_installation_without_the_files_says_so(
+def test_installation_without_the_files_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ui, "_FOLDER", tmp_path)

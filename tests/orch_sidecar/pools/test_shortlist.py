@@ -162,7 +162,9 @@ async def test_conversation_stays_where_its_prefix_is_until_that_pool_has_too_mu
     assert moved.pool.by_prefix[PrefixUse.MOVED] == 1
 
 
-async def test_request_that_none_can_take_is_told_why(registry: PoolRegistry) -> None:
+async def test_request_that_none_can_take_is_refused_with_the_reason(
+    registry: PoolRegistry,
+) -> None:
     unknown = GenerationRequest(1, False, "nobody's", 5, prompt_tokens=5)
     asked = GenerationCall(unknown, RequestOptions(), ServiceClass.INTERACTIVE, 10)
     refused = registry.choose(asked, 0.0)

@@ -77,7 +77,7 @@ def test_the_place_of_the_last_one_is_what_it_was_given_when_it_came(
     assert sorted(each.position for each in queued if each) == list(range(number))
 
 
-def test_one_look_serves_all_who_ask_within_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_look_serves_all_requests_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     core, looks = measured(1), list[float]()
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")

@@ -47,7 +47,7 @@ def entry(made: AdmissionController, **changes: Any) -> dict[str, Any]:
     return document.pool_entry(pool, made.status(1.0), made.ledger, 50.0, tier=False)
 
 
-def test_each_slot_is_counted_once_by_who_has_it() -> None:
+def test_each_slot_is_counted_once_by_its_owner() -> None:
     made = admission(foreign=1)
     made.arrive("a", ask(cost=2), 0.0)
     made.arrive("b", ask(BULK), 0.0)

@@ -37,7 +37,7 @@ def recent(*records: RequestRecord) -> RecentRequests:
     return made
 
 
-def test_row_has_what_became_of_a_request_and_nothing_that_it_said() -> None:
+def test_row_has_what_became_of_a_request_and_none_of_its_text() -> None:
     [row] = table().update(recent(record()), 13.0)
     assert row == {
         "number": 1, "id": "1f" * 16, "pool": "cloud", "class": "bulk", "key": "chat",

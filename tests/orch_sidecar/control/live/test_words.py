@@ -19,7 +19,7 @@ def test_every_end_of_a_request_has_words(outcome: Outcome | Reason) -> None:
 @pytest.mark.parametrize(
     "state", [each for each in EngineState if each not in (EngineState.READY, EngineState.DRAINING)]
 )
-def test_every_state_in_which_nothing_is_served_says_what_to_do(state: EngineState) -> None:
+def test_every_state_in_which_nothing_is_served_shows_what_to_do(state: EngineState) -> None:
     assert advice(state, None, "home").endswith(".")
     assert "{" not in advice(state, None, "home")
 
@@ -29,5 +29,5 @@ def test_engine_that_is_ready_needs_nothing_done() -> None:
 
 
 @pytest.mark.parametrize("ordered_by", OrderedBy)
-def test_drain_says_how_it_ends(ordered_by: OrderedBy) -> None:
+def test_drain_shows_how_it_ends(ordered_by: OrderedBy) -> None:
     assert advice(EngineState.DRAINING, ordered_by, "home").endswith(".")

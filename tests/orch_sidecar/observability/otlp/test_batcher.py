@@ -122,7 +122,7 @@ async def test_full_queue_drops_whole_traces_and_takes_smaller_ones() -> None:
     await batcher.close(0)
 
 
-async def test_counts_are_of_what_the_collector_said() -> None:
+async def test_counts_are_those_of_the_collectors_answers() -> None:
     partial = Reply(Verdict.DELIVERED, "2 spans are too old", rejected=2)
     impossible = Reply(Verdict.DELIVERED, "", rejected=99)
     transport = ScriptedTransport(DELIVERED, partial, impossible, REJECTED)

@@ -41,5 +41,5 @@ def test_last_line_that_is_known_counts() -> None:
     assert phase_of(lines) == ("reserving the KV cache", "")
 
 
-def test_before_vllm_says_anything_it_is_imported() -> None:
+def test_before_vllm_writes_anything_it_is_imported() -> None:
     assert phase_of([]) == (FIRST, "")

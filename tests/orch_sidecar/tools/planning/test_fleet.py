@@ -65,7 +65,7 @@ def test_slow_steps_miss_the_slo_of_the_time_per_token() -> None:
     assert predict(1, slow, arrivals, SECONDS, RULES, Slo(5000.0, 90.0)).goodput == 1.0
 
 
-def test_text_says_what_is_not_enough() -> None:
+def test_text_names_what_is_not_enough() -> None:
     found = list(grow(1, 0.98, SHAPE, traffic(20.0), SECONDS, RULES, SLO))
     assert needed(found, 0.98) is None
     assert "not enough: 1 engines serve" in plan_text(found, 0.98)

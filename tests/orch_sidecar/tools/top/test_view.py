@@ -92,7 +92,7 @@ def test_chosen_pool_and_request_stay_in_sight() -> None:
     assert any(line.startswith(">queued-40") for line in lines)
 
 
-def test_engine_that_is_away_says_since_when_and_what_to_do() -> None:
+def test_engine_that_is_away_is_shown_with_since_when_and_what_to_do() -> None:
     away = pool(
         state="down", message="connection refused", advice="Start the engine again.",
         since_at=live().at - 12_000, curve={"points": [], "fit": None}, batches=[], latency={},

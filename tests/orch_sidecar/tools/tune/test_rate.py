@@ -43,7 +43,7 @@ def test_rate_above_one_that_missed_does_not_count() -> None:
     assert search.best is None
 
 
-def test_interval_shows_how_little_few_requests_say() -> None:
+def test_interval_shows_how_uncertain_few_requests_are() -> None:
     low, high = Trial(1.0, 40, 38).interval
     assert 0.8 < low < 0.95 < high < 1.0
     assert Trial(1.0, 4000, 3800).interval[0] > 0.94

@@ -69,7 +69,7 @@ def test_prompt_of_a_conversation_is_its_first_human_turn() -> None:
     assert parsed(jsonl(*entries)) == expected
 
 
-def test_answers_of_a_conversation_say_nothing_of_how_long_ours_is() -> None:
+def test_answers_of_a_conversation_do_not_set_the_length_of_ours() -> None:
     text = json.dumps([talk(("human", "First?"), ("gpt", "An answer of six words."))])
     assert "asked.jsonl:1: has no output_tokens" in objection(text, None)
 

@@ -24,7 +24,7 @@ def dependent(count: int, generator: random.Random, correlation: float = 0.8) ->
         yield 10 + value
 
 
-def test_interval_of_dependent_values_covers_the_median_about_as_often_as_it_says() -> None:
+def test_interval_of_dependent_values_covers_the_median_about_as_often_as_stated() -> None:
     """95 of 100; an interval for independent values would cover it less than 60 times."""
     generator = random.Random(1)
     covered = []

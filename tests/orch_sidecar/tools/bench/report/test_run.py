@@ -24,7 +24,7 @@ from tests.orch_sidecar.tools.bench.sample_results import (
 TIMES = ["Time to first token", "Time per output token", "Latency, until the last token"]
 
 
-def test_report_says_what_was_measured_and_how() -> None:
+def test_report_states_what_was_measured_and_how() -> None:
     found = online()
     page = Page(run_report(found))
     assert page.loads_nothing()
@@ -82,7 +82,7 @@ def test_two_classes_have_distributions_of_their_own() -> None:
     assert "Distributions, bulk requests" in text
 
 
-def test_invalid_run_says_so_before_any_figure() -> None:
+def test_invalid_run_is_marked_before_any_figure() -> None:
     found = online().model_copy(
         update={"status": Status.INVALID, "reasons": ["the engine served other clients"]}
     )
@@ -103,7 +103,7 @@ def test_single_stream_run_has_a_report() -> None:
     assert page.charts[:3] == TIMES
 
 
-def test_run_without_an_answer_still_says_why() -> None:
+def test_run_without_an_answer_still_states_why() -> None:
     found = result([refused(0.0, "queue_full")])
     page = Page(run_report(found))
     assert "no request was answered completely" in page.text

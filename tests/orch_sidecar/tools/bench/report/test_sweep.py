@@ -36,7 +36,7 @@ def test_point_that_is_not_sound_is_drawn_apart() -> None:
     assert "4 clients: other clients" in page.texts
 
 
-def test_incomplete_sweep_says_what_ended_it() -> None:
+def test_incomplete_sweep_names_what_ended_it() -> None:
     found = sweep_of(sweep(clients=(1, 2)).results, "at 4 clients: interrupted")
     page = Page(sweep_report(found))
     assert "at 4 clients: interrupted" in page.texts

@@ -35,7 +35,7 @@ def test_prompts_found_in_the_prefix_cache_are_counted() -> None:
     assert (found.prefix_queries, found.prefix_hits) == (64, 32)
 
 
-def test_engine_that_is_not_ready_is_told_by_its_state() -> None:
+def test_engine_that_is_not_ready_is_recognized_by_its_state() -> None:
     assert parse_snapshot(document(state="paused")).state == "paused"
     capabilities = document()
     del capabilities["engines"][0]["state"]
