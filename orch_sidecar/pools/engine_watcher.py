@@ -181,7 +181,7 @@ class EngineWatcher:
                     begun = self._event(name, state_document.parsed(data), begun=begun)
                     self.heard_at = self._loop.time()
                     limit.reset()
-                    if name == HEARTBEAT and self._asks_too_often(asked_s):
+                    if name == HEARTBEAT and self._reads_too_often(asked_s):
                         return None
         finally:
             response.close()  # without reading the rest
@@ -227,7 +227,7 @@ class EngineWatcher:
         self._gate.notify()
         return True
 
-    def _asks_too_often(self, asked_s: float) -> bool:
+    def _reads_too_often(self, asked_s: float) -> bool:
         """Whether there are many more streams to read than when this one was opened."""
         return min(self._changes_every_s(), HEARTBEAT_EVERY_S) > _TOO_OFTEN * asked_s
 

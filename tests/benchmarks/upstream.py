@@ -73,7 +73,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Observed:
     """`wall_ahead_s`: what to add to a monotonic time for the wall clock's."""
 
     requests: tuple[Seen, ...]
@@ -114,7 +114,7 @@ class Upstream:
         if self._child is not None:
             self._child.stop(5.0)
 
-    def seen(self) -> Told:
+    def seen(self) -> Observed:
         """What has been answered in full since the last `forget`, by arrival."""
         _, document = get_json(f"{self.url}/seen", 30.0)
         requests = [
@@ -122,7 +122,7 @@ class Upstream:
             for each in document["requests"]
         ]
         requests.sort(key=lambda each: each.arrived_s)
-        return Told(tuple(requests), document["wall_ahead_s"])
+        return Observed(tuple(requests), document["wall_ahead_s"])
 
     def forget(self) -> None:
         request = urllib.request.Request(f"{self.url}/seen", method="DELETE")

@@ -33,8 +33,8 @@ def _asking_for_counts() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _told(data: bytes, *, stream: bool) -> Counts:
-    """Input and output tokens as the client is told."""
+def _counts_in(data: bytes, *, stream: bool) -> Counts:
+    """Returns the input and output tokens that the client received."""
     documents = [data]
     if stream:
         lines = (line for line in data.split(b"\n") if line.startswith(b"data: {"))
@@ -57,8 +57,8 @@ async def _metrics(http: aiohttp.ClientSession, stack: Stack) -> Counter[str]:
     for line in lines:
         if line.startswith(("orch_output_tokens_total", "orch_answers_total")):
             name, _, value = line.rpartition(" ")
-            told = ",unknown" if 'tokens="unknown"' in name else ""
-            samples[name.partition("{")[0] + told] += int(float(value))
+            suffix = ",unknown" if 'tokens="unknown"' in name else ""
+            samples[name.partition("{")[0] + suffix] += int(float(value))
         elif line.startswith("orch_requests_total"):
             outcome = line.partition('outcome="')[2].partition('"')[0]
             samples[outcome] += int(float(line.rpartition(" ")[2]))
@@ -81,7 +81,7 @@ async def check_counts(stack: Stack, receiver: OtlpReceiver, rounds: int) -> Non
     generated = 0
     for (api, document), (trace_id, _), answer in zip(asked, traces, answers, strict=True):
         assert answer.status == 200
-        told = _told(answer.data, stream=document["stream"])
+        counts = _counts_in(answer.data, stream=document["stream"])
 
         def has_server(spans: list[ReceivedSpan], path: str = PATHS[api]) -> bool:
             return any(span.name == path for span in spans)
@@ -89,8 +89,8 @@ async def check_counts(stack: Stack, receiver: OtlpReceiver, rounds: int) -> Non
         spans = await asyncio.to_thread(receiver.wait, trace_id, has_server, 15.0)
         [server] = [span for span in spans if span.name == PATHS[api]]
         assert server.attributes["orch.outcome"] == "ok"
-        assert tuple(server.attributes[name] for name in _COUNTS) == told, (api, document)
-        generated += 0 if server.attributes.get("orch.coalesced") else told[1]
+        assert tuple(server.attributes[name] for name in _COUNTS) == counts, (api, document)
+        generated += 0 if server.attributes.get("orch.coalesced") else counts[1]
     more = after - before
     assert more["orch_output_tokens_total"] == generated
     assert more["orch_answers_total,unknown"] == 0

@@ -78,19 +78,19 @@ async def cancelled(http: aiohttp.ClientSession, upper: str) -> bytes:
         assert response.status == 404
     seen = await stream
     assert seen.error is None
-    *_, told, end, rest = seen.data.split(b"\n\n")
+    *_, event, end, rest = seen.data.split(b"\n\n")
     assert (end, rest) == (b"data: [DONE]", b"")
-    return told
+    return event
 
 
 async def test_cancelling_above_ends_it_in_the_engine(cloud: Stack, upper: str) -> None:
     async with session() as http:
         await all_ready(http, upper, 10.0)
         for _ in range(ATTEMPTS):  # a starved client may learn of the beginning after the end
-            told = json.loads((await cancelled(http, upper)).removeprefix(b"data: "))
-            if "error" in told:
+            event = json.loads((await cancelled(http, upper)).removeprefix(b"data: "))
+            if "error" in event:
                 break
-        assert told["error"]["code"] == "cancelled"
+        assert event["error"]["code"] == "cancelled"
         await empty(http, upper, cloud.url)
 
         async def gone() -> bool:

@@ -64,11 +64,11 @@ async def test_a_killed_engine_is_an_error_in_each_api_and_its_successor_serves_
         queued = asyncio.create_task(waits)
         await until(lambda: waiting(http, cloud, 1), 2.0)
 
-        async def told() -> bool:
+        async def all_ended() -> bool:
             return all(answer.done() for answer in (*streams, whole))
 
         cloud.engine.kill()
-        await until(told, 2.0)
+        await until(all_ended, 2.0)
         seen = dict(zip(apis, await asyncio.gather(*streams), strict=False))
         cut = await whole
         assert cut.status == 502

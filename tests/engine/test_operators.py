@@ -26,7 +26,7 @@ async def test_engine_that_an_operator_halts_reports_it_and_serves_again(
 ) -> None:
     async with session() as http:
 
-        async def says(expected: str) -> bool:
+        async def is_in_state(expected: str) -> bool:
             return bool((await engine_state(http, cloud.engine_url))["state"] == expected)
 
         taken = (await engine_state(http, cloud.engine_url))["requests_total"]
@@ -37,7 +37,7 @@ async def test_engine_that_an_operator_halts_reports_it_and_serves_again(
         assert f"POST {ends.partition('?')[0]}" in held["message"]
         assert (held["requests_total"], held["foreign"]) == (taken, 0)
         await call(http, cloud, ends)
-        await until(lambda: says("ready"), 10)
+        await until(lambda: is_in_state("ready"), 10)
         assert (await engine_state(http, cloud.engine_url))["message"] is None
         document = body("completions", 4, stream=False)
         assert (await post(http, cloud.engine_url, "completions", document)).status == 200

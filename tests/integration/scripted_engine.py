@@ -77,7 +77,7 @@ class ScriptedEngine:
         self.slots = slots
         self.profile = profile
         self.models = models
-        self.says: dict[str, Any] = {}  # of its state, besides or instead of `engine_state`
+        self.state_fields: dict[str, Any] = {}  # of its state, besides or instead of `engine_state`
         self.faults = Faults()
         self.api_key: str | None = None
         self.answer: Script = answers.answer
@@ -127,9 +127,9 @@ class ScriptedEngine:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
-    def tell(self, **fields: Any) -> None:
+    def report(self, **fields: Any) -> None:
         """Says this of its state, by a heartbeat to those who listen."""
-        self.says |= fields
+        self.state_fields |= fields
         for subscriber in self.engine_state._subscribers:
             subscriber.wake()
 

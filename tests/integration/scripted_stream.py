@@ -28,8 +28,8 @@ async def state_stream(engine: ScriptedEngine, answer: Answer) -> None:
         answer.head(headers=[("content-type", "text/event-stream")])
         sent = engine_state.look(subscriber)
         leases = {"leases": sorted(engine_state.leases.of(instance))}
-        says = dict(engine.says)
-        _say(answer, "state", engine_state.document(instance) | leases | says)
+        sent_fields = dict(engine.state_fields)
+        _send_event(answer, "state", engine_state.document(instance) | leases | sent_fields)
         if engine.faults.stream is not None:
             await engine.faults.stream(answer)
             return
@@ -47,17 +47,17 @@ async def state_stream(engine: ScriptedEngine, answer: Answer) -> None:
             engine_state.tick()
             if subscriber.ended:
                 ended, subscriber.ended = subscriber.ended, []
-                _say(answer, "ended", {"leases": ended})
-            if loop.time() >= beat_at + HEARTBEAT_EVERY_S or says != engine.says:
-                beat_at, says = loop.time(), dict(engine.says)
-                _say(answer, "heartbeat", says | engine_state.claim_fields(instance))
+                _send_event(answer, "ended", {"leases": ended})
+            if loop.time() >= beat_at + HEARTBEAT_EVERY_S or sent_fields != engine.state_fields:
+                beat_at, sent_fields = loop.time(), dict(engine.state_fields)
+                _send_event(answer, "heartbeat", sent_fields | engine_state.claim_fields(instance))
             now = engine_state.look(subscriber)
             if change := {k: v for k, v in now.items() if sent[k] != v}:
                 sent = now
-                _say(answer, "change", change)
+                _send_event(answer, "change", change)
             offers, subscriber.offers = subscriber.offers, []
             for offer in offers:
-                _say(answer, "offer", {"cost": offer.slots, "number": offer.number})
+                _send_event(answer, "offer", {"cost": offer.slots, "number": offer.number})
             if change:
                 await _pause(subscriber, woken, changes_every_s(engine_state.claims.sidecars))
     finally:
@@ -74,7 +74,7 @@ async def _pause(subscriber: Subscriber, woken: asyncio.Event, seconds: float) -
     woken.set()
 
 
-def _say(answer: Answer, name: str, data: dict[str, Any]) -> None:
+def _send_event(answer: Answer, name: str, data: dict[str, Any]) -> None:
     if name not in ("ended", "offer"):
         data = data | {"observed_at": timestamp(time.time())}
     answer.chunk(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())

@@ -96,13 +96,13 @@ async def down_but_not_noticed(running: Running, engines: list[ScriptedEngine]) 
         pool.connections._port = 1
 
 
-async def says(engines: list[ScriptedEngine], **fields: object) -> None:
+async def set_state(engines: list[ScriptedEngine], **fields: object) -> None:
     for engine in engines:
-        engine.tell(**fields)
+        engine.report(**fields)
 
 
 async def stalled(running: Running, engines: list[ScriptedEngine]) -> None:
-    await says(engines, state="stalled")
+    await set_state(engines, state="stalled")
     await state_is("stalled")(running)
 
 

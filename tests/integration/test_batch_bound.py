@@ -41,17 +41,17 @@ async def test_bound_follows_the_report_the_slo_the_traffic_and_a_restart(
     large: ScriptedEngine, bounded: Running
 ) -> None:
     assert bound(bounded) == 8, "nothing is known"
-    large.tell(batch_seen=8)
+    large.report(batch_seen=8)
     await eventually(lambda: bound(bounded) == 16)
-    large.tell(step_time=STEP_TIME, batch_seen=64)
+    large.report(step_time=STEP_TIME, batch_seen=64)
     await eventually(lambda: bound(bounded) == 50)
     tpot(bounded, 30.0)
     assert bound(bounded) == 20, "at once"
-    large.tell(step_time=STEP_TIME | {"traffic": 1.5})
+    large.report(step_time=STEP_TIME | {"traffic": 1.5})
     await eventually(lambda: bound(bounded) == 10)
-    large.tell(step_time=STEP_TIME | {"traffic": 1.0})
+    large.report(step_time=STEP_TIME | {"traffic": 1.0})
     await eventually(lambda: bound(bounded) == 20)
-    large.says = {}
+    large.state_fields = {}
     await large.restart()
     await eventually(lambda: bound(bounded) == 8)
 
@@ -60,7 +60,7 @@ async def test_engine_of_an_older_plugin_is_bounded_by_its_fit(
     large: ScriptedEngine, bounded: Running
 ) -> None:
     """It reports neither the largest batch that it was seen with nor its traffic."""
-    large.tell(step_time=STEP_TIME | {"largest": 20})
+    large.report(step_time=STEP_TIME | {"largest": 20})
     await eventually(lambda: bound(bounded) == 40)
 
 
@@ -73,7 +73,7 @@ async def test_no_more_are_admitted_than_the_bound(large: ScriptedEngine, bounde
     entry = await bounded.capabilities()
     assert (entry["slots_free"], entry["slots_free_by_class"]["interactive"]) == (0, 0)
     assert entry["effective_capacity"] == 8
-    large.tell(batch_seen=8)
+    large.report(batch_seen=8)
     await eventually(lambda: len(held.waiting) == 12)
     held.release_all()
     for client in clients:
@@ -87,7 +87,7 @@ async def test_what_is_free_is_the_same_one_tier_above(
     url = f"http://127.0.0.1:{bounded.port}"
     parent = await start(pools=[{"name": "p", "url": url, "profile": "cloud", "tier": True}])
     tpot(parent, 60.0)
-    large.tell(step_time=STEP_TIME, batch_seen=64)
+    large.report(step_time=STEP_TIME, batch_seen=64)
     await eventually(lambda: bound(bounded) == bound(parent) == 50)
     held = large.answer = Held()
     client = await started(parent)

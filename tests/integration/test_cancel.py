@@ -87,10 +87,10 @@ async def test_running_stream_ends_with_the_error_and_its_lease_comes_back(
     assert response.status == 200
     events = response.body.decode().strip().split("\n\n")
     answered = [event for event in events if event == 'data: {"x": 1}']
-    said = events[len(answered) :]
-    assert len(said) == (2 if path in (CHAT, COMPLETIONS) else 1)
-    assert '"code": "cancelled"' in said[0]
-    assert ("event: error" in said[0]) == (path in (RESPONSES, MESSAGES))
+    errors = events[len(answered) :]
+    assert len(errors) == (2 if path in (CHAT, COMPLETIONS) else 1)
+    assert '"code": "cancelled"' in errors[0]
+    assert ("event: error" in errors[0]) == (path in (RESPONSES, MESSAGES))
     await eventually(lambda: script.stopped)
     await sidecar.idle()
     assert sidecar.ledger.lease_count == 0
@@ -218,7 +218,7 @@ async def test_request_cancelled_right_after_admission_releases_its_slot(
     sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:
     """Its handler has not resumed with the slot yet."""
-    engine.tell(foreign=4)
+    engine.report(foreign=4)
     await eventually(lambda: sidecar.ledger.foreign == 4)
     request_id = new_id()
     client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)

@@ -141,15 +141,15 @@ async def test_position_is_reported_and_an_unknown_start_is_not(
         held.release()
         response = await client.response()
         positions.append(response.header("x-orch-queue-position"))
-        told = response.header("x-orch-predicted-start-ms")
-        assert told == ("0" if client is clients[0] else None)
+        predicted = response.header("x-orch-predicted-start-ms")
+        assert predicted == ("0" if client is clients[0] else None)
     assert positions == ["0", "0", "1", "2"]  # those ahead of it in the queue
 
 
 async def test_predicted_start_is_reported_and_compared_with_the_real_one(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
-    engine.tell(step_time=STEP_TIME)
+    engine.report(step_time=STEP_TIME)
     await eventually(lambda: sidecar.pool.gate.status().limits.measured)
     busy = await started(sidecar, n=4, max_tokens=20)  # 4 sequences: 14 ms each token
     await eventually(lambda: held.waiting)
@@ -174,7 +174,7 @@ async def test_refusal_states_the_place_that_the_request_would_have_had(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
     running = await start(queue_capacity=1)
-    engine.tell(step_time=STEP_TIME)
+    engine.report(step_time=STEP_TIME)
     await eventually(lambda: running.pool.gate.status().limits.measured)
     busy = await started(running, n=4, max_tokens=20)
     await eventually(lambda: held.waiting)
@@ -229,7 +229,7 @@ async def test_request_waits_no_longer_than_it_allows(
 async def test_deadline_that_cannot_be_met_is_refused_at_once(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
-    engine.tell(step_time=STEP_TIME | {"t0_ms": 500.0})
+    engine.report(step_time=STEP_TIME | {"t0_ms": 500.0})
     await eventually(lambda: sidecar.pool.gate.status().limits.measured)
     client = await sidecar.client()
     response = await client.post(CHAT, [("X-Orch-Deadline-Ms", "100")], max_tokens=4)

@@ -78,18 +78,18 @@ async def test_when_the_first_leaves_the_queue_the_others_keep_its_place(
     assert (await behind.response()).status == 200
 
 
-@pytest.mark.parametrize("said", [None, 0, 2])
+@pytest.mark.parametrize("sent", [None, 0, 2])
 async def test_when_all_leave_the_generation_is_aborted_and_the_slot_comes_back(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript, said: int | None
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript, sent: int | None
 ) -> None:
     clients = await together(sidecar, (), (), ())
     answer = await nth_answer(script)
-    if said is not None:
+    if sent is not None:
         answer.begin()
-        answer.send(*WORDS[:said])
-    if said:
+        answer.send(*WORDS[:sent])
+    if sent:
         for client in clients:
-            await client.seen(WORDS[said - 1].encode())
+            await client.seen(WORDS[sent - 1].encode())
     for client in clients[:-1]:
         await client.close()
     await eventually(lambda: sharing(sidecar) == 1)
@@ -134,7 +134,7 @@ def got_all_of_it(answer: ScriptedAnswer, response: Response) -> None:
     assert response.body == answer.body_for(response)
 
 
-def was_told_that_it_stalled(answer: ScriptedAnswer, response: Response) -> None:
+def got_the_error_of_a_stall(answer: ScriptedAnswer, response: Response) -> None:
     *_, error, done, rest = response.body.split(b"\n\n")
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "client_stalled"
     assert (done, rest) == (b"data: [DONE]", b"")
@@ -144,7 +144,7 @@ def was_told_that_it_stalled(answer: ScriptedAnswer, response: Response) -> None
     ("retained_bytes", "words", "slow_one", "outcomes"),
     [
         (BUFFER_BYTES, 30, got_all_of_it, {"ok": 2}),
-        (500_000, 120, was_told_that_it_stalled, {"ok": 1, "client_stalled": 1}),
+        (500_000, 120, got_the_error_of_a_stall, {"ok": 1, "client_stalled": 1}),
     ],
 )
 async def test_slow_client_delays_no_fast_one_and_gets_what_is_retained_or_an_error(

@@ -79,9 +79,9 @@ async def test_drain_ends_at_its_limit_and_informs_the_clients_it_leaves(
     begin = asyncio.get_running_loop().time()
     await running.stop()
     assert asyncio.get_running_loop().time() - begin < 1.5
-    told = await streaming.response()
-    assert told.body.startswith(b'data: a\n\ndata: {"error": ')
-    assert b"draining" in told.body
+    response = await streaming.response()
+    assert response.body.startswith(b'data: a\n\ndata: {"error": ')
+    assert b"draining" in response.body
     await cut.aborted()
     for client in (silent, second, queued):
         response = await client.response()

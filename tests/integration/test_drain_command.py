@@ -23,8 +23,8 @@ class Drain:
 
     async def ended(self) -> tuple[int | None, str]:
         async with asyncio.timeout(15):
-            _, told = await self.process.communicate()
-        return self.process.returncode, told.decode()
+            _, output = await self.process.communicate()
+        return self.process.returncode, output.decode()
 
 
 async def drain(*words: str) -> Drain:
@@ -60,9 +60,9 @@ async def test_remaining_requests_after_the_limit_are_listed(sidecar: Running, h
     await eventually(lambda: held.waiting)
     waits = await started(sidecar, n=2)
     await eventually(lambda: sidecar.queued)
-    code, told = await (await drain(*admin_of(sidecar), "--within", "0.1")).ended()
+    code, output = await (await drain(*admin_of(sidecar), "--within", "0.1")).ended()
     assert code == 1
-    assert "not drained within 0.1 s: pool cloud: 3 sequences, 1 queued requests" in told
+    assert "not drained within 0.1 s: pool cloud: 3 sequences, 1 queued requests" in output
     held.release()
     await eventually(lambda: held.waiting)
     held.release()
@@ -78,12 +78,12 @@ async def test_one_pool_of_two_can_be_drained(pair: Running) -> None:
 async def test_unknown_pool_and_unreachable_sidecar_are_errors(
     sidecar: Running,
 ) -> None:
-    code, told = await (await drain(*admin_of(sidecar), "--pool", "nope")).ended()
-    assert (code, "404: there is no pool 'nope'; the pools are cloud" in told) == (1, True)
-    code, told = await (await drain("--admin", "http://127.0.0.1:1")).ended()
-    assert (code, "the sidecar does not answer" in told) == (1, True)
-    code, told = await (await drain("--within", "-1")).ended()
-    assert (code, "-1.0 is invalid: it must be a number of seconds from 0" in told) == (2, True)
+    code, output = await (await drain(*admin_of(sidecar), "--pool", "nope")).ended()
+    assert (code, "404: there is no pool 'nope'; the pools are cloud" in output) == (1, True)
+    code, output = await (await drain("--admin", "http://127.0.0.1:1")).ended()
+    assert (code, "the sidecar does not answer" in output) == (1, True)
+    code, output = await (await drain("--within", "-1")).ended()
+    assert (code, "-1.0 is invalid: it must be a number of seconds from 0" in output) == (2, True)
 
 
 async def test_resumed_drain_is_an_error(sidecar: Running, held: Held) -> None:
@@ -92,8 +92,8 @@ async def test_resumed_drain_is_an_error(sidecar: Running, held: Held) -> None:
     command = await drain(*admin_of(sidecar))
     await eventually(lambda: sidecar.pool.gate.draining)
     sidecar.pool.gate.resume()
-    code, told = await command.ended()
-    assert (code, "pool cloud: it was resumed" in told) == (1, True)
+    code, output = await command.ended()
+    assert (code, "pool cloud: it was resumed" in output) == (1, True)
     held.release()
 
 

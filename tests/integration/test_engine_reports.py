@@ -35,17 +35,17 @@ async def test_event_that_cannot_be_true_makes_stale_with_the_reason_and_nothing
     """One pool for each event, all at once."""
     engines, seen = {name: await another() for name in EVENTS_THAT_CANNOT_BE_TRUE}, asyncio.Event()
 
-    def saying(engine: ScriptedEngine, event: bytes) -> Script:
-        async def say(answer: Answer) -> None:
+    def sending(engine: ScriptedEngine, event: bytes) -> Script:
+        async def send(answer: Answer) -> None:
             engine.faults.stream_status = 500  # it stays stale
             await seen.wait()
             answer.chunk(event)
             await asyncio.sleep(60)
 
-        return say
+        return send
 
     for name, event in EVENTS_THAT_CANNOT_BE_TRUE.items():
-        engines[name].faults.stream = saying(engines[name], event)
+        engines[name].faults.stream = sending(engines[name], event)
     running = await all_ready(await start(**pools(**engines)))
     reasons: dict[str, str] = {}
 
@@ -74,27 +74,27 @@ async def test_event_that_cannot_be_true_makes_stale_with_the_reason_and_nothing
 async def test_what_does_not_matter_to_admission_is_not_brought_before_it(
     engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sidecar.pool.gate, "engine_reports", told.append)
+    reports: list[object] = []
+    monkeypatch.setattr(sidecar.pool.gate, "engine_reports", reports.append)
     for number in range(3):
-        engine.tell(
+        engine.report(
             requests_total=number, steps_total=number, prefill={"tokens": number, "seconds": 0.1}
         )
         await eventually(lambda n=number: sidecar.pool.watcher.document["steps_total"] == n)  # type: ignore[index,misc]
-    assert told == []
-    engine.tell(prefill_tokens_per_s=100.0)
-    await eventually(lambda: told)
-    assert len(told) == 1
+    assert reports == []
+    engine.report(prefill_tokens_per_s=100.0)
+    await eventually(lambda: reports)
+    assert len(reports) == 1
 
 
 async def test_busy_engine_is_seen_by_its_heartbeats(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     assert sidecar.pool.watcher.busy_ratio is None
-    engine.tell(busy_seconds_total=10.0)
+    engine.report(busy_seconds_total=10.0)
     await eventually(lambda: sidecar.pool.watcher._busy is not None)
     await asyncio.sleep(0.2)
-    engine.tell(busy_seconds_total=10.1)
+    engine.report(busy_seconds_total=10.1)
     await eventually(lambda: sidecar.pool.watcher.busy_ratio)
     ratio = (await sidecar.capabilities())["engine_busy_ratio"]
     assert 0.2 < ratio < 0.55

@@ -76,7 +76,7 @@ async def test_tokens_that_would_come_too_slowly_are_a_429_that_states_why(
     engine: ScriptedEngine, sidecar: Running, held: Held, name: str
 ) -> None:
     """A step takes 10 ms, and one more for each sequence."""
-    engine.tell(step_time=STEP_TIME)
+    engine.report(step_time=STEP_TIME)
     running = await started(sidecar, seed=0, n=3)
     await eventually(lambda: held.waiting)
     client = await sidecar.client()

@@ -61,7 +61,7 @@ async def test_key_opens_as_bearer_and_as_x_api_key_and_goes_no_further(
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 @pytest.mark.parametrize(
-    ("headers", "says"),
+    ("headers", "message"),
     [
         ([], "has no API key"),
         ([("Authorization", f"Bearer {NOBODYS}")], "is not known"),
@@ -71,7 +71,7 @@ async def test_key_opens_as_bearer_and_as_x_api_key_and_goes_no_further(
     ],
 )
 async def test_missing_key_is_an_error_in_the_form_of_the_api(
-    keyed: Running, engine: ScriptedEngine, path: str, headers: list[tuple[str, str]], says: str
+    keyed: Running, engine: ScriptedEngine, path: str, headers: list[tuple[str, str]], message: str
 ) -> None:
     client = await keyed.client()
     response = await client.post(path, headers)
@@ -79,7 +79,7 @@ async def test_missing_key_is_an_error_in_the_form_of_the_api(
     assert response.header("www-authenticate") == "Bearer"
     assert response.header("retry-after") is None
     assert response.header("x-orch-request-id")
-    assert says in response.error["message"]
+    assert message in response.error["message"]
     assert NOBODYS.encode() not in response.body
     error = response.error
     assert (error["code"], error["retriable"]) == ("invalid_api_key", False)

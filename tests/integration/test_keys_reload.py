@@ -70,8 +70,8 @@ async def test_without_a_file_everybody_is_served_and_that_is_logged(
 ) -> None:
     with caplog.at_level(logging.INFO):
         running = await start(api_keys_file=ring.path)
-    said = [message for message in caplog.messages if "api_keys_file" in message]
-    assert said == [
+    logged = [message for message in caplog.messages if "api_keys_file" in message]
+    assert logged == [
         f"api_keys_file {ring.path} does not exist: requests are served without API keys"
     ]
     client = await running.client()

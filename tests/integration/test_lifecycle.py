@@ -229,7 +229,7 @@ async def test_stalled_engine_makes_unready_and_keeps_its_queue_until_it_moves(
     await eventually(lambda: held.waiting)
     queued = await started(sidecar, seed=7)
     await eventually(lambda: sidecar.queued == 1)
-    engine.tell(state="stalled")
+    engine.report(state="stalled")
     await state_is(sidecar, "stalled")
     response = await readiness(sidecar)
     assert response.status == 503
@@ -238,7 +238,7 @@ async def test_stalled_engine_makes_unready_and_keeps_its_queue_until_it_moves(
     metrics = await sidecar.metrics()
     assert metrics['orch_engine_state{pool="cloud",state="stalled"}'] == 1
     assert sidecar.queued == 1
-    engine.tell(state="ready")
+    engine.report(state="ready")
     await sidecar.ready()
     held.release()
     assert (await busy.response()).status == 200

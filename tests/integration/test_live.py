@@ -202,7 +202,7 @@ async def test_reader_that_takes_nothing_costs_no_memory_and_is_disconnected(
     while sidecar.sidecar.live._streams:  # until it is disconnected
         number += 1
         # 100 kB, another one each time: more than the system keeps for a connection.
-        engine.tell(gpu=f"{number} " + "x" * 100_000)
+        engine.report(gpu=f"{number} " + "x" * 100_000)
         await asyncio.sleep(0.02)
         most = max(most, reader._transport.get_write_buffer_size())
         assert number < 2000, "it was never disconnected"
@@ -218,7 +218,7 @@ async def test_reader_that_was_behind_gets_the_whole_document(
     await reader.next()
     [own] = sidecar.sidecar.live._streams.values()
     own._sent -= 5  # it missed some events
-    engine.tell(gpu="another")
+    engine.report(gpu="another")
     await reader.until(lambda it: it["pools"][0]["gpu"] == "another")
     assert reader.events == ["snapshot", "snapshot"]
 
@@ -268,11 +268,11 @@ async def test_mean_batch_and_rates_follow_the_counts_of_the_engine(
 ) -> None:
     reader = await readers.open(sidecar)
     await reader.next()
-    engine.tell(steps_by_batch={"1": [10, 0.1]}, generated_tokens_total=10, last_batches=[1] * 10)
+    engine.report(steps_by_batch={"1": [10, 0.1]}, generated_tokens_total=10, last_batches=[1] * 10)
     await reader.until(lambda it: it["pools"][0]["batches"] == [1] * 10)
     client = await started(sidecar)
     await eventually(lambda: held.waiting)
-    engine.tell(steps_by_batch={"1": [10, 0.1], "3": [90, 1.0]}, generated_tokens_total=280)
+    engine.report(steps_by_batch={"1": [10, 0.1], "3": [90, 1.0]}, generated_tokens_total=280)
     document = await reader.until(lambda it: it["pools"][0]["decode_steps"] == 100)
     assert document["pools"][0]["rates"]["tokens_per_s"] > 0
     held.release()

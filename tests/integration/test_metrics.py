@@ -254,7 +254,7 @@ async def test_decode_steps_are_those_that_the_engine_counted(
 ) -> None:
     steps = {"1": [10, 0.1], "4": [5, 0.1], "5000": [1, 0.5]}
     prefill = {"tokens": 700, "seconds": 1.5}
-    engine.tell(steps_by_batch=steps, prefill=prefill, generated_tokens_total=5040)
+    engine.report(steps_by_batch=steps, prefill=prefill, generated_tokens_total=5040)
     pool = 'pool="cloud"'
     name = f"orch_engine_prompt_tokens_total{{{pool}}}"
     metrics: dict[str, float] = {}

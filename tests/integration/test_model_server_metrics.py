@@ -35,7 +35,7 @@ async def test_waiting_is_what_the_sidecar_queues_and_running_what_the_engine_ha
     assert (idle["vllm:num_requests_waiting"], idle["vllm:num_requests_running"]) == (0, 0)
     clients = [await started(sidecar, seed=seed, n=2) for seed in range(4)]
     await eventually(lambda: len(held.waiting) == 2 and sidecar.queued == 2)
-    engine.tell(kv_cache_usage=0.25)
+    engine.report(kv_cache_usage=0.25)
     await eventually(lambda: (sidecar.pool.watcher.document or {})["kv_cache_usage"] == 0.25)
     busy = await values(sidecar)
     assert busy["vllm:num_requests_waiting"] == 2
@@ -65,7 +65,7 @@ async def test_layers_with_blocks_of_several_sizes_have_no_one_size(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     groups = [{"block_tokens": 16}, {"block_tokens": 32}]
-    engine.tell(kv_groups=groups)
+    engine.report(kv_groups=groups)
     await eventually(lambda: (sidecar.pool.watcher.document or {})["kv_groups"] == groups)
     assert "vllm:cache_config_info" not in await read(sidecar)
 
@@ -82,7 +82,7 @@ async def test_adapters_are_those_of_requests_in_the_engine_and_in_the_queue(
     assert await lora_of(sidecar) == {
         "max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": "",
     }  # fmt: skip
-    engine.tell(lora=LORA, features={"max_loras": 2})
+    engine.report(lora=LORA, features={"max_loras": 2})
     await eventually(lambda: (sidecar.pool.watcher.document or {}).get("lora") == LORA)
     clients = [await started(sidecar, seed=0, n=4)]
     await eventually(lambda: held.waiting)

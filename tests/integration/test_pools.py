@@ -147,8 +147,8 @@ async def test_free_slot_before_a_busy_pool_and_the_same_choice_every_time(
 async def test_earliest_predicted_end_wins(
     start: Start, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
-    engine.says = {"step_time": STEP_TIME | {"t0_ms": 100.0}}
-    b.says = {"step_time": STEP_TIME}
+    engine.state_fields = {"step_time": STEP_TIME | {"t0_ms": 100.0}}
+    b.state_fields = {"step_time": STEP_TIME}
     running = await all_ready(await start(**pools(a=engine, b=b)))
     client = await running.client()
     for seed in range(4):
@@ -231,14 +231,14 @@ async def test_each_pool_has_its_own_metrics(
 async def test_stalled_engine_takes_nothing_until_it_moves_again(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
-    engine.tell(state="stalled")
+    engine.report(state="stalled")
     await eventually(lambda: pair.pool.watcher.state == "stalled")
     client = await pair.client()
     assert (await client.post(seed=1)).status == 200
     pinned = await client.post(CHAT, [("X-Orch-Pool", "a")])
     assert (pinned.status, pinned.error["code"]) == (503, "engine_stalled")
     assert (await client.get("/readyz")).json()["pools"] == {"a": "stalled", "b": "ready"}
-    engine.tell(state="ready")
+    engine.report(state="ready")
     await eventually(lambda: pair.pool.watcher.ready)
     assert (await client.post(seed=2)).status == 200
     assert (seeds(engine), seeds(b)) == ([2], [1])

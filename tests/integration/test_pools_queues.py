@@ -68,8 +68,8 @@ async def test_queue_that_no_other_pool_can_take_hears_why(
 async def test_busy_pool_that_may_not_queue_it_leaves_it_to_another(
     start: Start, engine: ScriptedEngine, b: ScriptedEngine, held: Held
 ) -> None:
-    engine.says = {"step_time": STEP_TIME | {"t0_ms": 1.0}}
-    b.says = {"step_time": STEP_TIME | {"t0_ms": 1000.0}}
+    engine.state_fields = {"step_time": STEP_TIME | {"t0_ms": 1.0}}
+    b.state_fields = {"step_time": STEP_TIME | {"t0_ms": 1000.0}}
     running = await all_ready(await start(queue_capacity=0, **pools(a=engine, b=b)))
     busy = await started(running, max_tokens=4, n=4)
     await eventually(lambda: held.waiting)

@@ -152,7 +152,7 @@ async def test_cancelled_in_the_queue_is_an_error_event(
 async def test_positions_fall_and_predictions_are_shown(
     engine: ScriptedEngine, start: Start, script: AnswerScript
 ) -> None:
-    engine.says |= {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
+    engine.state_fields |= {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
     sidecar = await start()
     first = await busy(sidecar, script)
     others = [await watching(sidecar, seed=1, n=4, max_tokens=100)]

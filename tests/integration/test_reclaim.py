@@ -15,7 +15,7 @@ BULK = [("X-Orch-Class", "bulk")]
 
 async def measured(engine: ScriptedEngine, sidecar: Running) -> None:
     """Now it can be predicted that a request misses the SLO of 10 s."""
-    engine.tell(step_time=STEP_TIME)
+    engine.report(step_time=STEP_TIME)
     await eventually(lambda: sidecar.pool.gate.status().limits.measured)
 
 

@@ -34,7 +34,7 @@ async def reclaimed(
     """Four bulk requests and an urgent one, for which the last of them has been aborted; the engine
     keeps that until `holds_aborted` is set. `last`: already sent, in place of the last one."""
     engine.faults.holds_aborted = asyncio.Event()
-    engine.tell(step_time=STEP_TIME)
+    engine.report(step_time=STEP_TIME)
     await eventually(lambda: sidecar.pool.gate.status().limits.measured)
     clients = []
     for seed in range(4 - bool(last)):

@@ -85,8 +85,8 @@ def reload(sidecar: Running) -> Reload:
 
 async def generation(running: Running) -> int:
     response = await (await running.client()).get("/v1/capabilities")
-    told: int = response.json()["generation"]
-    return told
+    number: int = response.json()["generation"]
+    return number
 
 
 async def test_settings_that_changed_hold_for_what_comes(
@@ -224,7 +224,7 @@ async def test_signal_reloads_a_process_and_ends_nothing(
 
         config.write_text("queue_capacity: 0\nport: 1\n")
         process.process.send_signal(signal.SIGHUP)
-        document = await readyz(lambda said: said["generation"] == 2)
+        document = await readyz(lambda document: document["generation"] == 2)
         assert document["needs_restart"] == [], "the flag counts before the file"
         full = [await process.client() for _ in range(2)]
         full[0].start(stream=False, n=3, seed=2)
@@ -233,7 +233,7 @@ async def test_signal_reloads_a_process_and_ends_nothing(
         assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
         config.write_text("queue_capacity: many\n")
         process.process.send_signal(signal.SIGHUP)
-        document = await readyz(lambda said: said["last_reload_error"] is not None)
+        document = await readyz(lambda document: document["last_reload_error"] is not None)
         assert (document["generation"], document["ready"]) == (2, True)
         assert "'many'" in document["last_reload_error"]
         held.release_all()

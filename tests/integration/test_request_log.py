@@ -25,7 +25,7 @@ async def test_each_request_has_a_line_without_its_prompt_or_its_key(
 ) -> None:
     ring, path = KeyRing(tmp_path), tmp_path / "requests.jsonl"
     ring.add("alice")
-    engine.says |= {"steps_by_batch": {"2": [100, 0.1]}}
+    engine.state_fields |= {"steps_by_batch": {"2": [100, 0.1]}}
     sidecar = await start(api_keys_file=ring.path, request_log=str(path))
     client = await sidecar.client()
     headers = [
@@ -36,7 +36,7 @@ async def test_each_request_has_a_line_without_its_prompt_or_its_key(
     usage = {"include_usage": True}
     response = await client.post(headers=headers, stream=True, stream_options=usage)
     assert response.status == 200
-    engine.tell(steps_by_batch={"2": [100, 0.1], "3": [50, 0.1]})
+    engine.report(steps_by_batch={"2": [100, 0.1], "3": [50, 0.1]})
     await eventually(lambda: sidecar.pool.watcher.document["steps_by_batch"].get("3"))  # type: ignore[index]
     assert (await client.post(headers=[("X-Orch-Class", "none"), headers[0]])).status == 400
     assert (await client.post()).status == 401

@@ -39,7 +39,7 @@ async def status(running: Running, request_id: str) -> dict[str, Any]:
 async def test_request_is_followed_from_the_queue_to_its_end(
     engine: ScriptedEngine, start: Start, script: AnswerScript
 ) -> None:
-    engine.says |= {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
+    engine.state_fields |= {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
     sidecar = await start()
     first = await busy(sidecar, script)
     ids = [new_id(), new_id()]

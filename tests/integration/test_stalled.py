@@ -13,12 +13,12 @@ from tests.integration.scripted_engine import ScriptedEngine
 
 
 async def stalls(engine: ScriptedEngine, running: Running) -> None:
-    engine.tell(state="stalled")
+    engine.report(state="stalled")
     await eventually(lambda: running.sidecar.state == "stalled", 1.0)
 
 
 async def recovers(engine: ScriptedEngine, running: Running) -> None:
-    engine.tell(state="ready")
+    engine.report(state="ready")
     await running.ready(1.0)
 
 
@@ -93,7 +93,7 @@ async def test_other_pools_serve_meanwhile(
     start: Start, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
     running = await all_ready(await start(**pools(a=engine, b=b)))
-    engine.tell(state="stalled")
+    engine.report(state="stalled")
     await eventually(lambda: running.pool.state == "stalled")
     client = await running.client()
     for seed in range(3):
@@ -101,7 +101,7 @@ async def test_other_pools_serve_meanwhile(
     assert (len(engine.generating), len(b.generating)) == (0, 3)
     ready = await client.get("/readyz")
     assert (ready.status, ready.json()["pools"]) == (200, {"a": "stalled", "b": "ready"})
-    engine.tell(state="ready")
+    engine.report(state="ready")
     await all_ready(running)
 
 
@@ -109,7 +109,7 @@ async def test_stall_is_reported_to_a_sidecar_above(start: Start, engine: Script
     lower = await start()
     url = f"http://127.0.0.1:{lower.port}"
     parent_leases = await start(pools=[{"name": "l", "url": url, "profile": "cloud", "tier": True}])
-    engine.tell(state="stalled")
+    engine.report(state="stalled")
     await eventually(lambda: parent_leases.sidecar.state == "stalled", 1.0)
     assert "no progress" in parent_leases.pool.watcher.message
     refused = await (await parent_leases.client()).post()
@@ -122,7 +122,7 @@ async def test_stall_is_reported_to_a_sidecar_above(start: Start, engine: Script
 async def test_engine_that_is_stalled_from_the_start_is_not_ready(
     start: Start, engine: ScriptedEngine
 ) -> None:
-    engine.tell(state="stalled")
+    engine.report(state="stalled")
     running = await start(wait=False)
     await eventually(lambda: running.sidecar.state == "stalled")
     assert (await (await running.client()).post()).status == 503

@@ -138,7 +138,7 @@ async def test_change_on_a_new_stream_needs_a_whole_state_before_it(
 async def test_engine_that_is_paused_takes_nothing_until_it_is_resumed(
     engine: ScriptedEngine, sidecar: Running, state: str
 ) -> None:
-    engine.tell(state=state, message="by POST /pause")
+    engine.report(state=state, message="by POST /pause")
     shown = state if state != "reconfiguring" else "paused"
     await state_is(sidecar, shown)
     refused = await (await sidecar.client()).post()
@@ -149,6 +149,6 @@ async def test_engine_that_is_paused_takes_nothing_until_it_is_resumed(
     health = (await (await sidecar.client()).get("/v1/pools/cloud/health")).json()
     assert (health["live"], health["ready"]) == (True, False)
     assert engine.generating == []
-    engine.tell(state="ready", message="")
+    engine.report(state="ready", message="")
     await sidecar.ready()
     assert (await (await sidecar.client()).post()).status == 200

@@ -64,14 +64,14 @@ async def test_directives_for_the_sidecar_below_are_ours(
     assert 49_000 <= int(first.header("x-orch-max-wait-ms") or "") <= 50_000
     assert first.header("x-orch-no-coalesce") == "true"
     assert (first.lease or "").startswith(parent_leases.pool.gate.instance)
-    told = {name: value for name, value in second.fields if name.startswith("x-orch-")}
-    assert set(told) == {
+    headers = {name: value for name, value in second.fields if name.startswith("x-orch-")}
+    assert set(headers) == {
         "x-orch-class",
         "x-orch-do-not-queue",
         "x-orch-lease",
         "x-orch-no-coalesce",
     }
-    assert told["x-orch-class"] == "interactive"
+    assert headers["x-orch-class"] == "interactive"
     for request in (first, second):
         assert request.header("x-orch-do-not-queue") == "true"
         assert request.header("x-orch-pool") is None
@@ -193,7 +193,7 @@ async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
 async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
     parent_leases: Running, lower: Running, engine: ScriptedEngine
 ) -> None:
-    engine.tell(waiting="x")
+    engine.report(waiting="x")
     await eventually(lambda: parent_leases.pool.watcher.state == "stale")
     assert "waiting is 'x'" in parent_leases.pool.watcher.message
     for running in (parent_leases, lower):
@@ -201,13 +201,13 @@ async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
         assert (await client.get("/v1/capabilities")).status == 200
         assert (await client.get("/metrics")).status == 200
         assert (await client.post()).status == 503
-    engine.says.clear()
+    engine.state_fields.clear()
     await parent_leases.ready()
     assert (await (await parent_leases.client()).post()).status == 200
 
 
 @pytest.mark.parametrize(
-    ("said", "state", "code"),
+    ("reported", "state", "code"),
     [
         ("draining", "draining", "engine_down"),
         ("stale", "stale", "engine_stale"),
@@ -221,13 +221,13 @@ async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
     ],
 )
 async def test_state_of_the_sidecar_below_is_believed(
-    parent_leases: Running, engine: ScriptedEngine, said: str, state: str, code: str
+    parent_leases: Running, engine: ScriptedEngine, reported: str, state: str, code: str
 ) -> None:
-    engine.tell(state=said, message="because of this")
+    engine.report(state=reported, message="because of this")
     await eventually(lambda: parent_leases.pool.watcher.state == state)
     response = await (await parent_leases.client()).post()
     assert (response.status, response.error["code"]) == (503, code)
     assert "because of this" in response.error["message"]
-    engine.tell(state="ready", message="")
+    engine.report(state="ready", message="")
     await parent_leases.ready()
     assert (await (await parent_leases.client()).post()).status == 200

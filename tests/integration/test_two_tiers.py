@@ -57,7 +57,7 @@ async def test_conditions_and_counters_of_the_engine_are_seen_through_both(
     parent_leases: Running, lower: Running, engine: ScriptedEngine
 ) -> None:
     """As the engine reports them, and as they change; a measurement reads them from either."""
-    engine.tell(prefix_cache={"queries_total": 64, "hits_total": 32}, requests_total=7)
+    engine.report(prefix_cache={"queries_total": 64, "hits_total": 32}, requests_total=7)
     for sidecar in (lower, parent_leases):
         await eventually(
             lambda watcher=sidecar.pool.watcher: watcher.document["requests_total"] == 7  # type: ignore[misc]

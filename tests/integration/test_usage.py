@@ -51,8 +51,8 @@ async def test_counts_of_whole_answers_are_on_their_spans_and_in_the_metrics(
 ) -> None:
     running = await start()
     client = await running.client()
-    told = [spoken for spoken in SPOKEN if not spoken.failed]
-    for spoken in told:
+    counted = [spoken for spoken in SPOKEN if not spoken.failed]
+    for spoken in counted:
         engine.scripts.append(each_event_alone(spoken))
         answer = await client.post(spoken.api.path, stream=spoken.stream, **kind)
         assert answer.body == spoken.body, "byte by byte what the engine said"
@@ -62,18 +62,18 @@ async def test_counts_of_whole_answers_are_on_their_spans_and_in_the_metrics(
     paths = {spoken.api.path for spoken in SPOKEN}
     servers = [span for span in collector.spans if span.name in paths]
     servers.sort(key=lambda span: span.start_ns)
-    for spoken, span in zip(told, servers, strict=True):
+    for spoken, span in zip(counted, servers, strict=True):
         names = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
         counts = tuple(span.attributes.get(name) for name in names)
         assert (span.name, counts) == (spoken.api.path, spoken.counts), spoken.name
         assert (span.attributes["orch.outcome"], span.status) == ("ok", 0)
     labels = '{class="interactive",measurement_type="batched_online",pool="cloud"'
     for name, place in (("input", 0), ("output", 1)):
-        total = sum(spoken.counts[place] or 0 for spoken in told)
+        total = sum(spoken.counts[place] or 0 for spoken in counted)
         assert metrics[f"orch_{name}_tokens_total{labels}}}"] == total
-    untold = sum(spoken.counts == (None, None) for spoken in told)
-    assert metrics[f'orch_answers_total{labels},tokens="unknown"}}'] == untold
-    assert metrics[f'orch_answers_total{labels},tokens="known"}}'] == len(told) - untold
+    uncounted = sum(spoken.counts == (None, None) for spoken in counted)
+    assert metrics[f'orch_answers_total{labels},tokens="unknown"}}'] == uncounted
+    assert metrics[f'orch_answers_total{labels},tokens="known"}}'] == len(counted) - uncounted
 
 
 @pytest.mark.parametrize("kind", KINDS)

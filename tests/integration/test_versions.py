@@ -25,7 +25,7 @@ async def assert_refused(running: Running) -> None:
 async def test_engine_of_another_major_version_gets_no_requests(
     engine: ScriptedEngine, start: Start
 ) -> None:
-    engine.says["api_version"] = "2.0.0"
+    engine.state_fields["api_version"] = "2.0.0"
     await assert_refused(await start(wait=False))
     assert engine.generating == []
 
@@ -50,7 +50,7 @@ async def test_child_refuses_a_parent_of_another_major_version(
 async def test_engine_of_another_minor_version_serves(
     engine: ScriptedEngine, start: Start, version: str
 ) -> None:
-    engine.says["api_version"] = version
+    engine.state_fields["api_version"] = version
     running = await start()
     assert (await (await running.client()).post()).status == 200
     await running.idle()

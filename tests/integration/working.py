@@ -35,7 +35,7 @@ async def step(engine: ScriptedEngine) -> None:
                 last = [*last[-119:], batch]
         counted = {str(batch): [count, count * 0.012] for batch, count in steps.items()}
         tokens = sum(batch * count for batch, count in steps.items())
-        engine.tell(
+        engine.report(
             steps_by_batch=counted, last_batches=last, generated_tokens_total=tokens,
             step_time=STEP_TIME,
         )  # fmt: skip

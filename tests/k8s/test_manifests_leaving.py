@@ -121,19 +121,19 @@ OURS: Final = {"kubernetes.io/metadata.name": "orch"}
 
 
 def reaches(
-    folder: str, who: tuple[Mapping[str, str], Mapping[str, str]], whom: Manifest, port: int
+    folder: str, source: tuple[Mapping[str, str], Mapping[str, str]], target: Manifest, port: int
 ) -> bool:
     """Whether the NetworkPolicies of a folder let a pod reach a port of a Deployment's pods."""
     applying = [
         policy.body["spec"]
         for policy in of_kind(folder, "NetworkPolicy")
-        if selects(policy.body["spec"]["podSelector"], pod_labels(whom))
+        if selects(policy.body["spec"]["podSelector"], pod_labels(target))
     ]
     assert all(spec["policyTypes"] == ["Ingress"] for spec in applying)
     rules = [rule for spec in applying for rule in spec.get("ingress", ())]
     return not applying or any(
         any(each["port"] == port for each in rule["ports"])
-        and ("from" not in rule or any(_is(peer, *who) for peer in rule["from"]))
+        and ("from" not in rule or any(_is(peer, *source) for peer in rule["from"]))
         for rule in rules
     )
 
@@ -156,7 +156,9 @@ def test_only_the_entry_and_prometheus_reach_pools_and_nobody_engines(folder: st
         asking["stranger"] = ({"app": "job"}, OURS)
         # An entry's labels are worth nothing in a namespace of somebody else.
         asking["impostor"] = (pod_labels(entry), OTHERS[1])
-        reached = {who for who, each in asking.items() if reaches(folder, each, pool, http_port)}
+        reached = {
+            source for source, each in asking.items() if reaches(folder, each, pool, http_port)
+        }
         assert reached == {"entry", "prometheus"}
         for port in (8000, 9080):
             assert not [each for each in asking.values() if reaches(folder, each, pool, port)]

@@ -221,7 +221,7 @@ def test_entry_reads_its_settings_and_reaches_every_pool(
 @pytest.mark.parametrize("command", ["sidecar", "drain"])
 def test_commands_of_ours_are_run_with_flags_that_they_have(command: str) -> None:
     """Every word of such a command in the manifests, up to the values, stands in its help."""
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "orch_sidecar", command, "--help"],
         capture_output=True,
         text=True,
@@ -233,7 +233,7 @@ def test_commands_of_ours_are_run_with_flags_that_they_have(command: str) -> Non
             if "orch_sidecar" in words:
                 found += words[3] == command
                 flags = [word for word in words[4:] if word.startswith("--")]
-                assert words[3] != command or all(flag in said for flag in flags)
+                assert words[3] != command or all(flag in output for flag in flags)
     assert found
 
 

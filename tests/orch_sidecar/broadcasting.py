@@ -219,7 +219,7 @@ class Engine:
         broadcast.attach(self.response, POOL)
         self.response.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
 
-    def says(self, *data: bytes) -> None:
+    def sends(self, *data: bytes) -> None:
         """Each piece comes with a read of its own."""
         for piece in data:
             if self.connection.receiver is not None:

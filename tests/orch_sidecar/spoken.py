@@ -49,19 +49,24 @@ def usage(prompt: int, completion: int) -> dict[str, Any]:
 
 
 def _choices(api: Endpoint, text: str, n: int) -> list[dict[str, Any]]:
-    said = {"delta": {"content": text}} if api is apis.CHAT else {"text": text}
-    return [{"index": i, **said, "finish_reason": None} for i in range(n)]
+    choice = {"delta": {"content": text}} if api is apis.CHAT else {"text": text}
+    return [{"index": i, **choice, "finish_reason": None} for i in range(n)]
 
 
 def openai_stream(
-    api: Endpoint, *, n: int = 1, text: str = "one ", told: bool = True, continuous: bool = False
+    api: Endpoint,
+    *,
+    n: int = 1,
+    text: str = "one ",
+    with_usage: bool = True,
+    continuous: bool = False,
 ) -> bytes:
-    """A stream of three tokens. `told`: it asked for its usage, `continuous`: in each event."""
+    """Returns a stream of three tokens. `with_usage`: at the end, `continuous`: in each event."""
     events = []
     for tokens in (1, 2, 3):
         event: dict[str, Any] = {"id": "cmpl-1", "choices": _choices(api, text, n)}
         events.append(event | ({"usage": usage(5, tokens)} if continuous else {}))
-    if told:
+    if with_usage:
         events.append({"id": "cmpl-1", "choices": [], "usage": usage(5, 3 * n)})
     return b"".join(map(sse, events)) + DONE
 
@@ -112,7 +117,7 @@ def response_stream(text: str = MISLEADING, user: str = "") -> bytes:
     )
 
 
-_TOLD = (5, 3)
+_KNOWN = (5, 3)
 _NOTHING = (None, None)
 _LONG = "y" * 9000
 _ERROR = {"error": {"message": MISLEADING, "code": 500}}
@@ -123,25 +128,33 @@ SPOKEN = [
         spoken
         for api in (apis.CHAT, apis.COMPLETIONS)
         for spoken in (
-            Spoken(f"{api.path} stream", api, True, openai_stream(api, text=MISLEADING), _TOLD),
+            Spoken(f"{api.path} stream", api, True, openai_stream(api, text=MISLEADING), _KNOWN),
             Spoken(f"{api.path} n=2", api, True, openai_stream(api, n=2), (5, 6)),
-            Spoken(f"{api.path} continuous", api, True, openai_stream(api, continuous=True), _TOLD),
-            Spoken(f"{api.path} unasked", api, True, openai_stream(api, told=False), _NOTHING),
-            Spoken(f"{api.path} answer", api, False, openai_answer(api), _TOLD),
+            Spoken(
+                f"{api.path} continuous", api, True, openai_stream(api, continuous=True), _KNOWN
+            ),
+            Spoken(
+                f"{api.path} without usage",
+                api,
+                True,
+                openai_stream(api, with_usage=False),
+                _NOTHING,
+            ),
+            Spoken(f"{api.path} answer", api, False, openai_answer(api), _KNOWN),
             Spoken(f"{api.path} answer n=2", api, False, openai_answer(api, n=2), (5, 6)),
-            Spoken(f"{api.path} long tail", api, False, openai_answer(api, after=_LONG), _TOLD),
+            Spoken(f"{api.path} long tail", api, False, openai_answer(api, after=_LONG), _KNOWN),
             Spoken(f"{api.path} error", api, True, _STREAMED + sse(_ERROR) + DONE, _NOTHING, True),
         )
     ),
-    Spoken("messages stream", apis.MESSAGES, True, message_stream(at_end=True), _TOLD),
-    Spoken("messages as Anthropic", apis.MESSAGES, True, message_stream(at_end=False), _TOLD),
-    Spoken("messages long", apis.MESSAGES, True, message_stream(at_end=False, length=60), _TOLD),
+    Spoken("messages stream", apis.MESSAGES, True, message_stream(at_end=True), _KNOWN),
+    Spoken("messages as Anthropic", apis.MESSAGES, True, message_stream(at_end=False), _KNOWN),
+    Spoken("messages long", apis.MESSAGES, True, message_stream(at_end=False, length=60), _KNOWN),
     Spoken(
         "messages answer",
         apis.MESSAGES,
         False,
         json.dumps({"usage": {"input_tokens": 5, "output_tokens": 3}}).encode(),
-        _TOLD,
+        _KNOWN,
     ),
     Spoken(
         "messages error",
@@ -152,14 +165,14 @@ SPOKEN = [
         _NOTHING,
         failed=True,
     ),
-    Spoken("responses stream", apis.RESPONSES, True, response_stream(), _TOLD),
-    Spoken("responses long", apis.RESPONSES, True, response_stream(_LONG, _LONG), _TOLD),
+    Spoken("responses stream", apis.RESPONSES, True, response_stream(), _KNOWN),
+    Spoken("responses long", apis.RESPONSES, True, response_stream(_LONG, _LONG), _KNOWN),
     Spoken(
         "responses answer",
         apis.RESPONSES,
         False,
         json.dumps(response(MISLEADING, "me", RESPONSE_USAGE)).encode(),
-        _TOLD,
+        _KNOWN,
     ),
     *(
         Spoken(

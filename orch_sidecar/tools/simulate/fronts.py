@@ -159,7 +159,7 @@ class Admitted:
         if isinstance(outcome, Queued):
             self._outcomes.queued(number, outcome.predicted_start_ms)
         else:
-            self._tell(number, outcome)
+            self._deliver(number, outcome)
         self._perform(displaced)
 
     def ended(self, number: int, arrival: Arrival, now: float) -> None:
@@ -223,9 +223,9 @@ class Admitted:
 
     def _perform(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            self._tell(_number(decision.ticket), decision.outcome)
+            self._deliver(_number(decision.ticket), decision.outcome)
 
-    def _tell(self, number: int, outcome: Lease | Refusal) -> None:
+    def _deliver(self, number: int, outcome: Lease | Refusal) -> None:
         if isinstance(outcome, Lease):
             self._outcomes.started(number)
         else:

@@ -159,7 +159,7 @@ class Screen:
         """Asks whether to cancel the chosen request, or to drain or resume the chosen pool."""
         pool = self._choice.pool_of(self._live)
         if not self._live.document.get("operator"):
-            self._say(_ONLY_OPERATORS)
+            self._show_note(_ONLY_OPERATORS)
             return
         if pool is None:
             return
@@ -174,7 +174,7 @@ class Screen:
             return
         request = self._choice.request_of(pool)
         if request is None:
-            self._say("choose a request first, by the keys up and down")
+            self._show_note("choose a request first, by the keys up and down")
             return
         self._question = _Question(
             f"cancel the request {request.id}?",
@@ -184,14 +184,14 @@ class Screen:
 
     def _give(self, question: _Question) -> None:
         async def give() -> None:
-            self._say(await question.order() or question.done)
+            self._show_note(await question.order() or question.done)
             self._changed.set()
 
         task = asyncio.create_task(give())
         self._orders.add(task)
         task.add_done_callback(self._orders.discard)
 
-    def _say(self, text: str) -> None:
+    def _show_note(self, text: str) -> None:
         self._note = text
         self._note_until_s = asyncio.get_running_loop().time() + _NOTE_S
 

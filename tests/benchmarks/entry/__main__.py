@@ -14,7 +14,7 @@ from typing import Final
 from tests.benchmarks.entry.entry import Measured, measure
 from tests.benchmarks.entry.stall import Stall
 from tests.benchmarks.proxy import build
-from tests.benchmarks.proxy.__main__ import machine, say
+from tests.benchmarks.proxy.__main__ import machine, show_progress
 from tests.benchmarks.proxy.processes import TargetFailed
 
 # One engine needs no placement, five are placed among as five hundred are.
@@ -91,7 +91,7 @@ def main() -> int:
         for count in counts:
             each = measure(count, folder, args.clients, args.seconds, args.checkout)
             found[count].append(each)
-            say(
+            show_progress(
                 f"round {round_}: {count:4} engines {each.answered_per_s:7,.0f} requests/s, "
                 f"{each.per_core_s:,.0f} of a whole core "
                 f"({each.errors} errors), CPU {each.busy_cpu:.2f}, idle {each.idle_cpu:.2f} with "

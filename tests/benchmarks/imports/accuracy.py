@@ -25,7 +25,7 @@ from tests.benchmarks.imports import arrivals, tools
 from tests.benchmarks.imports.arrivals import Claimed
 from tests.benchmarks.imports.tools import ONE_WORKER, Load, Ran, Target
 from tests.benchmarks.policy.record import shown, table
-from tests.benchmarks.upstream import MODEL, Script, Seen, Told, Upstream
+from tests.benchmarks.upstream import MODEL, Observed, Script, Seen, Upstream
 
 Pairs = Sequence[tuple[Claimed, Seen]]
 
@@ -46,7 +46,7 @@ class Tool:
 
     name: str
     run: Callable[[Target, Load, Path], Ran]
-    read: Callable[[Path, Told], list[tuple[Claimed, Seen]]]
+    read: Callable[[Path, Observed], list[tuple[Claimed, Seen]]]
     environ: tuple[tuple[str, str], ...] = ()
     alone: bool = True
 
@@ -96,8 +96,8 @@ def measure(tool: Tool, load: Load, logs: Path) -> Exactness:
     with Upstream(Script(), logs / "upstream.log") as upstream:
         target = Target(upstream.url, MODEL, dict(tool.environ))
         ran = tool.run(target, load, logs / "accuracy.json")
-        told = upstream.seen()
-    pairs = tool.read(ran.result, told)
+        observed = upstream.seen()
+    pairs = tool.read(ran.result, observed)
     return _exactness(pairs, load, ran.cpu_s)
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.upstream import Seen, Told
+from tests.benchmarks.upstream import Observed, Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class Claimed:
     tpot_s: float
 
 
-def of_guidellm(result: Path, told: Told) -> list[tuple[Claimed, Seen]]:
+def of_guidellm(result: Path, observed: Observed) -> list[tuple[Claimed, Seen]]:
     """Each request with the one that the upstream saw, by the id of the answer."""
     [benchmark] = json.loads(result.read_text(encoding="utf-8"))["benchmarks"]
-    seen = {each.id: each for each in told.requests}
+    seen = {each.id: each for each in observed.requests}
     began_s = benchmark["scheduler_metrics"]["start_time"]
     pairs = []
     for each in benchmark["requests"]["successful"]:
         timings = each["info"]["timings"]
         due_s = timings["targeted_start"]
         claimed = Claimed(
-            due_s=None if due_s < began_s - 1 else due_s - told.wall_ahead_s,
-            sent_s=timings["request_start"] - told.wall_ahead_s,
+            due_s=None if due_s < began_s - 1 else due_s - observed.wall_ahead_s,
+            sent_s=timings["request_start"] - observed.wall_ahead_s,
             ttft_s=each["time_to_first_token_ms"] / 1000,
             tpot_s=each["inter_token_latency_ms"] / 1000,
         )
@@ -44,7 +44,7 @@ def of_guidellm(result: Path, told: Told) -> list[tuple[Claimed, Seen]]:
     return sorted(pairs, key=lambda pair: pair[1].arrived_s)
 
 
-def of_vllm_bench(result: Path, told: Told) -> list[tuple[Claimed, Seen]]:
+def of_vllm_bench(result: Path, observed: Observed) -> list[tuple[Claimed, Seen]]:
     """Each request with the one that the upstream saw, by their order: its file has no ids.
     Its clock is the upstream's; it does not keep when a request was due."""
     document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
@@ -55,16 +55,16 @@ def of_vllm_bench(result: Path, told: Told) -> list[tuple[Claimed, Seen]]:
         )
     ]
     claims.sort(key=lambda each: each.sent_s)
-    return list(zip(claims, told.requests, strict=True))
+    return list(zip(claims, observed.requests, strict=True))
 
 
-def of_orch_bench(result: Path, told: Told) -> list[tuple[Claimed, Seen]]:
+def of_orch_bench(result: Path, observed: Observed) -> list[tuple[Claimed, Seen]]:
     """Each request with the one that the upstream saw, by their order. Its times are from the
     start of the run, which the request that was the fastest to get there fixes."""
     document = json.loads(result.read_text(encoding="utf-8"))
     calls = [dict(zip(document["call_columns"], each, strict=True)) for each in document["calls"]]
     calls.sort(key=lambda call: call["sent_s"])
-    pairs = list(zip(calls, told.requests, strict=True))
+    pairs = list(zip(calls, observed.requests, strict=True))
     start_s = min(seen.arrived_s - call["sent_s"] for call, seen in pairs)
     return [
         (

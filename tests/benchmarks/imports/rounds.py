@@ -165,11 +165,11 @@ def _idle(stack: Stack) -> dict[str, Any]:
         # Longer than the engine takes to tell the sidecar of its last step.
         time.sleep(1.5)
         _, document = get_json(f"{stack.url}/v1/capabilities", 10.0)
-        [told] = document["engines"]
-        if not (told["running"] or told["waiting"] or told["leased"] or told["foreign"]):
+        [state] = document["engines"]
+        if not (state["running"] or state["waiting"] or state["leased"] or state["foreign"]):
             return document
         if time.monotonic() > until:
-            raise RuntimeError(f"the engine is not idle after {_IDLE_WITHIN_S:g} s: {told}")
+            raise RuntimeError(f"the engine is not idle after {_IDLE_WITHIN_S:g} s: {state}")
 
 
 def _round(
@@ -186,9 +186,9 @@ def _round(
     after, generated = _idle(stack), generated_tokens(stack.engine_url) - had
     if fixtures is not None and tool.trim is not None:
         document = json.loads(result.read_text(encoding="utf-8"))
-        for end, told in (("", tool.trim(document)), ("_before", before), ("_after", after)):
+        for end, content in (("", tool.trim(document)), ("_before", before), ("_after", after)):
             path = fixtures / f"{tool.name}_{setting.profile}{end}.json"
-            path.write_text(json.dumps(told, separators=(",", ":")) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
     ends = Proof(parse_snapshot(before), parse_snapshot(after))
     ended = spans.since(seen, setting.load.requests)
     made = tool.row(result, ends)

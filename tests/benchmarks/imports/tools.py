@@ -80,8 +80,8 @@ class Target:
 def guidellm_environment() -> Path:
     """Its virtual environment, with what it weighs in `weight.json`."""
     directory = cache_directory() / f"guidellm-{GUIDELLM}"
-    told = directory / "weight.json"
-    if told.exists():
+    weight_file = directory / "weight.json"
+    if weight_file.exists():
         return directory
     print(f"installing guidellm {GUIDELLM} into {directory}: some minutes, several GB", flush=True)
     _call([sys.executable, "-m", "venv", "--clear", str(directory)])
@@ -96,13 +96,13 @@ def guidellm_environment() -> Path:
         packages=len(json.loads(listed)) - 2,  # pip and setuptools are there before
         megabytes=sum(path.stat().st_size for path in files) >> 20,
     )
-    told.write_text(json.dumps(asdict(weight)), encoding="utf-8")
+    weight_file.write_text(json.dumps(asdict(weight)), encoding="utf-8")
     return directory
 
 
 def guidellm_weight() -> Weight:
-    told = guidellm_environment() / "weight.json"
-    return Weight(**json.loads(told.read_text(encoding="utf-8")))
+    path = guidellm_environment() / "weight.json"
+    return Weight(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def guidellm(target: Target, load: Load, result: Path, *extra: str) -> Ran:
@@ -192,6 +192,6 @@ def _call(
         timeout=within_s,
     )
     if done.returncode:
-        said = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-        raise ToolFailed(f"{' '.join(command)} ended with code {done.returncode}:\n{said}")
+        output = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+        raise ToolFailed(f"{' '.join(command)} ended with code {done.returncode}:\n{output}")
     return done.stdout

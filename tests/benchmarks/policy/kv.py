@@ -23,7 +23,7 @@ SLOTS: Final = 64
 SEED: Final = 11
 WITH, WITHOUT = "with the rule", "without"
 
-_SHOWN: Final = ("preemptions", "preempted_told", "preemptions_before", "at_once", "prompts")
+_SHOWN: Final = ("preemptions", "preempted_reported", "preemptions_before", "at_once", "prompts")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +49,14 @@ def run(given: argparse.Namespace, record: Record) -> None:
     cache = f"--num-gpu-blocks-override {given.blocks} --block-size {given.block_size}"
     found: dict[str, list[dict[str, Any]]] = {WITH: [], WITHOUT: []}
     with Engine(given.size, SLOTS, *cache.split()) as engine:
-        told = engine.wait()
+        state = engine.wait()
         print(
-            f"{told['kv_blocks_total']} blocks, {told['kv_tokens_total']} tokens of the longest "
+            f"{state['kv_blocks_total']} blocks, {state['kv_tokens_total']} tokens of the longest "
             f"contexts; {SLOTS} requests have about "
             f"{SLOTS * (given.prompt_tokens + given.output_tokens):.0f} tokens at their ends, in "
-            f"groups of layers {told['kv_groups']}"
+            f"groups of layers {state['kv_groups']}"
         )
-        record.results |= {name: told[name] for name in ("kv_blocks_total", "kv_groups")}
+        record.results |= {name: state[name] for name in ("kv_blocks_total", "kv_groups")}
         for number in range(given.rounds):
             for way in (WITH, WITHOUT)[:: -1 if number % 2 else 1]:
                 if way == WITH:
@@ -65,7 +65,7 @@ def run(given: argparse.Namespace, record: Record) -> None:
                 else:
                     run_of = _load(engine, engine.port, kind, given, number)
                 engine.rest()
-                found[way].append(_told(*run_of))
+                found[way].append(_counted(*run_of))
                 print(f"round {number + 1}, {way}: {found[way][-1]}", flush=True)
     _report(found, record)
 
@@ -86,7 +86,7 @@ def _load(
     return loaded, began
 
 
-def _told(loaded: Loaded[Counters], began: Counters) -> dict[str, Any]:
+def _counted(loaded: Loaded[Counters], began: Counters) -> dict[str, Any]:
     """Of the window; `preemptions_before` it: since the run began, while it warmed up."""
     window = loaded.after.since(loaded.before)
     return asdict(window) | {
@@ -117,7 +117,7 @@ def _report(found: dict[str, list[dict[str, Any]]], record: Record) -> None:
         for way, own in found.items()
     ]
     head = (
-        "", "preemptions", "as told", "warming up", "streams at once", "prompt tokens",
+        "", "preemptions", "as reported", "warming up", "streams at once", "prompt tokens",
         "tokens/s", "requests/s",
     )  # fmt: skip
     print(table(head, rows))
@@ -128,12 +128,12 @@ def _report(found: dict[str, list[dict[str, Any]]], record: Record) -> None:
     record.results["ratios"] = ratios
     without = min(each["preemptions"] for each in found[WITHOUT])
     most = max(each["preemptions"] + each["preemptions_before"] for each in found[WITH])
-    told = all(
-        each["preemptions"] == each["preempted_told"] for own in found.values() for each in own
+    exact = all(
+        each["preemptions"] == each["preempted_reported"] for own in found.values() for each in own
     )
     record.judge(
         verdict("preemptions without the rule", without, 1, ".0f"),
         at_most("preemptions with it, from the start", most, 0, ".0f"),
         verdict("tokens/s with it over without", median(ratios), 1.0, ".3f"),
-        verdict("preemptions as told in /v1/capabilities are vLLM's", float(told), 1.0, ".0f"),
+        verdict("preemptions as reported in /v1/capabilities are vLLM's", float(exact), 1.0, ".0f"),
     )

@@ -102,9 +102,9 @@ def _land(sidecar: Sidecar, engines: dict[str, Engine], rounds: int, record: Rec
     found: dict[str, list[dict[str, Any]]] = {case.name: [] for case in CASES}
     for number in range(-1, rounds):  # the first one is the engines' first acquaintance
         for case in CASES:
-            told = _case(sidecar, engines, case)
+            measured = _case(sidecar, engines, case)
             if number >= 0:
-                found[case.name].append(told)
+                found[case.name].append(measured)
     rows = []
     for case in CASES:
         own = found[case.name]

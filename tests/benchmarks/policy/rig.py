@@ -52,7 +52,7 @@ class Counters:
     prompts: int
     preemptions: int
     finished: int
-    preempted_told: int  # preemptions_total of /v1/capabilities
+    preempted_reported: int  # preemptions_total of /v1/capabilities
     at_s: float
 
     def since(self, before: Counters) -> Counters:
@@ -147,9 +147,9 @@ class Engine:
 
     def capabilities(self) -> dict[str, Any]:
         _, document = get_json(f"{self.url}/v1/capabilities", 10.0)
-        told = document["engines"][0]
-        assert isinstance(told, dict)
-        return told
+        state = document["engines"][0]
+        assert isinstance(state, dict)
+        return state
 
     def counters(self) -> Counters:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
@@ -157,16 +157,16 @@ class Engine:
         sums: dict[str, float] = {}
         for name, value in _LINE.findall(text):
             sums[name] = sums.get(name, 0.0) + float(value)
-        told = self.capabilities()["preemptions_total"]
+        preempted = self.capabilities()["preemptions_total"]
         values = {ours: int(sums[theirs]) for ours, theirs in _COUNTERS.items()}
-        return Counters(**values, preempted_told=told, at_s=at_s)
+        return Counters(**values, preempted_reported=preempted, at_s=at_s)
 
     def rest(self) -> None:
         """Returns when nothing is left in it."""
 
         def idle() -> bool:
-            told = self.capabilities()
-            return not (told["running"] or told["waiting"] or told["leased"] or told["foreign"])
+            state = self.capabilities()
+            return not (state["running"] or state["waiting"] or state["leased"] or state["foreign"])
 
         _wait(_IDLE_WITHIN_S, "the engine is not idle", idle, self._stack.check_alive)
 

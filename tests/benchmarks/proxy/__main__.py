@@ -97,8 +97,8 @@ def machine() -> dict[str, Any]:
             versions[package] = "not installed"
     for name, command in {"nginx": ["/usr/sbin/nginx", "-v"], "cc": ["cc", "--version"]}.items():
         try:
-            said = subprocess.run(command, capture_output=True, text=True)
-            versions[name] = (said.stdout or said.stderr).splitlines()[0]
+            done = subprocess.run(command, capture_output=True, text=True)
+            versions[name] = (done.stdout or done.stderr).splitlines()[0]
         except OSError:
             versions[name] = "not installed"
     return {
@@ -129,11 +129,11 @@ def rounds(
                     if not engine.alive():
                         raise
                     failed[target.name] = str(error)
-                    say(f"{target.name}: {error}")
+                    show_progress(f"{target.name}: {error}")
                     continue
                 samples.append(sample)
                 got = sample.client
-                say(
+                show_progress(
                     f"round {round_ + 1}/{args.rounds} {cell.name:10}{target.name:16}"
                     f"{got['requests_per_s']:9,.0f} req/s {got['chunks_per_s']:11,.0f} chunks/s"
                     f"  errors {got['errors']}"
@@ -141,7 +141,7 @@ def rounds(
     return samples
 
 
-def say(line: str) -> None:
+def show_progress(line: str) -> None:
     """Progress, apart from the tables on standard output."""
     print(line, file=sys.stderr, flush=True)
 
@@ -238,7 +238,7 @@ def main() -> int:
         running.append(engine)
         targets, sinks = [], dict[str, int]()
         for name in args.targets:
-            say(f"starting {name}")
+            show_progress(f"starting {name}")
             if name in TRACING:
                 sink, sinks[name] = start_engine(f"sink of {name}", logs)
                 running.append(sink)
@@ -246,7 +246,7 @@ def main() -> int:
             running.append(targets[-1].child)
         failed = {t.name: t.why_not for t in targets if t.why_not}
         for name, why in failed.items():
-            say(f"{name}: {why}")
+            show_progress(f"{name}: {why}")
         if args.profile:
             return profile(args, targets, logs)
         samples = rounds(args, engine, targets, failed)

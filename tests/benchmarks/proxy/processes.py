@@ -83,7 +83,7 @@ def wait_ready(child: Child, url: str, limit_s: float) -> None:
         TargetFailed: the process left, or the time is over.
     """
     end = time.monotonic() + limit_s
-    said = "no answer"
+    problem = "no answer"
     while time.monotonic() < end:
         if not child.alive():
             raise child.failed(f"left with exit code {child.process.returncode}")
@@ -91,11 +91,11 @@ def wait_ready(child: Child, url: str, limit_s: float) -> None:
             with urllib.request.urlopen(url, timeout=2):
                 return
         except urllib.error.HTTPError as error:
-            said = f"status {error.code}"
+            problem = f"status {error.code}"
         except OSError:
             pass
         time.sleep(0.1)
-    raise child.failed(f"not ready after {limit_s:.0f} s ({said})")
+    raise child.failed(f"not ready after {limit_s:.0f} s ({problem})")
 
 
 def stop(child: Child) -> None:

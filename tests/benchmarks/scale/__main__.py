@@ -12,7 +12,7 @@ from typing import Any
 
 from orch_sidecar.wire.client_connections import connection_limit
 from tests.benchmarks.proxy import build, processes
-from tests.benchmarks.proxy.__main__ import machine, say
+from tests.benchmarks.proxy.__main__ import machine, show_progress
 from tests.benchmarks.proxy.processes import TargetFailed
 from tests.benchmarks.proxy.targets import (
     DIRECT,
@@ -105,7 +105,7 @@ class Rig:
             if target.why_not:
                 raise TargetFailed(target.why_not)
             held = hold(self.program, engine, target, streams, delay_ms, seconds)
-        say(
+        show_progress(
             f"{name:10}{streams:7,} streams {delay_ms:6g} ms {held.seen['tokens_per_s']:9,.0f} "
             f"tokens/s ({held.delivered:.3f} of them) CPU {held.target_cpu:.2f}, engine "
             f"{held.engine_cpu:.2f}, late {held.seen['lateness_ms'].get('p99', -1):.1f} ms"
@@ -123,7 +123,7 @@ class Rig:
                 late_ms = held.seen["lateness_ms"].get("p50", float("inf"))
                 kept_up = held.delivered >= KEPT_UP and late_ms <= delay_ms * LATE
             except TargetFailed as error:
-                say(str(error))
+                show_progress(str(error))
                 kept_up = False
             if kept_up:
                 carried, best = streams, held

@@ -41,7 +41,7 @@ def error_document(path: str, order: Order, status: int, kind: str) -> dict[str,
     return {"type": "error", "error": error} if path == MESSAGES else {"error": error}
 
 
-def tells_usage(path: str, body: dict[str, Any]) -> bool:
+def has_usage(path: str, body: dict[str, Any]) -> bool:
     """Whether a whole answer says how many tokens were generated."""
     always = not body.get("stream") or path in (RESPONSES, MESSAGES)
     return always or bool((body.get("stream_options") or {}).get("include_usage"))
@@ -241,8 +241,8 @@ class Events:
             for choice in range(self._choices):
                 yield self._chunk(choice, "", "stop")
             if self._usage:
-                told = {"choices": [], "usage": usage_of(order, self._choices)}
-                yield _data(self._common() | told)
+                final = {"choices": [], "usage": usage_of(order, self._choices)}
+                yield _data(self._common() | final)
             yield b"data: [DONE]\n\n"
 
     def error(self) -> Iterator[bytes]:

@@ -115,7 +115,7 @@ class SoakEngine(ScriptedEngine):
             await self._hold()
             await answers.break_off(answer, fault)
         else:
-            if not answers.tells_usage(answer.request.path, answer.request.json()):
+            if not answers.has_usage(answer.request.path, answer.request.json()):
                 report(without_usage=order.key)  # at most one more than there are
             await answers.write(answer, order, choices, self._hold)
 
@@ -140,11 +140,11 @@ class SoakEngine(ScriptedEngine):
             self.flows.clear()
 
     async def do_tell(self, fields: dict[str, Any]) -> None:
-        self.tell(**fields)
+        self.report(**fields)
 
     async def do_say_nothing(self, _: Any) -> None:
         """From now on what it tells is what is so."""
-        self.says = {}
+        self.state_fields = {}
 
     async def do_state_bytes(self, text: str) -> None:
         for answer in self.state_streams:

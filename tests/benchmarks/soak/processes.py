@@ -93,18 +93,18 @@ class Engine:
         assert self._process is not None
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            told: dict[str, Any] = json.loads(line)
-            if "breach" in told:
-                self._report.breach(told["breach"], f"{self.plan.name}: {told.get('detail')}")
-            elif "listening" in told:
+            message: dict[str, Any] = json.loads(line)
+            if "breach" in message:
+                self._report.breach(message["breach"], f"{self.plan.name}: {message.get('detail')}")
+            elif "listening" in message:
                 self._listens.set()
-            elif "count" in told:
+            elif "count" in message:
                 if self._count is not None and not self._count.done():
-                    self._count.set_result(told["count"])
-            elif "without_usage" in told:
+                    self._count.set_result(message["count"])
+            elif "without_usage" in message:
                 self.without_usage += 1
             else:
-                for what, key in told.items():
+                for what, key in message.items():
                     self._seen(what, key)
 
 

@@ -31,7 +31,7 @@ _SHARED: Final = 0.15
 @dataclass(slots=True)
 class Request:
     """`id`: its X-Request-Id. `pools`: those that could serve it, by name; none: it is impossible.
-    `behaviour`: of its client. `shared`: others ask for the same. `said_class`: that of the header
+    `behaviour`: of its client. `shared`: others ask for the same. `sent_class`: that of the header
     X-Orch-Class."""
 
     id: str
@@ -44,7 +44,7 @@ class Request:
     pools: tuple[str, ...]
     shared: bool
     behaviour: str = ""
-    said_class: str | None = None
+    sent_class: str | None = None
     deadline: bool = False
     max_wait: bool = False
     do_not_queue: bool = False
@@ -53,7 +53,7 @@ class Request:
 
     @property
     def bulk(self) -> bool:
-        return self.key.bulk or self.said_class == "bulk"
+        return self.key.bulk or self.sent_class == "bulk"
 
 
 class Requests:
@@ -131,8 +131,8 @@ class Requests:
     def _wish(self, request: Request, fields: list[str]) -> None:
         chance = self._chance
         if chance.random() < 0.5:
-            request.said_class = chance.choice(("interactive", "bulk"))
-            fields.append(f"X-Orch-Class: {request.said_class}")
+            request.sent_class = chance.choice(("interactive", "bulk"))
+            fields.append(f"X-Orch-Class: {request.sent_class}")
         draw = chance.random()
         if draw < 0.2:
             request.max_wait = True

@@ -188,7 +188,7 @@ class Judge:
         if status == 401:
             return not key.known or key.unsettled(under.begin)
         if status == 403:
-            return key.bulk and request.said_class == "interactive"
+            return key.bulk and request.sent_class == "interactive"
         if status == 400:
             if code == "cost_exceeds_key":
                 return key.concurrency is not None and request.choices > key.concurrency

@@ -16,7 +16,7 @@ from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 from vllm_plugin.speed.engine_speed import SchedulerReport
 
-_TOLD = ("requests_total", "steps_by_batch")
+_REPORTED = ("requests_total", "steps_by_batch")
 
 
 @dataclass(slots=True)
@@ -40,12 +40,12 @@ class Decoding:
         self._running: list[_Sequence] = []
         self._stepping = False
         engine.answer = self
-        self.tell()
+        self.report()
 
-    def tell(self, **instead: Any) -> None:
+    def report(self, **instead: Any) -> None:
         """The counts as of now, as the next heartbeat would tell them."""
         counts = self._engine.engine_state.heartbeat_fields()
-        self._engine.tell(**{name: counts[name] for name in _TOLD} | instead)
+        self._engine.report(**{name: counts[name] for name in _REPORTED} | instead)
 
     async def __call__(self, answer: Answer) -> None:
         body = answer.request.json()
@@ -83,7 +83,7 @@ class Decoding:
                 self._generate(sequence)
         self._stepping = False
         if engine_state is self._engine.engine_state:
-            self.tell()
+            self.report()
 
     def _generate(self, sequence: _Sequence) -> None:
         sequence.left -= 1

@@ -40,7 +40,7 @@ class Signing:
         )
         decoding.finished = self._finished
         engine.pages[STATEMENTS_PATH] = self._answer
-        engine.tell(features={"evidence": True})
+        engine.report(features={"evidence": True})
 
     def _answer(self, answer: Answer) -> None:
         self.asked.append(answer.request.json())

@@ -80,9 +80,9 @@ class Bench:
         assert "Traceback" not in text
         found = Ran(process.returncode, text, self._folder / "o.json", self._folder / "f.csv")
         for path in (found.output, found.facts):
-            told = path.read_text(encoding="utf-8") if path.exists() else ""
-            assert KEY not in text + told
-            assert TOKEN not in text + told
+            content = path.read_text(encoding="utf-8") if path.exists() else ""
+            assert KEY not in text + content
+            assert TOKEN not in text + content
         return found
 
     async def run(self, url: str, *words: str, given: bool = True) -> Ran:

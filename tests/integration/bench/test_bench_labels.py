@@ -185,10 +185,10 @@ async def test_counts_that_come_late_are_waited_for(
     home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two documents are alike meanwhile, and tell of nothing."""
-    tell = Decoding.tell
+    report = Decoding.report
 
     def late(self: Decoding, **instead: Any) -> None:
-        asyncio.get_running_loop().call_later(0.4, lambda: tell(self, **instead))
+        asyncio.get_running_loop().call_later(0.4, lambda: report(self, **instead))
 
     monkeypatch.setattr(Decoding, "tell", late)
     result = await measured(url_of(home), replace(SINGLE, warm_up=2))

@@ -49,7 +49,7 @@ def zero_s(load: LoadGenerator) -> float:
     return max(time.monotonic() - load.now() for _ in range(5))
 
 
-def told_s(upstream: Upstream) -> list[tuple[float, ...]]:
+def written_s(upstream: Upstream) -> list[tuple[float, ...]]:
     """When the tokens of each answer were written, by their first."""
     return sorted(each.written_s for each in upstream.seen().requests)
 
@@ -76,7 +76,7 @@ async def test_tokens_are_seen_when_they_were_written(upstream: Upstream) -> Non
     async def off_s() -> float:
         load = made(upstream)
         await load.run(load.closed_loop(requests_to(upstream), 1, lambda sent, _: sent >= 10))
-        written, seen = told_s(upstream), seen_s(load)
+        written, seen = written_s(upstream), seen_s(load)
         assert [len(each) for each in seen] == [SCRIPT.tokens] * 10
         later_s, gaps_s = [], []
         for there, here in zip(written, seen, strict=True):
@@ -134,10 +134,10 @@ async def test_result_agrees_with_the_upstream(upstream: Upstream) -> None:
         assert figures.tpot_ms is not None
         assert figures.itl_ms is not None
         assert figures.ttft_ms.p50 >= 60
-        told = upstream.seen().requests[SCENARIO.warm_up :]
+        answered = upstream.seen().requests[SCENARIO.warm_up :]
         pairs = (
-            (figures.tpot_ms.p50, median(each.tpot_s for each in told)),
-            (figures.ttft_ms.p50, median(each.ttft_s for each in told)),
+            (figures.tpot_ms.p50, median(each.tpot_s for each in answered)),
+            (figures.ttft_ms.p50, median(each.ttft_s for each in answered)),
             (figures.itl_ms.p50, SCRIPT.token_s),
         )
         return max(abs(here_ms / 1000 - there_s) for here_ms, there_s in pairs)

@@ -46,7 +46,7 @@ async def test_operator_sees_every_stream_in_a_slot_and_the_queue_and_acts_on_th
     engine = await another(slots=8)
     engine.answer = held = Held()
     running = await all_ready(await start(**pools(cloud=engine)))
-    engine.tell(**WORKED)
+    engine.report(**WORKED)
     page = await open_page(operators(running))
     cells = page.locator("[data-cells] i")
     await expect(cells).to_have_count(8, timeout=SOON_MS)

@@ -47,7 +47,7 @@ async def none(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[None]:
 @asynccontextmanager
 async def oversubscribed(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[None]:
     """The engine had more sequences than slots."""
-    engine.tell(peak=2 * SLOTS)
+    engine.report(peak=2 * SLOTS)
     yield
 
 
@@ -63,7 +63,7 @@ async def silent(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[None
 @asynccontextmanager
 async def stalled(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[None]:
     """The engine has made no step for too long, as its plugin reports."""
-    engine.tell(state="stalled", message="no step")
+    engine.report(state="stalled", message="no step")
     yield
 
 
@@ -115,7 +115,7 @@ async def preempting(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[
     async def preempt() -> None:
         total = 0
         while True:
-            engine.tell(preemptions_total=total)
+            engine.report(preemptions_total=total)
             total += 3
             await asyncio.sleep(0.5)
 

@@ -62,7 +62,7 @@ def reporting(engine: ScriptedEngine, step_s: float, **more: Any) -> None:
             counts = engine_state.heartbeat_fields()
             counts["prefill"] = {"tokens": int(100 * at_s), "seconds": at_s}
             counts["busy_seconds_total"] = at_s / 2
-            decoding.tell(**counts | more)
+            decoding.report(**counts | more)
             await asyncio.sleep(_REPORT_EVERY_S)
 
     engine.run(report())

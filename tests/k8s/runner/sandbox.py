@@ -48,11 +48,11 @@ class Sandbox:
         assert self._holder.stdout is not None
         assert self._holder.stderr is not None
         async with asyncio.timeout(LIMIT_S):
-            said = await self._holder.stdout.readline()
-            if not said:
+            line = await self._holder.stdout.readline()
+            if not line:
                 wrong = (await self._holder.stderr.read()).decode(errors="replace")
                 raise ToolFailed(f"no sandbox for pod {self.name}: {wrong}")
-        self.pid = int(said)
+        self.pid = int(line)
 
     async def close(self) -> None:
         """Ends whatever runs in the pod."""

@@ -44,7 +44,7 @@ async def call(*argv: str, stdin: str = "") -> str:
         process.kill()
         await process.wait()
         raise ToolFailed(f"{' '.join(argv)} took longer than {LIMIT_S} s") from late
-    said = output.decode(errors="replace")
+    text = output.decode(errors="replace")
     if process.returncode != 0:
-        raise ToolFailed(f"{' '.join(argv)} {stdin!r} ended with {process.returncode}: {said}")
-    return said
+        raise ToolFailed(f"{' '.join(argv)} {stdin!r} ended with {process.returncode}: {text}")
+    return text

@@ -78,7 +78,7 @@ class Sidecar:
         engine.subscribe(self.subscriber)
         document = engine.document(self.instance) | {"leases": engine.leases.of(self.instance)}
         self._sent_fields = engine.change_fields(self.instance)
-        self._say("state", document)
+        self._send_event("state", document)
 
     def disconnect(self) -> None:
         self.cluster.engine.unsubscribe(self.subscriber)
@@ -94,18 +94,18 @@ class Sidecar:
         engine, subscriber = self.cluster.engine, self.subscriber
         engine.tick()
         if subscriber.ended:
-            self._say("ended", subscriber.ended)
+            self._send_event("ended", subscriber.ended)
             subscriber.ended = []
         fields, now = engine.change_fields(self.instance), self.cluster.now
         changed = {k: v for k, v in fields.items() if self._sent_fields[k] != v}
         offers, subscriber.offers = subscriber.offers, []
         if changed and (offers or now - self._sent_at >= changes_every_s(engine.claims.sidecars)):
             self._sent_fields, self._sent_at = fields, now
-            self._say("change", changed)
+            self._send_event("change", changed)
         for offer in offers:
-            self._say("offer", (offer.slots, offer.number))
+            self._send_event("offer", (offer.slots, offer.number))
 
-    def _say(self, name: str, data: Any) -> None:
+    def _send_event(self, name: str, data: Any) -> None:
         due = self.cluster.now + self.cluster.delay_s
         self.stream.append((name, json.loads(json.dumps(data)), due))
 

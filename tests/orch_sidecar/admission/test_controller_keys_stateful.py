@@ -168,8 +168,8 @@ class KeysMachine(RuleBasedStateMachine):
     def engine_restarts(self) -> None:
         self.running.clear()
         self.epoch += 1
-        told = report(self.slots, f"e{self.epoch}", step_time=STEP_TIME)
-        self.take(self.core.engine_reports(told, self.now))
+        state = report(self.slots, f"e{self.epoch}", step_time=STEP_TIME)
+        self.take(self.core.engine_reports(state, self.now))
 
     @invariant()
     def never_over_and_never_leaked(self) -> None:

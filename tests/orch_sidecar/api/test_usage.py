@@ -115,7 +115,7 @@ def test_counts_of_a_long_first_event_are_read(size: int) -> None:
 
 
 def test_continuous_counts_of_a_stream_without_an_end_are_the_last_ones() -> None:
-    stream = openai_stream(SPOKEN[0].api, told=False, continuous=True)
+    stream = openai_stream(SPOKEN[0].api, with_usage=False, continuous=True)
     assert reader_of([stream], events=True).counts == (5, 3)
 
 
@@ -175,8 +175,8 @@ def test_absent_counts_are_none(answer: bytes) -> None:
 
 @given(st.text(st.sampled_from('"\\:{} 0123456789\n') | st.characters(codec="utf-8"), max_size=60))
 def test_generated_text_is_never_mistaken_for_usage(text: str) -> None:
-    told = f'"usage":{{"prompt_tokens": 111, "completion_tokens": 222 {text} "output_tokens":333'
-    assert read(json.dumps({"choices": [{"text": told}]}).encode()) == (None, None)
+    body = f'"usage":{{"prompt_tokens": 111, "completion_tokens": 222 {text} "output_tokens":333'
+    assert read(json.dumps({"choices": [{"text": body}]}).encode()) == (None, None)
 
 
 @given(text=st.text())

@@ -32,9 +32,9 @@ async def test_ended_response_cannot_be_joined() -> None:
     Client("a").join(broadcast)
     engine = Engine(broadcast)
     assert broadcast.joinable
-    engine.says(STREAM[:-5])
+    engine.sends(STREAM[:-5])
     assert broadcast.joinable
-    engine.says(STREAM[-5:])
+    engine.sends(STREAM[-5:])
     assert not broadcast.joinable
 
 
@@ -48,7 +48,7 @@ async def test_shared_response_is_parsed_however_it_is_chunked_and_cut(
     if spoken.stream:
         data = STREAM_HEAD + b"".join(map(chunk, cut(spoken.body, chunks))) + b"0\r\n\r\n"
     engine = Engine(broadcast)
-    engine.says(*cut(data, reads))
+    engine.sends(*cut(data, reads))
     assert client.body == spoken.body
     answer = engine.response.answer
     assert (answer.counts, answer.failed) == (spoken.counts, spoken.failed)
@@ -96,10 +96,10 @@ async def test_others_continue_when_the_first_subscriber_leaves() -> None:
     broadcast = broadcast_of()
     leader, other = Client("leader").join(broadcast), Client("other").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM[: len(STREAM) // 2])
+    engine.sends(STREAM[: len(STREAM) // 2])
     leader.leave()
     before = leader.data
-    engine.says(STREAM[len(STREAM) // 2 :])
+    engine.sends(STREAM[len(STREAM) // 2 :])
     assert other.body == whole_for("other")
     assert leader.data == before
     assert not leader.subscriber.done.done(), "its handler is gone: nobody is told"
@@ -110,7 +110,7 @@ async def test_generation_is_cancelled_when_the_last_subscriber_leaves() -> None
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "abc"]
     engine = Engine(broadcast)
-    engine.says(STREAM[:-5])
+    engine.sends(STREAM[:-5])
     for client in clients:
         assert not broadcast.abandoned
         assert not engine.transport.closed
@@ -131,7 +131,7 @@ async def test_queued_generation_is_cancelled_when_all_subscribers_leave() -> No
 async def test_subscriber_that_was_answered_cancels_nothing() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
-    Engine(broadcast).says(STREAM)
+    Engine(broadcast).sends(STREAM)
     client.leave()
     assert not broadcast.abandoned
 
@@ -141,10 +141,10 @@ async def test_closing_connection_gets_no_more_bytes() -> None:
     gone, stays = Client("gone").join(broadcast), Client("stays").join(broadcast)
     engine = Engine(broadcast)
     gone.closed = True
-    engine.says(STREAM[:-5])
+    engine.sends(STREAM[:-5])
     assert gone.data == b""
     stays.closed = True
-    engine.says(STREAM[-5:])
+    engine.sends(STREAM[-5:])
     assert stays.data != b""
     assert not broadcast.abandoned, "it had ended"
 
@@ -177,11 +177,11 @@ async def test_responses_are_complete_and_memory_is_bounded_in_any_order(
             for _ in range(number):
                 produced += 1
                 rest += chunk(event(f"number {produced}"))
-            engine.says(rest)
+            engine.sends(rest)
             rest = b""
         elif what == "split":
             assert number is not None
-            engine.says(rest[:number])
+            engine.sends(rest[:number])
             rest = rest[number:]
         elif what == "join" and broadcast.joinable:
             clients.append(Client(f"c{len(clients)}", room=number).join(broadcast))
@@ -206,14 +206,14 @@ async def test_responses_are_complete_and_memory_is_bounded_in_any_order(
     if broadcast.abandoned:
         assert all(client.closed or client.subscriber.done.done() for client in clients)
         return
-    engine.says(rest)
+    engine.sends(rest)
     if breaks:
         engine.closes()
         failure = engine.ending.failure
         assert failure is not None
         broadcast.fail(failure)
     else:
-        engine.says(b"0\r\n\r\n")
+        engine.sends(b"0\r\n\r\n")
     for client in clients:
         if client.closed:
             continue

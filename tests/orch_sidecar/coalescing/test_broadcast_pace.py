@@ -17,10 +17,10 @@ LARGE = event("x" * 1000)
 BOUND = 10 * (len(LARGE) + 400)
 
 
-def says(engine: Engine, count: int) -> None:
+def sends(engine: Engine, count: int) -> None:
     """Makes the engine produce that many large events."""
     for _ in range(count):
-        engine.says(chunk(LARGE))
+        engine.sends(chunk(LARGE))
 
 
 def expected(name: str, count: int) -> bytes:
@@ -31,13 +31,13 @@ async def test_slow_client_within_the_limit_continues_when_it_reads() -> None:
     broadcast = broadcast_of(BOUND)
     fast, slow = Client("fast").join(broadcast), Client("slow", room=100).join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 8)
+    engine.sends(STREAM_HEAD)
+    sends(engine, 8)
     assert fast.body == expected("fast", 8)
     assert slow.body == expected("slow", 1)
     slow.read()
     assert slow.body == expected("slow", 8)
-    engine.says(b"0\r\n\r\n")
+    engine.sends(b"0\r\n\r\n")
     assert slow.ended_well
 
 
@@ -45,14 +45,14 @@ async def test_response_cannot_be_joined_once_bytes_were_dropped() -> None:
     broadcast = broadcast_of(BOUND)
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 10)
+    engine.sends(STREAM_HEAD)
+    sends(engine, 10)
     assert broadcast.joinable
-    says(engine, 2)
+    sends(engine, 2)
     assert not broadcast.joinable
     assert broadcast.log.size <= BOUND
-    says(engine, 100)
-    engine.says(b"0\r\n\r\n")
+    sends(engine, 100)
+    engine.sends(b"0\r\n\r\n")
     assert client.body == expected("a", 112)
 
 
@@ -60,8 +60,8 @@ async def test_client_beyond_the_limit_gets_an_error_in_its_stream() -> None:
     broadcast = broadcast_of(BOUND)
     fast, slow = Client("fast").join(broadcast), Client("slow", room=100).join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 30)
+    engine.sends(STREAM_HEAD)
+    sends(engine, 30)
     assert fast.body == expected("fast", 30)
     ending = slow.ending
     assert ending.answered
@@ -81,8 +81,8 @@ async def test_only_clients_beyond_the_limit_get_an_error() -> None:
     Client("fast").join(broadcast)
     slow, slowest = (Client(name, room=r).join(broadcast) for name, r in (("b", 4000), ("c", 10)))
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 12)
+    engine.sends(STREAM_HEAD)
+    sends(engine, 12)
     assert not slow.subscriber.done.done()
     assert slowest.subscriber.done.done()
 
@@ -91,10 +91,10 @@ async def test_single_subscriber_pauses_the_engine() -> None:
     broadcast = broadcast_of(BOUND)
     client = Client("a", room=100).join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 11)
+    engine.sends(STREAM_HEAD)
+    sends(engine, 11)
     assert engine.transport.reading
-    says(engine, 3)
+    sends(engine, 3)
     assert not engine.transport.reading
     client.read()
     assert engine.transport.reading
@@ -105,8 +105,8 @@ async def test_engine_is_paused_if_no_subscriber_is_delayed() -> None:
     broadcast = broadcast_of(BOUND)
     clients = [Client(name, room=100).join(broadcast) for name in "ab"]
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 14)
+    engine.sends(STREAM_HEAD)
+    sends(engine, 14)
     assert not engine.transport.reading
     assert not any(client.subscriber.done.done() for client in clients)
     clients[0].read()  # now there is one that could go on
@@ -120,8 +120,8 @@ async def test_engine_resumes_when_the_slow_subscriber_leaves() -> None:
     ahead = Client("ahead", room=3000).join(broadcast)
     behind = Client("behind", room=100).join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 13)
+    engine.sends(STREAM_HEAD)
+    sends(engine, 13)
     assert not engine.transport.reading
     behind.leave()
     assert engine.transport.reading
@@ -133,9 +133,9 @@ async def test_paused_connection_is_readable_when_reused() -> None:
     broadcast = broadcast_of(BOUND)
     Client("a", room=100).join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 14)
-    engine.says(b"0\r\n\r\n")  # was read already when the engine was held up
+    engine.sends(STREAM_HEAD)
+    sends(engine, 14)
+    engine.sends(b"0\r\n\r\n")  # was read already when the engine was held up
     assert engine.kept
     assert engine.transport.reading
 
@@ -144,9 +144,9 @@ async def test_slow_clients_read_retained_bytes_after_the_end() -> None:
     broadcast = broadcast_of(BOUND)
     slow = [Client(name, room=100).join(broadcast) for name in "ab"]
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 9)
-    engine.says(b"0\r\n\r\n")
+    engine.sends(STREAM_HEAD)
+    sends(engine, 9)
+    engine.sends(b"0\r\n\r\n")
     assert engine.response.done.done(), "the engine is free"
     for client in slow:
         assert not client.subscriber.done.done()
@@ -160,8 +160,8 @@ async def test_retained_bytes_are_sent_in_parts() -> None:
     broadcast = broadcast_of(1 << 20)
     slow = Client("slow", room=100).join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD)
-    says(engine, 500)
+    engine.sends(STREAM_HEAD)
+    sends(engine, 500)
     before = len(slow.data)
     slow.read(room=100)
     assert 60_000 < len(slow.data) - before < 80_000

@@ -42,7 +42,7 @@ async def generates(request: Request) -> Result:
     """An engine that answers a shared generation."""
     assert isinstance(request.sink, Broadcast)
     await asyncio.sleep(0.01)
-    Engine(request.sink).says(STREAM)
+    Engine(request.sink).sends(STREAM)
     return SENT
 
 

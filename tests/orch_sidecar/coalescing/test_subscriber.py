@@ -32,7 +32,7 @@ async def test_client_gets_the_response_with_its_own_id() -> None:
     broadcast = broadcast_of()
     client = Client("chosen-by-the-client").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM)
+    engine.sends(STREAM)
     got = client.got
     assert got is not None
     assert (got.body, got.end) == (whole_for("chosen-by-the-client"), True)
@@ -45,7 +45,7 @@ async def test_client_gets_the_response_with_its_own_id() -> None:
 async def test_each_client_gets_its_own_head() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in ("a", "b")]
-    Engine(broadcast).says(STREAM)
+    Engine(broadcast).sends(STREAM)
     for client in clients:
         got = client.got
         assert got is not None
@@ -64,7 +64,7 @@ async def test_id_in_generated_text_is_unchanged() -> None:
     quoting = f'\\"id\\":\\"chatcmpl-{SHARED_ID}\\" and chatcmpl-{SHARED_ID}'
     broadcast = broadcast_of()
     client = Client("mine").join(broadcast)
-    Engine(broadcast).says(STREAM_HEAD + chunk(event(quoting)) + b"0\r\n\r\n")
+    Engine(broadcast).sends(STREAM_HEAD + chunk(event(quoting)) + b"0\r\n\r\n")
     assert client.body == event(quoting, "mine")
 
 
@@ -72,9 +72,9 @@ async def test_id_may_arrive_late_and_before_some_clients() -> None:
     broadcast = broadcast_of()
     first = Client("mine").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD, chunk(b": keep-alive\n\n"))
+    engine.sends(STREAM_HEAD, chunk(b": keep-alive\n\n"))
     second = Client("yours").join(broadcast)
-    engine.says(chunk(event("a")), b"0\r\n\r\n")
+    engine.sends(chunk(event("a")), b"0\r\n\r\n")
     assert first.body == b": keep-alive\n\n" + event("a", "mine")
     assert second.body == b": keep-alive\n\n" + event("a", "yours")
 
@@ -85,10 +85,10 @@ async def test_content_length_follows_from_each_clients_id(places: list[int], ht
     short, long = Client("a").join(broadcast), Client("b" * 100).join(broadcast, http10=http10)
     pieces = cut(json_answer(json_body("text")), places)
     engine = Engine(broadcast)
-    engine.says(*pieces[:-1])
+    engine.sends(*pieces[:-1])
     assert not short.data, "an answer that is no stream goes out as a whole"
     late = Client("late").join(broadcast)
-    engine.says(pieces[-1])
+    engine.sends(pieces[-1])
     for client in (short, long, late):
         got = client.got
         assert got is not None
@@ -103,7 +103,7 @@ async def test_refusal_by_the_engine_is_sent_to_every_client() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in ("a", "b")]
     body = b'{"error":{"message":"no such model","code":404}}'
-    Engine(broadcast).says(json_answer(body, b"404 Not Found"))
+    Engine(broadcast).sends(json_answer(body, b"404 Not Found"))
     for client in clients:
         got = client.got
         assert got is not None
@@ -116,7 +116,7 @@ async def test_response_without_a_body_is_only_a_head(status: bytes) -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     length = b"" if status.startswith(b"204") else b"content-length: 0\r\n"
-    Engine(broadcast).says(b"HTTP/1.1 " + status + b"\r\n" + length + b"\r\n")
+    Engine(broadcast).sends(b"HTTP/1.1 " + status + b"\r\n" + length + b"\r\n")
     got = client.got
     assert got is not None
     assert got.end
@@ -127,7 +127,7 @@ async def test_response_without_a_body_is_only_a_head(status: bytes) -> None:
 async def test_http_1_0_client_gets_a_stream_that_ends_with_its_connection() -> None:
     broadcast = broadcast_of()
     old, new = Client("old").join(broadcast, http10=True), Client("new").join(broadcast)
-    Engine(broadcast).says(STREAM)
+    Engine(broadcast).sends(STREAM)
     got = old.got
     assert got is not None
     assert got.field(b"transfer-encoding") is None
@@ -144,7 +144,7 @@ async def test_interrupted_stream_ends_with_an_error_after_the_last_complete_eve
     broadcast = broadcast_of()
     new, old = Client("new").join(broadcast), Client("old").join(broadcast, http10=True)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD, *map(chunk, EVENTS[:2]), half)
+    engine.sends(STREAM_HEAD, *map(chunk, EVENTS[:2]), half)
     engine.closes()
     assert engine.ending.answered
     assert not engine.response.unanswered
@@ -165,7 +165,7 @@ async def test_slow_client_gets_the_available_bytes_before_the_error() -> None:
     broadcast = broadcast_of()
     fast, slow = Client("fast").join(broadcast), Client("slow", room=10).join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD, *map(chunk, EVENTS))
+    engine.sends(STREAM_HEAD, *map(chunk, EVENTS))
     engine.closes()
     assert fast.subscriber.done.done()
     assert slow.body == stream_for("slow", 1)
@@ -182,10 +182,10 @@ async def test_silent_engine_ends_the_response_of_every_client() -> None:
     engine = Engine(broadcast)
     for client in clients:
         watch.add(client.subscriber)
-    engine.says(STREAM_HEAD, chunk(EVENTS[0]))
+    engine.sends(STREAM_HEAD, chunk(EVENTS[0]))
     for _ in range(3):
         list(watch.check(1.0))
-    engine.says(chunk(EVENTS[1]))
+    engine.sends(chunk(EVENTS[1]))
     for _ in range(3):
         list(watch.check(1.0))
     assert not any(client.subscriber.done.done() for client in clients)
@@ -202,8 +202,8 @@ async def test_only_the_client_that_reads_nothing_is_dropped() -> None:
     watch = StallWatchdog(engine_silence_s=99.0, client_stall_s=2.0)
     watch.add(stalled.subscriber)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD, *map(chunk, EVENTS))
-    engine.says(chunk(DONE) + b"0\r\n\r\n")
+    engine.sends(STREAM_HEAD, *map(chunk, EVENTS))
+    engine.sends(chunk(DONE) + b"0\r\n\r\n")
     for _ in range(4):
         list(watch.check(1.0))
     assert stalled.aborted
@@ -219,7 +219,7 @@ async def test_shutdown_ends_all_responses() -> None:
     for client in clients:
         watch.add(client.subscriber)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD, chunk(EVENTS[0]))
+    engine.sends(STREAM_HEAD, chunk(EVENTS[0]))
     watch.end_all(Refusal(Reason.DRAINING, "this sidecar is shutting down"))
     for client in clients:
         assert error_in(client.body)["code"] == "draining"
@@ -235,7 +235,7 @@ async def test_each_client_has_its_own_time_of_the_last_token() -> None:
         each.join(broadcast)
     slow.subscriber.pause()
     engine = Engine(broadcast)
-    engine.says(STREAM)
+    engine.sends(STREAM)
     assert client.record.last_token is not None
     assert slow.record.last_token is None
     slow.read()

@@ -58,7 +58,7 @@ class Relayed:
         self.connection.connection_made(Transport())
         self.response.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
 
-    def says(self, *reads: bytes) -> Relayed:
+    def sends(self, *reads: bytes) -> Relayed:
         for data in reads:
             if self.connection.receiver is not None:
                 self.connection.data_received(data)
@@ -99,9 +99,9 @@ async def test_response_is_parsed_wherever_its_last_reads_are_cut(spoken: Spoken
     data = framed(spoken, events)
     head = len(data) - len(spoken.body) if not spoken.stream else len(STREAM_HEAD)
     for at in range(max(head, len(data) - 500), len(data)):
-        check(spoken, Relayed(spoken.api, stream=spoken.stream).says(data[:at], data[at:]))
+        check(spoken, Relayed(spoken.api, stream=spoken.stream).sends(data[:at], data[at:]))
     each_alone = [STREAM_HEAD, *map(chunk, events), LAST_CHUNK] if spoken.stream else [data]
-    check(spoken, Relayed(spoken.api, stream=spoken.stream).says(*each_alone))
+    check(spoken, Relayed(spoken.api, stream=spoken.stream).sends(*each_alone))
 
 
 @given(st.sampled_from(SPOKEN), PLACES, PLACES, st.booleans())
@@ -109,7 +109,7 @@ async def test_response_is_parsed_however_it_is_chunked_and_cut(
     spoken: Spoken, chunks: list[int], reads: list[int], http10: bool
 ) -> None:
     data = framed(spoken, cut(spoken.body, chunks))
-    relayed = Relayed(spoken.api, stream=spoken.stream, http10=http10).says(*cut(data, reads))
+    relayed = Relayed(spoken.api, stream=spoken.stream, http10=http10).sends(*cut(data, reads))
     check(spoken, relayed)
 
 
@@ -117,7 +117,7 @@ async def test_response_is_parsed_however_it_is_chunked_and_cut(
 async def test_response_that_ends_with_its_connection_is_parsed(
     spoken: Spoken, reads: list[int]
 ) -> None:
-    relayed = Relayed(spoken.api, http10=True).says(CLOSING_HEAD, *cut(spoken.body, reads))
+    relayed = Relayed(spoken.api, http10=True).sends(CLOSING_HEAD, *cut(spoken.body, reads))
     check(spoken, relayed.closes())
 
 
@@ -130,7 +130,7 @@ async def test_large_events_and_responses_are_parsed_without_being_kept() -> Non
         relayed = Relayed()
         data = STREAM_HEAD + chunk(event) + (chunk(DONE) if body != event else b"") + LAST_CHUNK
         for at in range(0, len(data), 50_000):
-            relayed.says(data[at : at + 50_000])
+            relayed.sends(data[at : at + 50_000])
             kept = relayed.response.answer
             assert len(kept._kept) + sum(map(len, kept.content)) <= 2 * MAX_BUFFERED_BYTES
         assert relayed.response.answer.counts == (5, 3)
@@ -138,19 +138,19 @@ async def test_large_events_and_responses_are_parsed_without_being_kept() -> Non
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 422])
 async def test_client_error_is_no_engine_error(status: int) -> None:
-    relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
+    relayed = Relayed().sends(json_answer(b"{}", b"%d No" % status))
     assert relayed.response.outcome is Outcome.CLIENT_ERROR
 
 
 @pytest.mark.parametrize("status", [408, 429, 499, 500, 501, 503])
 async def test_other_error_statuses_are_engine_errors(status: int) -> None:
-    relayed = Relayed().says(json_answer(b"{}", b"%d No" % status))
+    relayed = Relayed().sends(json_answer(b"{}", b"%d No" % status))
     assert relayed.response.outcome is Outcome.ENGINE_ERROR
 
 
 async def test_garbage_after_an_event_leaves_it_incomplete() -> None:
     """Nothing of that read is forwarded, so the client has half an event."""
-    relayed = Relayed().says(STREAM_HEAD + chunk(b"data: x"), chunk(b"\n\n") + b"what?\r\n")
+    relayed = Relayed().sends(STREAM_HEAD + chunk(b"data: x"), chunk(b"\n\n") + b"what?\r\n")
     assert relayed.response.failure is not None
     assert relayed.client.aborted
     assert b"error" not in relayed.client.data
@@ -160,7 +160,7 @@ async def test_garbage_after_a_large_chunk_leaves_it_open() -> None:
     size = 2 * MAX_BUFFERED_BYTES
     large = b"data: x\n\n" * (size // 9)
     data = STREAM_HEAD + chunk(large)
-    relayed = Relayed().says(
+    relayed = Relayed().sends(
         data[: len(STREAM_HEAD) + 7 + 9 * 8000],
         data[len(STREAM_HEAD) + 7 + 9 * 8000 :] + b"what?\r\n",
     )
@@ -171,7 +171,7 @@ async def test_garbage_after_a_large_chunk_leaves_it_open() -> None:
 
 async def test_response_fails_once() -> None:
     """Its engine is lost, and before its handler runs the client cancels, or the sidecar ends."""
-    relayed = Relayed().says(STREAM_HEAD, chunk(sse({}))).closes()
+    relayed = Relayed().sends(STREAM_HEAD, chunk(sse({}))).closes()
     data = relayed.client.data
     assert data.endswith(LAST_CHUNK)
     relayed.writer.fail(Refusal(Reason.CANCELLED, "cancelled"))
@@ -233,14 +233,14 @@ async def test_last_token_is_the_last_event_with_generated_text(
         for at, event in enumerate(events)
         if b'"choices":[{' in event or b"_block_delta" in event or b"_text.delta" in event
     ]
-    relayed = Relayed(spoken.api).says(STREAM_HEAD)
+    relayed = Relayed(spoken.api).sends(STREAM_HEAD)
     for at, event in enumerate(events):
         monkeypatch.setattr(time, "monotonic_ns", lambda at=at: at)
-        relayed.says(chunk(event))
-    relayed.says(LAST_CHUNK)
+        relayed.sends(chunk(event))
+    relayed.sends(LAST_CHUNK)
     assert relayed.record.last_token == generated[-1]
 
 
 async def test_response_that_is_not_streamed_has_no_last_token() -> None:
     answer = json_answer(b'{"choices":[{"text":"one"}]}')
-    assert Relayed(stream=False).says(answer).record.last_token is None
+    assert Relayed(stream=False).sends(answer).record.last_token is None

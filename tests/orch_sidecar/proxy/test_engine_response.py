@@ -39,7 +39,7 @@ async def test_all_clients_get_the_same_complete_response_wherever_reads_are_cut
     for number, piece in enumerate(cut(STREAM, places)):
         for name in (f"joined-{at}-{i}" for i, at in enumerate(joins) if at == number):
             clients.append(Client(name).join(broadcast))
-        engine.says(piece)
+        engine.sends(piece)
         for client in clients:
             assert client.body == b"" or client.body.endswith(b"\n\n"), "whole events only"
     for client in clients:
@@ -52,10 +52,10 @@ async def test_read_may_end_at_any_byte() -> None:
         broadcast = broadcast_of()
         client = Client("another").join(broadcast)
         engine = Engine(broadcast)
-        engine.says(STREAM[:at])
+        engine.sends(STREAM[:at])
         late = Client("late").join(broadcast)
         assert late.body == client.body.replace(b"another", b"late"), "it has caught up at once"
-        engine.says(STREAM[at:])
+        engine.sends(STREAM[at:])
         assert client.body == whole_for("another")
         assert late.body == whole_for("late")
 
@@ -65,9 +65,9 @@ async def test_events_with_crlf_are_complete_events() -> None:
     client = Client("mine").join(broadcast)
     engine = Engine(broadcast)
     first = event("a").replace(b"\n\n", b"\r\n\r\n")
-    engine.says(STREAM_HEAD, chunk(first[:-1]), chunk(first[-1:] + b"data: b"))
+    engine.sends(STREAM_HEAD, chunk(first[:-1]), chunk(first[-1:] + b"data: b"))
     assert client.body == first.replace(SHARED_ID.encode(), b"mine")
-    engine.says(chunk(b"\r\n\r\n"), b"0\r\n\r\n")
+    engine.sends(chunk(b"\r\n\r\n"), b"0\r\n\r\n")
     assert client.body.endswith(b"data: b\r\n\r\n")
     assert client.ended_well
 
@@ -75,7 +75,7 @@ async def test_events_with_crlf_are_complete_events() -> None:
 async def test_incomplete_event_before_a_clean_end_is_forwarded() -> None:
     broadcast = broadcast_of()
     client = Client("mine").join(broadcast)
-    Engine(broadcast).says(STREAM_HEAD + chunk(event("a") + b"data: half") + b"0\r\n\r\n")
+    Engine(broadcast).sends(STREAM_HEAD + chunk(event("a") + b"data: half") + b"0\r\n\r\n")
     assert client.body.endswith(b"\n\ndata: half")
     assert client.ended_well
 
@@ -84,7 +84,7 @@ async def test_json_response_with_blank_lines_is_no_stream() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     answer = json_answer(b'{"a":\n\n1}')
-    Engine(broadcast).says(answer[:-2], answer[-2:])
+    Engine(broadcast).sends(answer[:-2], answer[-2:])
     assert client.data.endswith(answer[-10:])
     assert client.data.count(b"content-length: 9") == 1
 
@@ -93,7 +93,7 @@ async def test_stream_that_ends_with_the_engines_connection_is_framed_for_the_cl
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", EVENTS[0])
+    engine.sends(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", EVENTS[0])
     engine.closes()
     got = client.got
     assert got is not None
@@ -106,7 +106,7 @@ async def test_stream_with_a_length_is_reframed() -> None:
     client = Client("longer-than-" + SHARED_ID).join(broadcast)
     body = b"".join(EVENTS)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
-    Engine(broadcast).says(head % len(body) + body)
+    Engine(broadcast).sends(head % len(body) + body)
     assert client.body == stream_for(client.name)
     assert client.ended_well
 
@@ -114,7 +114,7 @@ async def test_stream_with_a_length_is_reframed() -> None:
 async def test_interim_responses_are_skipped() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
-    Engine(broadcast).says(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\n\r\n" + STREAM)
+    Engine(broadcast).sends(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\n\r\n" + STREAM)
     assert client.body == whole_for("a")
 
 
@@ -122,7 +122,7 @@ async def test_connection_that_the_engine_closes_is_not_reused() -> None:
     broadcast = broadcast_of()
     Client("a").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM.replace(b"server: uvicorn", b"connection: close"))
+    engine.sends(STREAM.replace(b"server: uvicorn", b"connection: close"))
     assert not engine.kept
     assert engine.transport.closed
 
@@ -132,8 +132,8 @@ async def test_event_larger_than_the_limit_reaches_every_client() -> None:
     clients = [Client(name).join(broadcast) for name in ("a", "b" * 50)]
     large = event("y, " * 2 * MAX_BUFFERED_BYTES)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD, *cut(chunk(large), list(range(0, len(large), 50_000))))
-    engine.says(chunk(DONE), b"0\r\n\r\n")
+    engine.sends(STREAM_HEAD, *cut(chunk(large), list(range(0, len(large), 50_000))))
+    engine.sends(chunk(DONE), b"0\r\n\r\n")
     for client in clients:
         assert client.body == large.replace(SHARED_ID.encode(), client.name.encode()) + DONE
         assert client.ended_well
@@ -146,7 +146,7 @@ async def test_id_is_not_split_in_a_response_sent_in_parts() -> None:
         client = Client("a").join(broadcast)
         answer = json_answer(body)
         start = len(answer) - len(body)
-        Engine(broadcast).says(answer[: start + at], answer[start + at :])
+        Engine(broadcast).sends(answer[: start + at], answer[start + at :])
         assert client.body == body.replace(SHARED_ID.encode(), b"a")
 
 
@@ -156,7 +156,7 @@ async def test_json_response_larger_than_the_limit_is_sent_in_parts(http10: bool
     client = Client("b" * 50).join(broadcast, http10=http10)
     body = json_body("y, " * 5000)
     answer = json_answer(body)
-    Engine(broadcast).says(*cut(answer, list(range(0, len(answer), 700))))
+    Engine(broadcast).sends(*cut(answer, list(range(0, len(answer), 700))))
     got = client.got
     assert got is not None
     assert got.body == json_body("y, " * 5000, client.name)
@@ -179,7 +179,7 @@ async def test_connection_lost_before_the_first_byte_may_be_retried_elsewhere() 
     assert not client.subscriber.done.done()
     assert broadcast.joinable
     second = Engine(broadcast)
-    second.says(STREAM)
+    second.sends(STREAM)
     assert client.body == whole_for("a")
 
 
@@ -189,7 +189,7 @@ async def test_connection_lost_after_the_first_byte_is_not_retried(
 ) -> None:
     engine = Engine(broadcast := broadcast_of())
     Client("a").join(broadcast)
-    engine.says(beginning)
+    engine.sends(beginning)
     engine.closes()
     assert not engine.response.unanswered
 
@@ -198,7 +198,7 @@ async def test_interrupted_json_response_is_answered_by_each_handler() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(json_answer(json_body("text"))[:-10])
+    engine.sends(json_answer(json_body("text"))[:-10])
     engine.closes()
     ending = engine.ending
     assert ending.failure is not None
@@ -211,13 +211,13 @@ async def test_bytes_that_are_not_http_are_a_failure() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM_HEAD, chunk(EVENTS[0]), b"what?\r\n")
+    engine.sends(STREAM_HEAD, chunk(EVENTS[0]), b"what?\r\n")
     assert engine.transport.closed
     assert error_in(client.body)["code"] == "engine_failed"
     other = broadcast_of()
     Client("a").join(other)
     engine = Engine(other)
-    engine.says(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+    engine.sends(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
     assert engine.ending.failure is not None
 
 
@@ -225,7 +225,7 @@ async def test_interrupted_response_in_parts_resets_the_connection() -> None:
     broadcast = broadcast_of(1000)
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
-    engine.says(json_answer(json_body("y, " * 5000))[:-10])
+    engine.sends(json_answer(json_body("y, " * 5000))[:-10])
     assert client.data
     engine.closes()
     assert client.aborted
@@ -240,14 +240,14 @@ async def test_rejection_by_a_child_sidecar_leaves_the_clients_waiting() -> None
     client = Client("a").join(broadcast)
     below = Engine(broadcast, rejection=backpressure.by_sidecar)
     body = b'{"error":{"message":"full","retriable":true,"retry_after_ms":70}}'
-    below.says(json_answer(body, b"429 Too Many Requests"))
+    below.sends(json_answer(body, b"429 Too Many Requests"))
     ending = below.ending
     assert (ending.failure, ending.answered) == (None, False)
     assert below.response.retry_after_ms == 70
     assert below.kept
     assert not client.subscriber.done.done()
     assert broadcast.joinable
-    Engine(broadcast, rejection=backpressure.by_sidecar).says(STREAM)
+    Engine(broadcast, rejection=backpressure.by_sidecar).sends(STREAM)
     assert client.body == whole_for("a")
 
 
@@ -256,6 +256,6 @@ async def test_429_of_an_engine_is_forwarded() -> None:
     client = Client("a").join(broadcast)
     engine = Engine(broadcast)
     assert engine.response.status == 0
-    engine.says(json_answer(b'{"error":{"retriable":true}}', b"429 No"))
+    engine.sends(json_answer(b'{"error":{"retriable":true}}', b"429 No"))
     assert client.record.status == engine.response.status == 429
     assert client.ended_well

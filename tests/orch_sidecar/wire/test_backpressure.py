@@ -23,14 +23,14 @@ from vllm_plugin.api_server import lease_middleware
 from vllm_plugin.contracts.profile import ServiceClass
 
 
-def told(options: RequestOptions, spent_ms: float = 0.0) -> dict[str, str]:
+def forwarded(options: RequestOptions, spent_ms: float = 0.0) -> dict[str, str]:
     lines = fields(ServiceClass.BULK, options, spent_ms).decode().split("\r\n")
     assert lines.pop() == ""
     return dict(line.split(": ") for line in lines)
 
 
 def test_child_sidecar_gets_the_class_and_never_queues() -> None:
-    assert told(NO_OPTIONS) == {
+    assert forwarded(NO_OPTIONS) == {
         "x-orch-class": "bulk",
         "x-orch-do-not-queue": "true",
         "x-orch-no-coalesce": "true",
@@ -38,9 +38,9 @@ def test_child_sidecar_gets_the_class_and_never_queues() -> None:
 
 
 def test_time_spent_here_is_subtracted_from_deadlines() -> None:
-    found = told(RequestOptions(deadline_ms=1000.0, max_wait_ms=500.0), 250.4)
+    found = forwarded(RequestOptions(deadline_ms=1000.0, max_wait_ms=500.0), 250.4)
     assert (found["x-orch-deadline-ms"], found["x-orch-max-wait-ms"]) == ("749", "249")
-    found = told(RequestOptions(deadline_ms=1000.0, max_wait_ms=500.0), 9e9)
+    found = forwarded(RequestOptions(deadline_ms=1000.0, max_wait_ms=500.0), 9e9)
     assert (found["x-orch-deadline-ms"], found["x-orch-max-wait-ms"]) == ("1", "0")
 
 
@@ -87,9 +87,9 @@ def test_response_that_is_no_error_object_is_forwarded(body: bytes) -> None:
     assert by_sidecar(head(), body) is None
 
 
-@pytest.mark.parametrize("said", [None, "5", -1, 1e9, True])
-def test_rejection_without_a_time_has_the_default(said: Any) -> None:
-    error = {"retriable": True, "retry_after_ms": said}
+@pytest.mark.parametrize("value", [None, "5", -1, 1e9, True])
+def test_rejection_without_a_time_has_the_default(value: Any) -> None:
+    error = {"retriable": True, "retry_after_ms": value}
     assert by_sidecar(head(), json.dumps({"error": error}).encode()) == DEFAULT_RETRY_MS
 
 

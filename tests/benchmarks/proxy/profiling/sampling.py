@@ -81,9 +81,9 @@ def sample(client: Path, target: Target, cell: Cell, seconds: float, logs: Path)
     command += ["--output", str(raw), "--pid", str(target.child.process.pid)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as spy:
         run_client(client, target, cell, seconds + 1.0)
-        said = spy.communicate(timeout=60)[0].decode(errors="replace")
+        output = spy.communicate(timeout=60)[0].decode(errors="replace")
     if spy.returncode:
-        lines = said.strip().splitlines() or ["no output"]
+        lines = output.strip().splitlines() or ["no output"]
         raise TargetFailed(f"py-spy cannot sample {target.name}: {lines[-1]}")
     return raw.read_text().splitlines()
 

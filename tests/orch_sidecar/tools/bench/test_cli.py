@@ -25,7 +25,7 @@ def code_of(*words: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error"),
     [
         ((), "the following arguments are required: COMMAND"),
         (("batched-online",), "give --rate (requests per second), --concurrency or --trace"),
@@ -39,10 +39,10 @@ def code_of(*words: str) -> int:
     ],
 )
 def test_bad_usage_exits_with_2(
-    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(*words) == 2
-    assert told in capsys.readouterr().err
+    assert error in capsys.readouterr().err
 
 
 def test_invalid_table_is_rejected_before_the_run(
@@ -105,9 +105,9 @@ def test_endpoint_that_is_not_there_exits_with_1(capsys: pytest.CaptureFixture[s
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert code_of(*ONLINE, "--url", url) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"orch bench: GET {url}/v1/capabilities: ")
-    assert "Traceback" not in told
+    error = capsys.readouterr().err
+    assert error.startswith(f"orch bench: GET {url}/v1/capabilities: ")
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(

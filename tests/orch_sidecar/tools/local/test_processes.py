@@ -45,9 +45,9 @@ def test_child_is_in_a_session_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("niceness", [0, 5])
 def test_session_gets_its_niceness(tmp_path: Path, niceness: int) -> None:
     with running(tmp_path, SLEEPS, niceness) as child:
-        told = Path(f"/proc/{child.pid}/autogroup").read_text()
-        assert told.split()[1:] == ["nice", str(niceness)]
-        assert AUTOGROUP.read_text() != told
+        autogroup = Path(f"/proc/{child.pid}/autogroup").read_text()
+        assert autogroup.split()[1:] == ["nice", str(niceness)]
+        assert AUTOGROUP.read_text() != autogroup
 
 
 def test_session_whose_niceness_cannot_be_set_is_logged_and_runs(

@@ -116,7 +116,7 @@ def test_bad_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--kv-tokens", "1000"], "can never fit in a cache of 1000"),
         (["--profile", "moon"], "no such profile"),
@@ -124,10 +124,10 @@ def test_bad_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[
         (["--bulk-trace", "moon.csv"], "--bulk-trace moon.csv: it needs --trace beside it"),
     ],
 )
-def test_error_exits_with_a_message(words: list[str], said: str) -> None:
+def test_error_exits_with_a_message(words: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["simulate", *words])
-    assert said in str(exit_.value.code)
+    assert message in str(exit_.value.code)
     assert str(exit_.value.code).startswith("orch simulate: ")
 
 

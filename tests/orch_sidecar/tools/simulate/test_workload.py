@@ -41,7 +41,7 @@ def test_intervals_vary_with_burstiness(burstiness: float) -> None:
 
 def test_max_tokens_are_given_only_if_known() -> None:
     known, unknown = (
-        Workload(max_tokens_known=told).arrivals(5.0, 20.0, 1) for told in (True, False)
+        Workload(max_tokens_known=given).arrivals(5.0, 20.0, 1) for given in (True, False)
     )
     assert all(each.max_tokens == each.output for each in known)
     assert all(each.max_tokens is None for each in unknown)

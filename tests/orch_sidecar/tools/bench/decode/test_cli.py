@@ -19,11 +19,11 @@ FORMULA = ("decode", "--step-time", "0.567,0.0833")
 
 def test_runs_steps_on_a_cpu_and_prints_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(TINY) == 0
-    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    printed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     # The note is of weights that fit in the cache, which not every machine tells the size of.
-    heads = [head for head in said if head != "NOTE"]
+    heads = [head for head in printed if head != "NOTE"]
     assert heads == ["DEVICE", "CONFIG", "GPU", "TTFT", "E2E", "STEPS", "GAPS"]
-    assert "| tokens: 36 " in said["GPU"]
+    assert "| tokens: 36 " in printed["GPU"]
 
 
 def test_writes_what_it_measured_as_json(
@@ -32,9 +32,9 @@ def test_writes_what_it_measured_as_json(
     file = tmp_path / "found.json"
     assert main([*TINY, "--json", str(file)]) == 0
     assert "CONFIG" in capsys.readouterr().out
-    said = json.loads(file.read_text())
-    assert said["device"]["kind"] == "cpu"
-    [run] = said["runs"]
+    printed = json.loads(file.read_text())
+    assert printed["device"]["kind"] == "cpu"
+    [run] = printed["runs"]
     assert sum(each["steps"] for each in run["step_ms"].values()) == run["steps"]
     assert sum(int(b) * each["steps"] for b, each in run["step_ms"].items()) == 36
     assert 0 < run["gap_ms"]["p50"] <= run["gap_ms"]["most"]
@@ -44,14 +44,14 @@ def test_writes_what_it_measured_as_json(
 
 def test_sweep_measures_each_batch_once_by_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--sweep", "4,1,2,2", "--steps", "7", "--json", "-"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["runs"] == []
-    assert [(each["batch"], each["steps"]) for each in said["sweep"]["points"]] == [
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["runs"] == []
+    assert [(each["batch"], each["steps"]) for each in printed["sweep"]["points"]] == [
         (1, 7),
         (2, 7),
         (4, 7),
     ]
-    assert said["sweep"]["fit"] is not None
+    assert printed["sweep"]["fit"] is not None
 
 
 def test_sweep_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,17 +73,17 @@ def test_formula_takes_the_place_of_the_device(
 
 
 def test_same_words_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    said = []
+    printed = []
     for _ in range(2):
         assert main([*FORMULA, "--json", "-"]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
     assert main([*FORMULA, "--json", "-", "--seed", "7"]) == 0
-    assert capsys.readouterr().out != said[0]
+    assert capsys.readouterr().out != printed[0]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         (["--rate", "0"], "argument --rate: '0' must be a number above 0"),
         (["--rate", "nan"], "argument --rate: 'nan' must be a number above 0"),
@@ -101,16 +101,16 @@ def test_same_words_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_bad_usage_exits_with_2_and_names_value_and_rule(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["decode", *words])
     assert exit_.value.code == 2
-    assert said in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         (["--step-time", "1,1", "--sweep"], "--sweep measures a device"),
         (
@@ -124,10 +124,10 @@ def test_bad_usage_exits_with_2_and_names_value_and_rule(
     ],
 )
 def test_words_that_do_not_go_together_give_2(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["decode", *words]) == 2
-    assert f"orch bench decode: {said}" in capsys.readouterr().err
+    assert f"orch bench decode: {printed}" in capsys.readouterr().err
 
 
 def test_what_cannot_be_measured_gives_1(

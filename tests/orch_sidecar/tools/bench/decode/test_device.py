@@ -60,8 +60,8 @@ def test_auto_is_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_model_that_does_not_fit_in_memory_is_rejected_before_it_is_made() -> None:
     device = open_device("cpu", "float32", None)
-    said = r"a KV cache of 16 sequences need 4\.6 GB, but 4\.0 GB are free"
-    with pytest.raises(DeviceUnavailable, match=said):
+    message = r"a KV cache of 16 sequences need 4\.6 GB, but 4\.0 GB are free"
+    with pytest.raises(DeviceUnavailable, match=message):
         Bench(replace(device, free_bytes=4 * 10**9), ON_GPU, bmax=16, seed=1)
 
 

@@ -138,30 +138,30 @@ def test_sweep_with_falling_throughput_is_marked() -> None:
 
 def test_document_contains_everything_and_is_json() -> None:
     sweep = sweep_figures([TimedStep(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4)])
-    said = json.loads(json.dumps(document(CONFIG, RAN, [RUN], sweep)))
-    assert said["schema"] == SCHEMA
-    assert said["config"] == {
+    found = json.loads(json.dumps(document(CONFIG, RAN, [RUN], sweep)))
+    assert found["schema"] == SCHEMA
+    assert found["config"] == {
         "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1
     }  # fmt: skip
-    assert said["formula"] is None
-    assert said["device"]["name"] == "a processor"
-    assert said["device"]["torch"] == "2.13"
-    assert said["device"]["shape"]["heads"] == 4
-    [run] = said["runs"]
+    assert found["formula"] is None
+    assert found["device"]["name"] == "a processor"
+    assert found["device"]["torch"] == "2.13"
+    assert found["device"]["shape"]["heads"] == 4
+    [run] = found["runs"]
     assert run["window_ms"] == 6.0
     assert run["step_ms"]["1"]["steps"] == 2
     assert run["step_ms"]["1"]["p50"] == 10.0
     assert set(run["gap_ms"]) >= {"p50", "p95", "most"}
     for name in ("ttft_ms", "e2e_ms"):
         assert set(run[name]) >= {"mean", "p50", "p95"}
-    assert [point["batch"] for point in said["sweep"]["points"]] == [1, 2, 4]
-    assert said["sweep"]["fit"]["t0"] == pytest.approx(1)
-    assert said["sweep"]["monotonic"] is True
+    assert [point["batch"] for point in found["sweep"]["points"]] == [1, 2, 4]
+    assert found["sweep"]["fit"]["t0"] == pytest.approx(1)
+    assert found["sweep"]["monotonic"] is True
 
 
 def test_document_of_a_formula_has_no_device() -> None:
-    said = document(CONFIG, Curve(0.5, 0.25, 1.0), [run_figures(6.0, OUTCOME, ())])
-    assert said["device"] is None
-    assert said["formula"] == {"t0": 0.5, "c": 0.25, "alpha": 1.0}
-    assert said["runs"][0]["gap_ms"] is None
-    assert said["sweep"] is None
+    found = document(CONFIG, Curve(0.5, 0.25, 1.0), [run_figures(6.0, OUTCOME, ())])
+    assert found["device"] is None
+    assert found["formula"] == {"t0": 0.5, "c": 0.25, "alpha": 1.0}
+    assert found["runs"][0]["gap_ms"] is None
+    assert found["sweep"] is None

@@ -169,7 +169,7 @@ def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "tokens", "bmax", "window_ms", "said"),
+    ("arrivals", "tokens", "bmax", "window_ms", "message"),
     [
         ([2.0, 1.0], 1, 1, 0.0, "an arrival at 1.0 ms follows 2.0 ms: they must be ascending"),
         ([-1.0], 1, 1, 0.0, "an arrival at -1.0 ms"),
@@ -180,9 +180,9 @@ def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
     ],
 )
 def test_what_makes_no_schedule_is_rejected(
-    arrivals: list[float], tokens: int, bmax: int, window_ms: float, said: str
+    arrivals: list[float], tokens: int, bmax: int, window_ms: float, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         run_schedule(arrivals, tokens, bmax, window_ms, ten_ms)
 
 

@@ -29,7 +29,7 @@ def test_defaults_are_bound_by_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ((0, 64, 4, 2, 8), "layers is 0: it must be at least 1"),
         ((1, 64, 4, 2, -8), "context is -8: it must be at least 1"),
@@ -38,7 +38,7 @@ def test_defaults_are_bound_by_memory() -> None:
     ],
 )
 def test_sizes_that_make_no_model_are_rejected(
-    sizes: tuple[int, int, int, int, int], said: str
+    sizes: tuple[int, int, int, int, int], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Shape(*sizes)

@@ -140,7 +140,7 @@ def test_schedule_takes_no_more_of_the_arrivals_than_it_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "seconds", "said"),
+    ("requests", "seconds", "message"),
     [
         (0, 1.0, "requests is 0: it must be at least 1"),
         (1, -0.5, "seconds is -0.5: it must be finite and at least 0"),
@@ -148,8 +148,8 @@ def test_schedule_takes_no_more_of_the_arrivals_than_it_needs() -> None:
         (1, float("nan"), "seconds is nan: it must be finite and at least 0"),
     ],
 )
-def test_schedule_without_length_is_rejected(requests: int, seconds: float, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_schedule_without_length_is_rejected(requests: int, seconds: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         until(constant(1.0), requests, seconds)
 
 

@@ -162,7 +162,7 @@ def test_blocks_of_few_ids_are_not_repeated_either() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "input_tokens", "output_tokens", "said"),
+    ("ids", "input_tokens", "output_tokens", "message"),
     [
         ([], 4, 4, "no token ids"),
         ([3, -1], 4, 4, "the token id -1 is negative: it must be at least 0"),
@@ -171,9 +171,9 @@ def test_blocks_of_few_ids_are_not_repeated_either() -> None:
     ],
 )
 def test_prompts_that_cannot_be_made_are_rejected_at_once(
-    ids: Sequence[int], input_tokens: int, output_tokens: int, said: str
+    ids: Sequence[int], input_tokens: int, output_tokens: int, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         synthetic(ids, input_tokens, output_tokens, 1)
 
 
@@ -197,7 +197,7 @@ async def test_text_of_the_vocabulary_has_many_words_that_are_not_repeated() -> 
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         (
             [*range(LEAST_IDS - 1)] * 3,
@@ -209,11 +209,11 @@ async def test_text_of_the_vocabulary_has_many_words_that_are_not_repeated() -> 
         ([*range(30), True], "the token id True is invalid"),
     ],
 )
-async def test_invalid_vocabulary_is_rejected(tokens: list[int], said: str) -> None:
+async def test_invalid_vocabulary_is_rejected(tokens: list[int], message: str) -> None:
     async def tokenize(text: str) -> list[int]:
         return tokens
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         await vocabulary(tokenize)
 
 

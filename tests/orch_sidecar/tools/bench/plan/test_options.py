@@ -146,9 +146,9 @@ def test_header_that_cannot_be_sent_is_rejected_without_its_value(
 ) -> None:
     with pytest.raises(SystemExit):
         scenario(Label.SINGLE_STREAM, "--header", header)
-    told = capsys.readouterr().err
-    assert "must be 'Name: value' in ASCII" in told
-    assert "cret" not in told.split("error:")[1]
+    error = capsys.readouterr().err
+    assert "must be 'Name: value' in ASCII" in error
+    assert "cret" not in error.split("error:")[1]
 
 
 def test_header_is_a_name_and_a_value() -> None:

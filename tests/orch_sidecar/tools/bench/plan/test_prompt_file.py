@@ -31,7 +31,10 @@ def objection(text: str, output_tokens: int | None = 8) -> str:
 
 
 def talk(*turns: tuple[str, str]) -> dict[str, Any]:
-    return {"id": "x_0", "conversations": [{"from": who, "value": said} for who, said in turns]}
+    return {
+        "id": "x_0",
+        "conversations": [{"from": sender, "value": text} for sender, text in turns],
+    }
 
 
 def test_lines_are_texts_token_ids_and_chats() -> None:
@@ -112,7 +115,7 @@ def test_whatever_is_written_is_read(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("3", "3: an entry must be an object"),
         (
@@ -151,14 +154,14 @@ def test_whatever_is_written_is_read(
         (f'{{"prompt": {"[" * 200_000}', "the JSON is nested too deeply"),
     ],
 )
-def test_invalid_entry_is_reported_with_its_line_and_rule(line: str, said: str) -> None:
+def test_invalid_entry_is_reported_with_its_line_and_rule(line: str, message: str) -> None:
     found = objection('\n{"prompt": "a"}\n' + line)
-    assert found.startswith(f"asked.jsonl:3: {said}")
+    assert found.startswith(f"asked.jsonl:3: {message}")
     assert len(found) < 200
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             '[\n{"prompt": "a"},\n\n{"prompt": 3}\n]',
@@ -172,8 +175,8 @@ def test_invalid_entry_is_reported_with_its_line_and_rule(line: str, said: str) 
         ("[", "asked.jsonl:1: must be JSON: Expecting value"),
     ],
 )
-def test_invalid_list_is_reported_with_its_line(text: str, said: str) -> None:
-    assert objection(text).startswith(said)
+def test_invalid_list_is_reported_with_its_line(text: str, message: str) -> None:
+    assert objection(text).startswith(message)
 
 
 def test_default_of_no_tokens_is_rejected() -> None:

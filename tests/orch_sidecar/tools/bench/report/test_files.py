@@ -72,7 +72,7 @@ def test_sweeps_are_compared_in_a_terminal(
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
@@ -83,14 +83,14 @@ def test_sweeps_are_compared_in_a_terminal(
     ],
 )
 def test_file_that_is_no_result_is_named_with_the_rule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     path = tmp_path / "a.json"
     path.write_text(content, encoding="utf-8")
     assert bench("report", path) == 2
     error = capsys.readouterr().err
     assert error.startswith("orch bench report: ")
-    assert says in error
+    assert message in error
     assert not (tmp_path / "a.html").exists()
 
 

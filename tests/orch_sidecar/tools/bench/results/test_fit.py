@@ -63,7 +63,7 @@ def test_fewer_than_three_sizes_have_no_curve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "said"),
+    ("point", "message"),
     [
         ((0, 1.0), "a batch is 0: it must be at least 1"),
         ((4, 0.0), "a step of 4 sequences takes 0.0: it must be above 0"),
@@ -71,8 +71,8 @@ def test_fewer_than_three_sizes_have_no_curve() -> None:
         ((4, float("inf")), "takes inf: it must be above 0"),
     ],
 )
-def test_invalid_point_is_rejected(point: tuple[int, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_point_is_rejected(point: tuple[int, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         fit([(1, 1.0), (2, 2.0), (3, 3.0), point])
 
 

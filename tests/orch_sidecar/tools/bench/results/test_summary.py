@@ -75,8 +75,8 @@ def test_single_stream_needs_64_queries() -> None:
 def test_label_that_was_not_earned_is_invalid_and_keeps_its_name(
     after: dict[str, Any], reason: str
 ) -> None:
-    told: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [25, 0.5]}}
-    found = result(CALLS, after=snapshot(**told | after))
+    changes: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [25, 0.5]}}
+    found = result(CALLS, after=snapshot(**changes | after))
     assert found.status is Status.INVALID
     assert reason in "; ".join(found.reasons)
     assert found.measurement_type is ONLINE.label
@@ -86,20 +86,22 @@ def test_engine_that_was_not_idle_before_or_after_makes_it_invalid() -> None:
     for when in ("before", "after"):
         found = result(LONG, not_idle=[when])
         assert found.status is Status.INVALID
-        said = f"the engine was not idle {when} the run: it also served other requests"
-        assert found.reasons == [said]
+        expected = f"the engine was not idle {when} the run: it also served other requests"
+        assert found.reasons == [expected]
 
 
 def test_more_decoded_than_was_generated_is_seen_unless_something_is_not_known() -> None:
-    told: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [33, 0.5]}}
-    found = result(CALLS, after=snapshot(**told))
-    said = "the engine decoded at least 112 tokens in the window, but this measurement received 110"
-    assert [reason[: len(said)] for reason in found.reasons] == [said]
+    changes: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [33, 0.5]}}
+    found = result(CALLS, after=snapshot(**changes))
+    expected = (
+        "the engine decoded at least 112 tokens in the window, but this measurement received 110"
+    )
+    assert [reason[: len(expected)] for reason in found.reasons] == [expected]
     cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT, connected=True)
     for unknown in (cut, answered(1.0, counted_by_events=True)):
-        told["requests_total"] = 111
-        assert result([*CALLS, unknown], after=snapshot(**told)).reasons == []
-    assert len(result([*CALLS, refused(1.0)], after=snapshot(**told)).reasons) == 2
+        changes["requests_total"] = 111
+        assert result([*CALLS, unknown], after=snapshot(**changes)).reasons == []
+    assert len(result([*CALLS, refused(1.0)], after=snapshot(**changes)).reasons) == 2
 
 
 @pytest.mark.parametrize(
@@ -187,10 +189,10 @@ def test_result_reads_back_as_it_was_written() -> None:
 
 
 def test_result_of_another_version_or_with_more_in_it_is_not_read() -> None:
-    told = result(CALLS).model_dump(mode="json")
+    document = result(CALLS).model_dump(mode="json")
     for wrong in ({"schema_version": "orch.bench/2"}, {"more": 1}, {"status": "fine"}):
         with pytest.raises(ValidationError):
-            Result.model_validate(told | wrong)
+            Result.model_validate(document | wrong)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -221,8 +223,8 @@ def test_every_call_has_its_row() -> None:
 def test_result_contains_the_scenario_and_its_seed() -> None:
     slo = Slo(ttft_ms=200.0, latency_ms=900.0)
     scenario = replace(ONLINE, seed=7, burstiness=0.5, warm_up=4, least_seconds=3.0, slo=slo)
-    told = result_of(run(CALLS, scenario)).scenario
-    assert (told.seed, told.burstiness, told.rate_per_s) == (7, 0.5, 10.0)
-    assert (told.warm_up_requests, told.least_seconds) == (4, 3.0)
-    assert told.slo_ms == {"ttft": 200.0, "latency": 900.0}
-    assert told.cache_salt == "20261121T211711Z-x-4037a0"
+    found = result_of(run(CALLS, scenario)).scenario
+    assert (found.seed, found.burstiness, found.rate_per_s) == (7, 0.5, 10.0)
+    assert (found.warm_up_requests, found.least_seconds) == (4, 3.0)
+    assert found.slo_ms == {"ttft": 200.0, "latency": 900.0}
+    assert found.cache_salt == "20261121T211711Z-x-4037a0"

@@ -43,8 +43,8 @@ def point(clients: int, calls: Sequence[Call] | None = None, **more: Any) -> Res
 def engine(clients: int, batch: int) -> dict[str, Any]:
     """What it says when it decoded so many together."""
     steps = {"1": [10, 0.1], "4": [5, 0.1]}
-    told, seconds = steps.get(str(batch), [0, 0.0])
-    steps[str(batch)] = [told + 100, seconds + 1.0]
+    count, seconds = steps.get(str(batch), [0, 0.0])
+    steps[str(batch)] = [count + 100, seconds + 1.0]
     return {"after": snapshot(requests_total=100 + 5 * clients, steps_by_batch=steps)}
 
 
@@ -83,9 +83,9 @@ def test_clients_beyond_the_slots_do_not_make_a_larger_batch() -> None:
 
 def test_curve_is_fitted_to_mean_batches_and_not_to_rounded_ones() -> None:
     """8 + 2 b ms, at means between whole batches."""
-    told = {1: (1.0, 10.0), 2: (1.49, 10.98), 4: (2.5, 13.0), 8: (4.5, 17.0)}
+    measured = {1: (1.0, 10.0), 2: (1.49, 10.98), 4: (2.5, 13.0), 8: (4.5, 17.0)}
     results = []
-    for clients, (mean, tpot_ms) in told.items():
+    for clients, (mean, tpot_ms) in measured.items():
         found = point(clients, **engine(clients, 2))
         assert found.batches is not None
         assert found.figures is not None
@@ -103,10 +103,10 @@ def test_curve_is_fitted_to_mean_batches_and_not_to_rounded_ones() -> None:
 @pytest.mark.parametrize("clients", [1, 8])
 def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) -> None:
     def measured(b: int) -> Result:
-        told = engine(b, b)
+        ends = engine(b, b)
         if b == clients:  # others used it, and it was slower by them
-            told = {"after": replace(told["after"], requests_total=101 + 5 * b)}
-        return point(b, rounds(b, 40 if b == clients else b), **told)
+            ends = {"after": replace(ends["after"], requests_total=101 + 5 * b)}
+        return point(b, rounds(b, 40 if b == clients else b), **ends)
 
     found = sweep_of([measured(b) for b in (1, 2, 4, 8, 16)])
     assert [each.clients for each in found.points if not each.is_sound] == [clients]
@@ -125,8 +125,8 @@ def test_two_batches_determine_no_curve() -> None:
 
 def invalid(clients: int) -> Result:
     """During it another client used the engine, too."""
-    told = engine(clients, clients)["after"]
-    after = replace(told, requests_total=told.requests_total + 1)
+    after = engine(clients, clients)["after"]
+    after = replace(after, requests_total=after.requests_total + 1)
     return point(clients, rounds(clients), after=after)
 
 
@@ -159,11 +159,11 @@ def test_speed_up_is_relative_to_the_first_sound_point(
         each is None for each in speed_ups
     ]
     assert is_sound(found) is is_good
-    told = sweep_text(found)
+    text = sweep_text(found)
     clients = "1 client" if base == 1 else f"{base} clients"
     ending = "none, as no point is sound" if base is None else f"are relative to {clients}"
-    assert ending in told
-    assert bool(re.search(r" -  +-  +invalid\n", told)) is (None in speed_ups)
+    assert ending in text
+    assert bool(re.search(r" -  +-  +invalid\n", text)) is (None in speed_ups)
 
 
 def series_of(found: Sweep, monkeypatch: pytest.MonkeyPatch) -> dict[str, Series]:

@@ -51,10 +51,10 @@ def test_prompts_of_unknown_length_make_no_sum() -> None:
 
 def test_waits_for_a_slot_are_the_reported_ones() -> None:
     found = Tally([answered(0.0, queue_ms=3.0), answered(0.0, queue_ms=5.0), answered(0.0)])
-    told = found.figures()
-    assert told is not None
-    assert told.queue_ms is not None
-    assert told.queue_ms.mean == pytest.approx(4)
+    figures = found.figures()
+    assert figures is not None
+    assert figures.queue_ms is not None
+    assert figures.queue_ms.mean == pytest.approx(4)
 
 
 def test_nothing_answered_has_no_figures() -> None:

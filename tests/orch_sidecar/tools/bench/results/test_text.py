@@ -27,8 +27,8 @@ CALLS = in_a_row(10)
 
 
 def test_single_stream_shows_p90_latency_and_tokens_per_stream() -> None:
-    told = result_text(result(in_a_row(10, due=False), SINGLE)).splitlines()
-    assert told == [
+    text = result_text(result(in_a_row(10, due=False), SINGLE)).splitlines()
+    assert text == [
         "single_stream: PRELIMINARY",
         "  too short to publish: 10 queries, MLPerf's estimate of the 90th percentile takes at "
         "least 64",
@@ -54,14 +54,14 @@ def test_share_of_the_prefix_cache_is_shown() -> None:
         steps_by_batch={"4": [25, 0.5]},
         prefix_cache={"queries_total": 320, "hits_total": 80},
     )
-    told = result_text(result(CALLS, after=after))
-    assert "\n  25.0% of the prompt tokens were in its prefix cache\n" in told
+    text = result_text(result(CALLS, after=after))
+    assert "\n  25.0% of the prompt tokens were in its prefix cache\n" in text
 
 
 def test_problems_are_shown() -> None:
     calls = [*CALLS, refused(0.0), answered(0.0, length_as_requested=False, counted_by_events=True)]
     client_health = ClientHealth((0.0,), 0.95)
-    told = result_text(
+    text = result_text(
         result(
             calls,
             after=snapshot(epoch="e2"),
@@ -78,14 +78,14 @@ def test_problems_are_shown() -> None:
         "  1 reported no usage: their events were counted",
         "  the client may be the bottleneck: it used 95% of one core",
     ):
-        assert line in told.splitlines()
+        assert line in text.splitlines()
 
 
 def test_offline_shows_throughput_alone() -> None:
-    told = result_text(result(CALLS, OFFLINE))
-    assert "throughput: 100.00 tokens/s" in told
-    assert "TTFT" not in told
-    assert "latency" not in told
+    text = result_text(result(CALLS, OFFLINE))
+    assert "throughput: 100.00 tokens/s" in text
+    assert "TTFT" not in text
+    assert "latency" not in text
 
 
 def test_goodput_is_shown_unless_the_result_is_invalid() -> None:
@@ -104,19 +104,19 @@ def test_arrivals_are_shown() -> None:
 
 
 def test_run_without_an_answer_is_shown() -> None:
-    told = result_text(result([refused(0.0)]))
-    assert "no request was answered completely" in told
-    assert "throughput" not in told
+    text = result_text(result([refused(0.0)]))
+    assert "no request was answered completely" in text
+    assert "throughput" not in text
 
 
 def test_endpoint_without_capabilities_is_shown_as_unknown() -> None:
-    told = result_text(result_of(unverified(CALLS)))
-    assert "tiny on an unknown engine\n" in told
-    assert "how its engine batched is unknown" in told
+    text = result_text(result_of(unverified(CALLS)))
+    assert "tiny on an unknown engine\n" in text
+    assert "how its engine batched is unknown" in text
     typed = IdentityOverrides(engine="x 1", precision="BF16", gpu="H100", gpu_count=2)
     assert "tiny on x 1, BF16, 2 x H100\n" in result_text(result_of(unverified(CALLS, given=typed)))
 
 
 def test_interrupted_run_is_shown_as_incomplete() -> None:
-    told = result_text(result_of(run(CALLS, stopped=True)))
-    assert told.startswith("batched_online: INCOMPLETE\n  the user interrupted the run\n")
+    text = result_text(result_of(run(CALLS, stopped=True)))
+    assert text.startswith("batched_online: INCOMPLETE\n  the user interrupted the run\n")

@@ -165,6 +165,6 @@ def test_this_machine_has_a_processor_and_memory_and_does_not_give_its_name() ->
     assert found.memory_bytes > 2**28
     assert found.cpus is not None
     assert found.cpus >= 1
-    told = json.loads(json.dumps(asdict(found)))
-    assert not {"host", "hostname", "node"} & set(told)
-    assert socket.gethostname() not in told.values()
+    document = json.loads(json.dumps(asdict(found)))
+    assert not {"host", "hostname", "node"} & set(document)
+    assert socket.gethostname() not in document.values()
