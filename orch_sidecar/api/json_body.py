@@ -5,7 +5,7 @@ bounded by the size of the body; of a large one only the outline is parsed.
 
 There are two parsers. The strict one is that of vLLM, and looks for duplicate keys. The fast one
 keeps the last of duplicates, and its document is taken only if it gives the same bytes when it is
-encoded again: then nothing was lost, and every number and string is what the bytes say. So it
+encoded again: then nothing was lost, and every number and string is that of the bytes. So it
 serves compact bodies, as clients in JavaScript and OpenAI's for Python send them.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps the records of the requests that ended last, for those who look at a sidecar.
+"""Keeps the records of the requests that ended last, for the page and the terminal view.
 
 Pure. A ring of fixed size: a record costs its place in it, and is forgotten by those that follow.
 """

@@ -132,7 +132,7 @@ class ClientWriter:
     def fail(self, refusal: Refusal, *, at_event_boundary: bool | None = None) -> None:
         """Ends the response with an error, as visibly as its state permits.
 
-        `at_event_boundary`: said by the engine's response, which ends once. None: by others.
+        `at_event_boundary`: given by the engine's response, which ends once. None: by others.
         """
         source, head = self._source, self._head
         if at_event_boundary is None:

@@ -93,7 +93,7 @@ function fillPool(node, pool, live, actions, now) {
   text(part.batch, last.length
     ? `${last.at(-1)} now, ${(last.reduce((a, b) => a + b, 0) / last.length).toFixed(1)} on average`
     : "none yet");
-  // Of an engine that never batches there is nothing to draw: one figure says it.
+  // Of an engine that never batches there is nothing to draw: one figure is enough.
   const batches = pool.slots.total > 1 || pool.curve.points.some(([batch]) => batch > 1);
   show(part["curve-section"], batches);
   if (batches) drawCurve(part.curve, pool);

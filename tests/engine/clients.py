@@ -103,7 +103,7 @@ async def until(condition: Callable[[], Awaitable[Any]], within_s: float) -> flo
     """Waits for a condition; returns the seconds it took. Raises TimeoutError.
 
     Of these seconds those count in which this process ran: a machine that is shared stops it for
-    a second at times, and whoever is asked with it.
+    a second at times, and the server with it.
     """
 
     async def holds() -> None:

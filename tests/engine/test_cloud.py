@@ -173,7 +173,7 @@ async def test_foreign_traffic_is_counted_and_takes_slots(cloud: Stack) -> None:
     async with session() as http:
 
         async def pass_by() -> None:
-            """Again and again: a starved engine can have told of a whole answer at once."""
+            """Again and again: a starved engine can have reported a whole answer at once."""
             while True:
                 await post(http, cloud.engine_url, "chat", body("chat", 1500, stream=True, n=4))
 

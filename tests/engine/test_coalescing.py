@@ -38,7 +38,7 @@ async def decodes(http: aiohttp.ClientSession, stack: Stack) -> int:
 
 
 async def settled(http: aiohttp.ClientSession, stack: Stack) -> int:
-    """`decodes`, when nothing of earlier tests is in the engine any more, or uncounted."""
+    """`decodes`, when nothing of earlier tests is left in the engine, or uncounted."""
 
     async def idle() -> bool:
         state = await engine_state(http, stack.url)
@@ -165,7 +165,7 @@ async def test_others_get_all_of_it_when_the_first_is_killed_midway(
         assert answer.error is None
         assert documents(answer, stream=True)[-1]["usage"]["completion_tokens"] == LONG
         assert text_of(answer, stream=True) == text_of(lone, stream=True)
-    # One decode, in the trace of who began it; the others' spans are no more than theirs.
+    # One decode, in the trace of the first request; the others' spans are no more than theirs.
     led = await asyncio.to_thread(receiver.wait, traces[0][0], lambda found: len(found) == 4, 15.0)
     assert {span.name for span in led} >= {"engine.request", "llm_request"}
     for trace_id, _ in traces[1:]:
@@ -193,5 +193,5 @@ async def test_slot_comes_back_when_all_have_left(cloud: Stack) -> None:
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-        assert await until(free, 5.0) < 1.5  # far less than what was left to say
+        assert await until(free, 5.0) < 1.5  # far less than the rest of the answer takes
         assert (await engine_state(http, cloud.engine_url))["peak"] <= 8

@@ -28,7 +28,7 @@ from tests.engine.halted import AdmissionRequest, halted
 
 
 async def answers(url: str) -> bool:
-    """Whether whoever listens there (if anyone) answers for its health."""
+    """Whether a server listens there and answers for its health."""
     try:
         async with aiohttp.request("GET", f"{url}/health") as response:
             return response.status == 200
@@ -45,7 +45,7 @@ async def waiting(http: aiohttp.ClientSession, cloud: Stack, count: int) -> bool
 async def test_a_killed_engine_is_an_error_in_each_api_and_its_successor_serves_within_a_second(
     cloud: Stack, receiver: OtlpReceiver
 ) -> None:
-    """And one whose answer is no stream is told 502."""
+    """And a client whose answer is no stream gets a 502."""
     assert cloud.engine is not None
     long = 1500
     async with session() as http:
@@ -58,7 +58,7 @@ async def test_a_killed_engine_is_an_error_in_each_api_and_its_successor_serves_
         filling = SLOTS - len(asks) - 1
         asks += [("chat", body("chat", long, stream=True), {})] * filling
         streams, whole = await halted_beside_one_that_is_no_stream(http, cloud, asks)
-        # Of a class without an SLO: an interactive one would be told that its own is missed.
+        # Of a class without an SLO: an interactive one would be refused because its own is missed.
         bulk = {"X-Orch-Class": "bulk"}
         waits = post(http, cloud.url, "chat", body("chat", 4, stream=False), bulk)
         queued = asyncio.create_task(waits)

@@ -11,7 +11,7 @@ from tests.integration.wire import Answer
 
 
 class Held:
-    """A script that answers when the test says so, in the order in which requests came."""
+    """A script that answers when the test lets it, in the order in which requests came."""
 
     def __init__(self) -> None:
         self.waiting: list[asyncio.Event] = []

@@ -26,7 +26,7 @@ class KeyRing:
         return key
 
     def remove(self, name: str) -> None:
-        """Its key is not known any more."""
+        """Makes its key unknown."""
         del self._entries[name]
         self.write()
 

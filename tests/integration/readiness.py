@@ -1,4 +1,4 @@
-"""Whether a sidecar is ready, and what those hear who come while it is not."""
+"""Whether a sidecar is ready, and what clients get while it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that does as a test says, down to single bytes on the wire.
+"""An engine that does what a test scripts, down to single bytes on the wire.
 
 Speaks what vLLM with the orch plugin speaks: the generating endpoints, `/v1/models`, the state
 stream (in `scripted_stream`), the revocation of leases and claims of slots. State, leases and
@@ -30,7 +30,7 @@ Script = Callable[[Answer], Awaitable[None]]
 
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
-# What an engine may say of its speed: 10 ms and one more for each sequence.
+# What an engine may report of its speed: 10 ms and one more for each sequence.
 STEP_TIME = {
     "t0_ms": 10.0, "c_ms": 1.0, "alpha": 1.0, "largest": 64, "samples": 100, "batches": 5,
     "error": 0.01, "quality": "good",
@@ -52,7 +52,7 @@ class Faults:
 
     stream_status: int = 200  # of the state stream
     claim_status: int = 200  # of what is claimed
-    mute: bool = False  # the state stream says nothing more
+    mute: bool = False  # the state stream sends nothing more
     stream: Script | None = None  # what follows the first event of the state stream
     reports_ended: bool = True  # `ended` events are sent
     ended_delay_s: float = 0.0  # between an abort and its end in the engine
@@ -128,7 +128,7 @@ class ScriptedEngine:
         return f"http://{self.host}:{self.port}"
 
     def report(self, **fields: Any) -> None:
-        """Says this of its state, by a heartbeat to those who listen."""
+        """Reports these fields of its state, by a heartbeat to all readers."""
         self.state_fields |= fields
         for subscriber in self.engine_state._subscribers:
             subscriber.wake()

@@ -44,7 +44,7 @@ async def test_drained_pool_finishes_what_it_has_and_takes_nothing_until_it_is_r
     await eventually(lambda: held.waiting)
     queued = await started(sidecar, seed=1)
     await eventually(lambda: sidecar.queued)
-    for _ in range(2):  # it may be said twice
+    for _ in range(2):  # it may be repeated
         drained = await admin(sidecar, "POST", "/v1/pools/cloud/drain")
         assert (drained.status, drained.json()["draining"]) == (200, True)
     refused = await (await sidecar.client()).post()

@@ -1,4 +1,4 @@
-"""Who gets a slot, who waits, and what the engine and others are told of it."""
+"""Which requests get a slot or wait, and what the engine and others learn of it."""
 
 from __future__ import annotations
 

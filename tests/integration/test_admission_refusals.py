@@ -1,4 +1,4 @@
-"""What those hear who get no slot, and when they are told to come back."""
+"""What requests without a slot get, and when they should come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that does not read holds up its own answer, not the sidecar's memory, not others."""
+"""A client that does not read delays its own answer, not the sidecar's memory, not others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer that breaks: the client is told the truth, never a clean end of half of it."""
+"""An answer that breaks: the client gets the error, never a clean end of half of it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_stream_that_breaks_within_an_event_is_aborted(
 async def test_chunk_that_is_half_sent_when_the_engine_dies_is_held_back(
     engine: ScriptedEngine, sidecar: Running, partial: bytes, end: End
 ) -> None:
-    """So what went out last ended an event, and the failure can be said."""
+    """So what went out last ended an event, and the failure can be reported."""
     engine.scripts.append(streaming('{"a": 1}', partial, end=end))
     client = await sidecar.client()
     response = await client.post(stream=True)
@@ -197,7 +197,7 @@ async def test_answer_with_a_length_that_is_cut_short_is_aborted(
 async def test_chunked_json_that_is_cut_short_is_aborted(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
-    """No event stream, so nothing can be said in it, whatever its last bytes look like."""
+    """No event stream, so nothing can be reported in it, whatever its last bytes look like."""
 
     async def cut(answer: Answer) -> None:
         answer.head(200, [("content-type", "application/json")])

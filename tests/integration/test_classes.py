@@ -117,7 +117,7 @@ async def test_wrong_directive_is_a_400_of_the_api(
     assert (await client.post(path)).status == 200
 
 
-# What is told.
+# What is reported.
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -247,7 +247,7 @@ async def test_prompts_are_measured_by_the_counts_in_answers(
     before = sidecar.pool.prompt_size.bytes_per_token
     client = await sidecar.client()
     for _ in range(5):
-        await client.post(CHAT)  # 7 tokens, says the engine, for some hundred bytes
+        await client.post(CHAT)  # 7 tokens by the engine's count, for some hundred bytes
     assert sidecar.pool.prompt_size.bytes_per_token > before + 0.5
 
 

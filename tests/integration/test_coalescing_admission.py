@@ -55,7 +55,7 @@ async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
         bulk = (await together(sidecar, [BULK]))[0]
         better = await start_request(sidecar, INTERACTIVE)
         await eventually(lambda: sidecar.queued == 2)
-        # Who comes then has the better one, whatever its class is.
+        # A request that comes then has the better one, whatever its class is.
         clients = [better, *await together(sidecar, [INTERACTIVE], [BULK])]
         assert sidecar.queued == 2
     for number in (2, 3):
@@ -82,7 +82,7 @@ async def test_limits_of_a_wait_are_of_one_request(
         refused = await (await start_request(sidecar, ("X-Orch-Do-Not-Queue", ""))).response()
         assert refused.error["code"] == "ADMISSION_NO_QUEUE"
     await nth_answer(script, 3)
-    # Where nobody waits any more, all may share.
+    # Once nobody waits, all may share.
     [late] = await together(sidecar, [("X-Orch-Do-Not-Queue", ""), limit])
     for answer in script.answers[1:]:
         answer.send_all("one ")
@@ -142,7 +142,7 @@ async def test_pool_that_shares_nothing_gets_nothing_shared(
         answer.send_all("one ")
     for client in clients:
         assert (await client.response()).status == 200
-    # The engine that shares is lost before it says anything: each goes on by itself.
+    # The engine that shares is lost before it sends anything: each goes on by itself.
     clients = await together(
         running, [("X-Orch-Pool", "a; prefer")], [("X-Orch-Pool", "a; prefer")]
     )

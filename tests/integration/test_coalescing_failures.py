@@ -48,7 +48,7 @@ async def test_when_the_first_leaves_midway_the_others_get_all_of_it(
     await first.seen(b"one ")
     await leave(first)
     await eventually(lambda: sharing(sidecar) == 2)
-    others += await together(sidecar, ())  # who comes now joins all the same
+    others += await together(sidecar, ())  # later clients join all the same
     answer.send("two ", "three")
     answer.end()
     for client in others:

@@ -113,7 +113,7 @@ async def test_pipelined_requests_of_a_waiting_client_are_served(
     await eventually(lambda: held.waiting)
     [connection] = running.connections
     assert not connection.transport.is_reading()  # type: ignore[union-attr]
-    await asyncio.sleep(0.2)  # some looks at who has left
+    await asyncio.sleep(0.2)  # some checks for clients that have left
     for _ in range(101):
         await eventually(lambda: held.waiting)
         held.release()

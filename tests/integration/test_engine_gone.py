@@ -1,4 +1,4 @@
-"""An engine that dies: whoever it has not taken keeps its place and is served by the successor."""
+"""An engine that dies: requests it has not accepted keep their places for the successor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_request_queued_while_the_core_dies_is_served_by_the_successor(
     queued = [await started(sidecar, seed=seed, **kind) for seed in (1, 2)]
     await eventually(lambda: sidecar.queued == 2)
     engine.faults.gone = True
-    held.release()  # its slots come free, and who waits is sent to an engine that is going
+    held.release()  # its slots come free, and a queued request is sent to an engine that is going
     assert (await busy.response()).status == 200
     await eventually(lambda: len(engine.generating) > 1)
     await eventually(lambda: sidecar.queued == 2)

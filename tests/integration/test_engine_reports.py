@@ -1,4 +1,4 @@
-"""What the engine says of itself: what is made of it, and what is refused."""
+"""What the engine reports of itself: how it is used, and what is refused."""
 
 from __future__ import annotations
 

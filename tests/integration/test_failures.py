@@ -1,4 +1,4 @@
-"""An engine that speaks no HTTP, says nothing or takes no connection: what a client sees."""
+"""An engine that speaks no HTTP, sends nothing or takes no connection: what a client sees."""
 
 from __future__ import annotations
 

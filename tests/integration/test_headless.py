@@ -127,7 +127,7 @@ async def test_request_that_pinned_one_address_waits_there(names: Names, start: 
     await eventually(lambda: running.queued == 1)
     two = await names.come("127.0.0.3")
     await eventually(lambda: len(ready(running)) == 2)
-    await asyncio.sleep(0.15)  # three looks at who may go elsewhere
+    await asyncio.sleep(0.15)  # three looks at which requests may go elsewhere
     assert running.queued == 1
     assert not two.generating
     held.release()

@@ -1,4 +1,4 @@
-"""Clients with API keys, and others: who is served, what is guarded, and where keys end."""
+"""Clients with API keys, and others: which are served, what is guarded, and where keys end."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ async def test_sidecar_above_has_a_key_for_all_that_it_asks(
 async def test_answer_of_the_engine_that_asks_for_a_key_is_as_it_was(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine
 ) -> None:
-    """A 401 of ours and one of the engine are told apart by who words it."""
+    """A 401 of the engine is not replaced by one of ours."""
 
     async def refuse(answer: Answer) -> None:
         answer.json({"error": {"message": "as vLLM says", "type": "E", "code": 401}}, 401)

@@ -50,7 +50,7 @@ async def status(running: Running, header: tuple[str, str]) -> int:
 
 
 async def error(running: Running) -> str | None:
-    """What the page for probes says of the last reload."""
+    """What the page for probes shows of the last reload."""
     document = (await (await running.client()).get("/readyz")).json()
     found: str | None = document["last_reload_error"]
     return found
@@ -158,7 +158,7 @@ async def test_file_that_changes_is_read_by_itself(
     await eventually(lambda: keyed.sidecar.reloads.keys_error is None)
     assert await error(keyed) is None
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert len(errors) == 2, "each is said once"
+    assert len(errors) == 2, "each is logged once"
     assert all("the API keys are not reloaded" in record.message for record in errors)
 
 

@@ -129,7 +129,7 @@ async def test_leases_abandoned_while_the_stream_was_broken_are_asked_for_when_i
         if wire.streams_state:
             wire.reset()
     await eventually(lambda: sidecar.sidecar.state == "stale")
-    await client.close()  # its end is told to nobody
+    await client.close()  # its end is reported to nobody
     await eventually(lambda: not engine.present)
     assert sidecar.ledger.leased == 4
     engine.faults.stream_status = 200

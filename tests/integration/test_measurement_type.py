@@ -1,4 +1,4 @@
-"""Every answer and every span says a measurement type of a closed set, whatever becomes of it."""
+"""Every answer and every span has a measurement type of a closed set, whatever becomes of it."""
 
 from __future__ import annotations
 

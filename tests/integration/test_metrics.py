@@ -1,4 +1,4 @@
-"""What Prometheus is told: names, closed label sets, and values that follow what happened."""
+"""What Prometheus scrapes: names, closed label sets, and values that follow what happened."""
 
 from __future__ import annotations
 

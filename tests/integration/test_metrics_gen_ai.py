@@ -1,4 +1,4 @@
-"""What Prometheus is told by OpenTelemetry's names, with exemplars, in both of its formats."""
+"""What Prometheus scrapes by OpenTelemetry's names, with exemplars, in both of its formats."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def counts(found: dict[str, Metric], short: str, **labels: str) -> float:
 
 
 async def paced(answer: Answer) -> None:
-    """A stream of four tokens, 30 ms apart, that tells their number."""
+    """A stream of four tokens, 30 ms apart, with their number."""
     answer.head(200, EVENT_STREAM)
     for word in ("one", "two", "three", "four"):
         answer.event({"choices": [{"index": 0, "delta": {"content": word}}]})
@@ -132,7 +132,7 @@ async def test_thousand_random_requests_make_no_series(
         await client.get(f"/metrics?{text}", fields)
 
     async def series() -> set[str]:
-        """Less what an engine says of itself: it says more as time goes by."""
+        """Leaves out what an engine reports of itself: it grows as time goes by."""
         return {name for name in await sidecar.metrics() if not name.startswith("orch_engine_")}
 
     await ask(0)

@@ -1,4 +1,4 @@
-"""Several engines behind one sidecar: who takes a request, and what is told of each."""
+"""Several engines behind one sidecar: which one takes a request, and what is reported of each."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_pool_that_is_away_is_reported_and_the_other_serves(
     assert states == {"a": "down", "b": "ready"}
 
 
-# What is told of them.
+# What is reported of them.
 
 
 async def test_each_pool_has_its_own_metrics(

@@ -44,7 +44,7 @@ async def test_queue_of_a_pool_that_dies_moves_to_another(
     assert moved == [1, 2, 3]
     ledgers = [pool.gate.ledger for pool in pair.sidecar.pools]
     await eventually(lambda: not ledgers[1].leased)
-    assert ledgers[0].leased == 4  # until that engine, or the next one, says that it has ended
+    assert ledgers[0].leased == 4  # until that engine, or the next one, reports that it has ended
     await engine.start()
     await pair.idle()
 

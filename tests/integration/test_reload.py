@@ -73,7 +73,7 @@ Reload = Callable[[], Awaitable[dict[str, Any]]]
 
 @pytest.fixture
 def reload(sidecar: Running) -> Reload:
-    """Reloads, and tells what is said of it."""
+    """Reloads, and returns what is reported of it."""
 
     async def once() -> dict[str, Any]:
         await sidecar.sidecar.reloader.reload()

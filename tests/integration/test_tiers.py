@@ -1,4 +1,4 @@
-"""A pool that is itself a sidecar: what it is told, and what becomes of what it turns away.
+"""A pool that is itself a sidecar: what it receives, and what becomes of requests that it rejects.
 
 The sidecar below is scripted like an engine: its state stream has the same form.
 """
@@ -171,7 +171,7 @@ async def test_long_answer_is_passed_on_and_not_kept(
 async def test_engines_429_is_not_for_us_to_repeat(
     sidecar: Running, engine: ScriptedEngine
 ) -> None:
-    """Only a sidecar's refusal says that the request did not run."""
+    """Only a sidecar's refusal shows that the request did not run."""
     engine.scripts.append(turn_away())
     response = await (await sidecar.client()).post()
     assert (response.status, response.json()) == (429, ENVELOPE)

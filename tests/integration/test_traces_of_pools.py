@@ -1,4 +1,4 @@
-"""Traces where there is a choice of pools: each span says how its own pool served it."""
+"""Traces where there is a choice of pools: each span shows how its own pool served it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ async def test_request_that_the_lower_turns_away_waits_above_and_is_served(
     await eventually(lambda: all(each.ledger.foreign == 3 for each in uppers))
     clients = [await started(each, seed=number) for number, each in enumerate(uppers, 1)]
     await eventually(lambda: len(held.waiting) == 2 and sum(each.queued for each in uppers) == 1)
-    assert lower.queued == 0, "who waits, waits above"
+    assert lower.queued == 0, "queued requests wait above"
     held.release_all()
     assert (await busy.response()).status == 200
     await eventually(lambda: held.waiting)

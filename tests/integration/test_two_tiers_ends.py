@@ -67,7 +67,7 @@ async def test_cancelling_above_frees_all_levels(
     path = f"/v1/requests/{request_id}/cancel"
     assert (await other.request("POST", path, None)).status == 204
     assert (await client.response()).status == 499
-    # Below it has another name: ids are for those who may use them.
+    # Below it has another name: ids are only for clients that may use them.
     assert (await (await lower.client()).request("POST", path, None)).status == 404
     await eventually(lambda: not held.waiting)
     await empty(parent_leases, lower)
@@ -96,7 +96,7 @@ async def test_request_is_cancelled_while_it_goes_to_and_fro(
 async def test_lower_that_restarts_is_followed_again_and_nobody_is_lost(
     start: Start, engine: ScriptedEngine, held: Held
 ) -> None:
-    """It says of what it cannot finish that it may be asked again."""
+    """It rejects what it cannot finish as retriable."""
     first = await start()
     parent_leases = await start(pools=[tier(first)])
     client = await started(parent_leases, path=MESSAGES, seed=1)

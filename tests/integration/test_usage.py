@@ -1,4 +1,4 @@
-"""How an answer ended, by what it says: counts on spans and metrics, errors, for every API.
+"""How an answer ended, by its contents: counts on spans and metrics, errors, for every API.
 
 However an engine writes it, whether it is streamed, and whether its decode may be shared.
 """
@@ -55,7 +55,7 @@ async def test_counts_of_whole_answers_are_on_their_spans_and_in_the_metrics(
     for spoken in counted:
         engine.scripts.append(each_event_alone(spoken))
         answer = await client.post(spoken.api.path, stream=spoken.stream, **kind)
-        assert answer.body == spoken.body, "byte by byte what the engine said"
+        assert answer.body == spoken.body, "byte by byte what the engine sent"
     await running.idle()
     metrics = await running.metrics()
     collector = await collect(running)

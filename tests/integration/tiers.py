@@ -28,7 +28,7 @@ async def empty(*all_of_them: Running) -> None:
 
 
 class Streaming:
-    """A script that streams a few events, and counts who was in the engine at once."""
+    """A script that streams a few events, and counts which requests were in the engine at once."""
 
     def __init__(self) -> None:
         self.aborted = 0

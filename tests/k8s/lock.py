@@ -38,7 +38,7 @@ def command() -> list[str]:
 
 
 def head() -> str:
-    """The comment that says how the lock was made."""
+    """The comment that states how the lock was made."""
     return _HEAD.format(command=f"echo vllm=={VLLM} | {' '.join(command())}")
 
 

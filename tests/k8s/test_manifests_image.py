@@ -69,7 +69,7 @@ def imported() -> dict[str, set[str]]:
     return found
 
 
-# `opentelemetry` is a namespace of many distributions: which has a module, the module says.
+# `opentelemetry` is a namespace of many distributions: the module shows which one has it.
 NAMESPACES: Final = {
     "opentelemetry.trace": "opentelemetry-api",
     "opentelemetry.propagate": "opentelemetry-api",

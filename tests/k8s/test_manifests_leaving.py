@@ -1,4 +1,4 @@
-"""How pods leave, how they are replaced, and who may reach them."""
+"""How pods leave, how they are replaced, and which pods may reach them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ every_pool = pytest.mark.parametrize("deployment", POOLS, ids=lambda each: each.
 
 
 def after(flag: str, words: list[str]) -> str:
-    """What a command line says after a flag, as `--flag value` or `--flag=value`."""
+    """The value after a flag of a command line, as `--flag value` or `--flag=value`."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == flag:
             return following
@@ -194,7 +194,7 @@ class _Health(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What pods are told: profiles, models, caches, traces, settings, commands."""
+"""What pods are configured with: profiles, models, caches, traces, settings, commands."""
 
 from __future__ import annotations
 

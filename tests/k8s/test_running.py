@@ -134,7 +134,7 @@ def test_two_entries_never_put_two_sequences_into_the_engine_with_one_slot(
 
     answers = asyncio.run(hammer())
     assert [status for status, _ in answers] == 40 * [200], answers
-    served = before["requests_total"] + 40  # told with the engine's next heartbeat
+    served = before["requests_total"] + 40  # reported with the engine's next heartbeat
     there.cluster.wait(lambda: there.engine(home)["requests_total"] >= served, 5.0)
     after = there.engine(home)
     assert (after["peak"], after["slots_total"]) == (1, 1)

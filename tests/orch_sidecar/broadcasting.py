@@ -202,7 +202,7 @@ class Client(Transport):
 
     @property
     def ended_well(self) -> bool:
-        """Whether it was told that the answer is complete."""
+        """Whether it received the end of a complete answer."""
         return self.subscriber.done.done() and self.subscriber.failure is None
 
 

@@ -1,4 +1,4 @@
-"""What vLLM says to a request, with its token counts or with an error: one of each API."""
+"""What vLLM answers to a request, with its token counts or with an error: one of each API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of `orch`: its commands, and what `--help` says of each setting."""
+"""The command line of `orch`: its commands, and what `--help` shows of each setting."""
 
 from __future__ import annotations
 

@@ -173,8 +173,8 @@ class InteractiveReserve:
             self.interactive.lent_s = self.bulk.lent_s = lent_s
 
     def refused(self, request: AdmissionRequest, reason: Reason) -> bool:
-        """A request was refused. Returns whether that was for a limit of its own, which says
-        nothing about the engine; it then does not count as demand."""
+        """A request was refused. Returns whether that was for a limit of its own, not of
+        the engine; it then does not count as demand."""
         if reason in _OWN or (reason is Reason.QUEUE_TIMEOUT and request.max_wait_ms is not None):
             return True
         share = self._bulk_share * self._ledger.slots_total

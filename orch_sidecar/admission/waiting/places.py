@@ -1,7 +1,7 @@
 """The places of an engine's queued requests, and when each is predicted to get its slots.
 
 Pure: times are seconds of a monotonic clock. A look at the queue visits all of it, so its result
-serves all who ask within a moment: the longer the queue, the longer the moment.
+serves all requests for it within a moment: the longer the queue, the longer the moment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The live document: what people who look at this sidecar see, as a stream of events (SSE).
+"""The live document: what this sidecar shows to people, as a stream of events (SSE).
 
 `GET /v1/live` serves it to the page (`/ui`) and to `orch top`. One producer builds it for all
 readers, a few times per second, and only while there is a reader:

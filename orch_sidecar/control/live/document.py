@@ -55,7 +55,7 @@ class Admitted(NamedTuple):
 
 
 def slots(ledger: Ledger) -> dict[str, int]:
-    """Returns the slots by who has them. Those of foreign sequences may exceed what is left."""
+    """Returns the slots by their owners. Those of foreign sequences may exceed what is left."""
     closing = {None: 0, ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 0}
     for lease in ledger.all():
         if lease.closing:

@@ -42,8 +42,8 @@ def live_head() -> Part:
 
 
 class LiveSource:
-    """The state of a sidecar for those who look at it. Remembers only what the engines reported
-    while somebody did."""
+    """Collects the state of a sidecar for its readers. Remembers only what the engines reported
+    while there was one."""
 
     def __init__(
         self, pools: PoolRegistry, metrics: Metrics, authorizer: Authorizer, head: Part

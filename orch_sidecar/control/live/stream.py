@@ -86,7 +86,7 @@ class _Reader:
 
 
 class _Channel:
-    """The readers of one listener, who get the same events. `parts`: of the document, encoded."""
+    """The readers of one listener, which get the same events. `parts`: of the document, encoded."""
 
     def __init__(self, source: LiveSource, trace_url: str | None, *, operator: bool) -> None:
         self.readers: set[_Reader] = set()

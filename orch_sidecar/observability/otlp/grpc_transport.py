@@ -18,7 +18,7 @@ from orch_sidecar.observability.otlp.settings import Compression, ExportSettings
 METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 USER_AGENT: Final = f"orch-sidecar-OTLP-Exporter-Python/{version('orch-sidecar')}"
 
-# RESOURCE_EXHAUSTED is another one, if the collector says when it will have recovered.
+# RESOURCE_EXHAUSTED is another one, if the collector states when it will have recovered.
 RETRYABLE: Final = frozenset(
     {
         grpc.StatusCode.CANCELLED,

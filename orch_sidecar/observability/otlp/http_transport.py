@@ -46,7 +46,7 @@ RETRYABLE: Final = frozenset({429, 502, 503, 504})
 MAX_WRITE: Final = 512 * 1024
 PIECE: Final = 64 * 1024
 
-# Of an answer that is read at most, and for how long: its head has said what counts.
+# How much of an answer's body is read, and for how long: what counts is in its head.
 MAX_BODY: Final = 64 * 1024
 MAX_BODY_S: Final = 2.0
 
@@ -217,7 +217,7 @@ async def _body(response: aiohttp.ClientResponse, end: float) -> bytes | None:
 
 
 def _message(content_type: str, body: bytes) -> str:
-    """Returns what the body of an error says; empty for a page of HTML."""
+    """Returns the message in the body of an error; empty for a page of HTML."""
     if content_type != PROTOBUF:
         plain = content_type in ("text/plain", "application/json")
         return body.decode("utf-8", "replace") if plain else ""

@@ -219,7 +219,7 @@ class SpanTracing:
         self.spans: SpanCounts | None = spans
         self._unplaced = encoder.unplaced
         self._sampler = sampler
-        # Without a parent these always say yes: asking would cost as much as a span does.
+        # Without a parent these always sample: calling them would cost as much as a span does.
         self._samples_roots = sampler in (ALWAYS_ON, DEFAULT_ON)
         self._ids = ids
         # Older releases of the SDK do not know the flag.

@@ -24,7 +24,8 @@ from vllm_plugin.contracts.profile import MeasurementType
 
 # So many pools are all compared.
 FEW: Final = 4
-# So many of those in which a request need not wait; where it has to, the predictions tell more.
+# So many pools in which a request need not wait, or more in which it has to: there the predictions
+# distinguish them better.
 DRAWN: Final = 2
 DRAWN_WAITING: Final = 4
 # A pool is nearly as good as the best up to this multiple of its standing.

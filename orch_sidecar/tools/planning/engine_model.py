@@ -26,7 +26,7 @@ _TPOT: Final = "tpot_p50_ms"
 
 
 class NoEngine(ValueError):
-    """No engine follows from what is given; the message says what is missing and what to do."""
+    """No engine follows from what is given; the message states what is missing and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_BARS: Final = "_.-=+*%#"
 _MOST: Final = 200  # characters of a name
 
-# The letters of slots, by who has them, with their colors: legible without colors, too.
+# The letters of slots, by their owners, with their colors: legible without colors, too.
 SLOTS: Final = {
     "interactive": ("i", "green"),
     "bulk": ("b", "blue"),

@@ -12,14 +12,14 @@ from typing import Any, Final
 from orch_sidecar.engine_state.report import decode_steps_of
 from orch_sidecar.tools.bench.results.fit import Fit, fit
 
-# Fewer steps of a size say little: one slow step would move their mean.
+# Fewer steps of a size are not enough: one slow step would move their mean.
 LEAST_STEPS: Final = 5
 # Beyond this multiple of the largest batch that was measured nothing is concluded from the fit.
 FURTHEST: Final = 2.0
 
 
 class NotEnough(ValueError):
-    """The run did not show enough; the message says what is missing and what to do."""
+    """The run did not show enough; the message states what is missing and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

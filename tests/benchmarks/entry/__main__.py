@@ -26,7 +26,7 @@ HEAD: Final = [
     "CPU µs per request",
     "requests/s of a whole core",
     "of those with the fewest",
-    "`/metrics`: the event loop is held up, ms (the most; without)",
+    "`/metrics`: the event loop is blocked, ms (the most; without)",
     "MB, CPU ms",
     "`/v1/capabilities`: the same, ms",
     "state events/s",
@@ -95,7 +95,7 @@ def main() -> int:
                 f"round {round_}: {count:4} engines {each.answered_per_s:7,.0f} requests/s, "
                 f"{each.per_core_s:,.0f} of a whole core "
                 f"({each.errors} errors), CPU {each.busy_cpu:.2f}, idle {each.idle_cpu:.2f} with "
-                f"{each.events_per_s:,.0f} events/s, /metrics holds up {each.scrape.median_ms:.1f} "
+                f"{each.events_per_s:,.0f} events/s, /metrics blocks {each.scrape.median_ms:.1f} "
                 f"ms, /v1/capabilities {each.capabilities.median_ms:.1f} ms, "
                 f"{each.rss / 1e6:.0f} MB"
             )

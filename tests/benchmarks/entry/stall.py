@@ -1,4 +1,4 @@
-"""Measures how long a server's event loop is held up while one of its pages is fetched.
+"""Measures how long a server's event loop is blocked while one of its pages is fetched.
 
 A prober asks for `/livez` without a pause: an answer that is late waited for the event loop. What
 the machine itself delays is in it, so that the same is measured without a fetch.

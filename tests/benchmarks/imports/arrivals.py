@@ -85,7 +85,7 @@ def lateness_s(pairs: Sequence[tuple[Claimed, Seen]], rate: float, constant: boo
 
     After it was due where the file says so. Else, at a constant rate, after its place in the
     schedule that the earliest of all fixes (so that the most punctual one is 0 late); Poisson
-    arrivals that nobody kept cannot be told: none.
+    arrivals that nobody kept cannot be known: none.
     """
     scheduled = [(claimed.due_s, seen) for claimed, seen in pairs if claimed.due_s is not None]
     if scheduled:

@@ -37,7 +37,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, and how their class is told. Headers end with CRLF."""
+    """Where requests go, and how their class is sent. Headers end with CRLF."""
 
     port: int
     headers: Callable[[Request], bytes] = lambda request: b""
@@ -57,7 +57,7 @@ class Answer:
     """What became of a request. Times are seconds since the start of the run; None: never.
 
     `events`: data events but the closing one, so tokens, but for some that came together.
-    `code`: of a refusal, or of a failure told in the stream. `headers`: of the answer.
+    `code`: of a refusal, or of a failure reported in the stream. `headers`: of the answer.
     `cut_s`: when it was cut off, unfinished.
     """
 

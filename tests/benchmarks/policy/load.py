@@ -71,7 +71,7 @@ class Run:
 
 @dataclass(slots=True)
 class Loaded(Generic[T]):
-    """What a run gave: answers, and what `probe` said at both ends of the window."""
+    """What a run gave: answers, and what `probe` returned at both ends of the window."""
 
     answers: list[Answer]
     from_s: float

@@ -24,7 +24,7 @@ class Verdict:
     claim: str
     measured: str
     target: str
-    holds: bool | None  # None: it could not be told
+    holds: bool | None  # None: it could not be determined
 
     @property
     def line(self) -> str:

@@ -39,7 +39,7 @@ class Child:
         return self.process.poll() is None
 
     def failed(self, what: str) -> TargetFailed:
-        """An error that says what happened and what the process said last."""
+        """Returns an error with what happened and the last output of the process."""
         text = self.log.read_text(errors="replace").strip()
         last = text.splitlines()[-1][-200:] if text else "no output"
         return TargetFailed(f"{what}: {last}")

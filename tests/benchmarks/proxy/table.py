@@ -16,7 +16,7 @@ from tests.benchmarks.proxy.measure import CELLS
 from tests.benchmarks.proxy.targets import RIVAL, SIDECAR, TRACED
 
 SATURATED = 0.9
-"""Share of a core above which engine or client is said to limit a cell."""
+"""Share of a core above which engine or client counts as the limit of a cell."""
 
 BELOW_NOISE_MS = 0.02
 """Added latencies below this are noise; no ratio is made of them."""

@@ -15,7 +15,7 @@ from tests.benchmarks.soak.trouble import Kind, Trouble
 
 # An engine that reports again serves again: 0.25 s between two looks, and its first event.
 BACK_WITHIN_S: Final = 5.0
-# What an engine is told takes effect there, and is heard of or looked for again by the sidecar.
+# A command to an engine takes effect there, and is heard of or looked for again by the sidecar.
 _TAKES_EFFECT_S: Final = 0.5
 # Stale is 3 s after the last good event; the rest is for a machine whose cores are taken.
 STALE_WITHIN_S: Final = 4.5
@@ -200,7 +200,7 @@ class Faults:
         numbers = self._chance.choice(_NUMBERS)
         engine.do("tell", numbers)
         await self._lasts(0.2, 1.5)
-        # What was said is replaced by what is: a new stream begins with the whole state.
+        # Reported state is replaced by the real one: a new stream begins with the whole state.
         engine.do("say_nothing")
         engine.do("state_reset")
 

@@ -124,7 +124,7 @@ def account(metrics: Metrics, engines: list[Engine], judge: Judge, report: Repor
     unknown = metrics.sum("orch_answers_total", tokens="unknown")
     without = sum(engine.without_usage for engine in engines)
     if unknown > without:
-        detail = f"of {unknown:g} whole answers nothing is known, {without} told nothing"
+        detail = f"of {unknown:g} whole answers nothing is known, {without} reported nothing"
         report.breach("token usage is lost", detail)
     known = metrics.sum("orch_output_tokens_total")
     if known < judge.output_tokens:

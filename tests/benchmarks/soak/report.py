@@ -72,7 +72,7 @@ class Report:
         print(f"  {text}", flush=True)
 
     def remember(self, what: str) -> None:
-        """Something was done to an engine: it is told with the breaches that follow."""
+        """Records what was done to an engine, for the report of breaches that follow."""
         self._lately.append(f"{time.monotonic() - self._began:.1f} s {what}")
 
     def breach(self, kind: str, detail: str) -> None:

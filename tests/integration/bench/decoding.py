@@ -1,6 +1,6 @@
 """An engine that decodes in steps: every sequence in it gets a token of each, as vLLM's do.
 
-It tells its counts as the plugin does, so that a sidecar's `/v1/capabilities` says what it did.
+It reports its counts as the plugin does, so that a sidecar's `/v1/capabilities` shows its work.
 """
 
 from __future__ import annotations

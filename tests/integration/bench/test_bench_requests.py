@@ -1,4 +1,4 @@
-"""What a run asks and of whom, and which runs are refused before anything is asked."""
+"""Which requests a run sends, and where to, and which runs are refused before anything is asked."""
 
 from __future__ import annotations
 

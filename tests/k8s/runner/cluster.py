@@ -1,4 +1,4 @@
-"""A cluster of one machine that really runs what manifests say: the tests' way in.
+"""A cluster of one machine that really runs what manifests describe: the tests' way in.
 
     with Cluster(images={"vllm/vllm-openai-cpu:v1": python_image(venv, project, "orch-sidecar")},
                  state_dir=tmp_path) as cluster:

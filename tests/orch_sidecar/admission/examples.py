@@ -94,12 +94,12 @@ def bulk(cost: int = 1, **asked: Any) -> AdmissionRequest:
 
 
 def granted(decisions: Iterable[Decision]) -> list[str]:
-    """Who got a lease, in order."""
+    """Which requests got a lease, in order."""
     return [each.ticket for each in decisions if isinstance(each.outcome, Lease)]
 
 
 def refused(decisions: Iterable[Decision]) -> dict[str, Reason]:
-    """Who was refused, and why."""
+    """Which requests were refused, and why."""
     return {each.ticket: reason_of(each.outcome) for each in decisions if is_refused(each)}
 
 

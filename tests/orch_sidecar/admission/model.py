@@ -202,7 +202,7 @@ class Model:
         self.outcome[ticket] = outcome
 
     def end(self, lease: str) -> None:
-        """Nothing carries this lease any more."""
+        """No request has this lease now."""
         request = self.out[lease]
         if request is not None and request.service_class is BULK:
             self.unread = self.unread and self.engine.prefill_tokens_per_s is not None

@@ -1,4 +1,4 @@
-"""Who has a pool drain when several ordered it."""
+"""Whose drain of a pool applies when several ordered one."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ async def test_a_queued_request_can_be_refused_from_outside() -> None:
     waiting = asyncio.ensure_future(gate.wait("large"))
     behind = await queued(gate)
     assert gate.refuse("large", CANCELLED)
-    assert not gate.refuse("large", CANCELLED), "it does not wait any more"
+    assert not gate.refuse("large", CANCELLED), "it no longer waits"
     assert await waiting is CANCELLED
     gate.release((await lease_of(behind)).id)
     gate.release(held.id)

@@ -172,7 +172,7 @@ def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
     line.run(interactive())
     assert line.next(10.0) is None
     assert line.order.blocked_by is BlockedBy.SLOT
-    assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT, "no other overtakes it any more"
+    assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT, "no other overtakes it now"
 
 
 def test_pause_blocks_all_requests() -> None:

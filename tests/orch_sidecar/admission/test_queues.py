@@ -1,4 +1,4 @@
-"""Who waits, and for how long at most."""
+"""Which requests wait, and for how long at most."""
 
 from __future__ import annotations
 

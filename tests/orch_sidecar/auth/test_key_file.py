@@ -87,7 +87,7 @@ def test_removed_file_is_an_error(path: Path) -> None:
     path.unlink()
     with pytest.raises(InvalidKeyFile, match="no longer exists"):
         again(file)
-    assert again(file) is None, "it is said once"
+    assert again(file) is None, "it is reported once"
     with pytest.raises(InvalidKeyFile, match="no longer exists"):
         file.accept(file.inspect())
     path.write_text(ALICE)

@@ -102,7 +102,7 @@ async def test_others_continue_when_the_first_subscriber_leaves() -> None:
     engine.sends(STREAM[len(STREAM) // 2 :])
     assert other.body == whole_for("other")
     assert leader.data == before
-    assert not leader.subscriber.done.done(), "its handler is gone: nobody is told"
+    assert not leader.subscriber.done.done(), "its handler is gone: nobody is notified"
     assert not broadcast.abandoned
 
 

@@ -135,7 +135,7 @@ async def test_paused_connection_is_readable_when_reused() -> None:
     engine = Engine(broadcast)
     engine.sends(STREAM_HEAD)
     sends(engine, 14)
-    engine.sends(b"0\r\n\r\n")  # was read already when the engine was held up
+    engine.sends(b"0\r\n\r\n")  # was read already when the engine was paused
     assert engine.kept
     assert engine.transport.reading
 

@@ -111,7 +111,7 @@ def test_admission_rules_change() -> None:
 
 
 def test_rules_are_compared_with_their_overrides() -> None:
-    """The profile changed, but what the settings say instead did not."""
+    """The profile changed, but what the settings replace in it did not."""
     old, new = configuration(), configuration(with_bulk(queue_capacity=7))
     same = Configuration(new.settings, new.profiles, old.rules)
     assert plan_reload(old, same).rules == {}
@@ -221,7 +221,7 @@ def test_error_of_the_keys_is_reported_until_they_are_read_and_new_once() -> Non
     state.accept_keys()
     assert state.document()["last_reload_error"] is None
     state.failed("keys.yaml is gone")
-    assert not state.keys_failed("keys.yaml is gone"), "a reload has said so"
+    assert not state.keys_failed("keys.yaml is gone"), "a reload has reported it"
     state.accept_keys()
     assert state.document()["last_reload_error"] == "keys.yaml is gone", "of that reload"
     state.accept(configuration())

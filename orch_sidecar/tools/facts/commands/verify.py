@@ -95,7 +95,7 @@ def beside(table: Path) -> Callable[[str], bytes | None]:
 
 
 def verifier_of(tables: Iterable[Table], trusted: TrustedKeys) -> Callable[[LocatedRow], bool]:
-    """Returns what tells whether a row of these tables is verified, by the evidence beside them."""
+    """Returns a test of whether a row of these tables is verified, by the evidence beside them."""
     verified: set[str] = set()
     for table in tables if trusted else ():  # without keys none is
         verified |= verified_places(valid_rows(table), beside(Path(table.name)), trusted)
@@ -132,7 +132,7 @@ def _verdicts(table: Table, trusted: TrustedKeys) -> dict[int, Verified]:
 
 
 def _lines(place: str, verdict: Verified) -> list[str]:
-    """Returns the verdict as lines. What a file says in it cannot pass for a line of its own."""
+    """Returns the verdict as lines. Text of a file in it cannot pass for a line of its own."""
     signer = f" (key {verdict.signer})" if verdict.signer is not None else ""
     lines = [f"{place}: {verdict.verdict}{signer}"]
     lines += [f"  {reason}" for reason in verdict.reasons]

@@ -20,7 +20,7 @@ from orch_sidecar.tools.facts.comparison.describe import (
 from orch_sidecar.tools.facts.comparison.series import Kind, Panel, Series, Style
 from orch_sidecar.tools.facts.tables.row import Label
 
-# A line style and marker for each way of batching, to tell them apart without colors. Rows to be
+# A line style and marker for each way of batching: distinct without colors. Rows to be
 # confirmed are in no comparison, and have none.
 STYLES: Final[Mapping[Label, Style]] = {
     Label.SINGLE_STREAM: Style(line="-", marker="o"),
@@ -33,7 +33,7 @@ LINEAR: Final = "linear scaling"
 
 @dataclass(frozen=True, slots=True)
 class ChartRow:
-    """One set: its letter, what tells it apart, and its points by batch."""
+    """One set: its letter, what distinguishes it, and its points by batch."""
 
     letter: str
     name: str

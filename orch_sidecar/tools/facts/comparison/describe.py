@@ -1,4 +1,4 @@
-"""Describes conditions in one line: what is unusual in them, and what tells sets apart.
+"""Describes conditions in one line: what is unusual in them, and what distinguishes sets.
 
 Pure. An engine without speculative decoding and a run without cache hits are what a reader
 expects; they are named only beside others. What is unknown is always named.

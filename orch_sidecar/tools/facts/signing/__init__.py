@@ -1,4 +1,4 @@
 """Signed evidence of a measurement: its file, and its verification without the engine.
 
-Pure. What is signed, by `vllm_plugin.contracts.statement`; by whom, by the file of trusted keys.
+Pure. `vllm_plugin.contracts.statement` defines what is signed, the file of trusted keys which signers count.
 """

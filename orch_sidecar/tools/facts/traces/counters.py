@@ -1,7 +1,7 @@
 """Compares what an engine counted while a scenario ran with what was traced of it.
 
-Pure. A client can leave no spans: its `traceparent` says so, or it calls the engine directly. But
-the engine numbers all requests that enter it, and counts the sequences of each decode step, and
+Pure. A client can leave no spans: its `traceparent` is unsampled, or it calls the engine directly.
+But the engine numbers all requests that enter it, and counts the sequences of each decode step, and
 its spans have both. So two sums must agree within the window of a scenario:
 
 - every number, from the smallest of the scenario's requests to the largest total that their spans

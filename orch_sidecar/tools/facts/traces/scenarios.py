@@ -33,7 +33,7 @@ class ScenarioKey:
 
     `run`: the digest of the run's secret id, without which a request of another client is another
     scenario, although it has the name. `conditions`: runs with and without speculative decoding,
-    say, are different scenarios.
+    for instance, are different scenarios.
     """
 
     scenario: str | None

@@ -13,7 +13,7 @@ the scenario where these are fewer.
   that end and those of prompts in prefill are not in it. A smaller batch is accepted where memory
   limited it: sequences were queued in the engine although it had a slot for them, or waited for
   admission while fewer than `target` were dispatched; and the batch had those that were not
-  queued. A note of the row says which (`batch_limited_by`), since spans do not show whether it was
+  queued. A note of the row names the limit (`batch_limited_by`): spans do not show whether it was
   memory.
 """
 

@@ -65,7 +65,7 @@ def sample(client: Path, target: Target, cell: Cell, seconds: float, logs: Path)
     """py-spy's stacks of the target under the cell's load.
 
     Raises:
-        TargetFailed: py-spy could not attach, with what it said.
+        TargetFailed: py-spy could not attach, with its output.
     """
     assert target.child is not None
     raw = logs / f"{target.name}-{cell.name}.stacks".replace(" ", "-")

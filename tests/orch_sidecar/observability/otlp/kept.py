@@ -1,4 +1,4 @@
-"""A batcher that keeps what it is given, and what the bytes say to a decoder of OTLP."""
+"""A batcher that keeps what it is given, and what a decoder of OTLP reads from its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS to collectors of both protocols: who is trusted, and who the client is."""
+"""TLS to collectors of both protocols: which servers are trusted, and which client connects."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_file_that_was_moved_away_is_followed_by_a_new_one(tmp_path: Path) -> No
 def test_lines_beyond_the_bound_are_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     writer, go = LineWriter(str(path), most=3), threading.Event()
-    writer.write([lambda: (go.wait() and b"1") or b""])  # the thread is held up
+    writer.write([lambda: (go.wait() and b"1") or b""])  # the thread is blocked
     writer.write(lines("2", "3", "4", "5"))
     writer.write(lines("6"))
     assert writer.dropped == 3

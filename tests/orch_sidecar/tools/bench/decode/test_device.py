@@ -1,4 +1,4 @@
-"""Which device, and what is said when there is none."""
+"""Which device, and the error when there is none."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ async def test_call_that_is_cancelled_is_cut_and_its_connection_closed() -> None
     with pytest.raises(asyncio.CancelledError):
         await running
     assert (call.fate, wire.closed, connection.open) == (Fate.CUT, True, False)
-    await asyncio.sleep(0)  # the loss of the connection is told, and is nobody's any more
+    await asyncio.sleep(0)  # the loss of the connection is reported, and concerns no request
     assert call.fate is Fate.CUT
 
 

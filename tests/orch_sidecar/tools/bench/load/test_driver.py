@@ -21,7 +21,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def after(connections: int, hard: int) -> list[str]:
-    """What it says, and the limits then."""
+    """Returns the error, if any, and then the limits of the process."""
     code = _CODE.format(connections=connections, hard=hard)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

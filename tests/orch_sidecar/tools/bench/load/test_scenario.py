@@ -1,4 +1,4 @@
-"""What a request must keep, and how a scenario is told."""
+"""What a request must keep, and how a scenario is described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is measured: found by the engine, or typed."""
+"""What is measured: found by the engine, or typed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ T0_MS, C_MS, ALPHA = 10.0, 2.0, 0.5
 
 
 def rounds(clients: int, batch: int | None = None) -> list[Call]:
-    """Five rounds of all clients, on an engine whose step takes what the formula says."""
+    """Five rounds of all clients, on an engine whose step takes the formula's time."""
     token_s = (T0_MS + C_MS * (batch or clients) ** ALPHA) / 1000
     lasts_s = 0.1 + 20 * token_s
     return [
@@ -41,7 +41,7 @@ def point(clients: int, calls: Sequence[Call] | None = None, **more: Any) -> Res
 
 
 def engine(clients: int, batch: int) -> dict[str, Any]:
-    """What it says when it decoded so many together."""
+    """Returns its state after it decoded so many together."""
     steps = {"1": [10, 0.1], "4": [5, 0.1]}
     count, seconds = steps.get(str(batch), [0, 0.0])
     steps[str(batch)] = [count + 100, seconds + 1.0]

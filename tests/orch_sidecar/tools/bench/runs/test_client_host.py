@@ -1,4 +1,4 @@
-"""What a client's machine says of itself."""
+"""What is recorded of a client's machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that do not follow from what an engine signed, whatever their evidence says of them."""
+"""Rows that do not follow from what an engine signed, whatever their evidence claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures that are not those of the run, and rows that say under which conditions they are."""
+"""Figures that are not those of the run, and rows that state under which conditions they are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Counters as a real engine exports them: what happened accounts for them.
 
-The files in `counted/` are made by `python -m tests.engine.record_traces`, which says what each
+The files in `counted/` are made by `python -m tests.engine.record_traces`, which states what each
 one has.
 """
 

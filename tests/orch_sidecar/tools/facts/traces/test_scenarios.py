@@ -48,7 +48,7 @@ def test_long_request_bridges_the_gap() -> None:
 def test_scenario_with_an_id_can_pause() -> None:
     named: dict[str, Value] = {"orch.scenario": "run-1"}
     assert split(one(1, 0, 1, server=named), one(2, 600, 601, server=named)) == [[1, 2]]
-    # Longer than whoever reads an interval sees beyond it.
+    # Longer than a reader of an interval sees beyond it.
     assert split(one(1, 0, 1, server=named), one(2, 601, 602, server=named)) == [[1], [2]]
 
 
