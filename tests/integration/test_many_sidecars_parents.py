@@ -38,6 +38,24 @@ async def knows(count: int, *sidecars: Running) -> None:
     )
 
 
+async def family(start: Start) -> tuple[Running, Running, Running]:
+    """Starts two sidecars at the engine and a parent of the second; returns all three."""
+    direct, child = await start(), await start()
+    parent = await above(start, child)
+    await knows(2, direct, child, parent)
+    return direct, child, parent
+
+
+async def filled(
+    engine: ScriptedEngine, recording: Recording, sidecar: Running, seeds: range
+) -> dict[int, Client]:
+    """Fills the engine by a backlog of this sidecar, and halts the answers."""
+    recording.flows.clear()
+    clients = await backlog(sidecar, seeds)
+    await eventually(lambda: engine.present == engine.slots)
+    return clients
+
+
 async def calm(engine: ScriptedEngine, *sidecars: Running) -> None:
     """Returns when nothing is left anywhere, and nothing was granted beyond the slots."""
     for each in sidecars:
@@ -55,12 +73,9 @@ def share(recording: Recording, *sidecars: Running) -> float:
 async def test_parent_and_direct_sidecar_get_equal_shares(
     engine: ScriptedEngine, start: Start, recording: Recording
 ) -> None:
-    direct, child, numbers = await start(), await start(), Numbers()
-    parent = await above(start, child)
-    await knows(2, direct, child, parent)
-    recording.flows.clear()
-    clients = await backlog(direct, numbers.next(60))
-    await eventually(lambda: engine.present == engine.slots)
+    direct, child, parent = await family(start)
+    numbers = Numbers()
+    clients = await filled(engine, recording, direct, numbers.next(60))
     clients |= await backlog(parent, numbers.next(60))
     await eventually(lambda: claim(engine, child) is not None)
     recording.flows.set()
@@ -80,9 +95,7 @@ async def test_parent_of_two_children_beside_a_direct_sidecar(
         pools=[tier(each, f"child-{number}") for number, each in enumerate(children)]
     )
     await knows(3, direct, *children, parent)
-    recording.flows.clear()
-    clients = await backlog(direct, numbers.next(60))
-    await eventually(lambda: engine.present == engine.slots)
+    clients = await filled(engine, recording, direct, numbers.next(60))
     clients |= await backlog(parent, numbers.next(120))
     await eventually(lambda: all(claim(engine, each) for each in children))
     recording.flows.set()
@@ -95,12 +108,9 @@ async def test_parent_of_two_children_beside_a_direct_sidecar(
 async def test_child_divides_its_share_between_its_parent_and_its_own_clients(
     engine: ScriptedEngine, start: Start, recording: Recording
 ) -> None:
-    direct, child, numbers = await start(), await start(), Numbers()
-    parent = await above(start, child)
-    await knows(2, direct, child, parent)
-    recording.flows.clear()
-    clients = await backlog(direct, numbers.next(80))
-    await eventually(lambda: engine.present == engine.slots)
+    direct, child, parent = await family(start)
+    numbers = Numbers()
+    clients = await filled(engine, recording, direct, numbers.next(80))
     own, theirs = numbers.next(40), numbers.next(40)
     clients |= await backlog(child, own)
     clients |= await backlog(parent, theirs)
@@ -120,13 +130,10 @@ async def test_child_divides_its_share_between_its_parent_and_its_own_clients(
 async def test_parent_gets_its_part_beside_its_childs_own_clients_while_others_are_idle(
     engine: ScriptedEngine, start: Start, recording: Recording
 ) -> None:
-    idle, child, numbers = await start(), await start(), Numbers()
-    parent = await above(start, child)
-    await knows(2, idle, child, parent)
-    recording.flows.clear()
+    idle, child, parent = await family(start)
+    numbers = Numbers()
     own, theirs = numbers.next(50), numbers.next(50)
-    clients = await backlog(child, own)
-    await eventually(lambda: engine.present == engine.slots)
+    clients = await filled(engine, recording, child, own)
     clients |= await backlog(parent, theirs)
     await eventually(lambda: child.pool.claims.parents.wait)
     recording.flows.set()
@@ -139,9 +146,7 @@ async def test_parent_gets_its_part_beside_its_childs_own_clients_while_others_a
 async def test_interactive_request_of_a_parent_goes_before_the_bulk_work_of_others(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
-    direct, child = await start(), await start()
-    parent = await above(start, child)
-    await knows(2, direct, child, parent)
+    direct, child, parent = await family(start)
     clients: list[Client] = [await started(direct, seed=0, n=4)]
     await eventually(lambda: len(held.waiting) == 1)
     clients.append(await started(direct, seed=1, headers=BULK, n=4))
@@ -159,9 +164,7 @@ async def test_interactive_request_of_a_parent_goes_before_the_bulk_work_of_othe
 async def test_claim_of_a_parent_ends_when_it_has_nothing_queued_any_longer(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
-    direct, child = await start(), await start()
-    parent = await above(start, child)
-    await knows(2, direct, child, parent)
+    direct, child, parent = await family(start)
     busy = await started(direct, seed=0, n=4)
     await eventually(lambda: len(held.waiting) == 1)
     late = await started(parent, seed=1, n=2)

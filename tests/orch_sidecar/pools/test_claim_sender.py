@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
 from tests.orch_sidecar.admission.examples import bulk, interactive, report
@@ -88,6 +89,16 @@ async def eventually(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
+async def claimed(
+    engine: Recorder, gate: Gate, request: AdmissionRequest | None = None
+) -> asyncio.Task[Outcome]:
+    """Queues a request at the full engine; returns when its claim was sent."""
+    fill(gate)
+    waiting = await queued(gate, request)
+    await eventually(lambda: len(engine.calls) == 1)
+    return waiting
+
+
 async def settled(engine: Recorder) -> None:
     """Returns when every call that was under way has been answered, and what follows was sent."""
     before = -1
@@ -137,9 +148,7 @@ async def test_one_call_at_a_time_and_the_last_claim_is_sent_last(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
     engine.answers.clear()
-    fill(gate)
-    first = await queued(gate, bulk(1))
-    await eventually(lambda: len(engine.calls) == 1)
+    first = await claimed(engine, gate, bulk(1))
     second = await queued(gate, interactive(2))
     third = await queued(gate, interactive(3))
     await cancel(second)
@@ -156,9 +165,7 @@ async def test_one_call_at_a_time_and_the_last_claim_is_sent_last(
 async def test_claim_is_sent_again_when_the_engine_reports_another_one(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
-    fill(gate)
-    waiting = await queued(gate)
-    await eventually(lambda: len(engine.calls) == 1)
+    waiting = await claimed(engine, gate)
     await settled(engine)
     sender.reported(Claim(1, urgent=True), False, 0)
     await settled(engine)
@@ -185,9 +192,7 @@ async def test_claim_that_the_engine_kept_of_a_rejection_is_withdrawn_when_nothi
 async def test_report_from_before_the_last_call_does_not_count(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
-    fill(gate)
-    waiting = await queued(gate)
-    await eventually(lambda: len(engine.calls) == 1)
+    waiting = await claimed(engine, gate)
     more = await queued(gate)
     await eventually(lambda: len(engine.calls) == 2)
     sender.reported(Claim(1, urgent=True), False, 1)
@@ -202,9 +207,7 @@ async def test_report_from_before_the_last_call_does_not_count(
 async def test_slots_for_which_nothing_waits_are_given_back(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
-    fill(gate)
-    waiting = await queued(gate)
-    await eventually(lambda: len(engine.calls) == 1)
+    waiting = await claimed(engine, gate)
     gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
     gate.offered(3, 1)
     assert (await lease_of(waiting)).cost == 1
@@ -215,9 +218,7 @@ async def test_slots_for_which_nothing_waits_are_given_back(
 async def test_slots_of_a_request_that_left_before_it_was_sent_are_given_back(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
-    fill(gate)
-    waiting = await queued(gate, interactive(2))
-    await eventually(lambda: len(engine.calls) == 1)
+    waiting = await claimed(engine, gate, interactive(2))
     gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
     gate.offered(2, 1)
     gate.release((await lease_of(waiting)).id, served=False, sent=False)

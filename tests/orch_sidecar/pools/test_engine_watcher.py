@@ -11,7 +11,9 @@ from aiohttp import web
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
+from orch_sidecar.control import state_feed
 from orch_sidecar.engine_state import report
+from orch_sidecar.pools import engine_watcher
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import CLOUD, grant
@@ -53,6 +55,11 @@ class Watching:
         )
         self.task = asyncio.get_running_loop().create_task(self.watcher.watch())
 
+    async def hears(self) -> None:
+        """Returns after the next event."""
+        last = self.watcher.heard_at
+        await eventually(lambda: self.watcher.heard_at != last)
+
     async def stop(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
@@ -66,21 +73,26 @@ async def test_few_streams_are_read_as_often_as_they_change(upstream: Upstream) 
         await watching.stop()
 
 
-async def test_stream_is_opened_again_once_there_are_many_more_to_read(upstream: Upstream) -> None:
+async def test_stream_is_opened_again_once_there_are_many_more_to_read(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (engine_watcher, state_feed):
+        monkeypatch.setattr(module, "HEARTBEAT_EVERY_S", 0.5)
     async with aiohttp.ClientSession() as session:
         watching = Watching(session, upstream, 0.1)
         await eventually(lambda: watching.watcher.ready)
         watching.every_s = 0.15
-        await asyncio.sleep(1.2)  # a heartbeat
+        for _ in range(2):  # a heartbeat, maybe after a change
+            await watching.hears()
         assert upstream.asked == ["100"]
-        watching.every_s = 0.4
+        watching.every_s = 0.21
         await eventually(lambda: len(upstream.asked) == 2)
-        assert upstream.asked == ["100", "400"]
+        assert upstream.asked == ["100", "210"]
         assert watching.watcher.ready, "it was never away"
         assert not watching.watcher.failed
         watching.every_s = 99.0
         await eventually(lambda: len(upstream.asked) == 3)
-        assert upstream.asked[-1] == "1000", "no less often than heartbeats"
+        assert upstream.asked[-1] == "500", "no less often than heartbeats"
         await watching.stop()
 
 

@@ -132,3 +132,13 @@ class Way:
 def faults_of(*rows: Sequence[str]) -> list[tuple[int, str, str]]:
     """Returns line, column and text of each fault of a table of these rows."""
     return [(each.line, each.name, each.text) for each in check(table(*map(tuple, rows)))]
+
+
+def check_fault(way: Way) -> None:
+    """Fails unless the altered row has its expected fault, or none where none is expected."""
+    found = faults_of(altered(way.base, way.cells, way.notes))
+    if not way.rule:
+        assert found == []
+    else:
+        at_column = [text for line, name, text in found if (line, name) == (2, way.column)]
+        assert any(way.rule in text for text in at_column), found

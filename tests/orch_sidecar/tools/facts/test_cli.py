@@ -5,35 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from orch_sidecar.cli import main
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
+from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fact, fields
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `orch facts` and returns exit code, output, errors."""
-
-    def facts(*words: str | Path) -> tuple[int, str, str]:
-        code: str | int | None = 0
-        try:
-            main(["facts", *map(str, words)])
-        except SystemExit as exit_:
-            code = exit_.code
-        out, err = capsys.readouterr()
-        assert isinstance(code, int), code
-        return code, out, err
-
-    return facts
 
 
 @pytest.fixture

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from orch_sidecar.cli import main
 from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
+from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.imports import document, path
 
-Run = Callable[..., tuple[int, str, str]]
-
 GIVEN = ("--engine", "vLLM 0.32.0", "--precision", "BF16", "--gpu", "H100", "--gpu-count", "1")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `orch facts` and returns exit code, output, errors."""
-
-    def facts(*words: str | Path) -> tuple[int, str, str]:
-        code: str | int | None = 0
-        try:
-            main(["facts", *map(str, words)])
-        except SystemExit as exit_:
-            code = exit_.code
-        out, err = capsys.readouterr()
-        assert isinstance(code, int), code
-        return code, out, err
-
-    return facts
 
 
 def ends(name: str) -> tuple[str, ...]:
