@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self, TextIO
 
 # What is over sooner needs no progress.
@@ -75,12 +74,7 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._ends.set()
         self._thread.join()
         if self._rewrites and self._written is not None:

@@ -24,7 +24,6 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from aiohttp import web
@@ -105,12 +104,7 @@ class Upstream:
                     raise
                 time.sleep(0.05)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._child is not None:
             self._child.stop(5.0)
 

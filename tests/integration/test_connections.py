@@ -11,6 +11,7 @@ from aiohttp.helpers import DEFAULT_CHUNK_SIZE
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE
 
 from orch_sidecar.wire import engine_connection
+from tests.integration.answers import disconnect
 from tests.integration.client import CHAT, body_of
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
@@ -115,10 +116,7 @@ async def test_post_is_never_sent_twice_even_if_a_reused_connection_fails(
     client = await sidecar.client()
     await client.post()
 
-    async def die(answer: Answer) -> None:
-        answer.close()
-
-    engine.scripts.append(die)
+    engine.scripts.append(disconnect)
     assert (await client.post()).status == 502
     assert len(engine.generating) == 2
     first, second = engine.generating

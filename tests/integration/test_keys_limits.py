@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.auth.keys import Keys
-from tests.integration.answers import EVENT_STREAM
+from tests.integration.answers import break_off
 from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, Response
 from tests.integration.held import Held, started
@@ -142,12 +142,6 @@ async def test_however_a_request_ends_its_sequences_are_given_back_once(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine, end: str
 ) -> None:
     two, held = [ring.bearer("two")], Held()
-
-    async def break_off(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
-        await asyncio.sleep(0.02)
-        answer.reset()
 
     async def reset(answer: Answer) -> None:
         answer.reset()

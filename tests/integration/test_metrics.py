@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import Outcome
-from tests.integration.answers import EVENT_STREAM
+from tests.integration.answers import break_off_within_an_event, disconnect
 from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
@@ -107,16 +107,7 @@ async def test_requests_are_counted_by_route_outcome_and_status(
     async def refuse(answer: Answer) -> None:
         answer.json({"error": {}}, 422)
 
-    async def die(answer: Answer) -> None:
-        answer.close()
-
-    async def break_off(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.chunk(b"data: half")
-        await asyncio.sleep(0.02)
-        answer.reset()
-
-    engine.scripts += [refuse, die, break_off, held]
+    engine.scripts += [refuse, disconnect, break_off_within_an_event, held]
     await client.post()
     await client.post()
     client.start()

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.integration.answers import EVENT_STREAM
+from tests.integration.answers import EVENT_STREAM, break_off
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -160,12 +160,6 @@ async def test_errors_of_the_engine_are_the_clients_exceptions(
 async def test_failure_in_a_stream_is_the_clients_exception(
     engine: ScriptedEngine, client: openai.AsyncOpenAI
 ) -> None:
-    async def break_off(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
-        await asyncio.sleep(0.02)
-        answer.reset()
-
     engine.answer = break_off
     for _ in range(2):
         stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)

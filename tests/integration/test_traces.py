@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from tests.integration.answers import EVENT_STREAM
+from tests.integration.answers import break_off_within_an_event, disconnect
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
 from tests.integration.otlp import (
@@ -154,19 +154,10 @@ async def test_cancelled_and_failed_requests_have_spans(
     running = await start()
     held = Held()
 
-    async def die(answer: Answer) -> None:
-        answer.close()
-
-    async def break_off(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.chunk(b"data: half")
-        await asyncio.sleep(0.02)
-        answer.reset()
-
     async def refuse(answer: Answer) -> None:
         answer.json({"error": {}}, 400)
 
-    engine.scripts += [held, die, break_off, refuse]
+    engine.scripts += [held, disconnect, break_off_within_an_event, refuse]
     traces = [f"{number:032x}" for number in range(1, 5)]
     for number, trace in enumerate(traces):
         client = await running.client()

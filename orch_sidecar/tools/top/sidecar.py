@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -67,12 +66,7 @@ class Sidecar:
         self._session = await self._stack.enter_async_context(session)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
     async def events(self) -> Events:

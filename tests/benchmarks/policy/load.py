@@ -8,15 +8,14 @@ fixed number of requests in flight.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 import uvloop
 
+from orch_sidecar.tools.bench.load.driver import without_collection
 from tests.benchmarks.policy.call import Answer, Call, Target
 from tests.benchmarks.policy.work import Request
 
@@ -82,16 +81,6 @@ class Loaded(Generic[T]):
     @property
     def seconds(self) -> float:
         return self.until_s - self.from_s
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def _open(
@@ -174,7 +163,7 @@ def open_loop(
 ) -> Loaded[T]:
     """Sends each request at its time. `probe` is called after `warm_s` and `seconds` later;
     `grace_s` after that, what has not ended is cut off."""
-    with undisturbed():
+    with without_collection():
         return uvloop.run(_open(target, requests, warm_s, seconds, grace_s, probe))
 
 
@@ -188,17 +177,17 @@ def closed_loop(
     seconds: float,
 ) -> Loaded[T]:
     """Keeps `clients` requests under way."""
-    with undisturbed():
+    with without_collection():
         return uvloop.run(_closed(target, requests, clients, warm_s, seconds, probe))
 
 
 def together(target: Target, requests: Sequence[Request]) -> list[Answer]:
     """Sends all at once and waits for all."""
-    with undisturbed():
+    with without_collection():
         return uvloop.run(_together(target, requests))
 
 
 def in_turn(pairs: Sequence[tuple[Target, Request]]) -> list[Answer]:
     """One after the other; each one's times count from when it was sent."""
-    with undisturbed():
+    with without_collection():
         return uvloop.run(_in_turn(pairs))

@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from orch_sidecar.tools.local import tiny_model
@@ -127,12 +126,7 @@ class Engine:
         self._stack.start_engine()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stack.stop()
 
     def wait(self) -> dict[str, Any]:
@@ -219,12 +213,7 @@ class Sidecar:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._child is not None:
             self._child.stop(10.0)
 

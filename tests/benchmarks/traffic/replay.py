@@ -11,8 +11,9 @@ from typing import Final
 
 import uvloop
 
+from orch_sidecar.tools.bench.load.driver import without_collection
 from tests.benchmarks.policy.call import Answer
-from tests.benchmarks.policy.load import Run, undisturbed
+from tests.benchmarks.policy.load import Run
 from tests.benchmarks.policy.rig import Counters
 from tests.benchmarks.policy.work import Request
 from tests.benchmarks.traffic.ways import Way
@@ -57,7 +58,7 @@ def replay(
     grace_s: float,
 ) -> Replayed:
     """Sends each request at its time. `grace_s` after the window, what has not ended is cut off."""
-    with undisturbed():
+    with without_collection():
         return uvloop.run(_replay(way, requests, bulk, clients, counters, warm_s, seconds, grace_s))
 
 

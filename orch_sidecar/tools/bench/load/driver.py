@@ -53,7 +53,7 @@ def raise_file_limit(connections: int) -> None:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Disables garbage collection: requests leave no cycles, and a run takes several tokens."""
     gc.collect()
     gc.disable()
@@ -149,7 +149,7 @@ class LoadGenerator:
 
     async def run(self, work: Work) -> ClientHealth:
         """Performs the work, whose start is second 0, and returns this process's health."""
-        with _no_collection():
+        with without_collection():
             cpu_s, self._began_s = time.process_time(), time.perf_counter()
             watch = asyncio.create_task(self._sample_lag())
             try:
