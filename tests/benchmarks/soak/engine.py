@@ -139,11 +139,11 @@ class SoakEngine(ScriptedEngine):
         else:
             self.flows.clear()
 
-    async def do_tell(self, fields: dict[str, Any]) -> None:
+    async def do_report_state(self, fields: dict[str, Any]) -> None:
         self.report(**fields)
 
-    async def do_say_nothing(self, _: Any) -> None:
-        """From now on what it tells is what is so."""
+    async def do_clear_state_fields(self, _: Any) -> None:
+        """Makes it report its real state from now on."""
         self.state_fields = {}
 
     async def do_state_bytes(self, text: str) -> None:

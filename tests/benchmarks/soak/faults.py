@@ -198,10 +198,10 @@ class Faults:
 
     async def _absurd(self, engine: Engine) -> None:
         numbers = self._chance.choice(_NUMBERS)
-        engine.do("tell", numbers)
+        engine.do("report_state", numbers)
         await self._lasts(0.2, 1.5)
         # Reported state is replaced by the real one: a new stream begins with the whole state.
-        engine.do("say_nothing")
+        engine.do("clear_state_fields")
         engine.do("state_reset")
 
     async def _refuse_state(self, engine: Engine) -> None:
@@ -212,10 +212,11 @@ class Faults:
 
     async def _drains(self, engine: Engine) -> None:
         engine.do(
-            "tell", {"state": self._chance.choice(("draining", "stalled", "starting", "odd"))}
+            "report_state",
+            {"state": self._chance.choice(("draining", "stalled", "starting", "odd"))},
         )
         await self._lasts(0.3, 1.5)
-        engine.do("say_nothing")
+        engine.do("clear_state_fields")
         engine.do("state_reset")
 
     async def _lose_ends(self, engine: Engine) -> None:

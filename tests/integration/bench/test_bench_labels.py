@@ -184,13 +184,13 @@ async def test_run_in_which_answers_were_shared_is_invalid(
 async def test_counts_that_come_late_are_waited_for(
     home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two documents are alike meanwhile, and tell of nothing."""
+    """Two documents are alike meanwhile, and show nothing."""
     report = Decoding.report
 
     def late(self: Decoding, **instead: Any) -> None:
         asyncio.get_running_loop().call_later(0.4, lambda: report(self, **instead))
 
-    monkeypatch.setattr(Decoding, "tell", late)
+    monkeypatch.setattr(Decoding, "report", late)
     result = await measured(url_of(home), replace(SINGLE, warm_up=2))
     assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
 
