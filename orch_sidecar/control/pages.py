@@ -23,7 +23,7 @@ from orch_sidecar.observability.metrics import PIECE_S, Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.pools.snapshot import batching_stats, queued_by_class
-from vllm_plugin.profile import Profile
+from vllm_plugin.contracts.profile import Profile
 
 Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 

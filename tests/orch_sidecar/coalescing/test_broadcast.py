@@ -237,7 +237,7 @@ async def test_client_that_cancels_after_the_last_event_has_all_of_it(http10: bo
     first = Client("first").join(broadcast, http10=http10)
     other = Client("other", room=1).join(broadcast)
     engine = Engine(broadcast)
-    engine.says(STREAM.removesuffix(b"0\r\n\r\n"))
+    engine.sends(STREAM.removesuffix(b"0\r\n\r\n"))
     first.subscriber.fail(Refusal(Reason.CANCELLED, "cancelled"))
     assert first.body == whole_for("first")
     assert first.ended_well
@@ -253,7 +253,7 @@ async def test_generation_that_is_cancelled_after_its_last_event_is_complete() -
     """The sidecar stops before the engine has ended the body."""
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "ab"]
-    Engine(broadcast).says(STREAM.removesuffix(b"0\r\n\r\n"))
+    Engine(broadcast).sends(STREAM.removesuffix(b"0\r\n\r\n"))
     broadcast.fail(Refusal(Reason.DRAINING, "stopping"))
     for client in clients:
         assert client.body == whole_for(client.name)
@@ -263,7 +263,7 @@ async def test_generation_that_is_cancelled_after_its_last_event_is_complete() -
 async def test_client_that_cancels_before_it_has_the_last_event_gets_the_error() -> None:
     broadcast = broadcast_of()
     slow, other = Client("slow", room=1).join(broadcast), Client("other").join(broadcast)
-    Engine(broadcast).says(STREAM_HEAD, chunk(EVENTS[0]), chunk(DONE))
+    Engine(broadcast).sends(STREAM_HEAD, chunk(EVENTS[0]), chunk(DONE))
     slow.subscriber.fail(Refusal(Reason.CANCELLED, "cancelled"))
     assert error_in(slow.body)["code"] == "cancelled"
     assert not other.subscriber.done.done()

@@ -188,8 +188,8 @@ async def test_stream_is_complete_once_its_last_event_was_sent(
 ) -> None:
     """Its body has yet to end when its client cancels, or its engine is lost: no error follows."""
     *before, last = [each + b"\n\n" for each in spoken.body.split(b"\n\n")[:-1]]
-    relayed = Relayed(spoken.api, http10=http10).says(STREAM_HEAD, *map(chunk, before))
-    relayed.says(*cut(chunk(last), [*range(0, len(last), MOST_PIECE_BYTES + 1)])).closes()
+    relayed = Relayed(spoken.api, http10=http10).sends(STREAM_HEAD, *map(chunk, before))
+    relayed.sends(*cut(chunk(last), [*range(0, len(last), MOST_PIECE_BYTES + 1)])).closes()
     check(spoken, relayed)
     assert relayed.client.data.endswith(last if http10 else chunk(last) + LAST_CHUNK)
     assert not relayed.response.complete, "the engine has to confirm the end of its lease"
@@ -203,17 +203,17 @@ async def test_large_last_event_leaves_its_chunk_open_until_that_has_ended() -> 
         {"type": "response.completed", "text": "x" * 2 * MAX_BUFFERED_BYTES}, "response.completed"
     )
     data = chunk(last)
-    relayed = Relayed(apis.RESPONSES).says(STREAM_HEAD, data[:-9], data[-9:-2]).closes()
+    relayed = Relayed(apis.RESPONSES).sends(STREAM_HEAD, data[:-9], data[-9:-2]).closes()
     assert relayed.response.failure is not None
     assert relayed.client.aborted
-    relayed = Relayed(apis.RESPONSES).says(STREAM_HEAD, data[:-9], data[-9:]).closes()
+    relayed = Relayed(apis.RESPONSES).sends(STREAM_HEAD, data[:-9], data[-9:]).closes()
     assert relayed.response.failure is None
     assert relayed.got[1] == last
 
 
 async def test_stream_to_a_client_that_does_not_read_is_not_complete() -> None:
-    relayed = Relayed().says(STREAM_HEAD, chunk(sse({})))
-    relayed.says(chunk(DONE))
+    relayed = Relayed().sends(STREAM_HEAD, chunk(sse({})))
+    relayed.sends(chunk(DONE))
     relayed.writer.pause()
     relayed.writer.fail(Refusal(Reason.CLIENT_STALLED, "stalled"))
     assert relayed.response.failure is not None
