@@ -16,12 +16,13 @@ from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.fair_queue import FEW
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.release_rate import (
-    LONGEST_MS,
-    SHORTEST_MS,
-    ReleaseRate,
-    StartRate,
+from orch_sidecar.admission.prediction.lent_slots import (
+    LEAST_S,
+    WINDOW_S,
+    LentSlots,
+    SlotAverage,
 )
+from orch_sidecar.admission.prediction.release_rate import LONGEST_MS, SHORTEST_MS, ReleaseRate
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes, Start
 from orch_sidecar.admission.prediction.shorter_prompts import MOST, ShorterPrompts
@@ -35,10 +36,6 @@ _JITTER: Final = 0.25
 
 # Queued requests whose starts are predicted one by one; those behind them start at the same rate.
 _ONE_BY_ONE: Final = 1024
-
-# Of the start of a queued bulk request beside interactive ones: the slots that are known promise
-# too much, the rate of late too little. Measured: tests.orch_sidecar.tools.simulate.test_watching.
-_RATE_SHARE: Final = 0.3
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
@@ -56,21 +53,12 @@ class Forecaster:
     ) -> None:
         self._service_times = service_times
         self.release_rate = ReleaseRate()
-        self._bulk_starts = StartRate()
+        self._bulk_slots = SlotAverage()
         self.shorter = ShorterPrompts()
         self._ledger = ledger
         self._queues = queues
         self._constraints = constraints
         self._jitter = jitter
-
-    def _schedule(
-        self, request: AdmissionRequest, blocked_by: BlockedBy | None, now: float
-    ) -> Schedule | None:
-        """The slots as a request that arrives now will find them. None: unknown."""
-        schedule = self._schedule_of(request.service_class, blocked_by, now)
-        if schedule is not None:
-            self._queue_up(schedule, request.service_class, request)
-        return schedule
 
     def _schedule_of(
         self, service_class: ServiceClass, blocked_by: BlockedBy | None, now: float
@@ -133,33 +121,43 @@ class Forecaster:
         times = self._service_times
         if blocked_by is None:
             return Start(0.0, times.first_token_s(request, times.prompts.left(now)))
-        schedule = self._schedule(request, blocked_by, now)
-        slots_s = None if schedule is None else times.start_s(schedule, request.cost)
-        if schedule is None or slots_s is None:
+        is_bulk = request.service_class is _BULK
+        lent = self._lent(request.cost, now) if is_bulk else None
+        schedule = (
+            lent.schedule if lent else self._schedule_of(request.service_class, blocked_by, now)
+        )
+        if schedule is None:
             return None
-        if request.service_class is _BULK:
-            if blocked_by is BlockedBy.PREFILL:
-                ahead = self._constraints.bulk_prompts_ahead(request)
-                slots_s = max(slots_s, self._constraints.prefill_in_s(request, ahead, now))
-            rate = self._bulk_rate(now)
-            if rate is not None:
-                slots_s = (self._queues.ahead(request).requests + 1) / rate
+        self._queue_up(schedule, request.service_class, request)
+        if lent:
+            slots_s = lent.start_s(request.cost, self._queues.ahead(request).sequences)
+        else:
+            slots_s = times.start_s(schedule, request.cost)
+        if slots_s is None:
+            return None
+        if is_bulk and blocked_by is BlockedBy.PREFILL:
+            ahead = self._constraints.bulk_prompts_ahead(request)
+            slots_s = max(slots_s, self._constraints.prefill_in_s(request, ahead, now))
         if blocked_by is BlockedBy.PAUSE and clears_at is not None:
             slots_s = max(slots_s, clears_at - now)
         unread = times.prompts.left_after(schedule.prompt_tokens, slots_s)
         own_s = times.first_token_s(request, unread)
         return Start(slots_s, None if own_s is None else slots_s + own_s)
 
-    def _bulk_rate(self, now: float) -> float | None:
-        """Bulk requests per second that get slots beside interactive traffic. None: there is no
-        such traffic, or the rate is unknown.
-
-        Later interactive requests go before a queued bulk one, and nobody knows them: beside them,
-        the rate of late is a better measure than the slots.
-        """
+    def _lent(self, cost: int, now: float) -> LentSlots | None:
+        """The slots of bulk requests beside interactive traffic, at least `cost`. None: there is no
+        such traffic, or what they have beside it is unknown."""
+        ledger, reserve, times = self._ledger, self._constraints.reserve, self._service_times
         waiting = self._queues.size(_BULK) > 0
-        rate = self._bulk_starts.per_second(self._ledger.granted[_BULK], waiting, now)
-        return rate if rate and self._constraints.reserve.traffic(now) else None
+        average = self._bulk_slots.of_late(ledger.bulk_slot_s(now), waiting, now)
+        pace, token_s = reserve.bulk.pace, times.pace_s(0)
+        if average is None or not token_s or not pace.service_s or not reserve.traffic(now):
+            return None
+        guaranteed = reserve.rules.bulk_share / reserve.sidecars * ledger.slots_total
+        schedule, of_late = times.schedule(now, 0, _BULK), max(average, guaranteed)
+        if schedule is None or of_late * WINDOW_S < LEAST_S:
+            return None
+        return LentSlots(schedule, of_late, pace.token_s / token_s, pace.service_s, cost)
 
     def starts(
         self,
@@ -175,17 +173,19 @@ class Forecaster:
         """
         times, is_bulk = self._service_times, service_class is _BULK
         least_s = 0.0 if clears_at is None or blocked_by is not BlockedBy.PAUSE else clears_at - now
-        schedule = self._schedule_of(service_class, blocked_by, now)
-        rate = self._bulk_rate(now) if is_bulk else None
-        slots_s, unread = None, 0.0
+        lent = self._lent(1, now) if is_bulk else None
+        schedule = lent.schedule if lent else self._schedule_of(service_class, blocked_by, now)
+        slots_s, unread, ahead = None, 0.0, 0
         for number, queued in enumerate(self._queues.of(service_class)):
             request = queued.request
             if schedule is None:
                 yield queued, None
                 continue
             if number < _ONE_BY_ONE:
-                slots_s = times.start_s(schedule, request.cost)
+                cost = request.cost
+                slots_s = lent.start_s(cost, ahead) if lent else times.start_s(schedule, cost)
                 times.place(schedule, request)
+                ahead += cost
                 each_s = slots_s
             else:
                 each_s = None if slots_s is None else slots_s * (number + 1) / _ONE_BY_ONE
@@ -193,8 +193,6 @@ class Forecaster:
                 if is_bulk and blocked_by is BlockedBy.PREFILL:
                     each_s = max(each_s, self._constraints.prefill_in_s(request, unread, now))
                     unread += request.cost * request.prompt_tokens
-                if rate is not None:
-                    each_s += _RATE_SHARE * ((number + 1) / rate - each_s)
                 each_s = max(each_s, least_s)
             yield queued, each_s
 

@@ -1,4 +1,4 @@
-"""Measures how fast slots come free, and how fast queued requests get them.
+"""Measures how fast slots come free.
 
 Pure: times are seconds of a monotonic clock.
 """
@@ -15,38 +15,6 @@ WINDOW_S: Final = 60.0
 UNKNOWN_MS: Final = 1000  # before anything was measured
 SHORTEST_MS: Final = 50
 LONGEST_MS: Final = 60_000
-
-
-# Starts of queued requests are counted over so long, and at least so many of them. Interactive
-# requests come and go in waves of half a minute, for which a bulk one waits: over less than one of
-# them the rate is that of a crest or of a trough.
-STARTS_S: Final = 60.0
-LEAST_STARTS: Final = 3
-_SAMPLE_S: Final = 0.25
-
-
-class StartRate:
-    """Requests of a queue that started per second, while others waited in it."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()  # requests started in all, by then
-
-    def per_second(self, started: int, waiting: bool, now: float) -> float | None:
-        """The rate of late, to be called when a request is queued; None until enough started.
-
-        `started`: in all. `waiting`: others are queued; else the rate is unknown from now on.
-        """
-        samples = self._samples
-        if not waiting:
-            samples.clear()
-        if not samples or now - samples[-1][0] >= _SAMPLE_S:
-            samples.append((now, started))
-        while now - samples[0][0] > STARTS_S:
-            samples.popleft()
-        since, before = samples[0]
-        if now <= since or started - before < LEAST_STARTS:
-            return None
-        return (started - before) / (now - since)
 
 
 class ReleaseRate:

@@ -26,6 +26,11 @@ class Schedule:
         """A copy without the first slots to come free: those are reserved for others."""
         return Schedule(sorted(self._free)[without:], self.prompt_tokens)
 
+    def with_slots(self, least: int, free_in_s: float) -> Schedule:
+        """A copy with at least so many slots; those that it adds come free after `free_in_s`."""
+        added = [free_in_s] * (least - len(self._free))
+        return Schedule(self._free + added, self.prompt_tokens)
+
     def part(self, share: float) -> Schedule:
         """A copy in which this share of the slots that come free comes here: at 1/2 the second, the
         fourth, and so on."""

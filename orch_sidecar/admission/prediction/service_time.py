@@ -76,10 +76,9 @@ class ServiceTimes:
         self._slowness = 1.0
         self._learned = 0
         self._learned_at = float("-inf")
-        # Seconds of decoding to the ends of running sequences, as of a moment ago; None: unknown.
-        self._ends: list[float] | None = None
-        self._built_at = float("-inf")
-        self._built_for: ServiceClass | None = None
+        # Seconds of decoding to the ends of running sequences of a class (None: of both), and when
+        # they were predicted; None: unknown.
+        self._ends: dict[ServiceClass | None, tuple[float, list[float] | None]] = {}
         self._changed = True
 
     # Events
@@ -132,9 +131,9 @@ class ServiceTimes:
             return None
         return self._slowness * self.prompts.reading_s(before, request.prompt_tokens, step_s)
 
-    def pace_s(self) -> float | None:
-        """Seconds per token of one more sequence, beside those that run."""
-        token_s = self._token_s(1)
+    def pace_s(self, more: int = 1) -> float | None:
+        """Seconds of decoding per token of each sequence, with so many more than those that run."""
+        token_s = self._token_s(more)
         return None if token_s is None else self._slowness * token_s
 
     def token_ms_p95(self, cost: int, *, joins: bool) -> float | None:
@@ -221,14 +220,18 @@ class ServiceTimes:
 
         `only`: the class whose ends count, None: both. None: unknown.
         """
-        few = self._ledger.lease_count <= FEW
-        stale = now - self._built_at > FRESH_S or (self._changed and few)
-        if stale or only is not self._built_for:
-            self._build(now, only)
-        ends = self._ends
+        ledger = self._ledger
+        if self._changed and ledger.lease_count <= FEW:
+            self._ends.clear()
+        self._changed = False
+        predicted_at, ends = self._ends.get(only, (float("-inf"), None))
+        if now - predicted_at > FRESH_S:
+            ends = self._predict_ends(now, only)
+            self._ends[only] = now, ends
         if ends is None:
             return None
-        ended = max(0, len(ends) - self._ledger.leased)  # since then: those expected to end first
+        running = ledger.leased if only is None else ledger.of(only)
+        ended = max(0, len(ends) - running)  # since then: those expected to end first
         return Schedule([0.0] * free + ends[ended:], self.prompts.left(now))
 
     def start_s(self, schedule: Schedule, cost: int) -> float | None:
@@ -256,9 +259,7 @@ class ServiceTimes:
             schedule.place(request.cost, self._slowness * tokens * token_s)
             schedule.prompt_tokens += request.prompt_tokens
 
-    def _build(self, now: float, only: ServiceClass | None) -> None:
-        self._built_at, self._built_for, self._changed = now, only, False
-        self._ends = None
+    def _predict_ends(self, now: float, only: ServiceClass | None) -> list[float] | None:
         ends: list[float] = []
         for lease in self._ledger.all():
             request = lease.request
@@ -269,9 +270,9 @@ class ServiceTimes:
             else:
                 remaining_s = self._decoding_s(lease, request, now)
             if remaining_s is None:
-                return
+                return None
             ends += [remaining_s] * request.cost
-        self._ends = sorted(ends)
+        return sorted(ends)
 
     def _confirmed_in_s(self) -> float | None:
         """Seconds until the engine confirms the end of an aborted request."""

@@ -30,7 +30,8 @@ class Spread:
 class ClassFigures:
     """One class. `goodput_per_s`: requests that ended during the arrivals, with their first token
     within the SLO if there is one. `slo_met`: the share of served requests that met it.
-    `slot_share`: of the slots' time during the arrivals."""
+    `slot_share`: of the slots' time during the arrivals. `prediction_error`, `prediction_bias`: as
+    of the run."""
 
     arrived: int
     served: int
@@ -42,6 +43,8 @@ class ClassFigures:
     tokens_per_s: float
     slo_met: float | None
     slot_share: float
+    prediction_error: float | None
+    prediction_bias: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,7 @@ def _of_class(records: list[Record], course: Course, slo_ms: float | None) -> Cl
     in_time = [record for record in kept if _ended(record) <= seconds]
     refused = Counter(str(record.refused) for record in records if record.refused is not None)
     tokens = sum(record.sequence.output for record in served if _ended(record) <= seconds)
+    errors = prediction_errors(records)
     return ClassFigures(
         arrived=len(records),
         served=len(served),
@@ -136,6 +140,8 @@ def _of_class(records: list[Record], course: Course, slo_ms: float | None) -> Cl
         tokens_per_s=tokens / seconds,
         slo_met=None if slo_ms is None or not served else len(kept) / len(served),
         slot_share=sum(_slot_s(each, seconds) for each in served) / (seconds * course.shape.slots),
+        prediction_error=median(map(abs, errors)) if errors else None,
+        prediction_bias=median(errors) if errors else None,
     )
 
 

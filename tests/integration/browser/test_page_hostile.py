@@ -24,7 +24,7 @@ async def test_markup_is_text_and_an_engine_of_100_000_slots_does_not_hold_up_th
 ) -> None:
     engine = await another(slots=100_000, models=("tiny", MARKUP))
     running = await all_ready(await start(**pools(cloud=engine)))
-    engine.tell(**WORKED | {"gpu": MARKUP})
+    engine.report(**WORKED | {"gpu": MARKUP})
     assert (await (await running.client()).post(model=MARKUP)).status == 200
     page = await open_page(operators(running))
     await expect(page.locator("[data-sub]")).to_contain_text(MARKUP, timeout=SOON_MS)

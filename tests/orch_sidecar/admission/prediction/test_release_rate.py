@@ -6,14 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.prediction.release_rate import (
-    LEAST_STARTS,
     LONGEST_MS,
     SHORTEST_MS,
     UNKNOWN_MS,
     WINDOW_RELEASES,
     WINDOW_S,
     ReleaseRate,
-    StartRate,
 )
 
 
@@ -92,11 +90,3 @@ def test_retry_after_is_always_within_its_bounds(
         rate.released(slots, at)
         now = at
     assert SHORTEST_MS <= rate.retry_after_ms(slots_ahead, now + later_s) <= LONGEST_MS
-
-
-def test_requests_that_start_in_one_instant_have_no_rate() -> None:
-    """Of a clock that stands still: virtual time, in a simulation."""
-    starts = StartRate()
-    assert starts.per_second(0, waiting=True, now=1.0) is None
-    assert starts.per_second(LEAST_STARTS, waiting=True, now=1.0) is None
-    assert starts.per_second(LEAST_STARTS, waiting=True, now=2.0) == LEAST_STARTS

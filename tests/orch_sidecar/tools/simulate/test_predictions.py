@@ -26,7 +26,7 @@ from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.traces import read
 from vllm_plugin.contracts.profile import ServiceClass, load
 
-SECONDS = 150.0
+SECONDS = 300.0
 SHAPES = {
     "faster": EngineShape(16, 12, 3.4, 0.6, 1000, step_tokens=256, long_prefill_tokens=64),
     "slower": EngineShape(16, 33, 2.0, 1.0, 540, step_tokens=256, long_prefill_tokens=64),

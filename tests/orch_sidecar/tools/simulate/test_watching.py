@@ -69,10 +69,12 @@ class Watched(Admitted):
         super()._perform(found)
 
     def errors(self) -> list[float]:
-        """|predicted - actual| / actual, of all that was shown to requests that started."""
+        """|predicted - actual| / actual, of all that was shown to requests that started while
+        others arrived: that the traffic ends nobody could know."""
         return [
             abs(place.starts_at - started) / (started - at)
             for ticket, started in self.started.items()
+            if started < SECONDS
             for at, place in self.shown[ticket]
             if place.starts_at is not None and started - at > LEAST_S
         ]
@@ -95,7 +97,7 @@ def watched(workload: Workload, load_factor: float) -> Watched:
 MIXED, EVEN = Workload(), Workload(bulk_share=0.5)
 # Interactive requests alone, with limits on their lengths and without.
 CHAT, UNLIMITED = Workload(bulk_share=0.0), Workload(bulk_share=0.0, max_tokens_known=False)
-# Where bulk requests wait for what the waves of interactive ones leave, it is known to a third.
+# Where bulk requests wait for what the waves of interactive ones leave.
 WAVES = Workload(bulk_share=0.3)
 
 
@@ -109,14 +111,14 @@ WAVES = Workload(bulk_share=0.3)
         pytest.param(CHAT, 1.5, 0.05, marks=pytest.mark.long),
         pytest.param(UNLIMITED, 1.1, 0.2, marks=pytest.mark.long),
         pytest.param(WAVES, 1.5, 0.2, marks=pytest.mark.long),
-        pytest.param(WAVES, 1.1, 0.33, marks=pytest.mark.long),
+        pytest.param(WAVES, 1.1, 0.2, marks=pytest.mark.long),
     ],
 )
 def test_what_is_shown_is_off_by_a_fifth_at_most_in_the_median(
     workload: Workload, load_factor: float, off_by: float
 ) -> None:
     errors = watched(workload, load_factor).errors()
-    assert len(errors) > 1000
+    assert len(errors) > 700
     assert median(errors) <= off_by
 
 
