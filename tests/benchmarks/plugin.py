@@ -11,8 +11,7 @@ import os
 import sys
 import time
 import urllib.request
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.tools.local import tiny_model
 from orch_sidecar.tools.local.engine import SERVER
@@ -58,32 +57,33 @@ def engine_state_of_a_bench() -> EngineState:
 
 def step_cost_us() -> tuple[float, float]:
     """Microseconds of a `record` call: when nothing changed, and when all of it did."""
+    from vllm.v1.metrics.stats import (
+        IterationStats,
+        PrefixCacheStats,
+        SchedulerIterationDetails,
+        SchedulerStats,
+    )
+
     from vllm_plugin.adapters.stat_logger import SchedulerStatLogger
     from vllm_plugin.state.subscriber import Subscriber
 
     engine_state = engine_state_of_a_bench()
     engine_state.subscribe(Subscriber(None, lambda: None))
     logger = SchedulerStatLogger(engine_state, async_scheduling=False)
-    details = SimpleNamespace(
+    details = SchedulerIterationDetails(
+        iteration_index=0,
         num_ctx_requests=0,
         num_ctx_tokens=0,
         num_generation_requests=8,
         num_generation_tokens=8,
         elapsed_ms=5.0,
-        is_dummy=False,
     )
-    stats: Any = SimpleNamespace(
-        num_running_reqs=8,
-        num_waiting_reqs=0,
-        num_skipped_waiting_reqs=0,
-        kv_cache_usage=0.0,
-        iteration_details=details,
-        prefix_cache_stats=SimpleNamespace(queries=0, hits=0),
-        connector_prefix_cache_stats=None,
+    stats = SchedulerStats(
+        num_running_reqs=8, iteration_details=details, prefix_cache_stats=PrefixCacheStats()
     )
-    iteration = SimpleNamespace(
-        num_preempted_reqs=0, num_generation_tokens=8, inter_token_latencies_iter=[0.005] * 8
-    )
+    iteration = IterationStats()
+    iteration.num_generation_tokens = 8
+    iteration.inter_token_latencies_iter = [0.005] * 8
     costs = []
     for changing in (False, True):
         began = time.process_time()
