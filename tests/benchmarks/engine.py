@@ -1,9 +1,11 @@
 """`make bench-engine`: one engine through the sidecar and directly, in interleaved rounds.
 
-32 clients share 8 slots: through the sidecar 24 of them are queued there, directly in vLLM. Both
-trace every request, to a sink that only counts. Prints output tokens per second and TTFT of both,
-and the ratio of each round. Then what a trace costs the engine's processes: short requests, each
-second round with a client's decision not to sample.
+32 clients share 8 slots: through the sidecar 24 of them are queued there, directly in vLLM. With
+as many clients as slots (`--slots 32`, `--slots 64 --clients 64`) none is queued once the batch
+limit that the sidecar learns admits all; what it admits is printed. Both trace every request, to a
+sink that only counts. Prints output tokens per second and TTFT of both, and the ratio of each
+round. Then what a trace costs the engine's processes: short requests, each second round with a
+client's decision not to sample.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def checked(way: str, window: Window) -> Window:
     return window
 
 
-def throughput(stack: Stack, rounds: int, seconds: float) -> None:
+def throughput(stack: Stack, clients: int, rounds: int, seconds: float) -> None:
     """Through the sidecar and directly."""
     print("round   through  directly   ratio   TTFT p50 through / directly, s")
     ratios = []
@@ -51,7 +53,7 @@ def throughput(stack: Stack, rounds: int, seconds: float) -> None:
         seen: dict[str, Window] = {}
         for way in order:
             port = stack.port if way == "through" else stack.engine_port
-            window = closed_loop(port, clients=CLIENTS, tokens=TOKENS, seconds=seconds)
+            window = closed_loop(port, clients=clients, tokens=TOKENS, seconds=seconds)
             seen[way] = checked(way, window)
         through, directly = seen["through"], seen["directly"]
         ratios.append(through.tokens_per_s / directly.tokens_per_s)
@@ -113,6 +115,8 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(tiny_model.SIZES), default="tiny")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--slots", type=int, default=SLOTS)
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="in a closed loop (32)")
     parser.add_argument("--untraced", action="store_true", help="neither of them traces")
     options = parser.parse_args()
     with ExitStack() as cleanup:
@@ -126,14 +130,20 @@ def main() -> None:
             profile="cloud",
             model=str(model_directory(options.size)),
             served_name="tiny",
-            slots=SLOTS,
+            slots=options.slots,
             environ={"HF_HUB_OFFLINE": "1"} | ({} if options.untraced else tracing),
             log_directory=cache_directory() / "bench",
         )
         stack = cleanup.enter_context(Stack(plan))
         stack.wait_ready(600, lambda waited, what: None)
-        print(f"model {options.size}, {CLIENTS} clients, {SLOTS} slots, {TOKENS} tokens each")
-        throughput(stack, options.rounds, options.seconds)
+        clients, slots = options.clients, options.slots
+        print(f"model {options.size}, {clients} clients, {slots} slots, {TOKENS} tokens each")
+        throughput(stack, clients, options.rounds, options.seconds)
+        with urllib.request.urlopen(f"{stack.url}/v1/capabilities", timeout=5) as answer:
+            pool = json.load(answer)["engines"][0]
+            print(
+                f"effective capacity: {pool['effective_capacity']} of {pool['slots_total']} slots"
+            )
         cost(stack, options.rounds, options.seconds)
         with urllib.request.urlopen(f"http://127.0.0.1:{sink_port}/stats", timeout=5) as answer:
             print(f"sink: {json.load(answer)}")
