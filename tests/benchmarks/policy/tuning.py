@@ -29,6 +29,8 @@ SLOTS: Final = 64
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
 FACTOR: Final = 2.0
 LEAST_TOKENS: Final = 8
+# Before a size is measured, for each of its slots: its first prompts have to be read.
+WARM_S: Final = 0.15
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +113,7 @@ def _measure(engine: Engine, size: int, given: argparse.Namespace) -> Measured:
             _requests(given.prompt_tokens, given.output_tokens),
             engine.counters,
             clients=size + 8,
-            warm_s=2.0,
+            warm_s=2.0 + WARM_S * size,
             seconds=given.seconds,
         )
     engine.rest()
