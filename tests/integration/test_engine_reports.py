@@ -1,4 +1,4 @@
-"""What the engine reports of itself: how it is used, and what is refused."""
+"""The reports of an engine: how it is used, and what is refused."""
 
 from __future__ import annotations
 

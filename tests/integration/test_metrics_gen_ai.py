@@ -132,7 +132,7 @@ async def test_thousand_random_requests_make_no_series(
         await client.get(f"/metrics?{text}", fields)
 
     async def series() -> set[str]:
-        """Leaves out what an engine reports of itself: it grows as time goes by."""
+        """Leaves out the figures from the reports of an engine: they grow as time goes by."""
         return {name for name in await sidecar.metrics() if not name.startswith("orch_engine_")}
 
     await ask(0)

@@ -15,16 +15,21 @@ async def engine() -> GeneratingApp:
     return GeneratingApp()
 
 
+async def end_of(call: Call, engine: GeneratingApp) -> None:
+    """Lets a call end that has entered; `order` has what happens from then on."""
+    await engine.entered.wait()
+    engine.order.clear()
+    engine.go_on.set()
+    await call.task
+
+
 async def test_end_of_a_complete_response_is_booked_before_it_is_sent(
     engine: GeneratingApp,
 ) -> None:
     """So that its sidecar finds the slots free for the next request."""
     engine.subscriber.wake = lambda: engine.order.append("reported")
     call = engine.call()
-    await engine.entered.wait()
-    engine.order.clear()
-    engine.go_on.set()
-    await call.task
+    await end_of(call, engine)
     assert engine.order[:2] == ["reported", "sent"]
     await engine.settled()
     assert engine.subscriber.ended == [LEASE], "once"
@@ -38,10 +43,7 @@ async def test_response_with_an_error_ends_its_lease_after_its_sequences(
     engine.status = 500
     engine.subscriber.wake = lambda: engine.order.append("reported")
     call = engine.call()
-    await engine.entered.wait()
-    engine.order.clear()
-    engine.go_on.set()
-    await call.task
+    await end_of(call, engine)
     await engine.settled()
     assert engine.order == ["sent", "aborted in the engine", "reported"]
 
@@ -53,10 +55,7 @@ async def test_rejection_of_a_single_sequence_is_booked_before_it_is_sent(
     engine.status = 400
     engine.subscriber.wake = lambda: engine.order.append("reported")
     call = engine.call(lease=lease_of(US, 7, cost=1))
-    await engine.entered.wait()
-    engine.order.clear()
-    engine.go_on.set()
-    await call.task
+    await end_of(call, engine)
     assert engine.order[:2] == ["reported", "sent"]
     await engine.settled()
     engine.assert_no_request_left()
@@ -70,10 +69,7 @@ async def test_rejection_of_several_sequences_is_booked_after_their_abort(
     engine.status = status
     engine.subscriber.wake = lambda: engine.order.append("reported")
     call = engine.call()
-    await engine.entered.wait()
-    engine.order.clear()
-    engine.go_on.set()
-    await call.task
+    await end_of(call, engine)
     await engine.settled()
     assert engine.order == ["sent", "aborted in the engine", "reported"]
 
