@@ -237,7 +237,7 @@ class CapabilitiesEndpoint:
             yield _observed(STATE, first)
             changes_at = heartbeat_at = time.monotonic()
             batch_seen = engine_state.speed.batch_seen
-            while self._is_alive():
+            while self._is_alive() and not subscriber.replaced:
                 self._refresh_models()
                 engine_state.tick()
                 woken.clear()

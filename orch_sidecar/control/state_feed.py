@@ -135,6 +135,8 @@ class StateFeed:
             events.append((ENDED, {"leases": ended}))
         instance, pool = subscriber.instance, self._pool
         beat = now - self._beat_at >= HEARTBEAT_EVERY_S
+        if beat:
+            pool.claims.expire(now)
         # They do not wait, and are preceded by the slots that their reader may use.
         offers = pool.claims.parents.offers(instance)
         due = subscriber.pending and now - self._changed_at >= self._every_s

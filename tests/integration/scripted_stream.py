@@ -34,7 +34,7 @@ async def state_stream(engine: ScriptedEngine, answer: Answer) -> None:
             await engine.faults.stream(answer)
             return
         beat_at = loop.time()
-        while True:
+        while not subscriber.replaced:
             with suppress(TimeoutError):
                 ticks_s = (engine_state.ticks_at() or float("inf")) - time.time()
                 rest_s = beat_at + HEARTBEAT_EVERY_S - loop.time()
@@ -60,6 +60,7 @@ async def state_stream(engine: ScriptedEngine, answer: Answer) -> None:
                 _send_event(answer, "offer", {"cost": offer.slots, "number": offer.number})
             if change:
                 await _pause(subscriber, woken, changes_every_s(engine_state.claims.sidecars))
+        answer.end()
     finally:
         engine_state.unsubscribe(subscriber)
 

@@ -75,9 +75,9 @@ class Engine:
     def call(self, method: str, path: str) -> Call:
         return Call(self.app, method, path)
 
-    async def stream(self) -> tuple[Call, dict[str, Any]]:
+    async def stream(self, path: str = STREAM) -> tuple[Call, dict[str, Any]]:
         """Opens a stream, and returns it with its first state."""
-        call = self.call("GET", STREAM)
+        call = self.call("GET", path)
         assert await call.status() == 200
         first = await call.event()
         assert first is not None

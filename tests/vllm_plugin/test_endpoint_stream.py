@@ -151,13 +151,24 @@ async def test_stall_and_its_end_are_each_sent_with_one_heartbeat(
     other = engine.call("GET", "/v1/capabilities")
     await other.status()
     assert (await other.json())["engines"][0]["state"] == "stalled"
-    late, opening = await engine.stream()
+    late, opening = await engine.stream(STREAM.replace(US, THEM))
     assert opening["state"] == "stalled"
     engine.engine_state.record(report(3, at_s=time.time()))
     for stream in (call, late):
         assert (await stream.event_named("heartbeat"))["state"] == "ready"
     engine.client.is_running = False
     await asyncio.wait_for(asyncio.gather(call.task, late.task), 5)
+
+
+async def test_new_stream_of_a_sidecar_ends_the_one_before(engine: Engine) -> None:
+    former, _ = await engine.stream()
+    call, _ = await engine.stream()
+    await asyncio.wait_for(former.task, 5)
+    entered = engine.engine_state.enter(LEASE)
+    assert isinstance(entered, int)
+    engine.engine_state.leave(entered)
+    assert (await call.event_named("ended"))["leases"] == [LEASE]
+    await engine.stop(call)
 
 
 async def test_pause_and_its_end_are_sent_at_once() -> None:

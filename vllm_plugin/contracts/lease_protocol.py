@@ -64,6 +64,10 @@ _LEASE: Final = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})")
 # milliseconds and a round trip, on a busy machine within some tens.
 OFFER_S: Final = 0.1
 
+# A claim that its sidecar does not repeat for that long ends: it repeats one each second, and a
+# call that is lost delays the next one by a little more than 3 s.
+CLAIM_S: Final = 5.0
+
 
 # A sidecar claims at most so many times the slots of the engine.
 MOST_CLAIMED: Final = 2

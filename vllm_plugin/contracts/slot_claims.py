@@ -13,7 +13,8 @@ All that a sidecar is offered at one time is one numbered offer. Its slots are b
 requests of the sidecar use them up, whichever they are. The sidecar takes an offer, or gives slots
 of it back, as soon as it hears of it; slots that were neither used nor given back in time pass on,
 and its claim is withdrawn. A call that sets a claim names the last offer that the sidecar has heard
-of: later ones, which are on their way to it, count against the claim.
+of: later ones, which are on their way to it, count against the claim. A claim that is not repeated
+for CLAIM_S ends: the network may lose a sidecar without an end of its stream.
 
 Goyal, Vin, Cheng: Start-time fair queueing, SIGCOMM 1996.
 """
@@ -24,7 +25,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vllm_plugin.contracts.lease_protocol import OFFER_S, Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import CLAIM_S, OFFER_S, Claim, ClaimCall
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class _Sidecar:
     age: int = 0  # of its claim, or of the last grant under it: the older, the lower
     number: int = 0  # of its last call
     waits: bool = False  # for something else than slots
+    called_s: float = 0.0  # when it last called, or a request of it was rejected
     offers: deque[Offer] = field(default_factory=deque)  # the oldest first
 
     @property
@@ -99,13 +101,11 @@ class SlotClaims:
 
     def of(self, instance: str | None) -> Claim | None:
         """What a sidecar claims beyond what it was offered."""
-        sidecar = self._known(instance)
-        return None if sidecar is None else sidecar.claim
+        return None if (sidecar := self._known(instance)) is None else sidecar.claim
 
     def number_of(self, instance: str | None) -> int:
         """The number of a sidecar's last call; 0: of none."""
-        sidecar = self._known(instance)
-        return 0 if sidecar is None else sidecar.number
+        return 0 if (sidecar := self._known(instance)) is None else sidecar.number
 
     def first(self) -> Claim | None:
         """The claim to which slots are offered next."""
@@ -121,8 +121,7 @@ class SlotClaims:
 
     def waits(self, instance: str | None) -> bool:
         """Whether requests of a sidecar wait for something else than the slots that it claims."""
-        sidecar = self._known(instance)
-        return sidecar is not None and sidecar.waits
+        return (sidecar := self._known(instance)) is not None and sidecar.waits
 
     @property
     def any_waits(self) -> bool:
@@ -142,10 +141,11 @@ class SlotClaims:
         sidecar = self._known(instance)
         return self.offered - (0 if sidecar is None else sidecar.booked)
 
-    def call(self, instance: str, call: ClaimCall) -> None:
+    def call(self, instance: str, call: ClaimCall, now_s: float) -> None:
         """Sets what a sidecar that reads the state claims, and frees what it gives back. A call
-        that was overtaken by a later one does nothing."""
+        that was overtaken by a later one changes nothing of that."""
         sidecar = self._sidecars[instance]
+        sidecar.called_s = now_s
         if 0 < call.number <= sidecar.number:
             return
         sidecar.number, sidecar.waits = call.number, call.waits
@@ -156,7 +156,7 @@ class SlotClaims:
             claim = claim.less(coming)
         self._set(sidecar, claim)
 
-    def enters(self, instance: str, claim: Claim, free: int) -> bool:
+    def enters(self, instance: str, claim: Claim, free: int, now_s: float) -> bool:
         """Whether a request that arrives from a sidecar may enter. Uses up what it was offered.
 
         `free`: slots that no request has, offered ones included. If not, and the sidecar reads the
@@ -175,8 +175,10 @@ class SlotClaims:
             if booked < cost:
                 self._grant(sidecar, cost - booked)
             return True
-        if sidecar is not None and (sidecar.claim is None or claim.urgent > sidecar.claim.urgent):
-            self._set(sidecar, claim)
+        if sidecar is not None:
+            sidecar.called_s = now_s
+            if sidecar.claim is None or claim.urgent > sidecar.claim.urgent:
+                self._set(sidecar, claim)
         return False
 
     # Offers
@@ -202,27 +204,26 @@ class SlotClaims:
         return list(made.values())
 
     def expire(self, now_s: float) -> bool:
-        """Ends the offers that were not taken in time, and the claims of their sidecars. Returns
-        whether any."""
+        """Ends the offers that were not taken in time, the claims of their sidecars, and the claims
+        that were not repeated in time. Returns whether any."""
         found = False
         for sidecar in self._sidecars.values():
             # A clock that is set back does not book slots for longer.
             late = [each for each in sidecar.offers if not now_s < each.until_s <= now_s + OFFER_S]
             for offer in late:
                 self._free(sidecar, offer, offer.left)
+            silent = not sidecar.called_s <= now_s < sidecar.called_s + CLAIM_S
+            if late or (silent and (sidecar.waits or sidecar.claim is not None)):
                 self._set(sidecar, None)
+                sidecar.waits = sidecar.waits and not silent
                 found = True
         return found
 
     @property
     def expires_at(self) -> float | None:
         """When the first offer expires."""
-        if not self.offered:
-            return None
-        return min(
-            (each.offers[0].until_s for each in self._sidecars.values() if each.offers),
-            default=None,
-        )
+        offering = (each for each in self._sidecars.values() if self.offered and each.offers)
+        return min((each.offers[0].until_s for each in offering), default=None)
 
     # Parts
 

@@ -54,12 +54,17 @@ class EngineState:
         self._clock = clock
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Wakes the subscriber at the next change after each `look`, from now on."""
+        """Wakes the subscriber at the next change after each `look`, from now on. It replaces the
+        same sidecar's former one, whose connection may be lost without an end."""
+        former = [each for each in self._subscribers if each.instance == subscriber.instance]
         if subscriber.claims and subscriber.instance is not None:
             self.claims.opened(subscriber.instance)
             self._subscribers.wake_all()  # the number of sidecars has changed
         self._subscribers.add(subscriber)
         self._subscribers.looks(subscriber)
+        for each in former if subscriber.instance is not None else ():
+            self.unsubscribe(each)
+            each.replace()
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Stops waking the subscriber. Does nothing if it is not subscribed."""
@@ -121,7 +126,8 @@ class EngineState:
             if parsed.cost > self.facts.slots_total:
                 return Rejected.TOO_LARGE
             self.tick()
-            if not self.claims.enters(parsed.instance, Claim(parsed.cost, urgent), self._free()):
+            claim = Claim(parsed.cost, urgent)
+            if not self.claims.enters(parsed.instance, claim, self._free(), self._clock()):
                 self.rejected_for_slots += 1
                 self._slots_changed()  # an offer that did not suffice is free again
                 return Rejected.NO_SLOT if self.claims.reads(parsed.instance) else Rejected.BUSY
@@ -150,7 +156,7 @@ class EngineState:
         """Takes a sidecar's call. False: it does not read the state, and can be offered nothing."""
         if not self.claims.reads(instance):
             return False
-        self.claims.call(instance, call)
+        self.claims.call(instance, call, self._clock())
         self._slots_changed()
         return True
 

@@ -22,8 +22,14 @@ class Subscriber:
         self.wake = wake
         self.claims = claims and instance is not None
         self.changed = False  # something has, since it last looked
+        self.replaced = False  # its sidecar has opened another stream: this one is to end
         self.ended: list[str] = []
         self.offers: list[Offer] = []
+
+    def replace(self) -> None:
+        """Its stream is to end."""
+        self.replaced = True
+        self.wake()
 
 
 class Subscribers(set[Subscriber]):

@@ -90,6 +90,11 @@ class EngineClaims:
         self.update()
         return True
 
+    def expire(self, now: float) -> None:
+        """Ends what parents claimed and have not repeated. To be called about once a second."""
+        if self.parents.books.expire(now):
+            self.update()
+
     def arrive(
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Lease | Refusal | Queued:

@@ -45,7 +45,7 @@ class ParentClaims:
         """Takes a parent's call. Returns the slots that it gives back."""
         self.books.expire(now)
         before = self.books.offered
-        self.books.call(instance, call)
+        self.books.call(instance, call, now)
         return before - self.books.offered
 
     def total(self, own: Claim | None, slots_total: int) -> Claim | None:
@@ -72,7 +72,7 @@ class ParentClaims:
         for offer in books.offer(books.offered + slots, now):
             if offer.instance == self._own:
                 # Taken at once; what is not is given back to the engine.
-                books.enters(self._own, Claim(offer.slots, urgent=True), books.offered)
+                books.enters(self._own, Claim(offer.slots, urgent=True), books.offered, now)
             else:
                 slots -= offer.slots
                 self._offers[offer.instance].append(offer)
@@ -85,7 +85,7 @@ class ParentClaims:
         books.expire(now)
         if not books.reads(instance) or books.booked(instance) < cost:
             return False
-        return books.enters(instance, Claim(cost, urgent=True), books.offered)
+        return books.enters(instance, Claim(cost, urgent=True), books.offered, now)
 
     def offers(self, instance: str | None) -> list[Offer]:
         """Returns the offers that a parent has not been sent, once."""
@@ -96,4 +96,5 @@ class ParentClaims:
         return list(self._offers)
 
     def _set(self, own: Claim | None) -> None:
-        self.books.call(self._own, ClaimCall(own))
+        # Unset before any claim can expire: when does not matter.
+        self.books.call(self._own, ClaimCall(own), 0.0)

@@ -30,6 +30,7 @@ class Proxy:
         self.flows.set()
         self._to = port
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -37,17 +38,23 @@ class Proxy:
 
     async def stop(self) -> None:
         self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         await self.flows.wait()
+        if writer.is_closing():
+            return
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._to)
         except OSError:
             writer.close()
             return
+        self._writers.add(back)
         for task in (self._pump(reader, back), self._pump(there, writer)):
             running = asyncio.get_running_loop().create_task(task)
             self._tasks.add(running)

@@ -21,6 +21,7 @@ from tests.orch_sidecar.parents import (
     served,
     state,
 )
+from vllm_plugin.contracts.lease_protocol import CLAIM_S, ClaimCall
 
 FREE_6 = {"slots_free": 6, "slots_free_by_class": {"interactive": 6, "bulk": 6}}
 NONE_FREE = {"slots_free": 0, "slots_free_by_class": {"interactive": 0, "bulk": 0}}
@@ -184,3 +185,16 @@ def test_restart_of_the_engine_below_is_sent_as_a_whole_state() -> None:
     leases.changed()
     [(name, data)] = subscriber.feed.due(10.5)
     assert (name, data["epoch"], data["leases"]) == ("state", f"{RUN}.e2", [])
+
+
+def test_claim_that_a_parent_no_longer_repeats_ends_at_a_heartbeat() -> None:
+    leases, pool = ParentLeases(RUN), FakePool(ledger())
+    books = pool.claims.parents.books
+    books.opened(THEM)
+    pool.claims.claimed(THEM, ClaimCall(None, number=1, waits=True), 10.0)
+    feed = FakeSubscriber(leases, pool).feed
+    feed.due(10.0)
+    feed.due(10.0 + CLAIM_S - 0.5)
+    assert books.any_waits
+    feed.due(10.0 + CLAIM_S + 0.5)
+    assert not books.any_waits

@@ -27,16 +27,20 @@ def offered(claims: SlotClaims, free: int, now_s: float = 0.0) -> list[tuple[str
 
 
 def claim(claims: SlotClaims, instance: str, wanted: Claim | None, **known: Any) -> None:
-    claims.call(instance, ClaimCall(wanted, **known))
+    claims.call(instance, ClaimCall(wanted, **known), now_s=0.0)
+
+
+def enters(claims: SlotClaims, instance: str, wanted: Claim, free: int) -> bool:
+    return claims.enters(instance, wanted, free, now_s=0.0)
 
 
 def test_request_enters_while_slots_are_free_and_nothing_is_claimed(claims: SlotClaims) -> None:
-    assert claims.enters(ONE, Claim(4, urgent=False), free=4)
+    assert enters(claims, ONE, Claim(4, urgent=False), free=4)
     assert not claims.waiting
 
 
 def test_request_without_a_slot_leaves_a_claim(claims: SlotClaims) -> None:
-    assert not claims.enters(ONE, Claim(2, urgent=False), free=1)
+    assert not enters(claims, ONE, Claim(2, urgent=False), free=1)
     assert claims.of(ONE) == Claim(2, urgent=False)
     assert not claims.contended(ONE)
     assert claims.contended(TWO)
@@ -46,28 +50,28 @@ def test_request_without_a_slot_leaves_a_claim(claims: SlotClaims) -> None:
 def test_engine_is_contended_also_by_requests_that_wait_for_something_else(
     claims: SlotClaims,
 ) -> None:
-    claims.call(ONE, ClaimCall(None, number=1, waits=True))
+    claim(claims, ONE, None, number=1, waits=True)
     assert (claims.waits(ONE), claims.waits(TWO)) == (True, False)
     assert (claims.contended(ONE), claims.contended(TWO)) == (False, True)
     assert not claims.waiting, "no slot is for them"
-    assert claims.enters(TWO, Claim(4, urgent=False), free=4)
-    claims.call(ONE, ClaimCall(None, number=2))
+    assert enters(claims, TWO, Claim(4, urgent=False), free=4)
+    claim(claims, ONE, None, number=2)
     assert not claims.contended(TWO)
 
 
 def test_sidecar_that_does_not_read_the_state_leaves_no_claim(claims: SlotClaims) -> None:
-    assert not claims.enters("4" * 16, URGENT, free=0)
+    assert not enters(claims, "4" * 16, URGENT, free=0)
     assert not claims.waiting
 
 
 def test_older_claim_of_a_sidecar_stays_when_a_later_request_of_it_is_rejected(
     claims: SlotClaims,
 ) -> None:
-    claims.enters(ONE, Claim(3, urgent=True), free=0)
-    claims.enters(ONE, Claim(1, urgent=True), free=0)
+    enters(claims, ONE, Claim(3, urgent=True), free=0)
+    enters(claims, ONE, Claim(1, urgent=True), free=0)
     assert claims.of(ONE) == Claim(3, urgent=True), "it is at the head of the sidecar's queue"
-    claims.enters(TWO, BULK, free=0)
-    claims.enters(TWO, URGENT, free=0)
+    enters(claims, TWO, BULK, free=0)
+    enters(claims, TWO, URGENT, free=0)
     assert claims.of(TWO) == URGENT, "an interactive request goes before a bulk one"
 
 
@@ -97,8 +101,8 @@ def test_claim_that_becomes_urgent_goes_behind_those_that_are(claims: SlotClaims
 def test_offer_lets_its_sidecar_in_and_nobody_else(claims: SlotClaims) -> None:
     claim(claims, ONE, URGENT)
     claims.offer(1, 0.0)
-    assert not claims.enters(TWO, URGENT, free=1)
-    assert claims.enters(ONE, URGENT, free=1)
+    assert not enters(claims, TWO, URGENT, free=1)
+    assert enters(claims, ONE, URGENT, free=1)
     assert claims.offered == 0
 
 
@@ -108,7 +112,7 @@ def test_sidecars_that_always_have_something_queued_take_turns(claims: SlotClaim
     turns = []
     for _ in range(6):
         [(instance, _)] = offered(claims, free=1)
-        assert claims.enters(instance, URGENT, free=1)
+        assert enters(claims, instance, URGENT, free=1)
         turns.append(instance)
     assert turns == [ONE, TWO, THREE, ONE, TWO, THREE]
 
@@ -119,9 +123,9 @@ def test_slots_that_are_free_together_are_one_offer_to_each(claims: SlotClaims) 
     assert offered(claims, free=9) == [(ONE, 5), (TWO, 4)]
     assert claims.offered == 9
     assert (claims.of(ONE), claims.of(TWO)) == (Claim(1, urgent=True, more=4), None)
-    assert [claims.enters(ONE, URGENT, free) for free in (9, 8, 7, 6, 5)] == [True] * 5
-    assert not claims.enters(ONE, URGENT, free=4), "those are booked for the other one"
-    assert [claims.enters(TWO, Claim(2, urgent=True), free) for free in (4, 2)] == [True] * 2
+    assert [enters(claims, ONE, URGENT, free) for free in (9, 8, 7, 6, 5)] == [True] * 5
+    assert not enters(claims, ONE, URGENT, free=4), "those are booked for the other one"
+    assert [enters(claims, TWO, Claim(2, urgent=True), free) for free in (4, 2)] == [True] * 2
     assert claims.offered == 0
 
 
@@ -130,15 +134,15 @@ def test_request_uses_offered_slots_whatever_the_request_was_for_which_they_were
 ) -> None:
     claim(claims, ONE, Claim(1, urgent=True, more=3))
     claims.offer(4, 0.0)
-    assert claims.enters(ONE, Claim(3, urgent=False), free=4)
-    assert not claims.enters(ONE, Claim(2, urgent=True), free=1), "one is left"
-    assert claims.enters(ONE, Claim(1, urgent=True), free=1)
+    assert enters(claims, ONE, Claim(3, urgent=False), free=4)
+    assert not enters(claims, ONE, Claim(2, urgent=True), free=1), "one is left"
+    assert enters(claims, ONE, Claim(1, urgent=True), free=1)
 
 
 def test_request_may_need_more_than_was_offered_if_more_is_free(claims: SlotClaims) -> None:
     claim(claims, ONE, URGENT)
     claims.offer(4, 0.0)
-    assert claims.enters(ONE, Claim(3, urgent=True), free=4)
+    assert enters(claims, ONE, Claim(3, urgent=True), free=4)
     assert claims.offered == 0
 
 
@@ -152,14 +156,14 @@ def test_slots_gather_for_a_large_claim_and_nobody_overtakes_it(claims: SlotClai
     claim(claims, ONE, Claim(4, urgent=True))
     for free in (1, 2, 3):
         assert offered(claims, free) == []
-        assert not claims.enters(TWO, URGENT, free)
+        assert not enters(claims, TWO, URGENT, free)
     assert offered(claims, free=4) == [(ONE, 4)], "the claim that TWO left is behind it"
 
 
 def test_request_that_is_more_urgent_than_all_claims_enters(claims: SlotClaims) -> None:
     claim(claims, ONE, Claim(4, urgent=False))
-    assert claims.enters(TWO, URGENT, free=1)
-    assert not claims.enters(TWO, BULK, free=1)
+    assert enters(claims, TWO, URGENT, free=1)
+    assert not enters(claims, TWO, BULK, free=1)
 
 
 def test_claim_counts_offers_that_its_sidecar_has_not_heard_of(claims: SlotClaims) -> None:
@@ -190,13 +194,13 @@ def test_slots_that_are_given_back_are_offered_to_the_next(claims: SlotClaims) -
     claim(claims, ONE, None, taken=offer.number, unused=3)
     assert claims.offered == 1, "one is for a request that is on its way"
     assert offered(claims, free=4) == [(TWO, 3)]
-    assert claims.enters(ONE, URGENT, free=4)
+    assert enters(claims, ONE, URGENT, free=4)
 
 
 def test_slots_of_an_offer_that_was_not_heard_of_are_not_given_back(claims: SlotClaims) -> None:
     claim(claims, ONE, URGENT)
     [first] = claims.offer(1, 0.0)
-    assert claims.enters(ONE, URGENT, free=1)
+    assert enters(claims, ONE, URGENT, free=1)
     claim(claims, ONE, URGENT, taken=first.number)
     claims.offer(1, 0.0)
     claim(claims, ONE, None, taken=first.number, unused=1)
@@ -207,7 +211,7 @@ def test_sidecar_is_not_charged_for_what_it_gives_back(claims: SlotClaims) -> No
     for each in (ONE, TWO):
         claim(claims, each, Claim(1, urgent=True, more=7))
     assert offered(claims, free=4) == [(ONE, 2), (TWO, 2)]
-    assert claims.enters(TWO, Claim(2, urgent=True), free=4)
+    assert enters(claims, TWO, Claim(2, urgent=True), free=4)
     claim(claims, ONE, Claim(1, urgent=True, more=7), taken=1, unused=2)
     assert offered(claims, free=2) == [(ONE, 2)]
 
@@ -228,7 +232,7 @@ def test_call_that_was_overtaken_by_a_later_one_does_nothing(claims: SlotClaims)
 def test_offer_is_void_when_foreign_sequences_took_its_slots(claims: SlotClaims) -> None:
     claim(claims, ONE, URGENT)
     claims.offer(1, 0.0)
-    assert not claims.enters(ONE, URGENT, free=0)
+    assert not enters(claims, ONE, URGENT, free=0)
     assert claims.of(ONE) == URGENT
     assert claims.expire(OFFER_S)
     assert claims.offered == 0
@@ -237,10 +241,10 @@ def test_offer_is_void_when_foreign_sequences_took_its_slots(claims: SlotClaims)
 def test_offer_that_is_not_taken_passes_on(claims: SlotClaims) -> None:
     claim(claims, ONE, URGENT)
     claim(claims, TWO, URGENT)
-    claims.offer(1, 10.0)
-    assert claims.expires_at == 10.0 + OFFER_S
-    assert not claims.expire(10.0 + OFFER_S / 2)
-    assert claims.expire(10.0 + OFFER_S)
+    claims.offer(1, 1.0)
+    assert claims.expires_at == 1.0 + OFFER_S
+    assert not claims.expire(1.0 + OFFER_S / 2)
+    assert claims.expire(1.0 + OFFER_S)
     assert claims.of(ONE) is None
     assert offered(claims, free=1) == [(TWO, 1)]
 
@@ -270,8 +274,8 @@ def test_offer_that_was_taken_stays_booked_for_the_request_that_is_on_its_way(
     claim(claims, TWO, URGENT)
     [offer] = claims.offer(1, 0.0)
     claim(claims, ONE, wanted, taken=offer.number)
-    assert not claims.enters(TWO, URGENT, free=1)
-    assert claims.enters(ONE, URGENT, free=1)
+    assert not enters(claims, TWO, URGENT, free=1)
+    assert enters(claims, ONE, URGENT, free=1)
     assert claims.of(ONE) == wanted
     assert claims.offered == 0
 

@@ -23,12 +23,12 @@ def granted(claims: SlotClaims, free: int) -> list[tuple[str, int]]:
     """Offers so many slots; returns the offers, all of which were taken."""
     offers = claims.offer(free, 0.0)
     for offer in offers:
-        assert claims.enters(offer.instance, Claim(offer.slots, urgent=True), free)
+        assert claims.enters(offer.instance, Claim(offer.slots, urgent=True), free, 0.0)
     return [(offer.instance, offer.slots) for offer in offers]
 
 
 def claim(claims: SlotClaims, instance: str, wanted: Claim | None) -> None:
-    claims.call(instance, ClaimCall(wanted))
+    claims.call(instance, ClaimCall(wanted), 0.0)
 
 
 def test_sidecars_get_equal_shares_of_slots_whatever_their_requests_need(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, report, subscribed
+from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of, report, subscribed
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
@@ -164,6 +164,27 @@ def test_end_of_a_request_without_a_lease_is_reported_to_no_instance() -> None:
     assert isinstance(key, int)
     engine_state.leave(key)
     assert subscriber.ended == []
+
+
+def test_new_stream_of_a_sidecar_replaces_the_one_before() -> None:
+    """That one's connection may be lost without its end: nothing is collected for it."""
+    engine_state = EngineState(FACTS)
+    former, _ = subscribed(engine_state)
+    other, _ = subscribed(engine_state, THEM)
+    readers = [subscribed(engine_state, None)[0] for _ in range(2)]
+    engine_state.claim(US, ClaimCall(None, number=1))
+    current, _ = subscribed(engine_state)
+    assert [each.replaced for each in (former, other, *readers, current)] == [True] + [False] * 4
+    for number in range(3):
+        entered = engine_state.enter(lease_of(US, number))
+        assert isinstance(entered, int)
+        engine_state.leave(entered)
+    assert (len(former.ended), len(current.ended)) == (0, 3)
+    assert (engine_state.claims.sidecars, engine_state.claims.number_of(US)) == (2, 1)
+    engine_state.unsubscribe(former)
+    assert engine_state.claims.sidecars == 2
+    engine_state.unsubscribe(current)
+    assert engine_state.claims.sidecars == 1
 
 
 def test_unsubscribed_reader_is_not_woken() -> None:
