@@ -86,6 +86,34 @@ async def test_operator_sees_every_stream_in_a_slot_and_the_queue_and_acts_on_th
     await expect(page.locator('[data-cells] i[data-slot="free"]')).to_have_count(8)
 
 
+async def test_operator_reaches_each_cancel_on_a_phone_without_scrolling(
+    open_page: Open, start: Start, engine: ScriptedEngine, held: Held, tmp_path: Path
+) -> None:
+    keys = KeyRing(tmp_path)
+    keys.add("reports-of-the-night")
+    running = await start(api_keys_file=keys.path)
+    page = await open_page(operators(running), **PHONE)
+    clients = [
+        await started(running, seed=seed, headers=[keys.bearer("reports-of-the-night")])
+        for seed in range(engine.slots + 1)
+    ]
+    for rows in ("running", "queue"):
+        button = page.locator(f"#{rows}-rows button").first
+        await expect(button).to_be_visible(timeout=SOON_MS)
+        box = await button.bounding_box()
+        assert box is not None
+        frame = await page.locator(f"#{rows}-scroll").bounding_box()
+        assert frame is not None
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"] + 0.5, rows
+    await assert_accessible(page)
+    await page.locator("#queue-rows button").first.click()
+    await page.get_by_role("button", name="Cancel request", exact=True).click()
+    assert (await clients.pop().response()).status == 499
+    held.release_all()
+    for client in clients:
+        assert (await client.response()).status == 200
+
+
 async def test_page_survives_a_restart_of_the_engine_and_of_the_sidecar(
     open_page: Open, start: Start, engine: ScriptedEngine
 ) -> None:
