@@ -100,6 +100,11 @@ CASES = {
         {"job": "orch", "instance": "a:8080", "reason": "undelivered"}, 5, 8,
         {'orch_spans_dropped_total{job="orch", instance="a:8080", reason="undelivered"}': "9+0x60"},
     ),
+    "OrchRequestLogDropped": Case(
+        {'orch_request_log_dropped_total{job="orch", instance="a:8080"}': "0+9x60"},
+        {"job": "orch", "instance": "a:8080"}, 5, 8,
+        {'orch_request_log_dropped_total{job="orch", instance="a:8080"}': "9+0x60"},
+    ),
 }  # fmt: skip
 
 

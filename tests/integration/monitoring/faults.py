@@ -27,13 +27,14 @@ BUSY: Final = 3 * SLOTS  # clients: most of them wait
 class Fault:
     """`cause` lasts as long as its context. `fires`: the alert; `too`: what may come with it.
     `interactive`: rules of that class, instead of the profile's; a busy machine delays tokens, too.
-    `untraced`: its collector is unreachable."""
+    `untraced`: its collector is unreachable. `request_log`: the file of its request log."""
 
     fires: str | None
     cause: Cause
     too: frozenset[str] = frozenset()
     interactive: tuple[tuple[str, Any], ...] = (("tpot_p95_ms", None),)
     untraced: bool = False
+    request_log: str | None = None
 
 
 @asynccontextmanager
@@ -153,4 +154,6 @@ FAULTS: Final = {
     "preempting": Fault("OrchKvPreemptions", preempting),
     "lost": Fault("OrchLeasesOrphaned", lost_lease),
     "untraced": Fault("OrchSpansDropped", none, untraced=True),
+    # A file system without space, as Linux offers one to tests.
+    "unlogged": Fault("OrchRequestLogDropped", none, request_log="/dev/full"),
 }

@@ -33,7 +33,9 @@ async def started(name: str, fault: Fault, stack: AsyncExitStack) -> tuple[Scrip
     await engine.start()
     stack.push_async_callback(engine.stop)
     pool = {"name": name, "url": engine.url, "profile": "cloud"}
-    sidecar = Sidecar(SidecarSettings(pools=[pool], port=0, drain_timeout_s=0.2))
+    sidecar = Sidecar(
+        SidecarSettings(pools=[pool], port=0, drain_timeout_s=0.2, request_log=fault.request_log)
+    )
     running = Running(sidecar, await sidecar.start())
     stack.push_async_callback(running.stop)
     await running.ready()
