@@ -9,53 +9,22 @@ work that is owed slots), then by start-time fair queueing: each grant moves its
 start back by its slots, so that sidecars whose requests end at the same time, or need different
 numbers of slots, get equal shares of them; of equal starts the oldest is first.
 
-All that a sidecar is offered at one time is one numbered offer. Its slots are booked for OFFER_S;
-requests of the sidecar use them up, whichever they are. The sidecar takes an offer, or gives slots
-of it back, as soon as it hears of it; slots that were neither used nor given back in time pass on,
-and its claim is withdrawn. A call that sets a claim names the last offer that the sidecar has heard
-of: later ones, which are on their way to it, count against the claim. A claim that is not repeated
-for CLAIM_S ends: the network may lose a sidecar without an end of its stream.
+All that a sidecar is offered at one time is one numbered offer. Its slots are booked for a while
+(`ClaimingSidecar`); requests of the sidecar use them up, whichever they are. The sidecar takes an
+offer, or gives slots of it back, as soon as it hears of it; slots that were neither used nor given
+back in time pass on, and its claim is withdrawn. A call that sets a claim names the last offer that
+the sidecar has heard of: later ones, which are on their way to it, count against the claim. A claim
+that is not repeated for CLAIM_S ends: the network may lose a sidecar without an end of its stream.
 
 Goyal, Vin, Cheng: Start-time fair queueing, SIGCOMM 1996.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from vllm_plugin.contracts.lease_protocol import CLAIM_S, OFFER_S, Claim, ClaimCall
-
-
-@dataclass(slots=True)
-class Offer:
-    """`slots` are booked for a sidecar instance until then. `number`: from 1; `left`: those that
-    no request has used."""
-
-    instance: str
-    slots: int
-    until_s: float
-    number: int
-    left: int
-
-
-@dataclass(slots=True)
-class _Sidecar:
-    """What a sidecar that reads the state claims, and is offered."""
-
-    streams: int = 0
-    claim: Claim | None = None
-    start: int = 0  # of its next grant, in sequences granted: the lowest is next
-    age: int = 0  # of its claim, or of the last grant under it: the older, the lower
-    number: int = 0  # of its last call
-    waits: bool = False  # for something else than slots
-    called_s: float = 0.0  # when it last called, or a request of it was rejected
-    offers: deque[Offer] = field(default_factory=deque)  # the oldest first
-
-    @property
-    def booked(self) -> int:
-        return sum(offer.left for offer in self.offers)
+from vllm_plugin.contracts.claiming_sidecar import ClaimingSidecar, Offer
+from vllm_plugin.contracts.lease_protocol import CLAIM_S, LONGEST_OFFER_S, Claim, ClaimCall
 
 
 class SlotClaims:
@@ -63,7 +32,7 @@ class SlotClaims:
 
     def __init__(self) -> None:
         self.offered = 0  # sequences
-        self._sidecars: dict[str, _Sidecar] = {}
+        self._sidecars: dict[str, ClaimingSidecar] = {}
         self._claiming = 0  # sidecars
         self._ages = 0
         self._made = 0  # offers
@@ -73,7 +42,7 @@ class SlotClaims:
 
     def opened(self, instance: str) -> None:
         """A sidecar reads the state; only such ones can claim, because offers are sent there."""
-        self._sidecars.setdefault(instance, _Sidecar()).streams += 1
+        self._sidecars.setdefault(instance, ClaimingSidecar()).streams += 1
 
     def closed(self, instance: str) -> None:
         """One of its streams ended; with the last one its claim and its offers end."""
@@ -146,6 +115,7 @@ class SlotClaims:
         that was overtaken by a later one changes nothing of that."""
         sidecar = self._sidecars[instance]
         sidecar.called_s = now_s
+        sidecar.heard(call.taken, now_s)
         if 0 < call.number <= sidecar.number:
             return
         sidecar.number, sidecar.waits = call.number, call.waits
@@ -171,6 +141,8 @@ class SlotClaims:
         ):
             if sidecar is None:
                 return True
+            if booked:
+                sidecar.heard(sidecar.offers[0].number, now_s)
             self._use(sidecar, booked)
             if booked < cost:
                 self._grant(sidecar, cost - booked)
@@ -192,8 +164,7 @@ class SlotClaims:
                 break
             if instance not in made:
                 self._made += 1
-                made[instance] = Offer(instance, 0, now_s + OFFER_S, self._made, 0)
-                sidecar.offers.append(made[instance])
+                made[instance] = sidecar.offer(instance, self._made, now_s)
             made[instance].slots += claim.cost
             made[instance].left += claim.cost
             self.offered += claim.cost
@@ -209,7 +180,8 @@ class SlotClaims:
         found = False
         for sidecar in self._sidecars.values():
             # A clock that is set back does not book slots for longer.
-            late = [each for each in sidecar.offers if not now_s < each.until_s <= now_s + OFFER_S]
+            until = now_s + LONGEST_OFFER_S
+            late = [each for each in sidecar.offers if not now_s < each.until_s <= until]
             for offer in late:
                 self._free(sidecar, offer, offer.left)
             silent = not sidecar.called_s <= now_s < sidecar.called_s + CLAIM_S
@@ -227,15 +199,15 @@ class SlotClaims:
 
     # Parts
 
-    def _known(self, instance: str | None) -> _Sidecar | None:
+    def _known(self, instance: str | None) -> ClaimingSidecar | None:
         return None if instance is None else self._sidecars.get(instance)
 
-    def _claims(self) -> Iterator[tuple[str, _Sidecar, Claim]]:
+    def _claims(self) -> Iterator[tuple[str, ClaimingSidecar, Claim]]:
         for instance, sidecar in self._sidecars.items():
             if sidecar.claim is not None:
                 yield instance, sidecar, sidecar.claim
 
-    def _set(self, sidecar: _Sidecar, claim: Claim | None) -> None:
+    def _set(self, sidecar: ClaimingSidecar, claim: Claim | None) -> None:
         """Sets a claim. It keeps its place unless its urgency changes."""
         before, sidecar.claim = sidecar.claim, claim
         self._claiming += (claim is not None) - (before is not None)
@@ -256,13 +228,13 @@ class SlotClaims:
             rank = (not claim.urgent, max(self._start, sidecar.start), self._ages + 1)
         return any(_rank(each) < rank for each in self._claims() if each[0] != instance)
 
-    def _grant(self, sidecar: _Sidecar, slots: int) -> None:
+    def _grant(self, sidecar: ClaimingSidecar, slots: int) -> None:
         """A sidecar gets slots: its next start is later."""
         start = sidecar.start if sidecar.claim is not None else max(self._start, sidecar.start)
         self._start = max(self._start, start)
         sidecar.start = start + slots
 
-    def _use(self, sidecar: _Sidecar, slots: int) -> None:
+    def _use(self, sidecar: ClaimingSidecar, slots: int) -> None:
         """Requests use up so many of the slots that are booked, the oldest first."""
         while slots:
             offer = sidecar.offers[0]
@@ -273,14 +245,14 @@ class SlotClaims:
             if not offer.left:
                 sidecar.offers.popleft()
 
-    def _give_back(self, sidecar: _Sidecar, slots: int, taken: int) -> None:
+    def _give_back(self, sidecar: ClaimingSidecar, slots: int, taken: int) -> None:
         """So many slots of the offers up to `taken` will not be used."""
         for offer in [each for each in sidecar.offers if each.number <= taken]:
             returned = min(slots, offer.left)
             slots -= returned
             self._free(sidecar, offer, returned)
 
-    def _free(self, sidecar: _Sidecar, offer: Offer, slots: int) -> None:
+    def _free(self, sidecar: ClaimingSidecar, offer: Offer, slots: int) -> None:
         """Slots of an offer are not used, and not charged."""
         offer.left -= slots
         self.offered -= slots
@@ -293,6 +265,6 @@ class SlotClaims:
         return self._ages
 
 
-def _rank(claiming: tuple[str, _Sidecar, Claim]) -> tuple[bool, int, int]:
+def _rank(claiming: tuple[str, ClaimingSidecar, Claim]) -> tuple[bool, int, int]:
     _, sidecar, claim = claiming
     return not claim.urgent, sidecar.start, sidecar.age

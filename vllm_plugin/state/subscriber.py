@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm_plugin.contracts.slot_claims import Offer
+from vllm_plugin.contracts.claiming_sidecar import Offer
 
 
 class Subscriber:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from vllm_plugin.contracts.claiming_sidecar import Offer
 from vllm_plugin.contracts.lease_protocol import MOST_CLAIMED, Claim, ClaimCall
-from vllm_plugin.contracts.slot_claims import Offer, SlotClaims
+from vllm_plugin.contracts.slot_claims import SlotClaims
 
 
 class ParentClaims:

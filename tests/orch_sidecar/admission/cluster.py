@@ -37,9 +37,10 @@ class Cluster:
     def takes(self) -> float:
         return self.takes_s * (1 + self.varies * self._chance.uniform(-1, 1))
 
-    def add(self) -> Sidecar:
+    def add(self, delay_s: float | None = None) -> Sidecar:
         self._instances += 1
-        sidecar = Sidecar(self, f"{self._instances:016x}")
+        delay_s = self.delay_s if delay_s is None else delay_s
+        sidecar = Sidecar(self, f"{self._instances:016x}", delay_s)
         sidecar.read()
         self.sidecars.append(sidecar)
         return sidecar

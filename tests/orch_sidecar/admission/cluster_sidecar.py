@@ -45,8 +45,9 @@ class Attempt:
 class Sidecar:
     """One sidecar: its admission, what it has sent, and what is on its way to it."""
 
-    def __init__(self, cluster: Cluster, instance: str) -> None:
+    def __init__(self, cluster: Cluster, instance: str, delay_s: float) -> None:
         self.cluster = cluster
+        self.delay_s = delay_s  # of each message, one way
         self.instance = instance
         self.controller = AdmissionController(RULES, random.Random(1))
         self.requests: dict[str, Attempt] = {}  # by ticket, until they are answered
@@ -106,7 +107,7 @@ class Sidecar:
             self._send_event("offer", (offer.slots, offer.number))
 
     def _send_event(self, name: str, data: Any) -> None:
-        due = self.cluster.now + self.cluster.delay_s
+        due = self.cluster.now + self.delay_s
         self.stream.append((name, json.loads(json.dumps(data)), due))
 
     def read(self) -> None:
@@ -156,7 +157,7 @@ class Sidecar:
     def _send(self, ticket: str) -> None:
         attempt = self.requests[ticket]
         attempt.granted = self.cluster.now
-        attempt.due = self.cluster.now + self.cluster.delay_s
+        attempt.due = self.cluster.now + self.delay_s
         self.sent.append(attempt)
 
     def timer(self) -> None:
@@ -171,7 +172,7 @@ class Sidecar:
         if isinstance(entered, Rejected):
             assert entered in (Rejected.NO_SLOT, Rejected.BUSY), entered
             self.rejected += 1
-            attempt.due = self.cluster.now + self.cluster.delay_s
+            attempt.due = self.cluster.now + self.delay_s
             self.answers.append((attempt, False))
         else:
             attempt.key = entered
@@ -183,7 +184,7 @@ class Sidecar:
         assert attempt.key is not None
         self.running.remove(attempt)
         self.cluster.engine.leave(attempt.key)
-        attempt.due = self.cluster.now + self.cluster.delay_s
+        attempt.due = self.cluster.now + self.delay_s
         self.answers.append((attempt, True))
 
     def lose(self, attempt: Attempt) -> None:
@@ -229,14 +230,14 @@ class Sidecar:
         if call is not None:
             self.called += 1
             self._called_at = now
-            self.call = call, now + self.cluster.delay_s
+            self.call = call, now + self.delay_s
 
     def deliver_call(self) -> None:
         """A call reaches the engine; the next one waits for the answer."""
         assert self.call is not None
         if not self.cluster.engine.claim(self.instance, self.call[0]):
             self.calls.failed()
-        self.call, self.calling_until = None, self.cluster.now + self.cluster.delay_s
+        self.call, self.calling_until = None, self.cluster.now + self.delay_s
 
     def lose_call(self) -> None:
         """No answer to a call comes in time; it may still arrive."""

@@ -187,6 +187,34 @@ def test_slow_network_costs_several_sidecars_no_more_than_one(sidecars: int) -> 
     assert served[1] > 0.97 * served[0], served
 
 
+@pytest.mark.parametrize("round_trip_s", [0.15, 0.4])
+def test_sidecar_far_away_gets_its_share_beside_one_that_is_near(round_trip_s: float) -> None:
+    """Its requests come later than OFFER_S behind the offers."""
+    cluster = Cluster(takes_s=0.4)
+    near, far = cluster.add(0.001), cluster.add(round_trip_s / 2)
+    for _ in range(500):
+        near.arrive(1, urgent=True)
+        far.arrive(1, urgent=True)
+    cluster.run(5000)  # in which the engine learns how far away it is
+    before = near.answered, far.answered, far.rejected
+    cluster.run(10_000)
+    served = near.answered - before[0], far.answered - before[1]
+    assert served[1] >= 0.9 * served[0] > 0, served
+    assert far.rejected == before[2]
+
+
+def test_sidecar_that_cannot_take_offers_in_time_costs_the_others_little() -> None:
+    cluster = Cluster(takes_s=0.4)
+    near, far = cluster.add(0.001), cluster.add(0.75)
+    for _ in range(500):
+        near.arrive(1, urgent=True)
+        far.arrive(1, urgent=True)
+    cluster.run(5000)
+    before = near.answered
+    cluster.run(10_000)
+    assert near.answered - before > 0.9 * SLOTS * 10 / 0.4
+
+
 @pytest.mark.parametrize("urgent", [True, False])
 def test_large_requests_get_their_turn_beside_small_ones(urgent: bool) -> None:
     cluster = Cluster(takes_s=0.4)
