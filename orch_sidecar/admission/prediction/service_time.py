@@ -17,6 +17,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.output_lengths import OutputLengths
 from orch_sidecar.admission.prediction.prompts import UnreadPrompts
 from orch_sidecar.admission.prediction.schedule import Schedule
+from orch_sidecar.admission.prediction.slowness import Slowness
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -33,9 +34,6 @@ OUTPUT_TOKEN: Final = 2
 # Charged in advance, within the limit of the request, while nothing is known of such requests.
 _UNKNOWN_OUTPUT: Final = 256
 
-# How far requests may deviate from the measured times: contexts are long, and machines shared.
-_SLOWEST, _FASTEST = 10.0, 0.1
-_LEARNING: Final = 0.1
 # After this many responses, a few per second are as informative as all of them.
 _ENOUGH: Final = 1000
 _LEARN_EVERY_S: Final = 0.005
@@ -73,7 +71,7 @@ class ServiceTimes:
         self.step_time: StepTime | None = None
         self.prompts = UnreadPrompts()
         self._ledger = ledger
-        self._slowness = 1.0
+        self._slowness = Slowness()
         self._learned = 0
         self._learned_at = float("-inf")
         # Seconds of decoding to the ends of running sequences of a class (None: of both), and when
@@ -87,8 +85,8 @@ class ServiceTimes:
         """The engine reported its state. `step_time`: None while it cannot be predicted from."""
         self.step_time, self._changed = step_time, True
         step_s = self._step_s(0)
-        slow_s = None if step_s is None else self._slowness * step_s
-        self.prompts.reported(report, self._ledger.leased, self._slowness, slow_s, now)
+        slow_s = None if step_s is None else self._slowness.factor * step_s
+        self.prompts.reported(report, self._ledger.leased, self._slowness.factor, slow_s, now)
 
     def begin_epoch(self) -> None:
         """The engine restarted, with nothing to read."""
@@ -116,10 +114,7 @@ class ServiceTimes:
         if token_s is None or output_tokens < 2:
             return
         predicted_s = self._reading_s(lease, now) + output_tokens * token_s
-        ratio = (now - lease.granted_at) / (predicted_s * self._slowness)
-        ratio = min(max(ratio, _FASTEST), _SLOWEST)
-        self._slowness *= 1 + _LEARNING * (ratio - 1)
-        self._slowness = min(max(self._slowness, _FASTEST), _SLOWEST)
+        self._slowness.learn(now - lease.granted_at, predicted_s)
 
     # Predictions
 
@@ -129,12 +124,12 @@ class ServiceTimes:
         step_s = self._step_s(request.cost)
         if step_s is None:
             return None
-        return self._slowness * self.prompts.reading_s(before, request.prompt_tokens, step_s)
+        return self._slowness.factor * self.prompts.reading_s(before, request.prompt_tokens, step_s)
 
     def pace_s(self, more: int = 1) -> float | None:
         """Seconds of decoding per token of each sequence, with so many more than those that run."""
         token_s = self._token_s(more)
-        return None if token_s is None else self._slowness * token_s
+        return None if token_s is None else self._slowness.factor * token_s
 
     def token_ms_p95(self, cost: int, *, joins: bool) -> float | None:
         """Milliseconds per token in a batch with `cost` more sequences, at the 95th percentile.
@@ -156,7 +151,7 @@ class ServiceTimes:
         tokens = self.lengths.expected(request.service_class, request.max_tokens)
         if token_s is None or tokens is None:
             return None
-        return self._slowness * (self._prefill_s(request) + tokens * token_s)
+        return self._slowness.factor * (self._prefill_s(request) + tokens * token_s)
 
     def remaining_s(self, lease: Lease, request: AdmissionRequest, now: float) -> float | None:
         """Seconds to the end of a running request."""
@@ -170,13 +165,13 @@ class ServiceTimes:
             return None
         made = self._made(lease, token_s, now)
         tokens = self.lengths.remaining(request.service_class, request.max_tokens, made)
-        return None if tokens is None else self._slowness * tokens * token_s
+        return None if tokens is None else self._slowness.factor * tokens * token_s
 
     def _made(self, lease: Lease, token_s: float, now: float) -> float:
         """The tokens that a running request has generated, per sequence."""
         if self.prompts.read(now) < lease.read_to:
             return 0.0
-        decoded_s = (now - lease.granted_at) / self._slowness - self._reading_s(lease, now)
+        decoded_s = (now - lease.granted_at) / self._slowness.factor - self._reading_s(lease, now)
         return max(0.0, decoded_s / token_s)
 
     def _reading_s(self, lease: Lease, now: float) -> float:
@@ -185,7 +180,7 @@ class ServiceTimes:
         return (self.prompts.read(now) - lease.read_from) / rate if rate else 0.0
 
     def _stretched(self, decoding_s: float, prompt_tokens: float) -> float:
-        slowness = self._slowness
+        slowness = self._slowness.factor
         step_s = self._step_s(0) or 0.0
         return slowness * self.prompts.stretched(decoding_s / slowness, prompt_tokens, step_s)
 
@@ -248,7 +243,7 @@ class ServiceTimes:
         token_s = self._token_s()
         if token_s is not None:
             output = max(0.0, charge - prompt_work) / OUTPUT_TOKEN
-            schedule.fill(sequences, self._slowness * output * token_s / sequences)
+            schedule.fill(sequences, self._slowness.factor * output * token_s / sequences)
             schedule.prompt_tokens += prompt_work
 
     def place(self, schedule: Schedule, request: AdmissionRequest) -> None:
@@ -256,7 +251,7 @@ class ServiceTimes:
         token_s = self._token_s()
         tokens = self.lengths.expected(request.service_class, request.max_tokens)
         if token_s is not None and tokens is not None:
-            schedule.place(request.cost, self._slowness * tokens * token_s)
+            schedule.place(request.cost, self._slowness.factor * tokens * token_s)
             schedule.prompt_tokens += request.prompt_tokens
 
     def _predict_ends(self, now: float, only: ServiceClass | None) -> list[float] | None:

@@ -22,7 +22,7 @@ INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 GUARANTEED: Final = 0.1
 HEAD: Final = (
     "way", "in SLO", "goodput/s", "answered", "TTFT p50", "p95 ms", "tokens/s", "bulk tokens",
-    "bulk slots", "prediction off by", "bias", "refused",
+    "bulk slots", "prediction off by", "bias", "of bulk", "bias", "refused",
 )  # fmt: skip
 
 
@@ -35,6 +35,7 @@ class Turn:
     bulk_tokens_share: float
     bulk_slots_share: float
     errors: tuple[float, ...]  # relative, of predicted starts, with their sign
+    bulk_errors: tuple[float, ...]  # those of bulk requests
 
     def document(self) -> dict[str, Any]:
         own = self.interactive
@@ -45,6 +46,7 @@ class Turn:
             "ttft_p95_ms": None if own.ttft_p95 is None else own.ttft_p95.ms,
             "tokens_per_s": self.tokens_per_s, "bulk_tokens_share": self.bulk_tokens_share,
             "bulk_slots_share": self.bulk_slots_share, "prediction_errors": list(self.errors),
+            "bulk_prediction_errors": list(self.bulk_errors),
         }  # fmt: skip
 
 
@@ -59,6 +61,7 @@ def turn_of(found: Replayed, slots: int, slo_ms: float) -> Turn:
         tokens[BULK] / max(1, tokens.total()),
         _slots_share(summary.of_class(found.answers, BULK), from_s, until_s, slots),
         tuple(_errors(found.answers)),
+        tuple(_errors(summary.of_class(found.answers, BULK))),
     )
 
 
@@ -107,6 +110,7 @@ def _row(name: str, own: Sequence[Turn]) -> list[str]:
         return "-" if value is None else f"{100 * value:.0f} %"
 
     errors = [error for turn in own for error in turn.errors]
+    bulk_errors = [error for turn in own for error in turn.bulk_errors]
     refused: dict[str, int] = {}
     for turn in own:
         for code, count in turn.interactive.refused.items():
@@ -122,10 +126,18 @@ def _row(name: str, own: Sequence[Turn]) -> list[str]:
         shown(_middle(own, "tokens_per_s"), ".0f"),
         percent("bulk_tokens_share"),
         percent("bulk_slots_share") if name == SIDECAR else "-",
-        f"{100 * median(map(abs, errors)):.0f} % of {len(errors)}" if errors else "-",
-        f"{100 * median(errors):+.0f} %" if errors else "-",
+        *_off_by(errors),
+        *_off_by(bulk_errors),
         ", ".join(f"{code} {count}" for code, count in sorted(refused.items())) or "-",
     ]
+
+
+def _off_by(errors: Sequence[float]) -> tuple[str, str]:
+    """The median of predicted starts' errors, and their bias."""
+    if not errors:
+        return "-", "-"
+    off = f"{100 * median(map(abs, errors)):.0f} % of {len(errors)}"
+    return off, f"{100 * median(errors):+.0f} %"
 
 
 def _judge(kind: Kind, turns: dict[str, list[Turn]], record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Predicted starts of bulk requests beside interactive ones that come and go in waves.
+"""Predicted starts of requests of both classes, of which interactive ones come and go in waves.
 
 The conversation trace at the capacity and at twice as much, beside 24 clients that always have
 bulk work, for several of its waves.
@@ -33,7 +33,7 @@ SHAPES = {
 }
 
 
-def errors_of_bulk(shape: EngineShape, times: float) -> list[float]:
+def errors_of(service_class: ServiceClass, shape: EngineShape, times: float) -> list[float]:
     trace = Replay(read(Path("tests/traces/azure_llm_2023_conv.csv")).scaled(lengths=1 / 16))
     rules = with_slo(load("cloud").admission, 3 * unloaded_ttft_p95_ms(shape, trace, 1))
     clients = BulkClients(24, Workload(prompt=48, output=96, bulk_factor=1))
@@ -44,7 +44,7 @@ def errors_of_bulk(shape: EngineShape, times: float) -> list[float]:
         [
             each
             for each in course.records
-            if each.arrival.service_class is ServiceClass.BULK
+            if each.arrival.service_class is service_class
             and each.started_at is not None
             and each.started_at < SECONDS  # later there are no waves
         ]
@@ -57,7 +57,16 @@ def test_bulk_requests_start_neither_earlier_nor_later_than_predicted(
     name: str, times: float, off_by: float, bias: float
 ) -> None:
     """Beside too many interactive requests a wait is known to a half only, but without bias."""
-    errors = errors_of_bulk(SHAPES[name], times)
+    errors = errors_of(ServiceClass.BULK, SHAPES[name], times)
     assert len(errors) > 50
     assert median(map(abs, errors)) <= off_by
     assert abs(median(errors)) <= bias
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+def test_interactive_requests_start_as_predicted(name: str, times: float) -> None:
+    errors = errors_of(ServiceClass.INTERACTIVE, SHAPES[name], times)
+    assert len(errors) > 200
+    assert median(map(abs, errors)) <= 0.18
+    assert abs(median(errors)) <= 0.07
