@@ -38,6 +38,7 @@ from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress
 from orch_sidecar.tools.traces.options import add_trace, trace_of
 from orch_sidecar.tools.tune.decision import decide
+from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import MemoryBound
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import Profile
@@ -78,8 +79,10 @@ def _run(options: argparse.Namespace) -> int:
     tokens = round(traffic.prompt + traffic.output)
     slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
     model = _with_memory(_model(options, tokens), options, tokens)
+    largest = model.curve.largest
+    full = FullSlots(_shape(model, largest, profile), traffic)
     decision = decide(
-        model.curve, model.memory, slo.tpot_ms, model.prefill_tokens_per_s, model.curve.largest
+        model.curve, full, model.memory, slo.tpot_ms, model.prefill_tokens_per_s, largest
     )
     slots = options.slots or max(2, decision.slots)
     seconds = traffic.count / traffic.rate

@@ -13,8 +13,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Final
 
-from orch_sidecar.tools.simulate.engine import Engine, EngineShape
-from orch_sidecar.tools.simulate.engine import Sequence as EngineSequence
+from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import (
     Admitted,
     Direct,
@@ -23,14 +22,14 @@ from orch_sidecar.tools.simulate.fronts import (
     Sight,
     plain_rules,
 )
+from orch_sidecar.tools.simulate.full_load import full_load
 from orch_sidecar.tools.simulate.report import Figures, figures, spread
 from orch_sidecar.tools.simulate.run import Course, Run
 from orch_sidecar.tools.simulate.traffic import BulkClients, Traffic
 from orch_sidecar.tools.simulate.workload import Arrival
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
-# Requests per slot of the capacity run, and requests of the unloaded run, enough for a p95.
-_PER_SLOT: Final = 30
+# Requests of the unloaded run, enough for a p95.
 _ALONE: Final = 400
 # As a share of the capacity of a single stream, so that requests hardly ever queue.
 _LOW_LOAD: Final = 0.05
@@ -115,18 +114,7 @@ def compare(
 
 def capacity(shape: EngineShape, workload: Traffic, seed: int) -> float:
     """Returns the engine's throughput of this mix while its queue is never empty, requests/s."""
-    engine = Engine(replace(shape, by_priority=False), seed)
-    arrivals = workload.at_once(_PER_SLOT * shape.slots, seed)
-    for order, each in enumerate(arrivals):
-        engine.add(EngineSequence(order, each.prompt, each.output))
-    now = 0.0
-    while engine.waiting:
-        took = engine.begin_step(now)
-        assert took is not None, "a sequence is waiting"
-        now += took
-        engine.end_step(now)
-    tokens_each = sum(each.output for each in arrivals) / len(arrivals)
-    return engine.tokens / now / tokens_each
+    return full_load(shape, workload, seed).requests_per_s
 
 
 def unloaded_ttft_p95_ms(shape: EngineShape, workload: Traffic, seed: int) -> float:

@@ -34,7 +34,8 @@ from vllm_plugin.contracts import profile as profiles
 _DESCRIPTION: Final = """Finds the slots and the step size worth having, from one warm run.
 
 Measures the time of a decode step by its batch with closed loops of 1, 2, 4, ... clients up to the
-engine's slots, and then, if an SLO is given, a few rates around the one that the curve predicts.
+engine's slots; simulates from it what the engine does with more or fewer slots, all in use, prompts
+included; and then, if an SLO is given, tries a few rates around the one that follows.
 Needs an engine with the plugin (directly, or behind a sidecar), with as many slots as may be worth
 having, and no other traffic. Writes a profile and shows the curve."""
 
@@ -85,7 +86,7 @@ def _progress(text: str) -> None:
 
 def _report(found: Tuning, options: argparse.Namespace) -> None:
     print(curve_text(found.curve, options.slo_tpot_ms))
-    print(decision_text(found.decision, found.memory, found.rate))
+    print(decision_text(found.decision, found.full, found.memory, found.rate))
     source = (
         f"By `orch tune` on {found.sweep.results[0].engine.model_name}: {options.input_tokens} "
         f"tokens in, {options.output_tokens} out, run {found.sweep.results[0].id}."

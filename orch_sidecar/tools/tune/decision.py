@@ -2,8 +2,9 @@
 
 Pure. The rules, in plain words:
 
-- slots: the fewest that give nearly all of the tokens/s that any allowed number gives. Allowed is
-  what keeps the SLO of the time per token, and what the KV cache holds.
+- slots: the fewest that give nearly all of the tokens/s that any allowed number gives, with the
+  prompts that are read meanwhile. Allowed is what keeps the SLO of the time per token while all
+  slots are in use, and what the KV cache holds.
 - `max_num_batched_tokens`: prompts share a step with decodes, and every stream waits for that
   step. The largest step that keeps the SLO of the time per token with all slots decoding, but no
   larger than where the fixed cost of a step no longer matters.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import MemoryBound
 from orch_sidecar.tools.tune.steps import FURTHEST, StepCurve
 
@@ -27,6 +29,8 @@ FIXED_COST: Final = 0.05
 # vLLM's own multiples; the least that the shipped profiles allow.
 STEP_TOKENS: Final = (256, 512, 1024, 2048, 4096, 8192, 16384)
 MOST_SLOTS: Final = 1024
+# Sizes that are compared, from one slot to the most: throughput has one peak, and no sharp one.
+_STEPS_TO_MOST: Final = 16
 # From these on the fit is called uncertain.
 POOR_FIT: Final = 0.15
 FEW_STEPS: Final = 64
@@ -43,7 +47,7 @@ class Binds(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`slots`: worth having. `by_slo`: the largest batch that keeps the SLO, None without an SLO.
+    """`slots`: worth having. `by_slo`: the most that keep the SLO, None without an SLO.
 
     `binds`: what limits the slots. `step_tokens`: None where the engine has not measured its
     prefill. `doubts`: why this may be off; empty: none is known.
@@ -58,44 +62,60 @@ class Decision:
 
 def decide(
     curve: StepCurve,
+    full: FullSlots,
     memory: MemoryBound | None,
     tpot_slo_ms: float | None,
     prefill_tokens_per_s: float | None,
     slots_now: int,
 ) -> Decision:
-    """Decides from the curve. `tpot_slo_ms`: None without an SLO. `slots_now`: of the engine."""
+    """Decides from the curve, and from what the engine does with `full` slots.
+
+    `tpot_slo_ms`: None without an SLO. `slots_now`: of the engine.
+    """
     reach = min(MOST_SLOTS, max(1, int(FURTHEST * curve.largest)))
     bounds = {Binds.MEASURED: reach}
     by_slo = None
     if tpot_slo_ms is not None:
-        by_slo = largest_within(curve, tpot_slo_ms, reach)
+        by_slo = largest_within(full, tpot_slo_ms, reach)
         bounds[Binds.SLO] = by_slo
     if memory is not None:
         bounds[Binds.MEMORY] = memory.sequences
     binds = min(bounds, key=lambda each: bounds[each])
     most = max(1, bounds[binds])
-    best = max(curve.tokens_per_s(batch) for batch in range(1, most + 1))
-    slots = next(
-        batch for batch in range(1, most + 1) if curve.tokens_per_s(batch) >= NEARLY_ALL * best
-    )
+    slots = _fewest(full, most)
     if slots < FAR_BELOW * most:
         binds = Binds.THROUGHPUT
     tokens = None
     if prefill_tokens_per_s:
         tokens = _step_tokens(curve, slots, tpot_slo_ms, prefill_tokens_per_s)
-    doubts = _doubts(curve, slots, by_slo, binds, slots_now)
+    doubts = _doubts(curve, full, slots, by_slo, binds, slots_now)
     return Decision(slots, by_slo, binds, tokens, doubts)
 
 
-def largest_within(curve: StepCurve, tpot_slo_ms: float, most: int) -> int:
-    """Returns the largest batch whose step keeps the SLO; 0 if no batch does."""
+def largest_within(full: FullSlots, tpot_slo_ms: float, most: int) -> int:
+    """Returns the most slots that keep the SLO while all are in use; 0 if not even one does."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if curve.ms(middle) <= tpot_slo_ms:
+        if full.tpot_p95_ms(middle) <= tpot_slo_ms:
             low = middle
         else:
             high = middle - 1
+    return low
+
+
+def _fewest(full: FullSlots, most: int) -> int:
+    """Returns the fewest slots, up to `most`, that give nearly all of the tokens/s of any."""
+    sizes = sorted({round(most ** (at / _STEPS_TO_MOST)) for at in range(_STEPS_TO_MOST + 1)})
+    best = max(sizes, key=full.tokens_per_s)
+    enough = NEARLY_ALL * full.tokens_per_s(best)
+    low, high = 1, best
+    while low < high:
+        middle = (low + high) // 2
+        if full.tokens_per_s(middle) >= enough:
+            high = middle
+        else:
+            low = middle + 1
     return low
 
 
@@ -114,7 +134,12 @@ def _step_tokens(
 
 
 def _doubts(
-    curve: StepCurve, slots: int, by_slo: int | None, binds: Binds, slots_now: int
+    curve: StepCurve,
+    full: FullSlots,
+    slots: int,
+    by_slo: int | None,
+    binds: Binds,
+    slots_now: int,
 ) -> tuple[str, ...]:
     found = []
     if curve.fit.worst_error > POOR_FIT:
@@ -138,5 +163,6 @@ def _doubts(
             f"--max-num-seqs {2 * max(slots_now, slots)} and tune again"
         )
     if by_slo == 0:
-        found.append(f"no batch keeps the SLO: a step of one sequence takes {curve.ms(1):.1f} ms")
+        alone_ms = full.tpot_p95_ms(1)
+        found.append(f"no batch keeps the SLO: a token of one sequence takes {alone_ms:.1f} ms")
     return tuple(found)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Final
 
 from orch_sidecar.api.headers import X_ORCH_CLASS
@@ -18,14 +19,12 @@ from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.sweep import run_sweep
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.tune.decision import Decision, decide
+from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import MemoryBound, memory_bound
-from orch_sidecar.tools.tune.rate import (
-    FIRST_SHARE,
-    RateBracket,
-    Trial,
-    full_rate_per_s,
-)
+from orch_sidecar.tools.tune.rate import FIRST_SHARE, RateBracket, Trial
 from orch_sidecar.tools.tune.steps import StepCurve, curve_of, steps_between
 
 # Bulk requests, so that no SLO of the profile in force limits the batch that is to be measured.
@@ -48,6 +47,7 @@ class Tuning:
 
     sweep: Sweep
     curve: StepCurve
+    full: FullSlots
     memory: MemoryBound | None
     decision: Decision
     prefill_tokens_per_s: float | None
@@ -83,14 +83,44 @@ async def tune(
     prefill = entry.get("prefill_tokens_per_s") or None
     memory = memory_bound(entry, lengths.prompt + lengths.output)
     slo = plan.scenario.slo
-    decision = decide(curve, memory, slo.tpot_ms, prefill, slots)
+    full = FullSlots(_shape(curve, prefill, entry), _requests(lengths))
+    full.measured(_times_per_token(sweep))
+    decision = decide(curve, full, memory, slo.tpot_ms, prefill, slots)
     rate = None
     if slo.bounds:
         usable = min(decision.slots, slots)
-        full = full_rate_per_s(curve, usable, lengths.prompt, lengths.output, prefill)
-        rate = RateBracket(FIRST_SHARE * full)
+        rate = RateBracket(FIRST_SHARE * full.at(usable).requests_per_s)
         await _try_rates(plan, rate, seconds, interrupted, report)
-    return Tuning(sweep, curve, memory, decision, prefill, rate)
+    return Tuning(sweep, curve, full, memory, decision, prefill, rate)
+
+
+def _shape(
+    curve: StepCurve, prefill_tokens_per_s: float | None, entry: Mapping[str, Any]
+) -> EngineShape:
+    """Returns the engine. Where it has not measured its prefill, prompts take no time."""
+    features, plain, fit = entry.get("features", {}), EngineShape(), curve.fit
+    step_tokens = features.get("max_num_batched_tokens") or plain.step_tokens
+    return EngineShape(
+        t0_ms=fit.t0,
+        c_ms=fit.c,
+        alpha=fit.alpha,
+        prefill_tokens_per_s=prefill_tokens_per_s or inf,
+        step_tokens=step_tokens,
+        long_prefill_tokens=features.get("long_prefill_token_threshold") or step_tokens,
+    )
+
+
+def _requests(lengths: Lengths) -> Workload:
+    return Workload(bulk_share=0.0, prompt=lengths.prompt, output=lengths.output, spread=0.0)
+
+
+def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:
+    """Yields the 95th percentile of each concurrency, milliseconds. One request alone waits for
+    no prompt of another."""
+    for point, result in zip(sweep.points, sweep.results, strict=True):
+        figures = result.figures
+        if point.clients and point.clients > 1 and figures is not None and figures.tpot_ms:
+            yield point.clients, figures.tpot_ms.p95
 
 
 async def _try_rates(

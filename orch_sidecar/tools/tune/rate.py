@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Final
 
-from orch_sidecar.tools.tune.steps import StepCurve
-
 KEPT_SHARE: Final = 0.95
 # From one trial to the next.
 FACTOR: Final = 1.25
@@ -84,16 +82,3 @@ class RateBracket:
         """Records the trial at `next_per_s` and chooses the next rate."""
         self.trials.append(trial)
         self.next_per_s *= FACTOR if trial.kept else 1 / FACTOR
-
-
-def full_rate_per_s(
-    curve: StepCurve, slots: int, prompt: int, output: int, prefill_tokens_per_s: float | None
-) -> float:
-    """Returns the requests per second that the engine serves while all its slots decode.
-
-    A request takes its share of `output` steps, and the time in which its prompt is computed.
-    """
-    ms = output * curve.ms(slots) / slots
-    if prefill_tokens_per_s:
-        ms += 1000 * prompt / prefill_tokens_per_s
-    return 1000 / ms

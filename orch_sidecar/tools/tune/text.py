@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from orch_sidecar.tools.tune.decision import Decision
+from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import MemoryBound
 from orch_sidecar.tools.tune.rate import RateBracket
 from orch_sidecar.tools.tune.steps import StepCurve
@@ -32,9 +33,16 @@ def curve_text(curve: StepCurve, tpot_slo_ms: float | None) -> str:
     return "\n".join(lines)
 
 
-def decision_text(decision: Decision, memory: MemoryBound | None, rate: RateBracket | None) -> str:
+def decision_text(
+    decision: Decision, full: FullSlots, memory: MemoryBound | None, rate: RateBracket | None
+) -> str:
     """Returns the decision, what it follows from, and how sure it is."""
-    lines = [f"slots worth having: {decision.slots}, limited by {decision.binds.value}"]
+    slots = decision.slots
+    lines = [
+        f"slots worth having: {slots}, limited by {decision.binds.value}",
+        f"  all in use, with prompts: {full.tokens_per_s(slots):.0f} tokens/s, "
+        f"{full.tpot_p95_ms(slots):.1f} ms per token (95th percentile)",
+    ]
     if decision.by_slo is not None:
         lines.append(f"  the SLO allows {decision.by_slo}")
     memory_text = "not reported by the engine" if memory is None else memory.text

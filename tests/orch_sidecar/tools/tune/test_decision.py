@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from orch_sidecar.tools.tune.decision import Binds, decide, largest_within
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.tune.decision import Binds, Decision, decide, largest_within
+from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import MemoryBound
 from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
 
@@ -12,6 +17,22 @@ from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of,
 def curve(t0: float, c: float, largest: int = 64, steps: int = 500) -> StepCurve:
     sizes = [2**power for power in range(largest.bit_length())]
     return curve_of([{b: Point(b, steps, t0 + c * b) for b in sizes}])
+
+
+def full(found: StepCurve, prefill: float = inf, prompt: float = 1.0) -> FullSlots:
+    fit = found.fit
+    shape = EngineShape(
+        t0_ms=fit.t0, c_ms=fit.c, alpha=fit.alpha, prefill_tokens_per_s=prefill,
+        step_tokens=2048, long_prefill_tokens=2048,
+    )  # fmt: skip
+    return FullSlots(shape, Workload(bulk_share=0.0, prompt=prompt, output=64.0, spread=0.0))
+
+
+def decided(
+    found: StepCurve, memory: MemoryBound | None, slo: float | None, prefill: float | None, now: int
+) -> Decision:
+    """Decides for traffic whose prompts take no time."""
+    return decide(found, full(found), memory, slo, prefill, now)
 
 
 def memory(sequences: int) -> MemoryBound:
@@ -42,45 +63,74 @@ def test_too_few_batches_make_no_curve() -> None:
 
 
 def test_slots_are_bound_by_the_slo_of_the_time_per_token() -> None:
-    found = decide(curve(10.0, 1.0), None, 42.0, None, 64)
+    found = decided(curve(10.0, 1.0), None, 42.1, None, 64)
     assert (found.by_slo, found.binds) == (32, Binds.SLO)
     assert found.slots == 27  # 95 % of the tokens/s of 32
-    assert largest_within(curve(10.0, 1.0), 10.9, 64) == 0
+    assert largest_within(full(curve(10.0, 1.0)), 10.9, 64) == 0
 
 
 def test_slots_are_bound_by_the_memory() -> None:
-    found = decide(curve(10.0, 0.1), memory(12), 100.0, None, 64)
+    found = decided(curve(10.0, 0.1), memory(12), 100.0, None, 64)
     assert (found.slots, found.binds) == (12, Binds.MEMORY)
     assert found.doubts == ()
 
 
 def test_slots_beyond_saturation_are_not_worth_having() -> None:
-    found = decide(curve(2.0, 1.0), None, None, None, 64)
+    found = decided(curve(2.0, 1.0), None, None, None, 64)
     assert found.binds is Binds.THROUGHPUT
     rates = [curve(2.0, 1.0).tokens_per_s(b) for b in (found.slots, 128)]
     assert 0.94 * rates[1] < rates[0] < rates[1]
 
 
 def test_engine_with_too_few_slots_is_to_be_tuned_with_more() -> None:
-    found = decide(curve(50.0, 0.1, largest=8), None, None, None, 8)
+    found = decided(curve(50.0, 0.1, largest=8), None, None, None, 8)
     assert (found.slots, found.binds) == (16, Binds.MEASURED)
     assert any("--max-num-seqs 32" in doubt for doubt in found.doubts)
 
 
 def test_step_with_prompts_keeps_the_slo() -> None:
-    slow = decide(curve(10.0, 0.1), None, 60.0, 10_000.0, 64)
+    slow = decided(curve(10.0, 0.1), None, 60.0, 10_000.0, 64)
     assert slow.step_tokens == 256  # 10 tokens per ms in the 40 ms that are left
-    fast = decide(curve(10.0, 0.1), None, 60.0, 1_000_000.0, 64)
+    fast = decided(curve(10.0, 0.1), None, 60.0, 1_000_000.0, 64)
     assert fast.step_tokens == 16_384
-    assert decide(curve(10.0, 0.1), None, 60.0, None, 64).step_tokens is None
-    many = decide(curve(10.0, 0.001, largest=512), memory(700), None, 100.0, 512)
+    assert decided(curve(10.0, 0.1), None, 60.0, None, 64).step_tokens is None
+    many = decided(curve(10.0, 0.001, largest=512), memory(700), None, 100.0, 512)
     assert many.step_tokens == many.slots > 256
 
 
 def test_doubts_are_named() -> None:
     points = {b: Point(b, 20, 10.0 + b) for b in (1, 2, 4)} | {8: Point(8, 20, 60.0)}
-    found = decide(curve_of([points]), None, 5.0, None, 8)
+    found = decided(curve_of([points]), None, 5.0, None, 8)
     assert (found.by_slo, found.slots) == (0, 1)
     text = " ".join(found.doubts)
     for cause in ("off by up to", "fewer than 64 steps", "no batch keeps the SLO"):
         assert cause in text
+
+
+def test_prompts_take_the_gain_of_more_slots() -> None:
+    """Of 64 tokens out and 512 in at 1000 per second the engine reads most of the time."""
+    alone = decided(curve(10.0, 1.0), None, None, None, 64)
+    found = decide(curve(10.0, 1.0), full(curve(10.0, 1.0), 1000.0, 512.0), None, None, 1000.0, 64)
+    assert found.slots < alone.slots / 2
+    assert found.binds is Binds.THROUGHPUT
+
+
+def test_prompts_of_others_count_against_the_slo() -> None:
+    step_ms = 10.0 + 32
+    found = full(curve(10.0, 1.0), 10_000.0, 512.0)
+    alone = full(curve(10.0, 1.0))
+    assert alone.tpot_p95_ms(32) == pytest.approx(step_ms)
+    # 31 prompts of 51 ms beside the 64 tokens of each request; those in one step count once.
+    assert found.tpot_p95_ms(32) > 1.2 * step_ms
+    assert largest_within(found, step_ms, 64) < largest_within(alone, step_ms, 64)
+
+
+def test_measured_times_per_token_count() -> None:
+    found = full(curve(10.0, 1.0))
+    found.measured([(2, 1.4 * 12.0), (4, 1.5 * 14.0), (8, 9.0 * 18.0)])
+    assert found.late == pytest.approx(1.5)
+    assert found.tpot_p95_ms(32) == pytest.approx(1.5 * 42.0)
+    found.measured([])
+    assert found.late == 1.0
+    found.measured([(2, 6.0)])
+    assert found.late == 1.0, "never below what the steps take"

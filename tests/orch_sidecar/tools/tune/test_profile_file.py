@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.tune.decision import Binds, Decision
+from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import memory_bound
 from orch_sidecar.tools.tune.profile_file import tuned_profile
 from orch_sidecar.tools.tune.rate import RateBracket, Trial
@@ -58,16 +62,23 @@ def test_memory_is_what_the_engine_reports_of_its_own_blocks() -> None:
     assert unknown.kv_bytes is None
 
 
+def full() -> FullSlots:
+    shape = EngineShape(t0_ms=10.0, c_ms=1.0, alpha=1.0, prefill_tokens_per_s=inf)
+    return FullSlots(shape, Workload(bulk_share=0.0, prompt=1.0, output=64.0, spread=0.0))
+
+
 def test_text_states_what_binds_and_how_sure_it_is() -> None:
     rate = RateBracket(4.0)
     rate.record(Trial(4.0, 40, 40))
-    text = decision_text(DECISION, memory_bound(ENTRY, 130), rate)
+    text = decision_text(DECISION, full(), memory_bound(ENTRY, 130), rate)
     assert "slots worth having: 24, limited by throughput" in text
+    rate_text = f"{full().tokens_per_s(24):.0f} tokens/s"
+    assert f"all in use, with prompts: {rate_text}, 34.0 ms per token (95th percentile)" in text
     assert "33 sequences of 130 tokens" in text
     assert "4/s (100% of 40 requests" in text
     assert "the largest may be higher" in text
     assert "how sure: no doubt is known" in text
     doubtful = Decision(24, 40, Binds.SLO, None, ("the curve is off",))
-    text = decision_text(doubtful, None, None)
+    text = decision_text(doubtful, full(), None, None)
     assert "NOT SURE\n  the curve is off" in text
     assert "unknown, the engine has not measured its prefill" in text

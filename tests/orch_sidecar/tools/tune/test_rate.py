@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.tune.rate import RateBracket, Trial, full_rate_per_s
-from orch_sidecar.tools.tune.steps import Point, curve_of
+from orch_sidecar.tools.tune.rate import RateBracket, Trial
 
 
 def searched(first: float, limit: float) -> RateBracket:
@@ -49,10 +48,3 @@ def test_interval_shows_how_uncertain_few_requests_are() -> None:
     assert Trial(1.0, 4000, 3800).interval[0] > 0.94
     with pytest.raises(ValueError, match="the first rate is 0: it must be above 0"):
         RateBracket(0)
-
-
-def test_full_rate_counts_steps_and_prompts() -> None:
-    curve = curve_of([{b: Point(b, 99, 10.0 + b) for b in (1, 2, 4, 8)}])
-    # 50 steps of 18 ms, shared by 8: 112.5 ms; a prompt of 100 tokens: 10 ms.
-    assert full_rate_per_s(curve, 8, 100, 50, 10_000.0) == pytest.approx(1000 / 122.5, rel=1e-3)
-    assert full_rate_per_s(curve, 8, 100, 50, None) == pytest.approx(1000 / 112.5, rel=1e-3)
