@@ -17,7 +17,7 @@ from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest
 
-BESIDE_BULK: Final = 0.45
+BESIDE_BULK: Final = 0.55
 # Prompts of so many seconds count, and so many of them: enough to follow the load, and to know it.
 WINDOW_S: Final = 10.0
 PROMPTS: Final = 64
