@@ -64,7 +64,7 @@ _LEASE: Final = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})")
 # milliseconds and a round trip, on a busy machine within some tens.
 OFFER_S: Final = 0.1
 # At most, where the round trip takes longer.
-LONGEST_OFFER_S: Final = 1.0
+LONGEST_OFFER_S: Final = 0.5
 
 # A claim that its sidecar does not repeat for that long ends: it repeats one each second, and a
 # call that is lost delays the next one by a little more than 3 s.
