@@ -172,7 +172,8 @@ function confirmed(title, text, yes) {
   dialog.returnValue = "no";
   dialog.showModal();
   return new Promise((done) => {
-    dialog.onclose = () => done(dialog.returnValue === "yes");
+    // The event of an earlier question can come after this one is open.
+    dialog.onclose = () => dialog.open || done(dialog.returnValue === "yes");
   });
 }
 

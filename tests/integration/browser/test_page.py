@@ -86,6 +86,22 @@ async def test_operator_sees_every_stream_in_a_slot_and_the_queue_and_acts_on_th
     await expect(page.locator('[data-cells] i[data-slot="free"]')).to_have_count(8)
 
 
+async def test_question_asked_again_at_once_is_answered(
+    open_page: Open, start: Start, engine: ScriptedEngine
+) -> None:
+    """The browser reports that a dialog was closed only later, when it may be open again."""
+    running = await start(**pools(cloud=engine))
+    page = await open_page(operators(running))
+    drain = page.get_by_role("button", name="Drain the pool cloud")
+    await expect(drain).to_be_enabled(timeout=SOON_MS)
+    await drain.evaluate(
+        "button => { button.click(); document.getElementById('confirm').close(); button.click(); }"
+    )
+    await page.evaluate("() => new Promise(requestAnimationFrame)")
+    await page.get_by_role("button", name="Drain", exact=True).click()
+    await expect(page.locator(".badge")).to_have_text("draining")
+
+
 async def test_operator_reaches_each_cancel_on_a_phone_without_scrolling(
     open_page: Open, start: Start, engine: ScriptedEngine, held: Held, tmp_path: Path
 ) -> None:
