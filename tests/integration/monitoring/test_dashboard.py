@@ -77,9 +77,10 @@ def test_each_query_is_valid(tmp_path: Path) -> None:
 
 
 async def test_metrics_of_panels_and_alerts_are_the_sidecars(
-    untraced: None, engine: ScriptedEngine, start: Start
+    untraced: None, engine: ScriptedEngine, start: Start, tmp_path: Path
 ) -> None:
-    page = await (await (await start()).client()).get("/metrics")
+    running = await start(request_log=str(tmp_path / "requests"))
+    page = await (await running.client()).get("/metrics")
     families = set(re.findall(r"^# TYPE (\S+)", page.body.decode(), re.MULTILINE))
     alerting = [rule["expr"] for group in alerting_rules()["groups"] for rule in group["rules"]]
     asked = " ".join([*alerting, *(query for _, query in queries())])
