@@ -1,9 +1,10 @@
 """Compares what `orch plan` predicts with what one and two engines behind a sidecar do.
 
 Each engine has a core of its own. A warm-up of several concurrencies lets them measure their step
-time and their prefill; the plan reads that from their capabilities, and predicts the goodput of one
-engine and of two for a conversation trace at a multiple of one engine's capacity. Then the same
-trace is replayed for real, through a sidecar with one pool and with two.
+time and their prefill; the plan reads that from their capabilities, and predicts the goodput for a
+conversation trace at a multiple of one engine's capacity. Then the same trace is replayed for real.
+This is done with one engine, then with two, each time with a warm-up of its own: sidecar and
+clients have the core that is free beside one engine, and slow down two.
 """
 
 from __future__ import annotations
@@ -66,20 +67,23 @@ def run(given: argparse.Namespace, record: Record) -> None:
         engines = [first, second]
         for engine in engines:
             engine.wait()
-        models = _models(engines, traffic)
-        rate = given.load * capacity(_shape(models), traffic, 0)
-        arrivals = traffic.arrivals(rate, given.seconds, 0)
         rows, points = [], []
+        rate, arrivals = 0.0, list[Arrival]()
         for number in (1, 2):
-            shape = _shape(models[:number])
+            models = _models(engines[:number], traffic)
+            shape = _shape(models)
+            if not arrivals:
+                rate = given.load * capacity(shape, traffic, 0)
+                arrivals = traffic.arrivals(rate, given.seconds, 0)
             predicted = predict(number, shape, arrivals, given.seconds, rules, slo)
             measured = _measure(engines[:number], path, arrivals, slo, given.seconds)
             rows.append(_row(predicted, measured))
             points.append(100 * (predicted.goodput - measured))
             record.results[f"engines_{number}"] = {
                 "predicted": predicted.goodput, "measured": measured,
+                "models": [asdict(each) for each in models],
             }  # fmt: skip
-        record.results |= {"rate_per_s": rate, "engines": [asdict(each) for each in models]}
+        record.results["rate_per_s"] = rate
     print(f"{rate:.2f} requests/s, {len(arrivals)} requests")
     print(table(("engines", "predicted", "measured", "refused (predicted)"), rows))
     worst = max(map(abs, points))
