@@ -22,7 +22,8 @@ class Held:
         try:
             await go.wait()
         except asyncio.CancelledError:
-            self.waiting.remove(go)
+            if go in self.waiting:  # else it was released as its client went
+                self.waiting.remove(go)
             raise
         answer.json({"seed": answer.request.json().get("seed")})
 
