@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
+from orch_sidecar.admission.constraints.accounts import ACCOUNT_S
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
