@@ -103,6 +103,7 @@ class Demand:
         entry = self._keys.get(request.key)
         if entry is None:
             entry = self._keys[request.key] = _Key(request.weight)
+        entry.weight = request.weight
         entry.work += work
         self._work += work
         self._squares += work * work

@@ -174,6 +174,19 @@ def test_a_key_counts_for_its_weights_share_where_not_all_can_be_served() -> Non
     assert asked == pytest.approx(SLOTS / 4 + 2, rel=0.1), "of 100 slots that it asks for"
 
 
+def test_another_weight_of_a_key_counts_from_its_next_request_on() -> None:
+    demand = a_second_for(10)
+    for number in range(1200):
+        now = 100.0 + number / 10
+        demand.arrived(request_of(100, b"greedy", weight=1.0 if number < 600 else 3.0), now)
+        if not number % 5:
+            demand.arrived(request_of(10, b"small"), now)
+        asked = demand.update(now)
+        if number == 599:
+            assert asked == pytest.approx(SLOTS / 2 + 2, rel=0.1)
+    assert asked == pytest.approx(SLOTS * 3 / 4 + 2, rel=0.1)
+
+
 def test_a_key_alone_may_ask_for_everything() -> None:
     demand = a_second_for(10)
     for number in range(600):
