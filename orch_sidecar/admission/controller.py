@@ -247,8 +247,8 @@ class AdmissionController:
     def status(self, now: float) -> AdmissionStatus:
         """Returns the current state."""
         return status_of(
-            self.ledger, self.queues, self.constraints,
-            self.blocked_by, self.draining, self.unavailable, self.reclaim.count, now,
+            self.ledger, self.queues, self.constraints, self.order,
+            self.draining, self.unavailable, self.reclaim.count, now,
         )  # fmt: skip
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:

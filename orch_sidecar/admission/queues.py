@@ -6,7 +6,7 @@ Pure: times are seconds of a monotonic clock.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
@@ -17,7 +17,28 @@ from vllm_plugin.contracts.profile import ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
-_BULK = ServiceClass.BULK
+
+class _Earliest:
+    """Queued requests by some value of each, the least first. Those that left are dropped late."""
+
+    def __init__(self, queued: Mapping[str, QueuedRequest]) -> None:
+        self._queued = queued
+        self._heap: list[tuple[float, str]] = []
+
+    def add(self, value: float, ticket: str) -> None:
+        heapq.heappush(self._heap, (value, ticket))
+
+    def first(self) -> tuple[float, str] | None:
+        """The least value, and the ticket that has it; None if none is queued."""
+        while self._heap and self._heap[0][1] not in self._queued:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+    def prune(self) -> None:
+        """To be called after each request that left: bounds what is dropped late."""
+        if len(self._heap) > 2 * len(self._queued) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._queued]
+            heapq.heapify(self._heap)
 
 
 class Queues:
@@ -26,7 +47,8 @@ class Queues:
     def __init__(self) -> None:
         self.interactive, self.bulk = FairQueue(), FairQueue()
         self._queued: dict[str, QueuedRequest] = {}
-        self._expiring: list[tuple[float, str]] = []
+        self._expiring = _Earliest(self._queued)
+        self._delayed = _Earliest(self._queued)  # bulk requests, by their places on the delay clock
         self.depth = 0  # requests of both classes
 
     def fair(self, service_class: ServiceClass) -> FairQueue:
@@ -103,7 +125,9 @@ class Queues:
         self.fair(queued.request.service_class).add(queued, at_head=at_head)
         self._queued[queued.ticket] = queued
         self.depth += 1
-        heapq.heappush(self._expiring, (queued.expires, queued.ticket))
+        self._expiring.add(queued.expires, queued.ticket)
+        if queued.request.service_class is _BULK:
+            self._delayed.add(queued.delay_s, queued.ticket)
 
     def remove(self, ticket: str) -> QueuedRequest | None:
         """Removes and returns a request; None if it is not queued."""
@@ -112,22 +136,30 @@ class Queues:
             return None
         self.fair(queued.request.service_class).remove(queued)
         self.depth -= 1
-        if len(self._expiring) > 2 * self.depth + 64:
-            self._expiring = [entry for entry in self._expiring if entry[1] in self._queued]
-            heapq.heapify(self._expiring)
+        self._expiring.prune()
+        self._delayed.prune()
         return queued
 
     def next_expiry(self) -> float | None:
         """When the first wait expires; None if no request is queued."""
-        while self._expiring and self._expiring[0][1] not in self._queued:
-            heapq.heappop(self._expiring)
-        return self._expiring[0][0] if self._expiring else None
+        first = self._expiring.first()
+        return None if first is None else first[0]
+
+    def has_expired(self, now: float) -> bool:
+        """Whether there is a request whose wait has expired."""
+        at = self.next_expiry() if self.depth else None
+        return at is not None and at <= now
+
+    def longest_delay(self) -> float | None:
+        """The delay clock when the first of all bulk requests was queued; None: none is."""
+        first = self._delayed.first()
+        return None if first is None else first[0]
 
     def expired(self, now: float) -> list[QueuedRequest]:
         """Removes and returns all requests whose waits have expired, in that order."""
         found = []
-        while (expiry := self.next_expiry()) is not None and expiry <= now:
-            queued = self.remove(heapq.heappop(self._expiring)[1])
+        while (first := self._expiring.first()) is not None and first[0] <= now:
+            queued = self.remove(first[1])
             assert queued is not None
             found.append(queued)
         return found

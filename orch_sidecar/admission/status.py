@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import BlockedBy
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
+# What the next request of a class needs at least.
+_SMALLEST: Final = {each: AdmissionRequest(each, max_tokens=1) for each in ServiceClass}
+
 
 class ClassStatus(NamedTuple):
     """One service class. `leased`: sequences; `granted`: leases since the start; `free`: slots
-    that the next request would get now; `demand`: slots that its requests ask for."""
+    that the next requests would get now, none if something blocks the smallest; `demand`: slots
+    that its requests ask for."""
 
     queued: int
     leased: int
@@ -35,8 +40,7 @@ class AdmissionStatus(NamedTuple):
     for over what can be served within the SLOs. `reserved`: slots of interactive requests; `idle`:
     those that are kept free for them while bulk requests wait. `refused_beside_bulk`: interactive
     requests, while bulk ones had more than their share. `reclaimed`: bulk requests that gave their
-    slots back. `violations`: grants, or sequences in the engine, beyond
-    the slots.
+    slots back. `violations`: grants, or sequences in the engine, beyond the slots.
 
     A NamedTuple: a frozen dataclass of so many fields takes several times as long to make.
     """
@@ -83,7 +87,7 @@ def status_of(
     ledger: Ledger,
     queues: Queues,
     constraints: AdmissionConstraints,
-    blocked_by: BlockedBy | None,
+    order: QueueOrder,
     draining: Drain | None,
     unavailable: Refusal | None,
     reclaimed: int,
@@ -92,19 +96,16 @@ def status_of(
     """Returns the current state of an admission with these parts."""
     reserve, limits = constraints.reserve, constraints.limits
     demand_ratio = reserve.ratio(limits, now)
-    bulk = queues.head(_BULK)
-    due = bulk is not None and reserve.is_due(bulk, now)
+    closed = draining is not None or unavailable is not None
 
     def of(service_class: ServiceClass) -> ClassStatus:
-        queued = queues.size(service_class)
-        # Behind others it gets none, unless these wait only for their own class.
-        behind = queued or (queues.depth if service_class is _BULK else due)
-        closed = draining is not None or unavailable is not None
+        smallest = _SMALLEST[service_class]
+        blocked = closed or order.blocks(smallest, constraints.kv_need(smallest), now) is not None
         return ClassStatus(
-            queued,
+            queues.size(service_class),
             ledger.of(service_class),
             ledger.granted[service_class],
-            0 if behind or closed else constraints.free(service_class, now),
+            0 if blocked else constraints.free(service_class, now),
             reserve.demand(service_class).slots,
         )
 
@@ -121,7 +122,7 @@ def status_of(
         kv_committed=ledger.kv_committed,
         interactive=of(_INTERACTIVE),
         bulk=of(_BULK),
-        blocked_by=blocked_by,
+        blocked_by=order.blocked_by if queues.depth else None,
         effective_capacity=limits.batch(
             _BULK if constraints.rules.interactive is None else _INTERACTIVE
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,9 +89,25 @@ def test_requests_that_left_early_take_no_memory() -> None:
     queues = Queues()
     queues.add(waiting("stays"))
     for number in range(10_000):
-        queues.add(waiting(f"r{number}"))
+        queues.add(waiting(f"r{number}", is_bulk=True))
         queues.remove(f"r{number}")
-    assert len(queues._expiring) < 100
+    assert len(queues._expiring._heap) < 100
+    assert len(queues._delayed._heap) < 100
+
+
+def test_the_longest_delay_is_of_all_bulk_requests_that_are_queued() -> None:
+    queues = Queues()
+    assert queues.longest_delay() is None
+    queues.add(waiting("i"))
+    assert queues.longest_delay() is None, "interactive ones have none"
+    for name, delay_s in (("b", 3.0), ("c", 1.0), ("d", 2.0)):
+        queues.add(replace(waiting(name, is_bulk=True), delay_s=delay_s))
+    found = []
+    for name in ("c", "b", "d"):
+        found.append(queues.longest_delay())
+        queues.remove(name)
+    assert found == [1.0, 2.0, 2.0]
+    assert queues.longest_delay() is None
 
 
 @given(
