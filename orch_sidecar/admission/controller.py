@@ -106,6 +106,8 @@ class AdmissionController:
             return self.unavailable
         if request.cost > self.ledger.slots_total:
             return refusals.too_large(request.cost, self.ledger.slots_total)
+        if self.queues.has_expired(now):  # what waits no longer blocks nothing
+            self.displaced += self.dispatch(now)
         constraints = self.constraints
         tokens = self.service_times.lengths.expected(request.service_class, request.max_tokens)
         request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
@@ -139,10 +141,8 @@ class AdmissionController:
         return displaced
 
     def pause(self, pause_s: float, now: float) -> None:
-        """Dispatches nothing for `pause_s`: the upstream rejected a request, and would others.
-
-        To be called before the lease of that request is released.
-        """
+        """Dispatches nothing for `pause_s`: the upstream rejected a request, and would others. To
+        be called before the lease of that request is released."""
         self.order.pause(pause_s, now)
 
     def requeue(

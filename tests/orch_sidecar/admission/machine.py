@@ -28,9 +28,9 @@ class Checked(RuleBasedStateMachine):
     def take_up(self, of_rules: AdmissionRules) -> None:
         """Begins anew."""
         self.core = AdmissionController(of_rules, random.Random(1))
-        self.core.reclaim.unseen = lambda _: True
         reserve = self.core.constraints.reserve
         self.model = Model(of_rules, reserve, unavailable=self.core.unavailable)
+        self.core.reclaim.unseen = lambda lease: lease in self.model.out  # the engine has got it
         self.serial = 0
 
     def named(

@@ -6,6 +6,7 @@ them, the outcome of each request. The invariants are checked after every step.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from orch_sidecar.admission.constraints.reclaim import MOST_TIMES
-from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.fuzz import examples
 from tests.orch_sidecar.admission.engine_events import EngineEvents
@@ -72,13 +73,16 @@ class AdmissionMachine(EngineEvents):
         before, places = model.depth, model.places(request.service_class)
         usual = not model.draining and model.unavailable is None
         usual = usual and request.cost <= model.engine.slots_total
+        free, returned = self.free_for(request), set(core.queues.bulk._returned)
         outcome, displaced = (
             core.arrive(ticket, request, model.now),
             core.take_displaced(),
         )
+        if free is not None and usual:
+            assert isinstance(outcome, Lease) is free
         for lease in core.reclaim.take():
             self.give_back(lease, request, outcome)
-        others = self.make_room(displaced)
+        others = self.make_room(displaced, returned)
         dropped = len(others) < len(displaced)
         if isinstance(outcome, Queued):
             assert usual
@@ -101,6 +105,23 @@ class AdmissionMachine(EngineEvents):
             model.settle(ticket, outcome)
         self.after(surely=model.depth > 0 and not isinstance(outcome, Refusal))
 
+    def free_for(self, request: AdmissionRequest) -> bool | None:
+        """Whether the status shows free slots for a request; None: it does not decide alone."""
+        model, core = self.model, self.core
+        if any(waits.expires <= model.now for waits in model.waiting.values()):
+            return None  # they leave first
+        free = core.status(model.now).of(request.service_class).free >= request.cost
+        if not free:
+            # The first interactive one may get more, a bulk one a slot that it is owed, and what
+            # waits may be due since the last event.
+            first = request.service_class is BULK or not model.leased(INTERACTIVE)
+            return None if first or model.depth else False
+        blocked_by = core.order.blocks(request, core.constraints.kv_need(request), model.now)
+        if blocked_by in (BlockedBy.KV, BlockedBy.PREFILL):
+            return None  # it needs more than the smallest
+        limited = request.deadline_ms is not None or request.tpot_ms is not None
+        return None if limited or core.service_times.prompts.clears_at > model.now else True
+
     def give_back(
         self, lease: str, request: AdmissionRequest, outcome: Lease | Refusal | Queued
     ) -> None:
@@ -117,19 +138,20 @@ class AdmissionMachine(EngineEvents):
         model.closing.add(lease)
         model.below[lease] = model.requests[lease]
 
-    def longest_waiting(self) -> str:
-        """The bulk request that was queued first; of those that never had slots, if there are."""
-        returned, queued = self.core.queues.bulk._returned, list(self.model.queues[BULK])
+    def longest_waiting(self, returned: Collection[str]) -> str:
+        """The bulk request that was queued first; of those that never had slots, if there are.
+        `returned`: those that had, before the last event."""
+        queued = list(self.model.queues[BULK])
         return next((ticket for ticket in queued if ticket not in returned), queued[0])
 
-    def make_room(self, displaced: list[Decision]) -> list[Decision]:
+    def make_room(self, displaced: list[Decision], returned: Collection[str]) -> list[Decision]:
         """Applies the eviction, and the decisions before it. Returns the others."""
         model = self.model
         for place, each in enumerate(displaced):
             if is_refused(each) and reason_of(each.outcome) is Reason.QUEUE_FULL_DROP_LRU:
                 self.settle(displaced[:place])
                 assert model.rules.full_queue is FullQueue.DROP_LRU
-                assert each.ticket == self.longest_waiting(), "the one that waited longest"
+                assert each.ticket == self.longest_waiting(returned), "the one that waited longest"
                 assert model.places(BULK) <= 0 or model.places(INTERACTIVE) <= 0
                 self.settle([each])
                 return displaced[place + 1 :]
