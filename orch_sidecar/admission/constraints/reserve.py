@@ -40,9 +40,6 @@ LENT_S: Final = (1.0, 60.0)
 # A hundred responses a second are as informative as all of them.
 LEARN_EVERY_S: Final = 0.01
 
-# Refusals for a limit that the request itself has.
-_OWN: Final = frozenset({Reason.DEADLINE_MISS, Reason.DO_NOT_QUEUE})
-
 
 class InteractiveReserve:
     """The slots of interactive requests, and the claims of bulk requests on all of them."""
@@ -90,7 +87,7 @@ class InteractiveReserve:
     def refused(self, request: AdmissionRequest, reason: Reason) -> bool:
         """A request was refused. Returns whether that was for a limit of its own, not of
         the engine; it then does not count as demand."""
-        if reason in _OWN or (reason is Reason.QUEUE_TIMEOUT and request.max_wait_ms is not None):
+        if self._has_stricter_limit(request, reason):
             return True
         share = self._bulk_share * self._ledger.slots_total
         if request.service_class is _INTERACTIVE and self._ledger.bulk > share:
@@ -113,6 +110,20 @@ class InteractiveReserve:
             most = limits.bulk if service_class is _BULK else limits.interactive
             total += max(asked, running) / max(1, most)
         return total
+
+    def _has_stricter_limit(self, request: AdmissionRequest, reason: Reason) -> bool:
+        """Whether a request was refused for a limit of its own that its class does not have, or
+        only a wider one."""
+        if reason is Reason.DO_NOT_QUEUE:
+            return True
+        rules, own_ms, class_ms = self.rules.of(request.service_class), None, None
+        if reason is Reason.DEADLINE_MISS:
+            if request.tpot_ms is not None:
+                return True
+            own_ms, class_ms = request.deadline_ms, rules.ttft_p95_ms
+        elif reason is Reason.QUEUE_TIMEOUT:
+            own_ms, class_ms = request.max_wait_ms, 1000 * rules.max_wait_s
+        return own_ms is not None and (class_ms is None or own_ms < class_ms)
 
     # Slots
 

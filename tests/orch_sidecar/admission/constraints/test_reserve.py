@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import BlockedBy
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.bench import Bench
-from tests.orch_sidecar.admission.examples import BULK, bulk, interactive, rules
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    bulk,
+    class_rules,
+    interactive,
+    rules,
+)
 
 
 def asked_for(bench: Bench, slots: float, now: float = 0.0) -> None:
@@ -224,6 +230,27 @@ def test_refusals_while_bulk_has_more_than_its_share_are_counted() -> None:
     bench.release(run, 1.0)
     assert not reserve.refused(interactive(), Reason.QUEUE_TIMEOUT)
     assert reserve.refused_beside_bulk == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason", "own"),
+    [
+        (interactive(deadline_ms=900.0), Reason.DEADLINE_MISS, True),
+        (interactive(deadline_ms=1000.0), Reason.DEADLINE_MISS, False),
+        (interactive(deadline_ms=9e6, tpot_ms=1.0), Reason.DEADLINE_MISS, True),
+        (interactive(max_wait_ms=59_000.0), Reason.QUEUE_TIMEOUT, True),
+        (interactive(max_wait_ms=60_000.0), Reason.QUEUE_TIMEOUT, False),
+        (interactive(may_queue=False), Reason.DO_NOT_QUEUE, True),
+        (interactive(deadline_ms=1.0, max_wait_ms=1.0), Reason.SLO_MISS, False),
+        (bulk(deadline_ms=9e6), Reason.DEADLINE_MISS, True),
+    ],
+)
+def test_a_limit_that_is_no_stricter_than_the_class_is_not_the_requests_own(
+    request_: AdmissionRequest, reason: Reason, own: bool
+) -> None:
+    """Who allows a minute for the first token asks for slots like those who allow the SLO."""
+    bench = Bench(10, rules(class_rules(ttft_p95_ms=1000.0, max_wait_s=60.0)))
+    assert bench.constraints.reserve.refused(request_, reason) is own
 
 
 def test_a_request_that_its_own_limit_ended_is_no_demand() -> None:
