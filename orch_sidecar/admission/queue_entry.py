@@ -190,6 +190,7 @@ class QueueEntry:
     def _evict(self, queued: QueuedRequest, now: float) -> Decision:
         drops = self.rules.full_queue is FullQueue.DROP_LRU
         refusal = refusals.evicted() if drops else refusals.displaced(queued.request)
+        self._reserve.refused(queued.request, refusal.reason)
         return self._refuse(queued, self._forecaster.with_retry_after(refusal, queued.request, now))
 
     def _refuse(self, queued: QueuedRequest, refusal: Refusal) -> Decision:

@@ -6,6 +6,17 @@ import statistics
 
 import pytest
 
+from orch_sidecar.api.refusal import Reason
+from tests.orch_sidecar.admission.examples import (
+    bulk,
+    class_rules,
+    core_of,
+    fill,
+    interactive,
+    queue,
+    refused,
+    rules,
+)
 from tests.orch_sidecar.admission.fairness.traffic import (
     Client,
     Length,
@@ -107,6 +118,15 @@ def prediction_errors(clients: list[Client]) -> list[float]:
         for each in client.requests
         if each.predicted_s is not None and each.wait_s > 0.1
     ]
+
+
+def test_a_request_that_gives_its_place_beside_bulk_work_is_refused_beside_it() -> None:
+    core = core_of(4, rules(class_rules(queue_capacity=2), bulk_share=0.1))
+    fill(core, bulk(4), "b")
+    queue(core, interactive(key=b"many"), "m0", "m1")
+    queue(core, interactive(key=b"few"), "f")
+    assert refused(core.take_displaced()) == {"m1": Reason.QUEUE_FULL}
+    assert core.status(0.0).refused_beside_bulk == 1
 
 
 def test_starts_are_predicted_by_the_backlog_of_the_own_key() -> None:
