@@ -62,7 +62,7 @@ class AdmissionController:
             self.service_times,
             self.forecaster,
         )
-        self.reclaim = Reclaim(self.ledger, self.service_times, self.constraints.offers)
+        self.reclaim = Reclaim(self.ledger, self.queues, self.service_times, self.constraints)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
         self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
         self.draining: Drain | None = None

@@ -100,10 +100,7 @@ class QueueEntry:
         now: float,
     ) -> Queued | Refusal:
         """Requeues a request that arrived at `since`, before all that arrived later."""
-        head = self._queues.head(request.service_class)
         queued = self._queued(ticket, request, since, now)
-        if head is not None:  # the request that it overtakes is not delayed by that
-            queued = replace(queued, delay_s=min(queued.delay_s, head.delay_s))
         if queued.expires <= now:
             return unavailable or self._expired(queued, now)
         if request.cost > self._ledger.slots_total:
@@ -151,7 +148,9 @@ class QueueEntry:
         self, ticket: str, request: AdmissionRequest, since: float, now: float
     ) -> QueuedRequest:
         rules = self.rules.of(request.service_class)
-        limits = [(since + rules.max_wait_s, Reason.QUEUE_TIMEOUT)]
+        # One that gave its slots back may wait as long again.
+        longest_s = rules.max_wait_s * (1 + request.reclaimed)
+        limits = [(since + longest_s, Reason.QUEUE_TIMEOUT)]
         if request.max_wait_ms is not None:
             limits.append((since + request.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
         if request.deadline_ms is not None:
@@ -164,8 +163,10 @@ class QueueEntry:
                 latest = max(0.0, (1 - MARGIN) * latest - first_token_s)
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
-        delay_s, charge = self._reserve.clock.value(now), self._service_times.charge(request)
-        return QueuedRequest(ticket, request, since, expires, expiry, delay_s, charge)
+        if request.delay_s is None:
+            request.delay_s = self._reserve.clock.value(now)
+        charge = self._service_times.charge(request)
+        return QueuedRequest(ticket, request, since, expires, expiry, request.delay_s, charge)
 
     def _is_full(self, request: AdmissionRequest) -> bool:
         return self._queues.size(request.service_class) >= self._capacity(request)

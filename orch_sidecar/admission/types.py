@@ -23,9 +23,9 @@ class AdmissionRequest:
     first token. `max_wait_ms`: time to the slot. `tpot_ms`: time per token. `identity`: equal for
     a request that comes back unchanged, 0 if unknown. `key`: digest of the client's API key, or of
     its flow; empty: none. `weight`: share of the key within its class. `parent`: instance of the
-    parent sidecar that sent it; empty: none. Set by admission: `work`,
-    the expected output tokens of all sequences; `reclaimed`, how often it had to give its slots
-    back.
+    parent sidecar that sent it; empty: none. Set by admission: `work`, the expected output tokens
+    of all sequences; `reclaimed`, how often it had to give its slots back; `delay_s`, the delay
+    clock of bulk requests when it was first queued, None if it never was.
     """
 
     service_class: ServiceClass
@@ -42,6 +42,7 @@ class AdmissionRequest:
     key: bytes = b""
     weight: float = 1.0
     tpot_ms: float | None = None
+    delay_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ may be aborted and queued again, at the head of its class, for an interactive on
 its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
 and none with more than the interactive one will take; each is taken at most MOST_TIMES, and all
 that is lost is at most LOST_SHARE of the slots' time, and so of the tokens. Bulk requests keep what
-they are guaranteed.
+they are guaranteed: none is taken while one that waits, or the taken one itself, would get the
+slots again before the interactive one. Nor is one with a time limit of its own.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Callable
 from typing import Final
 
 from orch_sidecar.admission.constraints.accounts import ACCOUNT_S
-from orch_sidecar.admission.constraints.slot_offers import SlotOffers
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
+from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
@@ -32,13 +34,20 @@ AGAIN_S: Final = 0.05
 class Reclaim:
     """Chooses bulk requests to abort, and keeps account of what that costs."""
 
-    def __init__(self, ledger: Ledger, service_times: ServiceTimes, offers: SlotOffers) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        queues: Queues,
+        service_times: ServiceTimes,
+        constraints: AdmissionConstraints,
+    ) -> None:
         self.count = 0  # since the start
         # Whether the client of a lease has seen nothing of its response; set by the owner.
         self.unseen: Callable[[str], bool] = lambda _: False
         self._ledger = ledger
+        self._queues = queues
         self._service_times = service_times
-        self._offers = offers
+        self._reserve, self._offers = constraints.reserve, constraints.offers
         self._allowed = 0.0  # slot-seconds that may be lost
         self._at: float | None = None
         self._in_vain_at = float("-inf")
@@ -65,6 +74,11 @@ class Reclaim:
         self._refill(now)
         bulk = request.service_class is _BULK
         if bulk or slo_ms is None or self._allowed <= 0 or now - self._in_vain_at < AGAIN_S:
+            return None
+        head = self._queues.head(_BULK)
+        if rules.bulk.ttft_p95_ms is not None or (
+            head is not None and self._reserve.is_due(head, now)
+        ):
             return None
         found = self._least_done(request, slo_ms, rules, now)
         if found is None:
@@ -115,7 +129,10 @@ class Reclaim:
                 continue
             remaining_s = self._service_times.remaining_s(lease, of, now)
             in_time = remaining_s is None or 1000 * remaining_s <= slo_ms
-            if not in_time and self.unseen(lease.id):
+            own_limit = of.deadline_ms is not None or of.max_wait_ms is not None
+            if in_time or own_limit or self._reserve.would_be_due(of, now):
+                continue
+            if self.unseen(lease.id):
                 found, least = lease, lost
         return found
 

@@ -166,22 +166,31 @@ class InteractiveReserve:
     # Bulk requests
 
     def is_due(self, bulk: QueuedRequest, now: float) -> bool:
-        """Whether a bulk request goes before interactive ones: it is owed slots, or was delayed
-        for as long as it may be."""
-        if self.guarantee.owed > 0 and self.guarantee.owed >= self._claim(bulk):
+        """Whether the head of bulk requests goes before interactive ones: it is owed slots, or one
+        of all that wait, which may be behind those of other keys, was delayed for as long as it
+        may be."""
+        owed, running = self.guarantee.owed, self._ledger.bulk
+        if owed > 0 and owed >= self._claim(bulk.request.cost, running):
             return True
-        aging_s = self.rules.aging_s
-        return aging_s is not None and self.clock.value(now) >= bulk.delay_s + aging_s
+        return self._is_delayed(self._queues.longest_delay(), now)
+
+    def would_be_due(self, request: AdmissionRequest, now: float) -> bool:
+        """Whether a running bulk request would go before interactive ones if it waited again."""
+        owed, others = self.guarantee.owed, self._ledger.bulk - request.cost
+        if owed > 0 and owed >= self._claim(request.cost, others):
+            return True
+        return self._is_delayed(request.delay_s, now)
 
     def due_at(self, bulk: QueuedRequest, now: float) -> float | None:
         """When the head of bulk requests will be due, if nothing changes; None: unpredictable."""
         if self.is_due(bulk, now):
             return None
-        times = []
+        times, since_s = [], self._queues.longest_delay()
         if self._contended(now):
-            times.append(self.guarantee.reaches_at(self._claim(bulk)))
-        if self.rules.aging_s is not None:
-            times.append(self.clock.reaches_at(bulk.delay_s + self.rules.aging_s))
+            claim = self._claim(bulk.request.cost, self._ledger.bulk)
+            times.append(self.guarantee.reaches_at(claim))
+        if self.rules.aging_s is not None and since_s is not None:
+            times.append(self.clock.reaches_at(since_s + self.rules.aging_s))
         return min((at for at in times if at is not None), default=None)
 
     def update(self, now: float) -> None:
@@ -201,13 +210,20 @@ class InteractiveReserve:
         self.clock.set_share(1.0 if too_large else min(1.0, theirs / slots), now)
         self._idle.update(self._cost(self.idle(now)), now)
 
-    def _claim(self, bulk: QueuedRequest) -> float:
-        """What must be owed for this request to be next, in slot-seconds: half of what it will
-        take, so that bulk requests have neither more nor less than their share on average; and
-        what those that run are still to take."""
+    def _claim(self, cost: int, running: int) -> float:
+        """What must be owed for a request of `cost` to be next, in slot-seconds: half of what it
+        will take, so that bulk requests have neither more nor less than their share on average;
+        and what those that are `running` are still to take."""
         most = self._bulk_share * self._ledger.slots_total * ACCOUNT_S
-        own_and_theirs = bulk.request.cost + self._ledger.bulk
-        return min(own_and_theirs * self.bulk.lent_s, most) / 2
+        return min((cost + running) * self.bulk.lent_s, most) / 2
+
+    def _is_delayed(self, since_s: float | None, now: float) -> bool:
+        """Whether a bulk request was delayed for as long as it may be. `since_s`: the delay clock
+        when it was queued first."""
+        aging_s = self.rules.aging_s
+        if aging_s is None or since_s is None:
+            return False
+        return self.clock.value(now) >= since_s + aging_s
 
     def _contended(self, now: float) -> bool:
         return self.rivals or self._queues.size(_INTERACTIVE) > 0 or self.traffic(now)

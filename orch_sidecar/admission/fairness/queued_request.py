@@ -12,7 +12,8 @@ from orch_sidecar.api.refusal import Reason
 class QueuedRequest:
     """A queued request.
 
-    `expiry`: of the time limit that expires first. `delay_s`: the delay clock when it was queued.
+    `expiry`: of the time limit that expires first. `delay_s`: the delay clock when it was
+    first queued.
     `charge`: tokens that its key is charged in advance.
     """
 

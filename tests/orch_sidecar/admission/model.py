@@ -165,7 +165,8 @@ class Model:
 
     def limits_of(self, request: AdmissionRequest, since: float) -> tuple[float, Reason]:
         """When the first of its time limits ends, and which that is; but for the SLO."""
-        limits = [(since + self.rules.of(request.service_class).max_wait_s, Reason.QUEUE_TIMEOUT)]
+        longest_s = self.rules.of(request.service_class).max_wait_s * (1 + request.reclaimed)
+        limits = [(since + longest_s, Reason.QUEUE_TIMEOUT)]
         if request.max_wait_ms is not None:
             limits.append((since + request.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
         if request.deadline_ms is not None:

@@ -21,6 +21,7 @@ from tests.orch_sidecar.admission.examples import (
     interactive,
     queue,
     reason_of,
+    refused,
     report,
     rules,
 )
@@ -137,6 +138,32 @@ def test_no_bulk_request_is_passed_by_for_ever(cost: int, of_rules: AdmissionRul
             break
     assert went is not None
     assert went - 10 <= 60
+
+
+def test_a_later_request_of_another_key_does_not_extend_the_bound_of_the_delay() -> None:
+    """It goes first, for its key has had less; but before interactive requests."""
+    core = core_of(1, rules(aging_s=10.0))
+    fill(core, bulk(key=b"a"), "a0")
+    core.release("a0", 0.1, 1000)
+    fill(core, interactive(), "i0", at=0.2)
+    queue(core, bulk(key=b"a"), "a1", at=0.3)
+    queue(core, interactive(), "i1", at=0.4)
+    queue(core, bulk(key=b"b"), "b1", at=9.0)
+    assert core.next_event(9.0) == pytest.approx(10.3)
+    assert granted(core.release("i0", 10.4)) == ["b1"]
+    assert granted(core.release("b1", 10.5, 10)) == ["a1"]
+    assert granted(core.release("a1", 10.6, 10)) == ["i1"]
+
+
+def test_a_request_whose_wait_has_expired_keeps_none_that_arrives_then_from_its_slot() -> None:
+    """The engine needs longer than the SLO for its prompt: it would be refused if it had to wait,
+    and is served where a slot is free."""
+    of_rules = rules(class_rules(ttft_p95_ms=300.0))
+    core = core_of(3, of_rules, step_time=STEP_TIME, prefill_tokens_per_s=100.0)
+    fill(core, bulk(2), "b")
+    queue(core, interactive(2), "expires")
+    assert isinstance(core.arrive("i", interactive(prompt_tokens=50), 0.3), Lease)
+    assert refused(core.take_displaced()) == {"expires": Reason.SLO_MISS}
 
 
 def test_waiting_for_other_bulk_requests_does_not_age_a_bulk_request() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from orch_sidecar.admission.constraints.reclaim import LOST_SHARE, MOST_TIMES
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
     STEP_TIME,
@@ -18,6 +18,7 @@ from tests.orch_sidecar.admission.examples import (
     fill,
     granted,
     interactive,
+    queue,
     reason_of,
     report,
     rules,
@@ -75,6 +76,91 @@ def test_it_is_queued_again_before_all_that_came_later() -> None:
     core.requeue("again", bulk(max_tokens=1000), 19.0, 20.01)
     assert granted(core.release(name, 20.03)) == ["i"], "not the one that gave its slot"
     assert granted(core.release("i", 21.0, 10)) == ["again"]
+
+
+def test_nothing_is_taken_while_a_bulk_request_that_is_owed_slots_would_get_them() -> None:
+    core = core_with(bulk_share=0.1)
+    full(core)
+    core.reclaim._allowed = 10.0
+    queue(core, bulk(max_tokens=1000), "waits", at=19.5)
+    core.constraints.reserve.interactive.slots = 3.0
+    core.constraints.reserve.guarantee.owed = 24.0
+    assert reason_of(core.arrive("i", interactive(max_tokens=600), 20.0)) is Reason.SLO_MISS
+    assert core.reclaim.take() == []
+
+
+def test_no_request_is_taken_that_would_get_its_slots_again_at_once() -> None:
+    """Bulk requests are owed more than the one that is taken would have to claim."""
+    core = core_with(bulk_share=0.1)
+    full(core)
+    core.reclaim._allowed = 10.0
+    core.constraints.reserve.guarantee.owed = 24.0
+    assert reason_of(core.arrive("i", interactive(max_tokens=600), 20.0)) is Reason.SLO_MISS
+    assert core.reclaim.take() == []
+
+
+def test_no_request_is_taken_that_interactive_traffic_has_delayed_by_the_bound() -> None:
+    core = core_with(1, aging_s=10.0)
+    fill(core, interactive(max_tokens=5000), "i0")
+    queue(core, bulk(max_tokens=1000), "b")
+    assert granted(core.release("i0", 12.0, 5000)) == ["b"]
+    core.reclaim._allowed = 10.0
+    assert reason_of(core.arrive("i1", interactive(max_tokens=300), 12.5)) is Reason.SLO_MISS
+    assert core.reclaim.take() == []
+
+
+def test_the_delay_before_it_gave_its_slots_counts() -> None:
+    core = core_with(1, aging_s=10.0)
+    first, again = bulk(max_tokens=1000), "b again"
+    fill(core, interactive(max_tokens=1000), "i0")
+    queue(core, first, "b")
+    assert granted(core.release("i0", 8.0, 1000)) == ["b"]
+    core.reclaim._allowed = 10.0
+    assert isinstance(core.arrive("i1", interactive(max_tokens=300), 8.5), Queued)
+    assert core.reclaim.take() == ["b"]
+    core.requeue(again, first, 0.5, 8.5)
+    assert granted(core.release("b", 8.53)) == ["i1"]
+    late = interactive(max_tokens=300)
+    core.dispatch(10.9)
+    core.queues.add(core._queue_entry._queued("i2", late, 10.9, 10.9))
+    assert granted(core.release("i1", 11.0, 300)) == [again], "after 8 s and 2.5 s"
+
+
+@pytest.mark.parametrize(
+    "limited",
+    [bulk(max_tokens=1000, max_wait_ms=5000.0), bulk(max_tokens=1000, deadline_ms=5000.0)],
+)
+def test_no_request_is_taken_that_has_a_time_limit_of_its_own(limited: AdmissionRequest) -> None:
+    """It has its slots within that: it would be refused for the sake of another."""
+    core = core_with(1)
+    fill(core, limited, "b", at=17.0)
+    core.reclaim._allowed = 10.0
+    assert reason_of(core.arrive("i", interactive(max_tokens=700), 18.0)) is Reason.SLO_MISS
+    assert core.reclaim.take() == []
+
+
+def test_nothing_is_taken_where_bulk_requests_have_an_slo_of_their_first_token() -> None:
+    core = core_with(1, bulk=class_rules(ttft_p95_ms=5000.0))
+    fill(core, bulk(max_tokens=1000), "b", at=17.0)
+    core.reclaim._allowed = 10.0
+    assert reason_of(core.arrive("i", interactive(max_tokens=700), 18.0)) is Reason.SLO_MISS
+    assert core.reclaim.take() == []
+
+
+def test_a_request_that_gave_its_slots_may_wait_as_long_again() -> None:
+    """It waited for 59 s of 60, and is not refused a second later."""
+    core = core_with(1, aging_s=None)
+    first = bulk(max_tokens=1000)
+    fill(core, bulk(max_tokens=5300), "b0")
+    queue(core, first, "b")
+    assert granted(core.release("b0", 59.0, 5300)) == ["b"]
+    core.reclaim._allowed = 10.0
+    assert isinstance(core.arrive("i", interactive(max_tokens=300), 59.5), Queued)
+    assert core.reclaim.take() == ["b"]
+    core.requeue("again", first, 0.5, 59.5)
+    assert granted(core.release("b", 59.53)) == ["i"]
+    assert core.dispatch(61.0) == []
+    assert granted(core.release("i", 62.0, 300)) == ["again"]
 
 
 @pytest.mark.parametrize(
