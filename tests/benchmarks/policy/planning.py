@@ -76,26 +76,27 @@ def run(given: argparse.Namespace, record: Record) -> None:
                 rate = given.load * capacity(shape, traffic, 0)
                 arrivals = traffic.arrivals(rate, given.seconds, 0)
             predicted = predict(number, shape, arrivals, given.seconds, rules, slo)
-            measured = _measure(engines[:number], path, arrivals, slo, given.seconds)
-            rows.append(_row(predicted, measured))
+            measured, refused = _measure(engines[:number], path, arrivals, slo, given.seconds)
+            rows.append(_row(predicted, measured, refused))
             points.append(100 * (predicted.goodput - measured))
             record.results[f"engines_{number}"] = {
-                "predicted": predicted.goodput, "measured": measured,
+                "predicted": predicted.goodput, "measured": measured, "refused": refused,
                 "models": [asdict(each) for each in models],
             }  # fmt: skip
         record.results["rate_per_s"] = rate
     print(f"{rate:.2f} requests/s, {len(arrivals)} requests")
-    print(table(("engines", "predicted", "measured", "refused (predicted)"), rows))
+    print(table(("engines", "predicted", "measured", "refused (predicted)", "refused"), rows))
     worst = max(map(abs, points))
     record.judge(at_most("goodput predicted and measured, points apart", worst, POINTS, ".1f"))
 
 
-def _row(predicted: Prediction, measured: float) -> list[str]:
+def _row(predicted: Prediction, measured: float, refused: float) -> list[str]:
     return [
         str(predicted.engines),
         f"{predicted.goodput:.1%}",
         f"{measured:.1%}",
         f"{predicted.refused:.1%}",
+        f"{refused:.1%}",
     ]
 
 
@@ -149,8 +150,8 @@ def _pools(engines: Sequence[Engine], used: Path | str) -> list[dict[str, str]]:
 
 def _measure(
     engines: Sequence[Engine], path: Path, arrivals: Sequence[Arrival], slo: Slo, seconds: float
-) -> float:
-    """The share of all requests that were answered within the SLO."""
+) -> tuple[float, float]:
+    """The shares of all requests that were answered within the SLO, and refused."""
     requests = [
         work.Request(each.at, each.service_class, each.prompt, each.output, number)
         for number, each in enumerate(arrivals)
@@ -163,7 +164,9 @@ def _measure(
         )
     for engine in engines:
         engine.rest()
-    return sum(_kept(answer, slo) for answer in loaded.answers) / len(requests)
+    kept = sum(_kept(answer, slo) for answer in loaded.answers)
+    refused = sum(answer.status == 429 for answer in loaded.answers)
+    return kept / len(requests), refused / len(requests)
 
 
 def _kept(answer: Answer, slo: Slo) -> bool:

@@ -62,6 +62,11 @@ class Counters:
     def tokens_per_s(self) -> float:
         return self.generated / self.at_s
 
+    @property
+    def total_per_s(self) -> float:
+        """Tokens read and generated: vLLM's benchmarks call it the total token throughput."""
+        return (self.prompts + self.generated) / self.at_s
+
 
 def model_directory(size: str) -> Path:
     directory = cache_directory() / "models" / f"{size}-1"
