@@ -106,7 +106,7 @@ class AdmissionController:
             return self.unavailable
         if request.cost > self.ledger.slots_total:
             return refusals.too_large(request.cost, self.ledger.slots_total)
-        if self.queues.has_expired(now):  # what waits no longer blocks nothing
+        if self.queues.has_expired(now):  # a request that has expired must not block this one
             self.displaced += self.dispatch(now)
         constraints = self.constraints
         tokens = self.service_times.lengths.expected(request.service_class, request.max_tokens)
