@@ -11,6 +11,10 @@ person chose; the file cannot tell the difference.
       weight: 3                   # optional: its share beside other keys of the class; 1 by default
       tokens_per_minute: 100000   # optional: a budget of prompt and generated tokens
       requests_per_minute: 60     # optional: a budget of requests
+      sidecar: true               # optional: it is a parent sidecar, which may claim slots
+      gateway: true               # optional: it is a gateway, whose fairness ids count
+      metrics: true               # optional: it may read what concerns all clients
+      share_cache: team-a         # optional: shares the prefix cache with keys of this group
 """
 
 from __future__ import annotations
@@ -41,8 +45,11 @@ _SHA256: Final = r"^[0-9a-f]{64}$"
 # A field of another name may be a key that was pasted into the wrong place.
 _HARMLESS_FIELD: Final = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _SHOWN: Final = frozenset(
-    {"name", "class", "concurrency", "weight", "tokens_per_minute", "requests_per_minute"}
-)
+    {
+        "name", "class", "concurrency", "weight", "tokens_per_minute", "requests_per_minute",
+        "sidecar", "gateway", "metrics", "share_cache",
+    }
+)  # fmt: skip
 _SHOWN_CHARACTERS: Final = 24  # half of a generated key
 
 # Compared with where no digest is found; no digest is as short.
@@ -59,6 +66,8 @@ class ApiKey:
 
     `bulk`: limited to bulk requests. `concurrency`: the most sequences that are queued or running.
     `weight`: its share of the slots beside other keys of a class. The budgets are per minute.
+    `sidecar`, `gateway`, `metrics`: what it may say or read besides sending requests.
+    `share_cache`: the group with which it shares the engines' prefix cache; None: with nobody.
     """
 
     name: str
@@ -68,6 +77,10 @@ class ApiKey:
     weight: float = 1.0
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
+    sidecar: bool = False
+    gateway: bool = False
+    metrics: bool = False
+    share_cache: str | None = None
 
     @property
     def has_budget(self) -> bool:
@@ -86,6 +99,10 @@ class _Entry(BaseModel):
     weight: float = Field(1.0, ge=0.001, le=1000, allow_inf_nan=False)
     tokens_per_minute: int | None = Field(None, ge=1, le=10**12)
     requests_per_minute: int | None = Field(None, ge=1, le=10**9)
+    sidecar: bool = False
+    gateway: bool = False
+    metrics: bool = False
+    share_cache: str | None = Field(None, pattern=_NAME)
 
 
 class Keys:
@@ -178,15 +195,15 @@ def new_key(random_bytes: bytes) -> str:
     return PREFIX + base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()
 
 
-def entry_of(key: str, name: str, *, bulk: bool = False, **limits: float | None) -> str:
+def entry_of(key: str, name: str, *, bulk: bool = False, **fields: float | str | None) -> str:
     """Returns the entry of a key as text to append to a key file. Raises InvalidKeyFile.
 
-    `limits`: further fields of an entry, None where one is absent.
+    `fields`: further ones of an entry, None where one is absent.
     """
     entry: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(key_bytes(key)).hexdigest()}
     if bulk:
         entry["class"] = "bulk"
-    entry |= {field: value for field, value in limits.items() if value is not None}
+    entry |= {field: value for field, value in fields.items() if value is not None}
     _entry(1, entry)
     return yaml.safe_dump([entry], sort_keys=False)
 
@@ -219,6 +236,10 @@ def _entry(number: int, given: Any) -> ApiKey:
         entry.weight,
         entry.tokens_per_minute,
         entry.requests_per_minute,
+        entry.sidecar,
+        entry.gateway,
+        entry.metrics,
+        entry.share_cache,
     )
 
 

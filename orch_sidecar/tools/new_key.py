@@ -28,6 +28,12 @@ of trusted keys (orch facts verify --trusted) on stdout. For example:
   orch key lab-2026 --evidence operator.pem >> trusted.yaml"""
 
 _DAYS: Final = 365
+# What a key may say or read besides sending requests.
+_ROLES: Final = {
+    "sidecar": "of a parent sidecar, which may claim slots",
+    "gateway": "of a gateway, whose fairness ids count",
+    "metrics": "of a reader of what concerns all clients, as Prometheus",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,6 +58,12 @@ def parser() -> argparse.ArgumentParser:
         found.add_argument(
             f"--{unit}-per-minute", type=int, metavar="N", help=f"budget of {unit} of the client"
         )
+    for role, text in _ROLES.items():
+        found.add_argument(f"--{role}", action="store_const", const=True, help=text)
+    found.add_argument(
+        "--share-cache", metavar="GROUP",
+        help="share the engines' prefix cache with the keys of this group; default: with none",
+    )  # fmt: skip
     found.add_argument(
         "--evidence", type=Path, metavar="FILE", help="generate an operator's key in this file"
     )
@@ -66,18 +78,18 @@ def main(arguments: list[str]) -> None:
     """Prints a new key and its entry; exits with 2 for bad usage."""
     usage = parser()
     options = usage.parse_args(arguments)
-    fields = ("concurrency", "weight", "tokens_per_minute", "requests_per_minute")
-    limits = {field: getattr(options, field) for field in fields}
+    names = ("concurrency", "weight", "tokens_per_minute", "requests_per_minute", "share_cache")
+    fields = {name: getattr(options, name) for name in (*names, *_ROLES)}
     if options.evidence is not None:
-        if options.bulk is not None or any(value is not None for value in limits.values()):
-            usage.error("--evidence: class, limits and weight are of API keys")
+        if options.bulk is not None or any(value is not None for value in fields.values()):
+            usage.error("--evidence: class, limits, weight, roles and groups are of API keys")
         _operator_key(usage, options.name, options.evidence, options.days or _DAYS)
         return
     if options.days is not None:
         usage.error("--days: API keys have no end; it needs --evidence")
     key = new_key(os.urandom(RANDOM_BYTES))
     try:
-        entry = entry_of(key, options.name, bulk=bool(options.bulk), **limits)
+        entry = entry_of(key, options.name, bulk=bool(options.bulk), **fields)
     except InvalidKeyFile as error:
         usage.error(str(error).removeprefix("entry 1: "))
     sys.stdout.write(entry)

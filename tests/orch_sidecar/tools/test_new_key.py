@@ -86,8 +86,14 @@ def test_operators_key_goes_to_a_closed_file_and_its_public_part_to_stdout(
     [
         (("--evidence", "{}"), "File exists: it must be a new file"),
         (("--evidence", "{}/x"), "it must be a new file"),
-        (("--evidence", "{}x", "--class", "bulk"), "class, limits and weight are of API keys"),
-        (("--evidence", "{}x", "--weight", "2"), "class, limits and weight are of API keys"),
+        (
+            ("--evidence", "{}x", "--class", "bulk"),
+            "class, limits, weight, roles and groups are of API keys",
+        ),
+        (
+            ("--evidence", "{}x", "--weight", "2"),
+            "class, limits, weight, roles and groups are of API keys",
+        ),
         (("--evidence", "{}x", "--days", "9999999"), "--days 9999999: the key must end before"),
         (("--evidence", "{}x", "--days", "9" * 18), "the key must end before the year 10000"),
         (("--days", "3"), "API keys have no end"),
