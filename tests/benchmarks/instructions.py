@@ -1,150 +1,247 @@
 """`python -m tests.benchmarks.instructions`: machine instructions per request.
 
 Unlike a time, a count of instructions is the same on a busy and on an idle machine, so that it
-shows a change of one percent. Each target runs under Valgrind (Debian package valgrind), which
-counts the instructions outside the kernel, and models the misses of a first-level cache of 32 kB
-for code and for data. The load is that of `tests.benchmarks.proxy`. Chunks are not counted: how
-many of them one read finds depends on how slow the target is.
+shows a change of one percent. The sidecar runs under Valgrind (Debian package valgrind), which
+counts the instructions outside the kernel. Each cell sends a fixed number of requests over
+connections that are open already, after WARM_UP of them, for Python to specialize the code that
+runs. What the idle sidecar executes in the same time is subtracted: it is counted first.
+
+Each client waits for its answer before it asks again, so that a cell is the same sequence of events
+in each run; only `queue` has more clients than the engine has slots.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.proxy import build, processes
-from tests.benchmarks.proxy.measure import Cell, run_client
 from tests.benchmarks.proxy.targets import (
-    BASELINE,
-    BASELINE_TRACED,
     FLOOR,
     PLANS,
-    SIDECAR,
-    TRACED,
+    SLOTS,
     Plan,
     Setting,
-    Target,
     baseline,
-    start_engine,
     stop_all,
     traced,
 )
+from tests.benchmarks.proxy.targets import sidecar as this_checkout
 
-LOAD: Final = Cell("requests", 16, "loop")
-EVENTS: Final = ("Ir", "I1mr", "D1mr")
+WARM_UP: Final = 400
+REQUESTS: Final = 400
+IDLE_S: Final = 4.0
+TOKENS: Final = 32
+"""Of a stream."""
 READY_S: Final = 300.0
 """A program starts thirty times slower under Valgrind."""
-WARM_UP_S: Final = 4.0
-"""For Python to specialize the code that runs."""
+ANSWER_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A load. `clients`: connections that ask at the same time; `slots`: of each engine."""
+
+    name: str
+    stream: bool = False
+    pools: int = 1
+    traced: bool = False
+    body_bytes: int = 2000
+    clients: int = 1
+    slots: int = SLOTS
+
+
+CELLS: Final = (
+    Cell("json"),
+    Cell("stream", stream=True),
+    Cell("json, traced", traced=True),
+    Cell("stream, traced", stream=True, traced=True),
+    Cell("json, five pools", pools=5),
+    Cell("json, 220 KB", body_bytes=220_000),
+    Cell("json, queue", clients=8, slots=2),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One target, per request; `requests`: how many were counted."""
+    """Instructions per request. `idle`: those per second that were subtracted."""
 
-    target: str
+    cell: str
+    checkout: str
     instructions: float
-    code_misses: float
-    data_misses: float
-    requests: int
+    idle: float
 
 
-def counted(plan: Plan, file: Path) -> Plan:
-    """The same under Valgrind, which counts nothing before it is asked to."""
-    words = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--cache-sim=yes"]
-    return replace(plan, command=[*words, f"--callgrind-out-file={file}", *plan.command])
-
-
-def count(name: str, engine: int, dir: Path, seconds: float) -> Count:
-    """Starts a target, and counts.
+def count(cell: Cell, checkout: str, plan_for: Callable[[Setting], Plan], dir: Path) -> Count:
+    """Starts engines and a sidecar, and counts.
 
     Raises:
-        processes.TargetFailed: it cannot be started, or leaves.
-        subprocess.SubprocessError: Valgrind or the client failed.
+        processes.TargetFailed: something cannot be started, leaves, or answers with an error.
+        subprocess.SubprocessError: Valgrind failed.
     """
-    plan_for = PLANS[name]
-    if plan_for is None:
-        raise processes.TargetFailed(f"{name} is no process that could be counted")
-    port, file = processes.free_port(), dir / f"instructions-{name}.out"
-    plan = counted(plan_for(Setting(engine, port, engine, dir)), file)
-    child = processes.start(f"counted-{name}", plan.command, dir, plan.env)
+    engines, ports = _engines(cell, dir)
+    children, port, out = [*engines], processes.free_port(), dir / f"counted-{checkout}.out"
+    for old in dir.glob(f"{out.name}*"):
+        old.unlink()
     try:
+        plan = (traced(plan_for) if cell.traced else plan_for)(
+            Setting(ports[0], port, ports[0], dir)
+        )
+        env = dict(plan.env)
+        if cell.pools > 1:
+            profile = plan.command[plan.command.index("--profile") + 1]
+            env["ORCH_POOLS"] = json.dumps(
+                [
+                    {"name": f"p{n}", "url": f"http://127.0.0.1:{each}", "profile": profile}
+                    for n, each in enumerate(ports)
+                ]
+            )
+        words = ["valgrind", "--tool=callgrind", "--instr-atstart=no"]
+        command = [*words, f"--callgrind-out-file={out}", *plan.command]
+        child = processes.start(f"counted-{checkout}", command, dir, env)
+        children.append(child)
         processes.wait_ready(child, f"http://127.0.0.1:{port}{plan.ready}", READY_S)
-        client, target = build.program("client"), Target(name, port, child)
-        run_client(client, target, LOAD, WARM_UP_S)
-        instrument(child, "on")
-        report = run_client(client, target, LOAD, seconds)
-        instrument(child, "off")
+        clients = [_Client(port, cell) for _ in range(cell.clients)]
+        _send(clients, WARM_UP)
+        _control(child, "-i", "on")
+        _send(clients, WARM_UP // 10)  # what Valgrind translates, and Python still specializes
+        _control(child, "-z")
+        began = time.monotonic()
+        time.sleep(IDLE_S)
+        _control(child, "-d", "idle")
+        idle_s = time.monotonic() - began
+        began = time.monotonic()
+        _send(clients, REQUESTS)
+        _control(child, "-d", "requests")
+        took_s = time.monotonic() - began
     finally:
-        stop_all([child])
-    if report["errors"]:
-        raise processes.TargetFailed(f"{name}: {report['errors']} requests failed")
-    number, totals = report["requests"], events(file)
-    instructions, code_misses, data_misses = (totals[event] / number for event in EVENTS)
-    return Count(name, instructions, code_misses, data_misses, number)
+        stop_all(children)
+    idle, total = (_instructions(Path(f"{out}.{number}")) for number in (1, 2))
+    per_s = idle / idle_s
+    return Count(cell.name, checkout, (total - per_s * took_s) / REQUESTS, per_s)
 
 
-def instrument(child: processes.Child, on: str) -> None:
-    command = ["callgrind_control", "-i", on, str(child.process.pid)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+def _engines(cell: Cell, dir: Path) -> tuple[list[processes.Child], list[int]]:
+    ports = [processes.free_port() for _ in range(cell.pools)]
+    command = [str(build.program("upstream"))]
+    engines = [
+        processes.start(f"engine-{port}", [*command, str(port), str(cell.slots)], dir)
+        for port in ports
+    ]
+    for engine, port in zip(engines, ports, strict=True):
+        processes.wait_ready(engine, f"http://127.0.0.1:{port}/health", 10)
+    return engines, ports
 
 
-def events(file: Path) -> dict[str, int]:
-    """The totals that Valgrind wrote, by event."""
-    names: list[str] = []
+class _Client:
+    """A connection, and the request that it sends."""
+
+    def __init__(self, port: int, cell: Cell) -> None:
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+        text = "Say something about foxes, rivers and the moon. " * (cell.body_bytes // 48 + 1)
+        self._body = json.dumps(
+            {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": text[: cell.body_bytes]}],
+                "temperature": 0.7,
+                "max_tokens": TOKENS,
+                "stream": cell.stream,
+            }
+        ).encode()
+
+    def ask(self) -> None:
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
+        self._http.request("POST", "/v1/chat/completions", self._body, headers)
+        with self._http.getresponse() as answer:
+            content = answer.read()
+        if answer.status != 200:
+            raise processes.TargetFailed(f"status {answer.status}: {content[:200]!r}")
+
+
+def _send(clients: list[_Client], requests: int) -> None:
+    """Sends so many requests, divided among the clients, and reads the answers."""
+    failures: list[Exception] = []
+
+    def run(client: _Client) -> None:
+        try:
+            for _ in range(requests // len(clients)):
+                client.ask()
+        except (OSError, http.client.HTTPException, processes.TargetFailed) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise processes.TargetFailed(str(failures[0]))
+
+
+def _control(child: processes.Child, *words: str) -> None:
+    command = ["callgrind_control", *words, str(child.process.pid)]
+    subprocess.run(command, check=True, capture_output=True, timeout=ANSWER_S)
+
+
+def _instructions(file: Path) -> int:
+    """The instructions that Valgrind wrote to a file."""
     for line in file.read_text().splitlines():
-        key, _, values = line.partition(":")
-        if key == "events":
-            names = values.split()
-        elif key == "totals":
-            return dict(zip(names, map(int, values.split()), strict=True))
+        key, _, value = line.partition(":")
+        if key in ("totals", "summary"):
+            return int(value.split()[0])
     raise processes.TargetFailed(f"{file} contains no totals: Valgrind did not end in order")
 
 
 def table(counts: list[Count]) -> str:
     lines = [
-        "| per request | instructions | of the first | code cache misses | data cache misses | "
-        "requests |",
-        "|---|---|---|---|---|---|",
+        "| cell | checkout | instructions per request | of the first | idle, per second |",
+        "|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {each.target} | {each.instructions:,.0f} | "
-        f"{each.instructions / counts[0].instructions:.3f} | {each.code_misses:,.0f} | "
-        f"{each.data_misses:,.0f} | {each.requests:,} |"
-        for each in counts
-    ]
+    first: dict[str, float] = {}
+    for each in counts:
+        base = first.setdefault(each.cell, each.instructions)
+        lines.append(
+            f"| {each.cell} | {each.checkout} | {each.instructions:,.0f} | "
+            f"{each.instructions / base:.4f} | {each.idle:,.0f} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.benchmarks.instructions", description=__doc__)
-    parser.add_argument("--targets", default=f"{SIDECAR},{TRACED},{FLOOR}")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each target (8)")
-    parser.add_argument("--baseline", type=Path, help="another checkout, counted as well")
+    parser.add_argument("--cells", help="names, separated by semicolons; default: all")
+    parser.add_argument("--baseline", type=Path, help="another checkout, counted first")
+    parser.add_argument("--floor", action="store_true", help="a relay that decides nothing, too")
+    parser.add_argument("--rounds", type=int, default=1, help="of each cell (1)")
     given = parser.parse_args()
     if shutil.which("valgrind") is None:
         sys.exit("valgrind is not installed: install the Debian package valgrind")
-    targets = given.targets.split(",")
+    names = {cell.name: cell for cell in CELLS}
+    wanted = [*names] if given.cells is None else [each.strip() for each in given.cells.split(";")]
+    if unknown := sorted(set(wanted) - names.keys()):
+        parser.error(f"unknown: {', '.join(unknown)}; the cells are {'; '.join(names)}")
+    checkouts: dict[str, Callable[[Setting], Plan]] = {"this": this_checkout}
     if given.baseline is not None:
-        other = baseline(given.baseline.resolve(strict=True))
-        PLANS[BASELINE], PLANS[BASELINE_TRACED] = other, traced(other)
-        targets = [BASELINE, *targets]
-    if unknown := sorted(set(targets) - PLANS.keys()):
-        parser.error(f"unknown: {', '.join(unknown)}")
-    dir = build.cache()
-    engine, port = start_engine("engine", dir)
+        checkouts = {"baseline": baseline(given.baseline.resolve(strict=True)), **checkouts}
+    dir, counts = build.cache(), []
     try:
-        counts = [count(name, port, dir, given.seconds) for name in targets]
+        for cell in [names[name] for name in wanted] * given.rounds:
+            counts += [count(cell, name, plan, dir) for name, plan in checkouts.items()]
+            if given.floor and cell.pools == 1 and not cell.traced and (floor := PLANS[FLOOR]):
+                counts.append(count(cell, FLOOR, floor, dir))
     except processes.TargetFailed as error:
         sys.exit(str(error))
-    finally:
-        stop_all([engine])
-    print(table(counts))
+    print(table(sorted(counts, key=lambda each: wanted.index(each.cell))))
 
 
 if __name__ == "__main__":

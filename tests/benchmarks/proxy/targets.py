@@ -124,7 +124,8 @@ def _script(name: str) -> Callable[[Setting], Plan]:
     return plan
 
 
-def _sidecar(s: Setting) -> Plan:
+def sidecar(s: Setting) -> Plan:
+    """The sidecar of this checkout."""
     return _sidecar_command(s, _all_slots(profiles.directory(), s.dir / "all-slots.yaml"))
 
 
@@ -182,8 +183,8 @@ PLANS: dict[str, Callable[[Setting], Plan] | None] = {
     "plain aiohttp": _script("plain_proxy.py"),
     FLOOR: _script("floor_proxy.py"),
     RIVAL: _router(RIVAL, "--log-level", "warning"),
-    SIDECAR: _sidecar,
-    TRACED: traced(_sidecar),
+    SIDECAR: sidecar,
+    TRACED: traced(sidecar),
 }
 """In the order they are measured: the rival right before us, because a shared machine's speed
 changes within seconds."""
