@@ -140,10 +140,11 @@ class AdmissionController:
         displaced, self.displaced = self.displaced, []
         return displaced
 
-    def pause(self, pause_s: float, now: float) -> None:
-        """Dispatches nothing for `pause_s`: the upstream rejected a request, and would others. To
-        be called before the lease of that request is released."""
-        self.order.pause(pause_s, now)
+    def pause(self, lease_id: str, pause_s: float, now: float) -> None:
+        """Dispatches nothing for `pause_s`: the upstream rejected the request with this lease, and
+        would others. To be called before the lease is released."""
+        lease = self.ledger.get(lease_id)
+        self.order.pause(pause_s, now, offered=lease is not None and lease.offered)
 
     def requeue(
         self, ticket: str, request: AdmissionRequest, since: float, now: float

@@ -130,9 +130,9 @@ class Gate:
             self.on_change()
         return outcome
 
-    def pause(self, retry_after_ms: float) -> None:
+    def pause(self, lease_id: str, retry_after_ms: float) -> None:
         """Pauses dispatch: the upstream rejected a request, whose lease is released after this."""
-        self._controller.pause(retry_after_ms / 1000, self._loop.time())
+        self._controller.pause(lease_id, retry_after_ms / 1000, self._loop.time())
 
     def requeue(self, ticket: str, request: AdmissionRequest, since_s: float) -> Queued | Refusal:
         """Queues a request again that the upstream rejected, before all that arrived later.

@@ -32,22 +32,30 @@ class QueueOrder:
     def __init__(self, queues: Queues, constraints: AdmissionConstraints) -> None:
         self.blocked_by: BlockedBy | None = None  # the head of the queue
         self.paused_until = float("-inf")
+        self._claims_in_pause = False
         self.claim: Claim | None = None  # if the head of the queue lacks slots
         self._queues = queues
         self._constraints = constraints
         self._reserve = constraints.reserve
 
-    def pause(self, pause_s: float, now: float) -> None:
-        """Dispatches nothing for `pause_s`, within bounds."""
+    def pause(self, pause_s: float, now: float, *, offered: bool = False) -> None:
+        """Dispatches nothing for `pause_s`, within bounds, but under an offer.
+
+        `offered`: the request that the upstream rejected came under an offer. Then it lacks
+        something else than slots, and none are claimed meanwhile.
+        """
         pause_s = min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         self.paused_until = max(self.paused_until, now + pause_s)
+        self._claims_in_pause = not offered
 
     def next(self, now: float) -> QueuedRequest | None:
         """The request to dispatch now; if there is none, `blocked_by` names the constraint."""
         self.blocked_by = self.claim = None
         if not self._queues.depth:
             return None
-        if now < self.paused_until:
+        offers = self._constraints.offers
+        paused = now < self.paused_until and not offers.left
+        if paused and not (offers.shared and self._claims_in_pause):
             self.blocked_by = BlockedBy.PAUSE
             return None
         bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
@@ -58,10 +66,12 @@ class QueueOrder:
             kv = self._constraints.kv_need(head.request)
             is_bulk = head is bulk
             blocked_by = self._constraints.blocked_by(head.request, kv, now, due=due and is_bulk)
-            if blocked_by is None:
+            if blocked_by is None and not paused:
                 return head
-            if blocked_by is BlockedBy.SLOT and self._constraints.offers.shared:
+            if blocked_by in (None, BlockedBy.SLOT) and offers.shared:
                 blocked_by = self._claim(head.request, now, due=due and is_bulk)
+                if paused and blocked_by is BlockedBy.SLOT:
+                    blocked_by = BlockedBy.PAUSE
             self.blocked_by = self.blocked_by or blocked_by
             if is_bulk or blocked_by is not BlockedBy.BATCH:
                 return None
@@ -72,7 +82,7 @@ class QueueOrder:
         offered = self._constraints.offers.left  # for this request, of a parent sidecar
         if self._queues.depth and not offered and self._must_queue(request.service_class, now):
             return self.blocked_by or BlockedBy.SLOT
-        if now < self.paused_until:
+        if now < self.paused_until and not offered:
             return BlockedBy.PAUSE
         return self._constraints.blocked_by(request, kv, now)
 

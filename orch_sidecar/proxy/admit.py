@@ -205,7 +205,8 @@ def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
     if response is not None and response.retry_after_ms == AT_OFFER:
         pool.gate.offers.reject()
     else:
-        pool.gate.pause(pause_ms)
+        assert request.record.lease is not None  # it was sent under one
+        pool.gate.pause(request.record.lease, pause_ms)
     if request.cancelled is not None:
         return False
     request.trace.retried(result.refusal.reason)

@@ -242,3 +242,25 @@ async def test_parent_of_a_sidecar_that_has_the_engine_alone_claims_nothing(
     assert engine.claimed.total() == 0
     assert child.pool.claims.parents.books.number_of(instance(parent)) == 0
     await calm(engine, child, parent)
+
+
+async def test_bulk_requests_of_two_parents_pass_a_child_that_shares_its_engine(
+    engine: ScriptedEngine, start: Start, recording: Recording
+) -> None:
+    """None waits for the other's pause: an offer ends a pause, and each rejection leaves a claim.
+    Once two parents paused in turns and nothing ran, though all slots were free."""
+    recording.takes_s = 0.004
+    direct, child = await start(), await start()
+    parents = [await above(start, child) for _ in range(2)]
+    await knows(2, direct, child)
+    numbers = Numbers()
+    for _ in range(5):
+        clients: dict[int, Client] = {}
+        for _ in range(6):
+            for parent in parents:
+                clients |= {
+                    seed: await started(parent, seed=seed, headers=BULK) for seed in numbers.next(2)
+                }
+        await answered(clients)
+    assert set(recording.answered.values()) == {1}
+    await calm(engine, direct, child, *parents)

@@ -137,7 +137,7 @@ class KeysMachine(RuleBasedStateMachine):
     def is_rejected_and_comes_back(self, pick: int) -> None:
         ticket = list(self.running)[pick % len(self.running)]
         request = self.running.pop(ticket)
-        self.core.pause(0.02, self.now)
+        self.core.pause("none", 0.02, self.now)
         self.take(self.core.release(ticket, self.now, served=False))
         again = self.named()
         self.arrived[again] = self.arrived[ticket]

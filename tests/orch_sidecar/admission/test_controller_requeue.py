@@ -36,7 +36,7 @@ def refused_below(
     since: float = 0.0,
 ) -> None:
     """The tier below refused this lease: it waits again under another id."""
-    core.pause(pause_s, now)
+    core.pause("none", pause_s, now)
     assert core.release(name, now) == [], "no other is dispatched after it"
     assert core.requeue(f"{name}'", request, since, now) == Queued(0, None)
 
@@ -59,7 +59,7 @@ def test_requeued_request_goes_first_after_a_pause() -> None:
 def test_pause_blocks_new_requests_although_the_queue_is_empty() -> None:
     core = core_of(4)
     fill(core, interactive(), "a")
-    core.pause(0.5, 1.0)
+    core.pause("none", 0.5, 1.0)
     assert core.release("a", 1.0) == []
     queue(core, interactive(), "b", at=1.1)
     assert (core.blocked_by, core.next_event(1.1)) == (BlockedBy.PAUSE, 1.5)
@@ -112,7 +112,7 @@ def test_request_requeued_twice_is_ahead_of_those_requeued_once() -> None:
 def test_pause_that_is_over_when_a_request_is_requeued_blocks_nothing() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
-    core.pause(0.1, 1.0)
+    core.pause("none", 0.1, 1.0)
     core.release("a", 1.0)
     assert core.requeue("a'", interactive(), 0.0, 2.0) == Queued(0, None)
     at = core.next_event(2.0)
@@ -218,7 +218,7 @@ def test_rejected_request_is_no_measure_of_how_fast_slots_come_free() -> None:
     core = core_of(2)
     for number in range(3):
         fill(core, interactive(), f"a{number}", at=float(number))
-        core.pause(0.02, number + 0.1)
+        core.pause("none", 0.02, number + 0.1)
         core.release(f"a{number}", number + 0.1, served=False)
     assert core.forecaster.release_rate.per_second(3.0) is None
     for number in range(3, 6):

@@ -193,7 +193,7 @@ class AdmissionMachine(EngineEvents):
         lease = self.pick(
             [name for name, request in model.out.items() if request is not None], pick
         )
-        self.core.pause(pause_s, model.now)
+        self.core.pause("none", pause_s, model.now)
         model.paused_until = max(model.paused_until, model.now + min(max(pause_s, 0.02), 1.0))
         self.release_one(lease)
         model.below[lease] = model.requests[lease]

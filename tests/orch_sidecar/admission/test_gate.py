@@ -148,7 +148,7 @@ async def test_timer_ends_a_pause() -> None:
     loop = asyncio.get_running_loop()
     since = loop.time()
     held = lease_at_once(gate)
-    gate.pause(30.0)
+    gate.pause("none", 30.0)
     gate.release(held.id)
     assert gate.requeue("again", interactive(), since) == Queued(0, None)
     assert gate.status().leased == 0

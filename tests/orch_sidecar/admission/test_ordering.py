@@ -12,6 +12,7 @@ from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, BlockedBy
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import bulk, interactive, rules
+from vllm_plugin.contracts.lease_protocol import Claim
 
 
 class Line:
@@ -185,6 +186,29 @@ def test_pause_blocks_all_requests() -> None:
     assert line.order.blocked_by is BlockedBy.PAUSE
     assert line.order.changes_at(4.9) == 5.0
     assert line.next(5.0) == "i"
+
+
+def test_offer_ends_a_pause_for_which_slots_are_claimed() -> None:
+    line = Line()
+    line.constraints.offers.sidecars = 2
+    line.wait("b", bulk(2))
+    line.order.pause(0.5, 0.0)
+    assert line.next(0.1) is None
+    assert (line.order.blocked_by, line.order.changes_at(0.1)) == (BlockedBy.PAUSE, 0.5)
+    assert line.order.claim == Claim(2, urgent=False)
+    line.constraints.offers.offer(2, 1)
+    assert line.next(0.1) == "b"
+
+
+def test_rejection_under_an_offer_claims_no_slots_until_the_pause_has_ended() -> None:
+    """The child lacks something else than slots: it would get offers again and again in vain."""
+    line = Line()
+    line.constraints.offers.sidecars = 2
+    line.wait("b", bulk(2))
+    line.order.pause(0.5, 0.0, offered=True)
+    assert line.next(0.1) is None
+    assert (line.order.blocked_by, line.order.claim) == (BlockedBy.PAUSE, None)
+    assert line.next(0.5) == "b"
 
 
 def test_predictable_ends_of_constraints_are_known() -> None:

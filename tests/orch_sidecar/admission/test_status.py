@@ -45,14 +45,14 @@ def test_all_slots_are_free_while_nothing_waits() -> None:
 def test_none_is_free_while_dispatching_is_paused(next_one: AdmissionRequest) -> None:
     """The upstream rejected a request a moment ago."""
     core = core_of(4)
-    core.pause(0.5, 0.0)
+    core.pause("none", 0.5, 0.0)
     assert free(core, 0.4) == (0, 0)
     assert not starts(core, next_one, 0.4)
 
 
 def test_slots_are_free_again_when_the_pause_is_over() -> None:
     core = core_of(4)
-    core.pause(0.5, 0.0)
+    core.pause("none", 0.5, 0.0)
     assert free(core, 0.5) == (4, 4)
     assert starts(core, bulk(), 0.5)
 

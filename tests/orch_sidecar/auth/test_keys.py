@@ -48,7 +48,8 @@ def test_entry_has_weight_and_budgets_of_a_key() -> None:
 def test_entry_has_roles_and_cache_group_of_a_key() -> None:
     text = entry_of(ALICE, "alice") + entry_of(BOB, "bob", sidecar=True, share_cache="team-a")
     alice, bob = parse(text)
-    assert not (alice.sidecar or alice.gateway or alice.metrics or alice.share_cache)
+    roles = alice.sidecar, alice.gateway, alice.metrics, alice.share_cache
+    assert roles == (False, False, False, None)
     assert (bob.sidecar, bob.gateway, bob.metrics, bob.share_cache) == (
         True,
         False,
