@@ -109,6 +109,7 @@ bench-queue: $(STAMP)
 bench-sidecars: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.sidecars throughput
 	$(BIN)/python -m tests.benchmarks.sidecars crashes
+	$(BIN)/python -m tests.benchmarks.sidecars rogue
 
 bench-entry: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.entry

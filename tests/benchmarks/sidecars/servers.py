@@ -85,6 +85,7 @@ class Sidecar:
         command += ["--port", str(self.port), "--drain-timeout-s", "1"]
         command += ["--engine-url", f"http://127.0.0.1:{self._engine_port}"]
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("ORCH_", "OTEL_"))}
+        environ["ORCH_SIDECAR_KEY"] = os.environ["ORCH_SIDECAR_KEY"]
         log = rig.logs() / "sidecars" / f"{self.name}-{self._starts}.log"
         self._child = Child(self.name, command, environ, log)
 
