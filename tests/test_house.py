@@ -20,7 +20,7 @@ from tests.import_graph import (
     reachable,
 )
 
-MOST_LINES = 300
+MOST_LINES = 400
 MOST_MODULES = 12
 # All of the plugin that the sidecar may import, and all that imports vLLM.
 CONTRACTS = "vllm_plugin.contracts"
