@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -110,7 +111,7 @@ class Reloader:
             return
         if changes := differences(self._authorizer.keys, keys):
             logger.info("reloaded API keys: %s", changes)
-        self._authorizer.set_keys(keys)
+        self._authorizer.set_keys(keys, time.monotonic())
 
     def _apply(self, plan: ReloadPlan) -> None:
         """Applies a plan to new requests. Queued and running requests are not affected."""

@@ -86,6 +86,10 @@ class _KeyUsage:
 class Authorizer:
     """The API keys of clients, and how many sequences each of them uses."""
 
+    def is_idle(self, now: float) -> bool:
+        """Whether it can be forgotten: nothing runs, and the budgets are full."""
+        return not self.sequences and self.budgets.are_full_at(now)
+
     def __init__(
         self, keys: Keys | None, jitter: random.Random | None = None, *, entries: int = 1
     ) -> None:
@@ -105,13 +109,14 @@ class Authorizer:
         """Returns the names of the known keys by their digests."""
         return {each.digest: each.name for each in self.keys or ()}
 
-    def set_keys(self, keys: Keys) -> None:
-        """Replaces the known keys. Running requests of removed keys continue."""
+    def set_keys(self, keys: Keys, now: float) -> None:
+        """Replaces the known keys. Running requests of removed keys continue, and what was used of
+        their budgets counts if they come back."""
         self.keys = keys
         self._usage = {
             digest: usage
             for digest, usage in self._usage.items()
-            if usage.sequences or digest in keys
+            if digest in keys or not usage.is_idle(now)
         }
 
     def check(self, path: str, headers: Mapping[str, str]) -> ApiKey | Refusal | None:
@@ -201,7 +206,7 @@ class Authorizer:
         assert usage.sequences >= 0
         if key.concurrency is not None:
             usage.release_rate.released(cost, now)
-        if not usage.sequences and (self.keys is None or key.digest not in self.keys):
+        if (self.keys is None or key.digest not in self.keys) and usage.is_idle(now):
             del self._usage[key.digest]
 
     def sequences(self, key: ApiKey) -> int:

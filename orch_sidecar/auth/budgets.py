@@ -73,6 +73,10 @@ class Bucket:
             self.used *= per_minute / self._per_minute if self._per_minute else 0.0
             self._per_minute = per_minute
 
+    def is_full_at(self, now: float) -> bool:
+        """Whether all of the budget is there again; one without a limit always is."""
+        return self.used * _MINUTE_S <= self._per_minute * (now - self._at) or not self._per_minute
+
     def wait_s(self, needed: float, per_minute: float) -> float:
         """Seconds until there is room for `needed`; 0: there is."""
         over = self.used + min(needed, per_minute) - per_minute
@@ -149,6 +153,10 @@ class Budgets:
             self.tokens.drain(tokens_per_minute, now)
             found += self.tokens.fields(_TOKENS, tokens_per_minute)
         return found
+
+    def are_full_at(self, now: float) -> bool:
+        """Whether nothing would differ from budgets that were never used."""
+        return self.requests.is_full_at(now) and self.tokens.is_full_at(now)
 
     @staticmethod
     def _return(bucket: Bucket, amount: float) -> None:

@@ -123,11 +123,11 @@ def test_only_probes_prometheus_and_the_files_of_the_page_need_no_key() -> None:
 
 def test_new_keys_replace_all_others_at_once() -> None:
     guard = Authorizer(None)
-    guard.set_keys(known())
+    guard.set_keys(known(), 0.0)
     assert guard.requires_keys
     assert isinstance(checked(("X-Api-Key", KEY), guard=guard), ApiKey)
     other = new_key(b"o" * 32)
-    guard.set_keys(keys.parse(keys.entry_of(other, "alice")))
+    guard.set_keys(keys.parse(keys.entry_of(other, "alice")), 0.0)
     assert isinstance(checked(("X-Api-Key", KEY), guard=guard), Refusal)
     assert isinstance(checked(("X-Api-Key", other), guard=guard), ApiKey)
 
@@ -173,7 +173,7 @@ def test_retry_is_predicted_from_the_release_rate_of_the_key() -> None:
 def test_new_limit_applies_to_new_requests_and_counts_running_ones() -> None:
     guard = Authorizer(known())
     assert guard.enter(entry(known()), 5, 0.0) is None
-    guard.set_keys(known(4))
+    guard.set_keys(known(4), 0.0)
     refusal = guard.enter(entry(known(4)), 1, 0.0)
     assert refusal is not None
     assert refusal.reason is Reason.KEY_CONCURRENCY
@@ -184,10 +184,10 @@ def test_new_limit_applies_to_new_requests_and_counts_running_ones() -> None:
 def test_usage_of_a_removed_key_is_counted_until_its_requests_end() -> None:
     guard, key = Authorizer(known(2)), entry(known(2))
     assert guard.enter(key, 2, 0.0) is None
-    guard.set_keys(Keys([]))
-    guard.set_keys(known(2))  # it comes back
+    guard.set_keys(Keys([]), 0.0)
+    guard.set_keys(known(2), 0.0)  # it comes back
     assert guard.enter(key, 1, 0.0) is not None
-    guard.set_keys(Keys([]))
+    guard.set_keys(Keys([]), 0.0)
     guard.leave(key, 2, 1.0)
     assert not guard._usage
     with pytest.raises(KeyError):

@@ -65,9 +65,42 @@ class Budgeted:
     def ends(self, reserved: Reservation, ended: Ended) -> None:
         self.authorizer.settle(self.key, reserved, ended, 300)
 
+    def leaves(self, reserved: Reservation, now: float) -> None:
+        """Ends a request that took what it had reserved."""
+        self.ends(reserved, Ended())
+        self.authorizer.leave(self.key, 1, now)
+
     def headers(self, now: float) -> dict[str, str]:
         fields = self.authorizer.budget_fields(self.key, now)
         return {name.removeprefix("x-ratelimit-"): value for name, value in fields}
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_key_that_is_taken_out_and_put_back_has_used_what_it_had(running: bool) -> None:
+    alice = Budgeted(tokens_per_minute=600, requests_per_minute=6)
+    reserved = alice.reserved(0.0, 300)
+    if not running:
+        alice.leaves(reserved, 0.0)
+    alice.authorizer.set_keys(Keys([]), 1.0)
+    alice.authorizer.set_keys(Keys([ApiKey("bob", b"bob")]), 2.0)  # and changes again
+    if running:
+        alice.leaves(reserved, 5.0)
+    alice.authorizer.set_keys(Keys([alice.key]), 10.0)
+    alice.reserved(10.0)
+    headers = alice.headers(10.0)
+    assert (headers["remaining-tokens"], headers["remaining-requests"]) == ("400", "5")
+
+
+def test_usage_of_removed_keys_is_forgotten_once_their_budgets_are_full() -> None:
+    alice = Budgeted(tokens_per_minute=600)
+    alice.leaves(alice.reserved(0.0, 1200), 0.0)
+    for now, kept in ((0.0, 1), (119.0, 1), (120.0, 0)):
+        alice.authorizer.set_keys(Keys([]), now)
+        assert len(alice.authorizer._usage) == kept, "two minutes' worth"
+    free = Budgeted()
+    free.leaves(free.reserved(0.0, 1200), 0.0)
+    free.authorizer.set_keys(Keys([]), 0.0)
+    assert not free.authorizer._usage, "there is nothing that it could have used up"
 
 
 def test_tokens_are_reserved_by_what_is_expected_and_settled_by_what_was_taken() -> None:
