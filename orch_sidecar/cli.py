@@ -53,6 +53,7 @@ _SHOWN: Final = {
     "_key": "KEY",
     "pools": "JSON",
     "_hosts": "JSON",
+    "gateways": "JSON",
     "log_level": "LEVEL",
     "profile": "NAME",
 }

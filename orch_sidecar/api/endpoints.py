@@ -32,6 +32,7 @@ class Endpoint:
     other: no text has it, since quotes and line breaks in a text are escaped.
     `operation`: `gen_ai.operation.name` of OpenTelemetry. `workload`: its name in
     `/v1/capabilities`. `needs_key`: where clients have API keys; probes and Prometheus send none.
+    `budgeted`: takes no slots, but its body counts against the budgets of a key.
     `admitted`: takes slots. `line`: the request line for the engine.
     """
 
@@ -45,6 +46,7 @@ class Endpoint:
     first_byte_is_token: bool = True
     token_mark: bytes = b'"choices":[{'
     needs_key: bool = True
+    budgeted: bool = False
     operation: str = "chat"
     workload: str | None = None
     admitted: bool = field(init=False)
@@ -123,10 +125,12 @@ _ENDPOINTS: Final = (
         workload="messages",
     ),
     Endpoint(
-        "/v1/messages/count_tokens", "POST", "/v1/messages/count_tokens", error_format=ANTHROPIC
+        "/v1/messages/count_tokens", "POST", "/v1/messages/count_tokens",
+        error_format=ANTHROPIC,
+        budgeted=True,
     ),
-    Endpoint("/tokenize", "POST", "/tokenize"),
-    Endpoint("/detokenize", "POST", "/detokenize"),
+    Endpoint("/tokenize", "POST", "/tokenize", budgeted=True),
+    Endpoint("/detokenize", "POST", "/detokenize", budgeted=True),
     Endpoint(STATEMENTS_PATH, "POST", STATEMENTS_PATH),
     Endpoint("/v1/models", "GET", "/v1/models"),
     Endpoint("/version", "GET", "/version"),
@@ -147,6 +151,8 @@ ENDPOINTS: Final = {each.path: each for each in _ENDPOINTS}
 # What a request for any other path is recorded as: its path is the client's text, and no label.
 UNKNOWN: Final = Endpoint("(none)", "GET")
 
+# They must answer by any name, whatever is configured.
+PROBES: Final = frozenset({"/livez", "/readyz", "/healthz", "/health"})
 WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.needs_key) | {ROOT}
 # Of an engine's workloads, those that this sidecar serves.
 WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitted)

@@ -11,7 +11,7 @@ that their clients need not change. X-Orch-Class and X-Orch-Deadline-Ms take pre
     x-gateway-inference-objective    `interactive` and `critical` are interactive; `bulk`, `batch`,
                                      `best-effort` and `sheddable` are bulk
     x-llm-d-inference-fairness-id    the flow of a request; flows share the slots of a class as API
-    x-gateway-inference-fairness-id  keys do, where clients have none
+    x-gateway-inference-fairness-id  keys do. It counts only from a gateway: `Authorizer` decides
     x-llm-d-slo-ttft-ms              as X-Orch-Deadline-Ms; 0 is none
     x-slo-ttft-ms
     x-llm-d-slo-tpot-ms              milliseconds per token that are useful to the client; 0 is none

@@ -17,7 +17,7 @@ class Reason(StrEnum):
     INFEASIBLE = "infeasible"  # no pool of this sidecar can ever serve it
     COST_EXCEEDS_SLOTS = "cost_exceeds_slots"
     NOT_FOUND = "not_found"
-    FORBIDDEN = "forbidden"  # a browser at the operators' listener
+    FORBIDDEN = "forbidden"  # a browser's, by its page or the name of this listener
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
     BODY_TIMEOUT = "body_timeout"

@@ -75,6 +75,8 @@ class Reloader:
             new = await self._reader.read(self._configuration)
             keys = None if self._key_file is None else await self._key_file.read()
         except (OSError, ValueError) as error:
+            if isinstance(error, InvalidKeyFile):
+                self._state.keys_failed(str(error))
             self._state.failed(str(error))
             logger.error("the configuration is not reloaded: %s", error)
             return

@@ -18,7 +18,7 @@ from orch_sidecar.api.headers import SERVER, X_MEASUREMENT_TYPE
 from orch_sidecar.app import pipeline
 from orch_sidecar.app.listeners import AdminListener
 from orch_sidecar.app.reloader import Reloader
-from orch_sidecar.auth.admin_hosts import AdminHosts
+from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile
 from orch_sidecar.config.changes import ReloadState
@@ -56,6 +56,11 @@ KEEP_ALIVE_S: Final = 75.0
 # Requests create hardly any reference cycles; the default (700) would collect every few requests.
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 
+_ANY_NAME: Final = (
+    "without API keys on %s: a web page that is open anywhere on this network can use this sidecar "
+    "by a name of its own; set allowed_hosts (ORCH_ALLOWED_HOSTS) to the names it is called by"
+)
+
 
 class Sidecar:
     """A sidecar in front of its engines. Must be created on the event loop on which it runs."""
@@ -71,9 +76,19 @@ class Sidecar:
         """
         configured = load_pools(settings)
         self.reloads = ReloadState(configuration(configured, settings))
-        key_file = None if settings.api_keys_file is None else KeyFile(settings.api_keys_file)
-        keys = None if key_file is None else key_file.read_at_start()
-        authorizer = Authorizer(keys, entries=settings.entries)
+        key_file = keys = None
+        if settings.api_keys_file is not None:
+            key_file = KeyFile(settings.api_keys_file, required=settings.api_keys_required)
+            keys = key_file.read_at_start()
+        authorizer = Authorizer(
+            keys,
+            entries=settings.entries,
+            host=settings.host,
+            allowed_hosts=settings.allowed_hosts,
+            gateways=settings.gateways,
+        )
+        if keys is None and not settings.allowed_hosts and not is_loopback(settings.host):
+            logger.warning(_ANY_NAME, settings.host)
         common = common_labels(configured)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
@@ -86,6 +101,8 @@ class Sidecar:
         self.discovery = Discovery(self.pools)
         self.watchdog = StallWatchdog(settings.engine_silence_s, settings.client_stall_s)
         self.metrics = Metrics(self.pools, self.tracing.spans, authorizer.names)
+        if key_file is not None:
+            self.metrics.watch_key_file(lambda: self.reloads.keys_error)
         self.connections = ClientConnections(connection_limit(settings.max_connections), "clients")
         self.metrics.registry.register(self.connections)
         self.request_log = None if lines is None else RequestLog(lines, self.pools, self.metrics)
@@ -101,7 +118,9 @@ class Sidecar:
             settings.trace_url,
             self._headers,
         )
-        hosts = AdminHosts((settings.admin_host, *settings.admin_allowed_hosts))
+        hosts = AllowedHosts(
+            "admin_allowed_hosts", (settings.admin_host, *settings.admin_allowed_hosts)
+        )
         control = Control(
             self.pools, pages, in_flight, self.publisher, self.live, hosts, self._headers
         )

@@ -1,9 +1,10 @@
 """Authenticates API keys and enforces the class and the limit of each.
 
 Pure: time is a parameter, seconds of a monotonic clock. Without keys all clients are served and
-have no limits. With keys, all paths need one, those of parent sidecars included, except those of
-probes and Prometheus: these send no keys, and the network must restrict them. The operators'
-listener needs no key; it is on the loopback unless configured otherwise.
+have no limits; on the loopback they must then call it by a name of that (`allowed_hosts`). With
+keys, all paths need one, those of parent sidecars included, except those of probes and Prometheus:
+these send no keys, and the network must restrict them. The operators' listener needs no key; it is
+on the loopback unless configured otherwise.
 
 The key is checked before anything of the request is read; class and limit once it has been read. A
 limit counts the sequences of a key that are queued or running, until the client has its answer or
@@ -15,17 +16,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final, Protocol
 
 from multidict import CIMultiDict, MultiMapping
 
 from orch_sidecar.admission.prediction.release_rate import ReleaseRate
 from orch_sidecar.api import options
-from orch_sidecar.api.endpoints import WITHOUT_KEY
+from orch_sidecar.api.endpoints import PROBES, WITHOUT_KEY
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, X_ORCH_CLASS
+from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, HOST, X_ORCH_CLASS
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback
 from orch_sidecar.auth.budgets import Budgets, Fields, Reservation
 from orch_sidecar.auth.keys import (
     MAX_KEY_BYTES,
@@ -82,20 +86,33 @@ class _KeyUsage:
         self.release_rate = ReleaseRate()
         self.budgets = Budgets()
 
-
-class Authorizer:
-    """The API keys of clients, and how many sequences each of them uses."""
-
     def is_idle(self, now: float) -> bool:
         """Whether it can be forgotten: nothing runs, and the budgets are full."""
         return not self.sequences and self.budgets.are_full_at(now)
 
+
+class Authorizer:
+    """The API keys of clients, and how many sequences each of them uses."""
+
     def __init__(
-        self, keys: Keys | None, jitter: random.Random | None = None, *, entries: int = 1
+        self,
+        keys: Keys | None,
+        jitter: random.Random | None = None,
+        *,
+        entries: int = 1,
+        host: str = "",
+        allowed_hosts: Sequence[str] = (),
+        gateways: Sequence[IPv4Network | IPv6Network] = (),
     ) -> None:
         """`keys`: None if none are configured; then every client is served. `entries`: sidecars
-        that share the clients, and so the budgets of their keys."""
+        that share the clients, and so the budgets of their keys. `host`: the address to listen on.
+        `gateways`: addresses and networks of those who name flows for clients without keys."""
         self.keys = keys
+        self._hosts = AllowedHosts("allowed_hosts", (host, *allowed_hosts), any_address=True)
+        self._checks_hosts = bool(allowed_hosts)  # whether clients have keys or not
+        self._on_loopback = is_loopback(host)
+        self._gateways = gateways
+        self._is_gateway = lru_cache(maxsize=1024)(self._is_in_gateways)
         self._entries = entries
         self._usage: dict[bytes, _KeyUsage] = {}
         self._jitter = jitter or random.Random()  # noqa: S311 (it only spreads retries)
@@ -119,9 +136,18 @@ class Authorizer:
             if digest in keys or not usage.is_idle(now)
         }
 
-    def check(self, path: str, headers: Mapping[str, str]) -> ApiKey | Refusal | None:
+    def may_name_flows(self, key: ApiKey | None, address: str) -> bool:
+        """Whether fairness ids of this client count: it says for whom it asks. `address`: its own,
+        empty if unknown."""
+        return self._is_gateway(address) if key is None else key.gateway
+
+    def check(self, path: str, headers: MultiMapping[str]) -> ApiKey | Refusal | None:
         """Returns the API key of a request, or why it is rejected. None: it needs no key."""
         keys = self.keys
+        if (self._checks_hosts or (self._on_loopback and keys is None)) and path not in PROBES:
+            refused = self._hosts.check(headers.getall(HOST, []))
+            if refused is not None:
+                return refused
         if keys is None or path in WITHOUT_KEY:
             return None
         value = credential(headers)
@@ -194,7 +220,7 @@ class Authorizer:
         if usage is None:
             usage = self._usage[key.digest] = _KeyUsage()
         limit = key.concurrency
-        if limit is not None and usage.sequences + cost > limit:
+        if limit is not None and cost and usage.sequences + cost > limit:
             return self._over_limit(cost, limit, usage, now)
         usage.sequences += cost
         return None
@@ -213,6 +239,13 @@ class Authorizer:
         """Returns how many sequences of this key are queued or running."""
         usage = self._usage.get(key.digest)
         return 0 if usage is None else usage.sequences
+
+    def _is_in_gateways(self, address: str) -> bool:
+        try:
+            found = ip_address(address)
+        except ValueError:
+            return False
+        return any(found in network for network in self._gateways)
 
     def _over_limit(self, cost: int, limit: int, usage: _KeyUsage, now: float) -> Refusal:
         if cost > limit:

@@ -3,7 +3,7 @@
 Pure. Any page that an operator visits can make the browser send requests to the loopback. Browsers
 state where a request comes from in `Origin` and `Sec-Fetch-Site`, which no page can change, and ask
 before they send another site a header of ours or a JSON body. So what changes something needs all
-of these, each exactly; the name by which it is called was checked before (`admin_hosts`). Another
+of these, each exactly; the name by which it is called was checked before (`allowed_hosts`). Another
 site may link to the page, and load nothing. Clients that are no browsers send none of the two
 fields.
 

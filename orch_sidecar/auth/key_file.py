@@ -23,6 +23,10 @@ logger = logging.getLogger("orch.sidecar")
 Identity = tuple[int, ...] | None
 
 _UNREADABLE: Final = ()
+_MISSING: Final = (
+    "does not exist: make it with `orch key`, or set api_keys_required to false "
+    "(ORCH_API_KEYS_REQUIRED) to serve every client without a key until it does"
+)
 # Other things than files can be opened, and reading them could block until there is a writer.
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -44,21 +48,25 @@ class Inspection:
 class KeyFile:
     """A key file, and the version of it that was last accepted."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, required: bool = True) -> None:
+        """`required`: it is an error that the file does not exist."""
         self.path = path
+        self._required = required
         self._reader = FileReader(f"api_keys_file {path}")
         self._accepted: Identity = None
         self._existed = False
 
     def read_at_start(self) -> Keys | None:
-        """Reads the keys at start. None: the file does not exist. Raises InvalidKeyFile."""
+        """Reads the keys at start. None: no file, and none required. Raises InvalidKeyFile."""
         try:
             keys = self.accept(self._reader.read_at_start(self.inspect))
         except ReadTimeout as late:
             raise InvalidKeyFile(str(late)) from None
         if keys is None:
-            logger.info(
-                "api_keys_file %s does not exist: requests are served without API keys", self.path
+            logger.warning(
+                "api_keys_file %s does not exist, and api_keys_required is false: every client is "
+                "served without an API key",
+                self.path,
             )
         else:
             logger.info("api_keys_file %s: read %d API keys", self.path, len(keys))
@@ -91,6 +99,8 @@ class KeyFile:
                 return Inspection(None, error=self._error("no longer exists"))
             if os.path.lexists(self.path):
                 return Inspection(None, error=self._error("is a broken link"))
+            if self._required:
+                return Inspection(None, error=self._error(_MISSING))
             return Inspection(None)
         except OSError as error:
             return self._unreadable(error)

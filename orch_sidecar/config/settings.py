@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic.networks import IPvAnyNetwork
+from pydantic_core.core_schema import ValidationInfo
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -118,6 +120,12 @@ class SidecarSettings(BaseSettings):
         description="host names by which operators may call the sidecar, besides admin_host and "
         "those of the loopback: a JSON list",
     )
+    allowed_hosts: list[str] = Field(
+        default=[],
+        description="host names by which clients may call the sidecar, besides addresses and those "
+        "of the loopback: a JSON list; unset: any, unless host is on the loopback and clients need "
+        "no API keys",
+    )
     engine_url: str = Field("http://127.0.0.1:8000", description="URL of the engine")
     engine_api_key: SecretStr | None = Field(
         None,
@@ -125,8 +133,18 @@ class SidecarSettings(BaseSettings):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="file of clients' API keys, as `orch key` prints them; if it is unset or "
-        "does not exist, clients need no key",
+        description="file of clients' API keys, as `orch key` prints them; unset: clients need no "
+        "key",
+    )
+    api_keys_required: bool = Field(
+        default=True,
+        validate_default=False,  # to state it needs a file
+        description="whether api_keys_file must exist; false: until it does, clients need no key",
+    )
+    gateways: list[IPvAnyNetwork] = Field(
+        default=[],
+        description="addresses and networks (10.0.0.0/8) of the gateways whose fairness ids count, "
+        "of clients without API keys: a JSON list",
     )
     entries: int = Field(
         1,
@@ -224,6 +242,15 @@ class SidecarSettings(BaseSettings):
             )
         return self
 
+    @field_validator("api_keys_required")
+    @classmethod
+    def _required_keys_have_a_file(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("api_keys_file") is None:
+            raise ValueError(
+                "must not be true while api_keys_file (ORCH_API_KEYS_FILE) is unset: set that, too"
+            )
+        return value
+
     @field_validator("trace_url")
     @classmethod
     def _trace_url_names_a_trace(cls, value: str | None) -> str | None:
@@ -233,7 +260,7 @@ class SidecarSettings(BaseSettings):
             )
         return value
 
-    @field_validator("admin_allowed_hosts")
+    @field_validator("admin_allowed_hosts", "allowed_hosts")
     @classmethod
     def _hosts_have_no_port(cls, value: list[str]) -> list[str]:
         for host in value:

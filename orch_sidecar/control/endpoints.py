@@ -26,7 +26,7 @@ from orch_sidecar.api.endpoints import (
 )
 from orch_sidecar.api.headers import ALLOW, HOST, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.admin_hosts import AdminHosts
+from orch_sidecar.auth.allowed_hosts import AllowedHosts
 from orch_sidecar.auth.browsers import MOST_BODY_BYTES, check_browser
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control import request_status, ui
@@ -51,7 +51,7 @@ class Control:
         in_flight: InFlight,
         publisher: Publisher,
         live: LiveStream,
-        hosts: AdminHosts,
+        hosts: AllowedHosts,
         common_headers: Mapping[str, str],
     ) -> None:
         self._pools = pools

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.process_collector import ProcessCollector
 
 from orch_sidecar.observability.collector import Collector, KeyNames
@@ -99,6 +99,15 @@ class Metrics:
     def log_to(self, log: Callable[[list[Ended]], None], dropped: Callable[[], int]) -> None:
         """Gives each record to a log, too, when it is counted. `dropped`: lines that were lost."""
         self._collector.log, self._collector.log_dropped = log, dropped
+
+    def watch_key_file(self, error: Callable[[], str | None]) -> None:
+        """Adds the metric of the file of API keys. `error`: why it cannot be used; None: it can."""
+        gauge = Gauge(
+            "orch_api_keys_error",
+            "1 while the file of API keys cannot be used: the keys that were read before count.",
+            registry=self.registry,
+        )
+        gauge.set_function(lambda: float(error() is not None))
 
     def catch_up(self) -> None:
         """Counts the records that have ended until now."""

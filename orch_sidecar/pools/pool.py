@@ -210,7 +210,7 @@ class Pool:
             _left(options.deadline_ms, spent_ms),
             _left(options.max_wait_ms, spent_ms),
             not options.do_not_queue,
-            key=call.key or options.flow,  # a flow counts where clients have no keys
+            key=options.flow or call.key,  # it has none unless it may name flows
             weight=call.weight,
             tpot_ms=options.tpot_ms,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -56,6 +57,9 @@ from vllm_plugin.contracts.profile import ServiceClass
 _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _CANCELLED: Final = Outcome.CANCELLED
+
+# What a request without admission takes of its key's budgets: its body, which is never settled.
+_NO_GENERATION: Final = GenerationRequest(0, False, "", 0, None)
 
 
 class Stage(Protocol):
@@ -202,9 +206,16 @@ class Frontend:
         options = read_options(http.headers) if names.asks else NO_OPTIONS
         if isinstance(options, Refusal):
             return NotSent(options)
+        key = request.key
+        if options.flow and not self._authorizer.may_name_flows(key, http.remote or ""):
+            options = replace(options, flow=b"")
         request.options = options
         record.scenario, record.run = options.scenario, options.run
         if not endpoint.admitted:
+            if endpoint.budgeted and key is not None:
+                over = self._enter(request, key, _NO_GENERATION)
+                if over is not None:
+                    return NotSent(over)
             return await self._route.handle_unadmitted(request)
         if len(request.body) <= LARGE_BYTES:
             wanted = endpoint.read(
@@ -225,7 +236,6 @@ class Frontend:
         record.stream = wanted.stream
         record.max_tokens = wanted.max_tokens
         service_class = service_class_of(options, wanted.service_tier, wanted.priority)
-        key = request.key
         if key is not None:
             record.key = key.name
             if key.bulk:

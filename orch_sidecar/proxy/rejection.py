@@ -26,6 +26,8 @@ from orch_sidecar.observability.record import RequestRecord
 _CLOSING: Final = frozenset(
     {Reason.DRAINING, Reason.BODY_TOO_LARGE, Reason.BODY_BUDGET_FULL, Reason.BODY_TIMEOUT}
 )
+# Such a client may still be sending a body, which is not going to be read.
+_UNREAD: Final = frozenset({Reason.UNAUTHORIZED, Reason.FORBIDDEN})
 
 
 def response_to(
@@ -63,8 +65,6 @@ def response_to(
     )
     if refusal.reason is Reason.METHOD_NOT_ALLOWED and endpoint is not None:
         response.headers[ALLOW] = endpoint.method
-    # A client without a valid key may still be sending a body, which is not going to be read.
-    unread = refusal.reason is Reason.UNAUTHORIZED and not http.content.is_eof()
-    if refusal.reason in _CLOSING or unread:
+    if refusal.reason in _CLOSING or (refusal.reason in _UNREAD and not http.content.is_eof()):
         response.force_close()
     return response

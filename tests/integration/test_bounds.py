@@ -65,14 +65,14 @@ async def test_body_of_just_the_largest_size_passes_and_one_byte_more_does_not(
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Large: " + b"y" * 5000 + b"\r\n\r\n",
-        b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + b"y" * 5000 + b": 1\r\n\r\n",
-        b"GET /" + b"z" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + b"X-A: 1\r\n" * 500 + b"\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Large: " + b"y" * 5000 + b"\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + b"y" * 5000 + b": 1\r\n\r\n",
+        b"GET /" + b"z" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: 1\r\n" * 500 + b"\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,  # TLS
         b"NOT HTTP AT ALL\r\n\r\n",
-        b"GET /v1/models HTTP/3.0\r\nHost: x\r\n\r\n",
-        b"G\x00T /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/models HTTP/3.0\r\nHost: localhost\r\n\r\n",
+        b"G\x00T /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
 async def test_head_that_is_too_large_or_not_http_is_refused_in_the_envelope(

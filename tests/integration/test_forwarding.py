@@ -238,8 +238,8 @@ async def test_request_whose_framing_is_in_doubt_is_refused_and_its_connection_c
     engine: ScriptedEngine, sidecar: Running, smuggled: bytes
 ) -> None:
     client = await sidecar.client()
-    tail = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-    client.send(b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + smuggled + tail)
+    tail = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    client.send(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + smuggled + tail)
     response = await client.response()
     assert response.status == 400
     assert response.error["type"] == "invalid_request_error"

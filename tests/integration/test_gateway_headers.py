@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,10 +45,90 @@ async def served(clients: list[Client], held: Held, engine: ScriptedEngine) -> l
     return [request.json()["seed"] for request in engine.generating]
 
 
-async def test_flows_share_the_slots_where_clients_have_no_keys(
+Headers = Sequence[tuple[str, str]]
+
+
+async def answers_of_two_groups(
+    sidecar: Running,
+    engine: ScriptedEngine,
+    held: Held,
+    one: Headers = (),
+    other: Headers = (),
+    answers: int = 48,
+) -> tuple[int, int]:
+    """How many answers each of two groups of 12 clients gets. All ask again at once, and one
+    request has all slots. Those of the first group have a fresh fairness id in each request."""
+    clients = [await sidecar.client() for _ in range(24)]
+    fresh = itertools.count()
+
+    def ask(number: int) -> None:
+        headers = [*other, (FAIRNESS, "other")]
+        if number % 2 == 0:
+            headers = [*one, (FAIRNESS, f"fresh-{next(fresh)}")]
+        clients[number].start(headers=headers, stream=False, seed=number, n=4)
+
+    for number in range(24):
+        ask(number)
+        await eventually(lambda number=number: sidecar.queued == number)  # type: ignore[misc]
+    got = [0, 0]
+    for answer in range(answers + 24):
+        await eventually(lambda: held.waiting)
+        number = engine.generating[-1].json()["seed"]
+        held.release()
+        assert (await clients[number].response()).status == 200
+        if answer < answers:
+            got[number % 2] += 1
+            ask(number)
+            await eventually(lambda: sidecar.queued == 23)
+    return got[0], got[1]
+
+
+async def test_fresh_flows_of_clients_get_no_more_than_others(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
+    fresh, others = await answers_of_two_groups(sidecar, engine, held)
+    assert fresh == others == 24
+
+
+async def test_fresh_flows_of_a_key_get_no_more_than_another_key(
+    engine: ScriptedEngine, start: Start, held: Held, ring: KeyRing
+) -> None:
+    """Not from the address of a gateway either: it passes on what clients with keys send."""
+    sidecar = await start(api_keys_file=ring.path, gateways=["127.0.0.1"])
+    keys = [ring.bearer("alice")], [ring.bearer("bob")]
+    fresh, others = await answers_of_two_groups(sidecar, engine, held, *keys)
+    assert abs(fresh - others) <= 1
+
+
+@pytest.mark.parametrize("by", ["address", "network", "key"])
+async def test_flows_count_that_a_gateway_names(
+    engine: ScriptedEngine, start: Start, held: Held, ring: KeyRing, by: str
+) -> None:
+    """It knows its clients: each of these gets as much as the one that has many requests."""
+    key: Headers = ()
+    if by == "key":
+        sidecar, key = await start(api_keys_file=ring.path), [ring.bearer("gateway")]
+    else:
+        known = ["10.0.0.0/8", "127.0.0.1"] if by == "address" else ["::1", "127.0.0.0/8"]
+        sidecar = await start(gateways=known)
+    fresh, others = await answers_of_two_groups(sidecar, engine, held, key, key)
+    assert fresh > 3 * others
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    ring = KeyRing(tmp_path)
+    for name in ("alice", "bob"):
+        ring.add(name)
+    ring.add("gateway", gateway=True)
+    return ring
+
+
+async def test_flows_share_the_slots_where_clients_have_no_keys(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
     """One flow that queues first does not keep another waiting behind all of its requests."""
+    sidecar = await start(gateways=["127.0.0.1"])
     clients = [await full(sidecar, held)]
     many, few = [(FAIRNESS, "many")], [("x-llm-d-inference-fairness-id", "few")]
     clients += await queued(sidecar, [(1, many), (2, many), (3, many), (4, few)])
@@ -57,11 +138,9 @@ async def test_flows_share_the_slots_where_clients_have_no_keys(
 
 
 async def test_key_counts_and_not_the_flow_where_clients_have_keys(
-    engine: ScriptedEngine, start: Start, held: Held, tmp_path: Path
+    engine: ScriptedEngine, start: Start, held: Held, ring: KeyRing
 ) -> None:
     """Else a client would get more by inventing flows."""
-    ring = KeyRing(tmp_path)
-    ring.add("alice")
     sidecar = await start(api_keys_file=ring.path)
     key = ring.bearer("alice")
     clients = [await started(sidecar, headers=[key], seed=0, n=4)]

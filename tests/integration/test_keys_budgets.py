@@ -75,6 +75,27 @@ async def test_requests_beyond_the_budget_are_refused_with_the_time_of_the_next_
     assert (await client.post(headers=[ring.bearer("free")])).status == 200
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+async def test_bodies_that_need_no_slot_count_against_the_budgets(
+    keyed: Running, ring: KeyRing, engine: ScriptedEngine, path: str
+) -> None:
+    """A request each, and a prompt of its size; the output is none, and nothing comes back."""
+    client, frugal, body = await keyed.client(), [ring.bearer("frugal")], {"prompt": "x" * 8000}
+    small = await client.request("POST", path, {"prompt": "x"}, frugal)
+    assert (left(small, "requests"), left(small, "tokens")) == (2, 9995)
+    large = await client.request("POST", path, body, frugal)
+    assert left(large, "requests") == 1
+    assert 7000 < left(large, "tokens") < 9000
+    refused = await client.request("POST", path, body | {"more": "y" * 80_000}, frugal)
+    assert (refused.status, left(refused, "requests")) == (429, 1)
+    code = refused.json()["error"].get("code", refused.json()["error"]["type"])
+    assert code in ("rate_limit_exceeded", "rate_limit_error")
+    assert len(engine.received) == 2
+    free = await client.request("POST", path, body, [ring.bearer("free")])
+    assert free.header("x-ratelimit-limit-requests") is None
+    assert (await client.get("/v1/models", frugal)).status == 200
+
+
 async def test_tokens_are_settled_by_what_the_answer_took(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine
 ) -> None:

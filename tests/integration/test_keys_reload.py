@@ -56,6 +56,11 @@ async def error(running: Running) -> str | None:
     return found
 
 
+async def error_metric(running: Running) -> float | None:
+    """None: there is no such metric."""
+    return (await running.metrics()).get("orch_api_keys_error")
+
+
 async def becomes(running: Running, header: tuple[str, str], expected: int) -> None:
     """Waits until that key is answered so: the file is looked at by itself."""
     for _ in range(300):
@@ -65,15 +70,26 @@ async def becomes(running: Running, header: tuple[str, str], expected: int) -> N
     raise AssertionError(f"still not {expected}")
 
 
+async def test_without_the_file_that_is_required_no_sidecar_starts(ring: KeyRing) -> None:
+    with pytest.raises(InvalidKeyFile, match=f"api_keys_file {ring.path} does not exist"):
+        Sidecar(SidecarSettings(api_keys_file=ring.path))
+    async with run(f"--api-keys-file={ring.path}") as process:
+        code, logged = await process.ended()
+    assert code == 1
+    [line] = [line for line in logged.splitlines() if "api_keys_file" in line]
+    assert line.startswith(f"orch sidecar: api_keys_file {ring.path} does not exist: ")
+    assert "ORCH_API_KEYS_REQUIRED" in line
+
+
 async def test_without_a_file_everybody_is_served_and_that_is_logged(
     start: Start, engine: ScriptedEngine, ring: KeyRing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        running = await start(api_keys_file=ring.path)
-    logged = [message for message in caplog.messages if "api_keys_file" in message]
-    assert logged == [
-        f"api_keys_file {ring.path} does not exist: requests are served without API keys"
-    ]
+    with caplog.at_level(logging.WARNING):
+        running = await start(api_keys_file=ring.path, api_keys_required=False)
+    assert await error_metric(running) == 0, "it is as it was asked for"
+    assert await error_metric(await start()) is None, "no file is configured"
+    [logged] = [message for message in caplog.messages if "api_keys_file" in message]
+    assert logged.startswith(f"api_keys_file {ring.path} does not exist")
     client = await running.client()
     assert (await client.post(headers=[STRANGER])).status == 200
     assert engine.generating[0].header("authorization") == STRANGER[1]
@@ -132,11 +148,13 @@ async def test_file_that_is_gone_or_wrong_changes_nothing_and_is_reported(
     await keyed.sidecar.reloader.reload()
     assert str(ring.path) in (await error(keyed) or "")
     assert "the configuration is not reloaded: api_keys_file" in caplog.text
+    assert await error_metric(keyed) == 1
     assert await status(keyed, ring.bearer("alice")) == 200
     assert await status(keyed, STRANGER) == 401
     ring.path.write_text(good)
     await keyed.sidecar.reloader.reload()
     assert await error(keyed) is None
+    assert await error_metric(keyed) == 0
 
 
 @pytest.mark.usefixtures("soon")
@@ -147,8 +165,10 @@ async def test_file_that_changes_is_read_by_itself(
     await becomes(keyed, ring.bearer("carol"), 200)
     ring.remove("alice")
     await becomes(keyed, ring.bearer("alice"), 401)
+    assert await error_metric(keyed) == 0
     ring.path.unlink()
     await eventually(lambda: "no longer exists" in caplog.text)
+    assert await error_metric(keyed) == 1
     assert await status(keyed, ring.bearer("bob")) == 200
     assert await status(keyed, STRANGER) == 401
     assert "no longer exists" in (await error(keyed) or "")
@@ -166,7 +186,7 @@ async def test_file_that_changes_is_read_by_itself(
 async def test_file_that_comes_later_closes_a_sidecar_that_was_open(
     start: Start, ring: KeyRing, engine: ScriptedEngine
 ) -> None:
-    running = await start(api_keys_file=ring.path)
+    running = await start(api_keys_file=ring.path, api_keys_required=False)
     assert await status(running, STRANGER) == 200
     ring.add("alice")
     await becomes(running, STRANGER, 401)

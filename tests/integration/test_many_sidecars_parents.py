@@ -209,7 +209,7 @@ async def test_claim_that_is_too_large_or_never_complete_is_refused(
     response = await client.request("PUT", path, b" " * (2 << 20))
     assert (response.status, response.error["code"]) == (413, "body_too_large")
     client = await child.client()
-    client.send(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
+    client.send(f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode())
     response = await client.response("PUT")
     assert (response.status, response.error["code"]) == (400, "body_timeout")
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]

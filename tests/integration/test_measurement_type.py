@@ -112,8 +112,8 @@ async def test_pages_have_the_type_of_the_pool_that_they_are_about(mixed: Runnin
     "data",
     [
         b"nonsense\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 9000 + b"\r\n\r\n",
-        b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 9000 + b"\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )
 async def test_what_is_no_request_is_answered_with_a_type(mixed: Running, data: bytes) -> None:

@@ -22,7 +22,12 @@ async def test_every_metric_is_documented_and_no_other(
     engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")  # for those of spans
-    client = await (await start(request_log=str(tmp_path / "requests.jsonl"))).client()
+    running = await start(
+        request_log=str(tmp_path / "requests.jsonl"),
+        api_keys_file=tmp_path / "keys.yaml",
+        api_keys_required=False,
+    )
+    client = await running.client()
     text = (await client.get("/metrics")).body.decode()
     names = {
         f"{family.name}_total" if family.type == "counter" else family.name

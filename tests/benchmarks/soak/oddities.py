@@ -29,7 +29,7 @@ class Oddity:
         length = len(self.body) if self.length is None else self.length
         lines = [
             f"{self.method} {self.path} HTTP/1.1",
-            "Host: soak",
+            "Host: localhost",
             f"Authorization: Bearer {key}",
             "Content-Type: application/json",
             f"Content-Length: {length}",

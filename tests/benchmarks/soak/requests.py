@@ -154,7 +154,7 @@ class Requests:
         request.body = json.dumps(self._document(request)).encode()
         lines = [
             f"POST {request.path} HTTP/1.1",
-            "Host: soak",
+            "Host: localhost",
             "Content-Type: application/json",
             f"X-Request-Id: {request.id}",
             f"Content-Length: {len(request.body)}",

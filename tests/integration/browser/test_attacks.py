@@ -1,4 +1,4 @@
-"""Pages of others in a real browser: none reaches the operators' listener.
+"""Pages of others in a real browser: none reaches a listener of the loopback.
 
 What the listener itself refuses is in `test_admin_browsers`; here is what a browser lets through.
 """
@@ -10,6 +10,7 @@ from playwright.async_api import Browser
 
 from tests.integration.browser.test_page import operators
 from tests.integration.running import Running
+from tests.integration.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.long
 
@@ -27,6 +28,21 @@ async def test_page_whose_name_was_made_to_resolve_to_the_loopback_gets_nothing(
     )
     assert status == 403
     assert not sidecar.pool.gate.draining
+
+
+async def test_such_a_page_gets_nothing_of_the_clients_listener_either(
+    browser: Browser, sidecar: Running, engine: ScriptedEngine
+) -> None:
+    page = await browser.new_page()
+    await page.goto(f"http://evil.example:{sidecar.port}/ui")
+    assert "forbidden" in await page.locator("body").inner_text()
+    status = await page.evaluate(
+        """async () => (await fetch("/v1/chat/completions", {method: "POST", body:
+        JSON.stringify({model: "tiny", messages: [{role: "user", content: "hi"}]}), headers:
+        {"Content-Type": "application/json"}})).status"""
+    )
+    assert status == 403
+    assert engine.generating == []
 
 
 @pytest.mark.parametrize("origin", ["http", "opaque"])

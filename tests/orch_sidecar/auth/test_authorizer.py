@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from ipaddress import ip_network
 
 import pytest
 from hypothesis import given
@@ -192,6 +193,55 @@ def test_usage_of_a_removed_key_is_counted_until_its_requests_end() -> None:
     assert not guard._usage
     with pytest.raises(KeyError):
         guard.leave(key, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "keyed", "paths"),
+    [
+        ("127.0.0.1", [], False, {CHAT: 403, "/metrics": 403, "/ui": 403, "/readyz": None}),
+        ("localhost", [], False, {CHAT: 403, "/v1/capabilities": 403, "/health": None}),
+        ("::1", [], True, {CHAT: 401, "/metrics": None}),
+        ("0.0.0.0", [], False, {CHAT: None}),
+        ("0.0.0.0", ["orch"], False, {CHAT: 403, "/livez": None}),
+        ("::", ["orch"], True, {CHAT: 403, "/metrics": 403, "/healthz": None}),
+    ],
+)
+def test_host_is_checked_on_the_loopback_without_keys_and_where_names_are_configured(
+    host: str, allowed: list[str], keyed: bool, paths: dict[str, int | None]
+) -> None:
+    guard = Authorizer(known() if keyed else None, host=host, allowed_hosts=allowed)
+    statuses = {Reason.FORBIDDEN: 403, Reason.UNAUTHORIZED: 401}
+    for path, expected in paths.items():
+        found = checked(("Host", "evil.example"), path=path, guard=guard)
+        assert (statuses[found.reason] if isinstance(found, Refusal) else found) == expected
+        named = checked(("Host", (allowed or ["localhost"])[0]), path=path, guard=guard)
+        assert not isinstance(named, Refusal) or named.reason is Reason.UNAUTHORIZED
+
+
+def test_keys_that_come_later_end_the_check_of_the_host() -> None:
+    """A rebound page has no key; a name of this sidecar that nobody configured may."""
+    guard = Authorizer(None, host="127.0.0.1")
+    host, key = ("Host", "orch.example"), ("X-Api-Key", KEY)
+    assert isinstance(checked(host, key, guard=guard), Refusal)
+    guard.set_keys(known(), 0.0)
+    assert isinstance(checked(host, key, guard=guard), ApiKey)
+    assert isinstance(checked(host, guard=guard), Refusal)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("10.1.2.3", True), ("fd00::7", True), ("192.0.2.7", True), ("192.0.2.8", False),
+        ("11.0.0.1", False), ("fd01::7", False), ("", False), ("/run/socket", False),
+    ],
+)  # fmt: skip
+def test_gateways_are_known_by_address_or_by_key(address: str, expected: bool) -> None:
+    networks = [ip_network(each) for each in ("10.0.0.0/8", "fd00::/64", "192.0.2.7")]
+    guard = Authorizer(None, gateways=networks)
+    assert guard.may_name_flows(None, address) is expected
+    assert guard.may_name_flows(ApiKey("gateway", b"g", gateway=True), address)
+    assert not guard.may_name_flows(ApiKey("alice", b"a", sidecar=True, metrics=True), address)
+    assert not Authorizer(None).may_name_flows(None, address)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), max_size=60))

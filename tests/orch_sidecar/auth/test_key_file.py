@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -33,13 +32,25 @@ def names(keys: Keys | None) -> list[str] | None:
     return None if keys is None else [each.name for each in keys]
 
 
-def test_missing_file_means_no_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        assert KeyFile(path).read_at_start() is None
-    [record] = caplog.records
-    assert record.levelname == "INFO"
-    assert f"api_keys_file {path} does not exist" in record.message
-    assert "without API keys" in record.message
+def test_missing_file_is_an_error_that_names_path_rule_and_the_way_out(path: Path) -> None:
+    with pytest.raises(InvalidKeyFile) as wrong:
+        KeyFile(path).read_at_start()
+    message = str(wrong.value)
+    assert message.startswith(f"api_keys_file {path} does not exist: ")
+    assert "set api_keys_required to false (ORCH_API_KEYS_REQUIRED)" in message
+    assert "\n" not in message
+
+
+def test_missing_file_means_no_keys_where_none_is_required_and_each_start_warns(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        assert KeyFile(path, required=False).read_at_start() is None
+    for record in caplog.records:
+        assert record.levelname == "WARNING"
+        assert f"api_keys_file {path} does not exist" in record.message
+        assert "every client is served without an API key" in record.message
+    assert len(caplog.records) == 2
 
 
 def test_file_is_read_again_only_when_it_has_changed(path: Path) -> None:
@@ -73,16 +84,17 @@ def test_changed_link_is_a_changed_file(tmp_path: Path, path: Path) -> None:
 
 
 def test_file_created_later_is_found(path: Path) -> None:
-    file = KeyFile(path)
+    file = KeyFile(path, required=False)
     assert file.read_at_start() is None
     assert again(file) is None
     path.write_text(ALICE)
     assert names(again(file)) == ["alice"]
 
 
-def test_removed_file_is_an_error(path: Path) -> None:
+@pytest.mark.parametrize("required", [True, False])
+def test_removed_file_is_an_error(path: Path, required: bool) -> None:
     path.write_text(ALICE)
-    file = KeyFile(path)
+    file = KeyFile(path, required=required)
     file.read_at_start()
     path.unlink()
     with pytest.raises(InvalidKeyFile, match="no longer exists"):
@@ -127,8 +139,9 @@ def test_anything_but_a_regular_file_is_an_error(tmp_path: Path, path: Path) -> 
     with pytest.raises(InvalidKeyFile, match="is a directory, but must be a regular file"):
         KeyFile(tmp_path).read_at_start()
     path.symlink_to("nowhere")
-    with pytest.raises(InvalidKeyFile, match="is a broken link"):
-        KeyFile(path).read_at_start()
+    for required in (True, False):
+        with pytest.raises(InvalidKeyFile, match="is a broken link"):
+            KeyFile(path, required=required).read_at_start()
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(InvalidKeyFile, match="is a FIFO, but must be a regular file"):
         KeyFile(tmp_path / "fifo").read_at_start()

@@ -160,8 +160,12 @@ def test_every_changeable_setting_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["host", "port", "engine_url", "engine_api_key", "api_keys_file", "profile"]
-)
+    "name",
+    [
+        "host", "port", "engine_url", "engine_api_key", "api_keys_file", "api_keys_required",
+        "gateways", "allowed_hosts", "profile",
+    ],
+)  # fmt: skip
 def test_addresses_and_engines_need_a_restart(name: str) -> None:
     assert name not in CHANGEABLE
 

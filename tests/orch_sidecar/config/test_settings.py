@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,38 @@ def test_error_names_setting_value_and_rule(
         assert variable in message
         assert repr(value) in message
         assert rule in message
+
+
+@pytest.mark.parametrize("value", ['["10.0.0.1/8"]', '["gateway.example"]', '["::1", "10.0.0"]'])
+def test_gateways_are_addresses_or_networks(value: str) -> None:
+    message = refusal("--gateways", value)
+    assert "ORCH_GATEWAYS" in message
+    assert "not a valid IPv4 or IPv6 network" in message
+    assert cli.read_settings(["--gateways", '["10.0.0.0/8", "fd00::7"]']).gateways == [
+        ip_network("10.0.0.0/8"),
+        ip_network("fd00::7"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["allowed_hosts", "admin_allowed_hosts"])
+@pytest.mark.parametrize("value", ["http://orch", "orch:8080", "orch/ui", ""])
+def test_allowed_hosts_are_names_alone(name: str, value: str) -> None:
+    message = refusal(f"--{name.replace('_', '-')}", json.dumps([value]))
+    assert f"ORCH_{name.upper()}" in message
+    assert "must be a host name or an address" in message
+
+
+def test_required_keys_need_a_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text("api_keys_required: true\n")
+    by_file = refusal("--config", str(config))
+    monkeypatch.setenv("ORCH_API_KEYS_REQUIRED", "true")
+    for message in (by_file, refusal()):
+        assert "ORCH_API_KEYS_REQUIRED" in message
+        assert "must not be true while api_keys_file (ORCH_API_KEYS_FILE) is unset" in message
+    assert cli.read_settings(["--api-keys-file", "keys.yaml"]).api_keys_required
+    monkeypatch.delenv("ORCH_API_KEYS_REQUIRED")
+    assert not cli.read_settings(["--api-keys-required", "false"]).api_keys_required
+    assert cli.read_settings(["--api-keys-file", "keys.yaml"]).api_keys_required, "the default"
 
 
 def test_all_invalid_values_are_reported_at_once() -> None:

@@ -1,0 +1,82 @@
+"""Checks by which host name a listener is called, against DNS rebinding.
+
+Pure. A web page can let its own name resolve to the loopback address; a browser then treats the
+listener there as the page's own server and sends no `Origin`. The page cannot change `Host`, which
+is its name. So only the names of the loopback and the configured names are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from orch_sidecar.api.refusal import Reason, Refusal
+
+_SHOWN_CHARACTERS: Final = 80
+
+
+class AllowedHosts:
+    """The host names and addresses by which a listener may be called."""
+
+    def __init__(
+        self, setting: str, configured: Iterable[str], *, any_address: bool = False
+    ) -> None:
+        """`configured`: besides those of the loopback, without a port, by the `setting` of that
+        name. An IPv6 address may be in brackets, as in a URL, or not, as an address to listen on.
+
+        `any_address`: any address is accepted, and a request without `Host`. A rebound page has a
+        name, and its browser sends that.
+        """
+        self._setting = setting
+        self._any_address = any_address
+        self._configured = frozenset(
+            _name(f"[{each}]" if isinstance(_address(each), IPv6Address) else each)
+            for each in configured
+        )
+        self._accepts = lru_cache(maxsize=256)(self._is_accepted)
+
+    def check(self, hosts: Sequence[str]) -> Refusal | None:
+        """Returns the refusal of a request with these `Host` fields; None if it is accepted."""
+        if len(hosts) == 1:
+            if self._accepts(hosts[0]):
+                return None
+        elif not hosts and self._any_address:
+            return None
+        shown = ", ".join(hosts)[:_SHOWN_CHARACTERS]
+        return Refusal(
+            Reason.FORBIDDEN,
+            f"the Host {shown!r} is not allowed on this listener: call it by a loopback name or by "
+            f"its address, or add the name to {self._setting} (ORCH_{self._setting.upper()})",
+        )
+
+    def _is_accepted(self, host: str) -> bool:
+        name = _name(host)
+        if name in self._configured or is_loopback(name):
+            return bool(name)
+        return self._any_address and _address(name) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a host name or address is that of the loopback."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def _name(host: str) -> str:
+    """Returns the name or address in a `Host` field; empty if there is none."""
+    try:
+        return (urlsplit(f"//{host.strip()}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
