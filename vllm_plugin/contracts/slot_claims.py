@@ -11,10 +11,12 @@ numbers of slots, get equal shares of them; of equal starts the oldest is first.
 
 All that a sidecar is offered at one time is one numbered offer. Its slots are booked for a while
 (`ClaimingSidecar`); requests of the sidecar use them up, whichever they are. The sidecar takes an
-offer, or gives slots of it back, as soon as it hears of it; slots that were neither used nor given
-back in time pass on, and its claim is withdrawn. A call that sets a claim names the last offer that
-the sidecar has heard of: later ones, which are on their way to it, count against the claim. A claim
-that is not repeated for CLAIM_S ends: the network may lose a sidecar without an end of its stream.
+offer, or gives slots of it back, as soon as it hears of it: what it gives back is not charged.
+Slots that were neither used nor given back in time pass on, its claim is withdrawn, and they are
+charged twice: else a sidecar that uses nothing would be first for ever. A call that sets a claim
+names the last offer that the sidecar has heard of: later ones, which are on their way to it, count
+against the claim. A claim that is not repeated for CLAIM_S ends: the network may lose a sidecar
+without an end of its stream.
 
 Goyal, Vin, Cheng: Start-time fair queueing, SIGCOMM 1996.
 """
@@ -183,7 +185,7 @@ class SlotClaims:
             until = now_s + LONGEST_OFFER_S
             late = [each for each in sidecar.offers if not now_s < each.until_s <= until]
             for offer in late:
-                self._free(sidecar, offer, offer.left)
+                self._free(sidecar, offer, offer.left, refunded=False)
             silent = not sidecar.called_s <= now_s < sidecar.called_s + CLAIM_S
             if late or (silent and (sidecar.waits or sidecar.claim is not None)):
                 self._set(sidecar, None)
@@ -250,13 +252,13 @@ class SlotClaims:
         for offer in [each for each in sidecar.offers if each.number <= taken]:
             returned = min(slots, offer.left)
             slots -= returned
-            self._free(sidecar, offer, returned)
+            self._free(sidecar, offer, returned, refunded=True)
 
-    def _free(self, sidecar: ClaimingSidecar, offer: Offer, slots: int) -> None:
-        """Slots of an offer are not used, and not charged."""
+    def _free(self, sidecar: ClaimingSidecar, offer: Offer, slots: int, *, refunded: bool) -> None:
+        """Slots of an offer are not used. `refunded`: nor charged; else they are charged again."""
         offer.left -= slots
         self.offered -= slots
-        sidecar.start -= slots
+        sidecar.start += -slots if refunded else slots
         if not offer.left:
             sidecar.offers.remove(offer)
 

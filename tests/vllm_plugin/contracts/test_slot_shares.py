@@ -73,3 +73,27 @@ def test_shares_are_kept_when_a_claim_is_withdrawn_and_made_again(claims: SlotCl
         claim(claims, TWO, None)
         claims.expire(OFFER_S)
     assert abs(got[ONE] - got[TWO]) <= 4, got
+
+
+def turns(claims: SlotClaims, count: int) -> list[str]:
+    """To which sidecars the next single slots go, all of which are used."""
+    return [instance for _ in range(count) for instance, _ in granted(claims, 1)]
+
+
+def test_slots_that_expire_unused_are_charged_twice(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(2, urgent=True))
+    assert [offer.instance for offer in claims.offer(2, 0.0)] == [ONE]
+    assert claims.expire(OFFER_S)
+    claim(claims, ONE, Claim(1, urgent=True, more=300))
+    claim(claims, TWO, Claim(1, urgent=True, more=300))
+    assert turns(claims, 6) == [TWO, TWO, TWO, TWO, ONE, TWO]
+
+
+def test_slots_that_are_given_back_in_time_are_not_charged(claims: SlotClaims) -> None:
+    claim(claims, ONE, Claim(2, urgent=True))
+    [offer] = claims.offer(2, 0.0)
+    call = ClaimCall(Claim(1, urgent=True, more=300), taken=offer.number, unused=2)
+    claims.call(ONE, call, 0.05)
+    claim(claims, TWO, Claim(1, urgent=True, more=300))
+    assert not claims.expire(OFFER_S)
+    assert turns(claims, 4) == [ONE, TWO, ONE, TWO]
