@@ -207,7 +207,7 @@ def _describe(problem: ErrorDetails) -> str:
         not within or isinstance(problem["input"], dict) or problem["type"] == "extra_forbidden"
     )
     # A key, a value that may contain one or be one under a mistyped name, or a URL with a password.
-    if in_pools or "api_key" in name + within or "@" in value:
+    if in_pools or "_key" in name + within or "@" in value:
         value = "(not shown)"
     place = f"{within}: " if within else ""
     return (

@@ -1,7 +1,8 @@
 """Serves the engine's state over HTTP, and takes revocations of leases and claims of slots.
 
-`GET /v1/capabilities` returns the state once; the others are those of `lease_protocol`. A heartbeat
-contains what grew, or became (not) ready, since the last one.
+`GET /v1/capabilities` returns the state once; the others are those of `lease_protocol`. What names
+an instance or a lease is for sidecars only. A heartbeat contains what grew, or became (not) ready,
+since the last one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.api_server.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
+from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR, SidecarMiddleware
 from vllm_plugin.api_server.statements_endpoint import StatementsEndpoint
 from vllm_plugin.api_server.workloads import workloads_of
 from vllm_plugin.contracts.lease_protocol import (
@@ -39,6 +41,7 @@ from vllm_plugin.contracts.lease_protocol import (
     parse_claim,
     timestamp,
 )
+from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, SidecarKeys
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased, objection
 from vllm_plugin.evidence.chains import Evidence
 from vllm_plugin.state.engine_state import EngineState, State
@@ -78,6 +81,17 @@ def _changed(now: State, before: State) -> State:
     return {name: value for name, value in now.items() if before[name] != value}
 
 
+def _error(status: int, kind: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)
+
+
+def _from_stranger(request: Request, instance: str | None) -> JSONResponse | None:
+    """Returns the refusal of a request that names an instance and comes from no sidecar."""
+    if instance is None or request.scope[FROM_SIDECAR]:
+        return None
+    return _error(403, "not_a_sidecar", NOT_A_SIDECAR)
+
+
 class CapabilitiesEndpoint:
     """The endpoint plugin. Inert while there is no engine state (no profile selected)."""
 
@@ -110,13 +124,16 @@ class CapabilitiesEndpoint:
         self._app = app
         paths = {getattr(route, "path", "") for route in app.routes}
         engine_state.workloads = workloads_of(paths)
+        sidecars = SidecarKeys.of(os.environ)
         app.add_middleware(
             LeaseMiddleware,
             engine_state=engine_state,
             is_alive=self._is_alive,
             refresh=self._refresh_models,
             keys=lambda: self._keys,
+            sidecars_have_keys=bool(sidecars),
         )
+        app.add_middleware(SidecarMiddleware, keys=sidecars)
         app.add_middleware(
             AdminCallMiddleware, engine_state=engine_state, paths=paths, ask=self._ask.set
         )
@@ -167,48 +184,52 @@ class CapabilitiesEndpoint:
             self._engine_state.set_models(tuple(aliases), tuple(self._models.lora_requests))
 
     async def _capabilities(self, request: Request) -> Response:
-        self._refresh_models()
         instance = request.query_params.get("instance")
+        if (refused := _from_stranger(request, instance)) is not None:
+            return refused
+        self._refresh_models()
         entry = self._engine_state.document(instance, time.time())
         entry |= {"observed_at": timestamp(time.time()), "age_ms": 0}
         return JSONResponse({"api_version": API_VERSION, "engines": [entry]})
 
-    async def _revoke(self, lease: str) -> Response:
+    async def _revoke(self, lease: str, request: Request) -> Response:
+        if (refused := _from_stranger(request, lease)) is not None:
+            return refused
         try:
             ended = self._engine_state.leases.revoke(lease)
         except ValueError as error:
-            body = {"message": str(error), "type": "invalid_request_error", "code": 400}
-            return JSONResponse({"error": body}, status_code=400)
+            return _error(400, "invalid_request_error", str(error))
         return JSONResponse({"ended": ended})
 
     async def _claim(self, instance: str, request: Request) -> Response:
+        if (refused := _from_stranger(request, instance)) is not None:
+            return refused
         try:
             call = parse_claim(await request.body(), self._engine_state.facts.slots_total)
         except ValueError as error:
-            body = {"message": str(error), "type": "invalid_request_error", "code": 400}
-            return JSONResponse({"error": body}, status_code=400)
+            return _error(400, "invalid_request_error", str(error))
         if not self._engine_state.claim(instance, call):
             message = (
                 f"instance {instance[:40]!r} must read the state stream, where slots are offered"
             )
-            body = {"message": message, "type": "no_stream", "code": 409}
-            return JSONResponse({"error": body}, status_code=409)
+            return _error(409, "no_stream", message)
         return Response(status_code=204)
 
     async def _stream(self, request: Request) -> Response:
+        instance = request.query_params.get("instance")
+        if (refused := _from_stranger(request, instance)) is not None:
+            return refused
         version = request.query_params.get("api_version", "")
         message = incompatible(version)
         if message is not None:
-            body = {"message": f"the sidecar's {message}", "type": "api_version", "code": 409}
-            return JSONResponse({"error": body}, status_code=409)
+            return _error(409, "api_version", f"the sidecar's {message}")
         try:
             asked_s = parse_changes_every_s(request.query_params.get(CHANGES_EVERY_MS, ""))
         except ValueError as error:
-            body = {"message": str(error), "type": "invalid_request_error", "code": 400}
-            return JSONResponse({"error": body}, status_code=400)
+            return _error(400, "invalid_request_error", str(error))
         return StreamingResponse(
             # A sidecar that names no version knows neither claims nor offers.
-            self._events(request.query_params.get("instance"), asked_s, claims=bool(version)),
+            self._events(instance, asked_s, claims=bool(version)),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )

@@ -85,6 +85,7 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     """
     from vllm.engine.arg_utils import EngineArgs
 
+    from vllm_plugin.contracts.sidecar_key import SidecarKeys
     from vllm_plugin.enforcement import enforce
     from vllm_plugin.evidence import epoch_key
 
@@ -94,7 +95,8 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         enforce.apply(self, profile, os.environ, sys.argv)
-        epoch_key.operator_key_file(os.environ)  # an unusable key stops the engine here
+        SidecarKeys.of(os.environ)  # an unusable key stops the engine here
+        epoch_key.operator_key_file(os.environ)  # and so does this one
         config = original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments
         enforce.verify(config, profile, headless=bool(given.get("headless")))

@@ -38,6 +38,7 @@ X_CONTENT_TYPE_OPTIONS: Final = istr("X-Content-Type-Options")
 AUTHORIZATION: Final = istr("Authorization")
 WWW_AUTHENTICATE: Final = istr("WWW-Authenticate")
 X_API_KEY: Final = istr("X-Api-Key")
+X_ORCH_SIDECAR_KEY: Final = istr("X-Orch-Sidecar-Key")  # to engines, of sidecars
 
 # Ids of a request, and its trace context (W3C).
 X_REQUEST_ID: Final = istr("X-Request-Id")
@@ -90,6 +91,11 @@ X_RATELIMIT_REMAINING_REQUESTS: Final = istr("x-ratelimit-remaining-requests")
 X_RATELIMIT_REMAINING_TOKENS: Final = istr("x-ratelimit-remaining-tokens")
 X_RATELIMIT_RESET_REQUESTS: Final = istr("x-ratelimit-reset-requests")
 X_RATELIMIT_RESET_TOKENS: Final = istr("x-ratelimit-reset-tokens")
+
+# What proxies add. By it an engine knows requests that do not come from its own host.
+FORWARDED: Final = istr("Forwarded")
+VIA: Final = istr("Via")
+X_FORWARDED: Final = istr("X-Forwarded-")
 
 # What vLLM reads and no client may set: it would bypass admission.
 X_DATA_PARALLEL_RANK: Final = istr("X-Data-Parallel-Rank")

@@ -22,6 +22,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from vllm_plugin.contracts.sidecar_key import parse_keys
+
 POOL_NAME: Final = r"^[a-z][a-z0-9-]{0,62}$"
 _LONGEST_HEADLESS_NAME: Final = 57
 _HOST: Final = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
@@ -131,6 +133,11 @@ class SidecarSettings(BaseSettings):
         None,
         description="API key of the engine; the Authorization of clients is then not forwarded",
     )
+    sidecar_key: SecretStr | None = Field(
+        None,
+        description="key by which engines know this sidecar, as in their ORCH_SIDECAR_KEY; of "
+        "several, separated by commas, the first is sent",
+    )
     api_keys_file: Path | None = Field(
         None,
         description="file of clients' API keys, as `orch key` prints them; unset: clients need no "
@@ -232,6 +239,11 @@ class SidecarSettings(BaseSettings):
 
     _url = field_validator("engine_url")(_origin)
     _key = field_validator("engine_api_key")(_header_value)
+
+    @field_validator("sidecar_key")
+    @classmethod
+    def _first_of_the_keys(cls, value: SecretStr | None) -> SecretStr | None:
+        return None if value is None else SecretStr(parse_keys(value.get_secret_value())[0])
 
     @model_validator(mode="after")
     def _largest_body_fits_the_budget(self) -> SidecarSettings:

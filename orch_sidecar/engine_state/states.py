@@ -123,12 +123,18 @@ def refused(engine: str, status: int, message: str, profile: Profile, *, tier: b
 
     `message`: of the error response. `tier`: the upstream is a sidecar.
     """
-    if status in (401, 403):
+    if status == 401:
         return Outage(
             EngineState.UNUSABLE,
             Reason.ENGINE_REFUSES_KEY,
             f"{engine} rejects this sidecar's API key ({status}): "
             "set ORCH_ENGINE_API_KEY to the engine's --api-key",
+        )
+    if status == 403:
+        return Outage(
+            EngineState.UNUSABLE,
+            Reason.ENGINE_REFUSES_KEY,
+            f"{engine} does not accept this sidecar ({status}): {message}",
         )
     if status == 409:
         return Outage(

@@ -85,6 +85,7 @@ class ClaimSender:
             data=claim_body(call),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+            allow_redirects=False,
             raise_for_status=True,
         ) as response:
             await response.read()

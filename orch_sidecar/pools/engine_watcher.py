@@ -165,6 +165,7 @@ class EngineWatcher:
             params=params,
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=None),
+            allow_redirects=False,
         )
         try:
             if response.status != 200:

@@ -69,6 +69,7 @@ class LeaseReconciler:
             f"{self._url}/v1/capabilities/leases/{lease}",
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+            allow_redirects=False,
         ) as response:
             if response.status == 200 and (await response.json())["ended"]:
                 return True

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import aiohttp
+from pydantic import SecretStr
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
@@ -28,6 +29,7 @@ from orch_sidecar.api.headers import (
     X_ORCH_POOL,
     X_ORCH_PREDICTED_START_MS,
     X_ORCH_QUEUE_POSITION,
+    X_ORCH_SIDECAR_KEY,
     X_VLLM_PRIORITY,
     field_line,
 )
@@ -76,9 +78,11 @@ class Pool:
         keeps_queue: bool,
         group: str | None = None,
         changes_every_s: Callable[[], float] = float,
+        sidecar_key: SecretStr | None = None,
     ) -> None:
         """`keeps_queue`: requests stay queued while the engine is unavailable. `group`: the name of
-        the headless pool that this is one address of. `changes_every_s`: see EngineWatcher."""
+        the headless pool that this is one address of. `changes_every_s`: see EngineWatcher.
+        `sidecar_key`: by which an engine knows this sidecar; a child sidecar is not sent it."""
         self.name = settings.name
         self.group = group or settings.name
         self.on_request = settings.on_request
@@ -99,10 +103,14 @@ class Pool:
             self.address += field_line(X_ORCH_POOL, settings.below)
         key = None if settings.api_key is None else f"Bearer {settings.api_key.get_secret_value()}"
         self.authorization = None if key is None else key.encode("ascii")
+        fields: dict[str, str] = {} if key is None else {AUTHORIZATION: key}
+        if sidecar_key is not None and not settings.tier:
+            fields[X_ORCH_SIDECAR_KEY] = sidecar_key.get_secret_value()
+            self.address += field_line(X_ORCH_SIDECAR_KEY, fields[X_ORCH_SIDECAR_KEY])
         self.watcher = EngineWatcher(
             session,
             settings.url,
-            {} if key is None else {AUTHORIZATION: key},
+            fields,
             self.gate,
             profile,
             keeps_queue=keeps_queue,

@@ -57,6 +57,7 @@ class PoolRegistry:
         self._rules = {each.name: rules_of(profile, settings) for each, profile in pools}
         self._session = session
         self._connect_timeout_s = settings.connect_timeout_s
+        self._sidecar_key = settings.sidecar_key
         self._parent_leases: ParentLeases | None = None
         self.shutting_down = False
         self.affinity = PrefixAffinity(randbits(32)) if settings.prefix_affinity else None
@@ -258,6 +259,7 @@ class PoolRegistry:
             keeps_queue=self._single,
             group=group,
             changes_every_s=lambda: len(self.all) / CHANGES_PER_S,
+            sidecar_key=self._sidecar_key,
         )
 
     def _replace(self, pools: Iterable[Pool]) -> None:

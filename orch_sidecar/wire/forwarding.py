@@ -19,15 +19,18 @@ from orch_sidecar.api.headers import (
     CONTENT_ENCODING,
     CONTENT_LENGTH,
     EXPECT,
+    FORWARDED,
     HOP_BY_HOP,
     HOST,
     OPTION_ALIASES,
     TRACEPARENT,
     TRACESTATE,
     TRANSFER_ENCODING,
+    VIA,
     X_API_KEY,
     X_CORRELATION_ID,
     X_DATA_PARALLEL_RANK,
+    X_FORWARDED,
     X_MEASUREMENT_TYPE,
     X_ORCH,
     X_ORCH_PREDICTED_START_MS,
@@ -61,17 +64,19 @@ _NOT_FORWARDED_BACK: Final = HOP_BY_HOP | _OURS
 _CONNECTION_OPTIONS: Final = frozenset({b"close", b"keep-alive"})
 
 # Request headers that are not forwarded: those of the connection, those that would steer the
-# engine past admission, and those that this sidecar sets. Nor are those with OPTION_PREFIX.
+# engine past admission, those of proxies, by which an engine on this host would not know this
+# sidecar, and those that this sidecar sets. Nor are those that begin with one of the prefixes.
 NOT_FORWARDED: Final = HOP_BY_HOP.union(
     map(
         raw,
         (
             HOST, CONTENT_LENGTH, EXPECT, X_VLLM_PRIORITY, X_DATA_PARALLEL_RANK, X_SESSION_ID,
-            X_REQUEST_ID, X_CORRELATION_ID, TRACEPARENT, TRACESTATE,
+            X_REQUEST_ID, X_CORRELATION_ID, TRACEPARENT, TRACESTATE, FORWARDED, VIA,
         ),
     )
 )  # fmt: skip
 OPTION_PREFIX: Final = raw(X_ORCH)
+_PREFIXES_NOT_FORWARDED: Final = (OPTION_PREFIX, raw(X_FORWARDED))
 # Of clients; not forwarded if the engine has a key of its own, or if they are this sidecar's.
 _KEYS: Final = frozenset(map(raw, (AUTHORIZATION, X_API_KEY)))
 # Options besides those with OPTION_PREFIX: ids, the encoding of the body; and the names that other
@@ -149,7 +154,9 @@ def request_head(
 @lru_cache(maxsize=256)
 def _names(names: tuple[bytes, ...]) -> Names:
     lower = [name.lower() for name in names]
-    forwarded = [name not in NOT_FORWARDED and not name.startswith(OPTION_PREFIX) for name in lower]
+    forwarded = [
+        name not in NOT_FORWARDED and not name.startswith(_PREFIXES_NOT_FORWARDED) for name in lower
+    ]
     asks = any(name in _ALIASES or name.startswith(OPTION_PREFIX) for name in lower)
     return Names(
         asks or any(name in _OPTIONS for name in lower),

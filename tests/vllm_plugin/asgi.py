@@ -18,6 +18,7 @@ class Call:
         path: str,
         headers: dict[str, str] | None = None,
         body: bytes = b"",
+        client: tuple[str, int] | None = ("127.0.0.1", 1),
     ) -> None:
         path, _, query = path.partition("?")
         scope = {
@@ -32,7 +33,7 @@ class Call:
             "query_string": query.encode(),
             "root_path": "",
             "headers": [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()],
-            "client": ("127.0.0.1", 1),
+            "client": client,
             "server": ("127.0.0.1", 2),
         }
         self._messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()

@@ -11,8 +11,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_plugin.api_server.routes import generates
+from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR
 from vllm_plugin.contracts.lease_protocol import NO_SLOT, parse_lease
 from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
@@ -45,6 +47,7 @@ class LeaseMiddleware:
 
     An engine core that has died takes its API server with it, but some milliseconds later:
     requests that arrive in between are rejected untouched, so that they can be retried elsewhere.
+    Only leases of requests that `SidecarMiddleware` knows as a sidecar's count.
     `refresh` is called after all other requests: an operator's call may have changed something.
     """
 
@@ -55,6 +58,8 @@ class LeaseMiddleware:
         is_alive: Callable[[], bool],
         refresh: Callable[[], None],
         keys: Callable[[], EngineKeys] = EngineKeys,
+        *,
+        sidecars_have_keys: bool = False,
     ) -> None:
         self._app = app
         self._engine_state = engine_state
@@ -62,6 +67,7 @@ class LeaseMiddleware:
         self._refresh = refresh
         self._keys = keys
         self._refuses = engine_state.facts.unleased is Unleased.REFUSE
+        self._sidecars_have_keys = sidecars_have_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _generates(scope):
@@ -81,16 +87,25 @@ class LeaseMiddleware:
     def _enter(self, scope: Scope) -> int | Rejected:
         headers = scope["headers"]
         lease = _first(headers, LEASE_HEADER)
+        counts = scope[FROM_SIDECAR] or self._is_of_a_reader(lease)
         if self._refuses:
             if not self._keys().know(_first(headers, AUTHORIZATION)):
                 return Rejected.UNKNOWN
             if parse_lease(lease) is None:
                 return Rejected.UNLEASED
+            if not counts:
+                return Rejected.NOT_A_SIDECAR
         return self._engine_state.enter(
-            lease,
+            lease if counts else None,
             _first(headers, TRACE_HEADER),
             urgent=_first(headers, CLASS_HEADER) != ServiceClass.BULK.value,
         )
+
+    def _is_of_a_reader(self, lease: str) -> bool:
+        """Whether a sidecar reads the state as the instance of this lease. Sidecars that know no
+        key send on what a proxy has added to their clients' requests, and look like that proxy."""
+        parsed = None if self._sidecars_have_keys else parse_lease(lease)
+        return parsed is not None and self._engine_state.claims.reads(parsed.instance)
 
     async def _run(self, key: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs a request that has entered, until it has left."""
@@ -170,6 +185,10 @@ _REJECTIONS: Final[Mapping[Rejected, tuple[Mapping[str, Any], int]]] = {
             "param": None,
             "code": 403,
         },
+        403,
+    ),
+    Rejected.NOT_A_SIDECAR: (
+        {"message": NOT_A_SIDECAR, "type": "lease_required", "param": None, "code": 403},
         403,
     ),
     Rejected.UNKNOWN: (

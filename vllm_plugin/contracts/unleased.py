@@ -1,8 +1,8 @@
 """Refuses generating requests that come by no sidecar (the profile's `unleased: refuse`).
 
-Pure. Sidecars create the ids of leases themselves, so a lease proves nothing about its sender: the
-engine's API key does. vLLM asks for that only below some paths; this rule asks for it wherever
-sequences are generated. An engine without a key must listen where only its own host reaches it.
+Pure. A lease proves nothing about its sender: `sidecar_key` does, and the engine's API key. vLLM
+asks for that only below some paths; this rule asks for it wherever sequences are generated. An
+engine without a key must listen where only its own host reaches it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ipaddress
 import secrets
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 
 
 class Unleased(StrEnum):
@@ -45,7 +46,7 @@ def objection(host: str | None, uds: str | None, keys: EngineKeys) -> str | None
 
     `host`: None is every address of the machine. `uds`: a Unix domain socket, used instead.
     """
-    if keys or uds or (host is not None and _is_loopback(host)):
+    if keys or uds or (host is not None and is_loopback(host)):
         return None
     shown = "not given, that is every address" if host is None else repr(host)
     return (
@@ -55,10 +56,13 @@ def objection(host: str | None, uds: str | None, keys: EngineKeys) -> str | None
     )
 
 
-def _is_loopback(host: str) -> bool:
+@lru_cache(maxsize=64)
+def is_loopback(host: str) -> bool:
+    """Whether only this machine has this address, as it is or within one of IPv6."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -37,6 +37,7 @@ class Rejected(Enum):
     BUSY = "busy"  # the same, for a sidecar that reads no offers
     TOO_LARGE = "too large"  # its lease is for more sequences than the engine has slots
     UNLEASED = "unleased"  # it has no lease, and the engine takes none without
+    NOT_A_SIDECAR = "not a sidecar"  # its sender is none that the engine knows
     UNKNOWN = "unknown"  # its sender lacks the engine's key
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from orch_sidecar.tools.local.phases import phase_of
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
 from orch_sidecar.tools.terminal import Progress, bad, good
 from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts import sidecar_key
 
 # Large weights may take long to load; the progress line shows that it is alive.
 _READY_WITHIN_S: Final = 3600.0
@@ -109,7 +111,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> check.Findings:
-    environ: dict[str, str] = {}
+    key = os.environ.get(sidecar_key.VARIABLE, secrets.token_urlsafe(32))
+    environ = {sidecar_key.VARIABLE: key}
     model, name, extra = options.model, None, tuple(options.engine_arguments)
     if not model:
         model, name = str(tiny_model()), _TINY

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
+
+from starlette.types import ASGIApp
 
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
 from vllm_plugin.api_server.lease_middleware import ABORT_TURNS, LeaseMiddleware
+from vllm_plugin.api_server.sidecar_middleware import SidecarMiddleware
+from vllm_plugin.contracts.sidecar_key import SidecarKeys
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.subscriber import Subscriber
+
+
+def tracked(
+    app: ASGIApp, engine_state: EngineState, is_alive: Callable[[], bool] = lambda: True
+) -> SidecarMiddleware:
+    """An application whose requests are tracked, of an engine without keys."""
+    leases = LeaseMiddleware(app, engine_state, is_alive, lambda: None)
+    return SidecarMiddleware(leases, SidecarKeys())
 
 
 class GeneratingApp:
@@ -23,9 +36,7 @@ class GeneratingApp:
         self.status = 200
         self.order: list[str] = []
         self.lives = True
-        self.app = LeaseMiddleware(
-            self.generate, self.engine_state, lambda: self.lives, lambda: None
-        )
+        self.app = tracked(self.generate, self.engine_state, lambda: self.lives)
         self.subscriber = Subscriber(US, lambda: None)
         self.engine_state.subscribe(self.subscriber)
 

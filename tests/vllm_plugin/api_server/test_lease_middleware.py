@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.vllm_plugin.api_server.generating import GeneratingApp
+from tests.vllm_plugin.api_server.generating import GeneratingApp, tracked
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
-from vllm_plugin.api_server.lease_middleware import ABORT_TURNS, LeaseMiddleware
+from vllm_plugin.api_server.lease_middleware import ABORT_TURNS
 from vllm_plugin.state.engine_state import EngineState
 
 
@@ -195,10 +195,9 @@ async def test_report_is_expected_once_the_request_body_is_complete() -> None:
     async def nowhere(message: Any) -> None:
         raise AssertionError(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    call = asyncio.ensure_future(
-        LeaseMiddleware(reading, engine_state, lambda: True, lambda: None)(scope, body.get, nowhere)
-    )
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/completions"}
+    scope |= {"headers": [], "client": None, "server": None}
+    call = asyncio.ensure_future(tracked(reading, engine_state)(scope, body.get, nowhere))
     body.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
     for _ in range(5):
         await asyncio.sleep(0)

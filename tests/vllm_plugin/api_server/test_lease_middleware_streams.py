@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.vllm_plugin.api_server.generating import tracked
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
-from vllm_plugin.api_server.lease_middleware import ABORT_TURNS, LeaseMiddleware
+from vllm_plugin.api_server.lease_middleware import ABORT_TURNS
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.subscriber import Subscriber
 
@@ -55,7 +56,7 @@ async def test_end_of_a_stream_is_booked_at_once_unless_it_failed(
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         order.append("sent")
 
-    app = LeaseMiddleware(stream, engine_state, lambda: True, lambda: None)
+    app = tracked(stream, engine_state)
     await Call(app, "POST", "/v1/completions", {"X-Orch-Lease": LEASE}).task
     for _ in range(ABORT_TURNS + 2):
         await asyncio.sleep(0)
