@@ -20,6 +20,7 @@ from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
 from vllm_plugin.api_server.workloads import workloads_of
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, NO_SLOT, parse_claim, parse_lease
+from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, SidecarKeys
 from vllm_plugin.state.conditions import Conditions
 from vllm_plugin.state.engine_facts import EngineFacts, Hardware
 from vllm_plugin.state.engine_state import EngineState
@@ -80,6 +81,8 @@ class ScriptedEngine:
         self.state_fields: dict[str, Any] = {}  # of its state, besides or instead of `engine_state`
         self.faults = Faults()
         self.api_key: str | None = None
+        self.sidecar_keys: SidecarKeys | None = None  # None: of a release that asks for none
+        self.of_sidecars: list[Received] = []  # what only sidecars are served
         self.answer: Script = answers.answer
         self.scripts: deque[Script] = deque()
         self.pages: dict[str, Callable[[Answer], None]] = {}  # further ones, by path
@@ -164,6 +167,8 @@ class ScriptedEngine:
         request = answer.request
         if self.api_key is not None and request.header("authorization") != f"Bearer {self.api_key}":
             answer.json({"error": "Unauthorized"}, 401)
+        elif self._is_for_sidecars(request) and not self._knows(answer):
+            answer.json({"error": {"message": NOT_A_SIDECAR, "type": "not_a_sidecar"}}, 403)
         elif request.path == "/v1/capabilities/stream":
             await self._stream(answer)
         elif request.path.startswith("/v1/capabilities/leases/"):
@@ -181,6 +186,25 @@ class ScriptedEngine:
             else:
                 await answers.answer(answer)
 
+    def _is_for_sidecars(self, request: Received) -> bool:
+        stream = request.path == "/v1/capabilities/stream" and "instance=" in request.query
+        ours = stream or request.path.startswith(("/v1/capabilities/leases/", CLAIMS_PATH))
+        if ours:
+            self.of_sidecars.append(request)
+        return ours
+
+    def _knows(self, answer: Answer) -> bool:
+        transport, fields = answer.wire.transport, answer.request.fields
+        if self.sidecar_keys is None or transport is None:
+            return self.sidecar_keys is None
+        return self.sidecar_keys.know(
+            {
+                "client": transport.get_extra_info("peername")[:2],
+                "server": transport.get_extra_info("sockname")[:2],
+                "headers": [(name.encode(), value.encode()) for name, value in fields],
+            }
+        )
+
     def rejects_unread(self, answer: Answer) -> bool:
         """Rejects a request of which only the head has come, as vLLM does, if it has no slots."""
         lease = parse_lease(answer.request.lease or "")
@@ -188,21 +212,22 @@ class ScriptedEngine:
             return False
         if self.present + lease.cost <= self.slots:
             return False  # it waits for the body
-        rejected = self._enter(answer.request)
+        rejected = self._enter(answer)
         assert isinstance(rejected, Rejected)
         _reject(answer, rejected)
         return True
 
-    def _enter(self, request: Received) -> int | Rejected:
-        urgent = request.header("x-orch-class") != "bulk"
-        return self.engine_state.enter(request.lease or "", urgent=urgent)
+    def _enter(self, answer: Answer) -> int | Rejected:
+        lease = answer.request.lease if self._knows(answer) else None
+        urgent = answer.request.header("x-orch-class") != "bulk"
+        return self.engine_state.enter(lease, urgent=urgent)
 
     async def _generate(self, answer: Answer) -> None:
         if self.faults.gone:
             error = {"message": "going", "type": "engine_gone", "code": 503, "retriable": True}
             answer.json({"error": error}, 503, [("retry-after", "1")])
             return
-        key = self._enter(answer.request)
+        key = self._enter(answer)
         if isinstance(key, Rejected):
             _reject(answer, key)
             return
