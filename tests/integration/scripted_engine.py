@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.integration import answers
+from tests.integration.scripted_keys import is_for_sidecars, knows
 from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
 from vllm_plugin.api_server.workloads import workloads_of
@@ -167,7 +168,7 @@ class ScriptedEngine:
         request = answer.request
         if self.api_key is not None and request.header("authorization") != f"Bearer {self.api_key}":
             answer.json({"error": "Unauthorized"}, 401)
-        elif self._is_for_sidecars(request) and not self._knows(answer):
+        elif is_for_sidecars(request) and not self._knows(answer):
             answer.json({"error": {"message": NOT_A_SIDECAR, "type": "not_a_sidecar"}}, 403)
         elif request.path == "/v1/capabilities/stream":
             await self._stream(answer)
@@ -186,25 +187,6 @@ class ScriptedEngine:
             else:
                 await answers.answer(answer)
 
-    def _is_for_sidecars(self, request: Received) -> bool:
-        stream = request.path == "/v1/capabilities/stream" and "instance=" in request.query
-        ours = stream or request.path.startswith(("/v1/capabilities/leases/", CLAIMS_PATH))
-        if ours:
-            self.of_sidecars.append(request)
-        return ours
-
-    def _knows(self, answer: Answer) -> bool:
-        transport, fields = answer.wire.transport, answer.request.fields
-        if self.sidecar_keys is None or transport is None:
-            return self.sidecar_keys is None
-        return self.sidecar_keys.know(
-            {
-                "client": transport.get_extra_info("peername")[:2],
-                "server": transport.get_extra_info("sockname")[:2],
-                "headers": [(name.encode(), value.encode()) for name, value in fields],
-            }
-        )
-
     def rejects_unread(self, answer: Answer) -> bool:
         """Rejects a request of which only the head has come, as vLLM does, if it has no slots."""
         lease = parse_lease(answer.request.lease or "")
@@ -216,6 +198,12 @@ class ScriptedEngine:
         assert isinstance(rejected, Rejected)
         _reject(answer, rejected)
         return True
+
+    def _knows(self, answer: Answer) -> bool:
+        """Whether a sidecar sent a request; all did that only sidecars send."""
+        if is_for_sidecars(answer.request):
+            self.of_sidecars.append(answer.request)
+        return self.sidecar_keys is None or knows(self.sidecar_keys, answer)
 
     def _enter(self, answer: Answer) -> int | Rejected:
         lease = answer.request.lease if self._knows(answer) else None
@@ -293,15 +281,14 @@ class ScriptedEngine:
         if self.faults.claim_status != 200:
             answer.json({"detail": "no"}, self.faults.claim_status)
             return
-        call = parse_claim(answer.request.body, self.slots)
-        reads = self.engine_state.claim(instance, call)
+        reads = self.engine_state.claim(instance, parse_claim(answer.request.body, self.slots))
         answer.json({}, 200 if reads else 409)
 
     async def _stream(self, answer: Answer) -> None:
-        if self.faults.stream_status != 200:
+        if self.faults.stream_status == 200:
+            await state_stream(self, answer)
+        else:
             answer.json({"detail": "no"}, self.faults.stream_status)
-            return
-        await state_stream(self, answer)
 
 
 Engine = Callable[..., Awaitable[ScriptedEngine]]

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm_plugin.contracts.sidecar_key import HEADER, SidecarKeys
 
 # The key of a request's scope; true: a sidecar of this engine sent it.
-FROM_SIDECAR: Final = "orch.from_sidecar"
+FROM_SIDECAR: Final = "orch_from_sidecar"
 
 
 class SidecarMiddleware:

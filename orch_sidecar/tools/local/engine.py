@@ -35,7 +35,8 @@ def parser() -> argparse.ArgumentParser:
         prog="orch engine",
         description=(
             "Runs `vllm serve` under a profile. All other arguments are passed to vLLM; if any "
-            "contradict the profile, it exits with a message that lists them."
+            "contradict the profile, it exits with a message that lists them. Sidecars on other "
+            "hosts need the same key in ORCH_SIDECAR_KEY as the engine."
         ),
         epilog="example: orch engine --profile cloud ./model --max-num-seqs 32 --port 8000",
         allow_abbrev=False,

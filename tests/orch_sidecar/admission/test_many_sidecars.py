@@ -14,8 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.fuzz import examples
 from tests.orch_sidecar.admission.cluster import SLOTS, Cluster
 from tests.orch_sidecar.admission.cluster_sidecar import RULES, Sidecar
-from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
-from vllm_plugin.state.subscriber import Subscriber
 
 _PICK = st.integers(0, 1000)
 
@@ -215,30 +213,6 @@ def test_sidecar_that_cannot_take_offers_in_time_costs_the_others_little() -> No
     before = near.answered
     cluster.run(10_000)
     assert near.answered - before > 0.9 * SLOTS * 10 / 0.4
-
-
-@pytest.mark.parametrize("takes_s", [0.4, 2.0])
-@pytest.mark.parametrize("wanted", [Claim(1, urgent=True, more=2 * SLOTS), Claim(SLOTS, True)])
-def test_sidecars_that_use_no_offer_do_not_starve_those_that_do(
-    wanted: Claim, takes_s: float
-) -> None:
-    """Four that claim all the time, the whole engine at most, beside two with queues."""
-    cluster = Cluster(takes_s=takes_s)
-    honest = [cluster.add() for _ in range(2)]
-    for sidecar in honest:
-        for _ in range(2000):
-            sidecar.arrive(1, urgent=True)
-    rogues = [f"{number:016x}" for number in range(100, 104)]
-    for instance in rogues:
-        cluster.engine.subscribe(Subscriber(instance, lambda: None))
-    cluster.run(2000)
-    before = sum(each.answered for each in honest)
-    for _ in range(1000):
-        for instance in rogues:
-            cluster.engine.claim(instance, ClaimCall(wanted))
-        cluster.run(10)
-    answered = sum(each.answered for each in honest) - before
-    assert answered > 0.7 * SLOTS * 10 / takes_s
 
 
 @pytest.mark.parametrize("urgent", [True, False])

@@ -180,13 +180,14 @@ def test_trailing_slash_of_the_engine_url_is_removed() -> None:
     assert cli.read_settings(["--engine-url", "http://h:1/"]).engine_url == "http://h:1"
 
 
+@pytest.mark.parametrize("variable", ["ORCH_ENGINE_API_KEY", "ORCH_SIDECAR_KEY"])
 @pytest.mark.parametrize("key", ["secret\n", "sec ret", "sécret", "secret\x01"])
 def test_key_that_no_header_can_contain_is_rejected_and_not_shown(
-    key: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORCH_ENGINE_API_KEY", key)
+    monkeypatch.setenv(variable, key)
     message = refusal()
-    assert "ORCH_ENGINE_API_KEY" in message
+    assert variable in message
     assert "printable ASCII" in message
     assert key not in message
     assert repr(key) not in message
@@ -203,6 +204,16 @@ def test_key_is_not_in_the_settings_text(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.engine_api_key is not None
     assert settings.engine_api_key.get_secret_value() == "secret"
     assert "secret" not in repr(settings)
+
+
+def test_first_of_several_sidecar_keys_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the engine, which accepts all, and its sidecar can have one and the same value."""
+    monkeypatch.setenv("ORCH_SIDECAR_KEY", "new,old")
+    settings = cli.read_settings([])
+    assert settings.sidecar_key is not None
+    assert settings.sidecar_key.get_secret_value() == "new"
+    monkeypatch.setenv("ORCH_SIDECAR_KEY", "secret,")
+    assert "secret" not in refusal()
 
 
 POOLS = (

@@ -69,6 +69,12 @@ def test_engine_that_refuses_this_version_is_unusable_for_its_reason() -> None:
     assert text in outage.message
 
 
+@pytest.mark.parametrize("tier", [False, True])
+def test_engine_that_does_not_know_this_sidecar_says_which_setting_is_missing(tier: bool) -> None:
+    outage = engine_state.refused(ENGINE, 403, "set ORCH_SIDECAR_KEY", CLOUD, tier=tier)
+    assert outage.message == f"{ENGINE} does not accept this sidecar (403): set ORCH_SIDECAR_KEY"
+
+
 @pytest.mark.parametrize(
     ("status", "tier", "state", "reason"),
     [

@@ -69,3 +69,11 @@ def test_client_keys_are_not_forwarded_if_checked_here_or_replaced_by_the_engine
 def test_head_without_client_fields_contains_no_empty_line() -> None:
     head = request_head(b"GET / HTTP/1.1", ((b"Host", b"x"),), b"host: e\r\n", authorization=None)
     assert head == b"GET / HTTP/1.1\r\nhost: e\r\n\r\n"
+
+
+def test_what_proxies_and_other_sidecars_add_is_not_forwarded() -> None:
+    names = ("Forwarded", "VIA", "X-Forwarded-For", "x-forwarded-user", "X-Orch-Sidecar-Key")
+    client = (*PLAIN, *((name.encode(), b"of a client") for name in names))
+    head = request_head(b"GET / HTTP/1.1", client, b"", authorization=None)
+    assert b"of a client" not in head
+    assert b"Accept: */*" in head
