@@ -41,7 +41,7 @@ from vllm_plugin.contracts.lease_protocol import (
     parse_claim,
     timestamp,
 )
-from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, SidecarKeys
+from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, VARIABLE, SidecarKeys
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased, objection
 from vllm_plugin.evidence.chains import Evidence
 from vllm_plugin.state.engine_state import EngineState, State
@@ -124,16 +124,15 @@ class CapabilitiesEndpoint:
         self._app = app
         paths = {getattr(route, "path", "") for route in app.routes}
         engine_state.workloads = workloads_of(paths)
-        sidecars = SidecarKeys.of(os.environ)
         app.add_middleware(
             LeaseMiddleware,
             engine_state=engine_state,
             is_alive=self._is_alive,
             refresh=self._refresh_models,
             keys=lambda: self._keys,
-            sidecars_have_keys=bool(sidecars),
+            sidecars_have_keys=VARIABLE in os.environ,
         )
-        app.add_middleware(SidecarMiddleware, keys=sidecars)
+        app.add_middleware(SidecarMiddleware, keys=SidecarKeys(os.environ))
         app.add_middleware(
             AdminCallMiddleware, engine_state=engine_state, paths=paths, ask=self._ask.set
         )

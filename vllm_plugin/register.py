@@ -95,7 +95,7 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         enforce.apply(self, profile, os.environ, sys.argv)
-        SidecarKeys.of(os.environ)  # an unusable key stops the engine here
+        SidecarKeys(os.environ)  # an unusable key stops the engine here
         epoch_key.operator_key_file(os.environ)  # and so does this one
         config = original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments

@@ -22,6 +22,7 @@ CONTENT_SECURITY_POLICY: Final = istr("Content-Security-Policy")
 CONTENT_TYPE: Final = istr("Content-Type")
 CROSS_ORIGIN_RESOURCE_POLICY: Final = istr("Cross-Origin-Resource-Policy")
 EXPECT: Final = istr("Expect")
+FORWARDED: Final = istr("Forwarded")
 HOST: Final = istr("Host")
 LOCATION: Final = istr("Location")
 ORIGIN: Final = istr("Origin")
@@ -32,7 +33,9 @@ SEC_FETCH_SITE: Final = istr("Sec-Fetch-Site")
 SERVER: Final = istr("Server")
 SERVER_TIMING: Final = istr("Server-Timing")
 TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
+VIA: Final = istr("Via")
 X_CONTENT_TYPE_OPTIONS: Final = istr("X-Content-Type-Options")
+X_FORWARDED: Final = istr("X-Forwarded-")  # with what follows, of proxies
 
 # Keys of clients and of engines.
 AUTHORIZATION: Final = istr("Authorization")
@@ -91,11 +94,6 @@ X_RATELIMIT_REMAINING_REQUESTS: Final = istr("x-ratelimit-remaining-requests")
 X_RATELIMIT_REMAINING_TOKENS: Final = istr("x-ratelimit-remaining-tokens")
 X_RATELIMIT_RESET_REQUESTS: Final = istr("x-ratelimit-reset-requests")
 X_RATELIMIT_RESET_TOKENS: Final = istr("x-ratelimit-reset-tokens")
-
-# What proxies add. By it an engine knows requests that do not come from its own host.
-FORWARDED: Final = istr("Forwarded")
-VIA: Final = istr("Via")
-X_FORWARDED: Final = istr("X-Forwarded-")
 
 # What vLLM reads and no client may set: it would bypass admission.
 X_DATA_PARALLEL_RANK: Final = istr("X-Data-Parallel-Rank")

@@ -135,8 +135,7 @@ class SidecarSettings(BaseSettings):
     )
     sidecar_key: SecretStr | None = Field(
         None,
-        description="key by which engines know this sidecar, as in their ORCH_SIDECAR_KEY; of "
-        "several, separated by commas, the first is sent",
+        description="key by which engines know this sidecar; of several, the first is sent",
     )
     api_keys_file: Path | None = Field(
         None,

@@ -130,17 +130,11 @@ def refused(engine: str, status: int, message: str, profile: Profile, *, tier: b
             f"{engine} rejects this sidecar's API key ({status}): "
             "set ORCH_ENGINE_API_KEY to the engine's --api-key",
         )
-    if status == 403:
+    if status in (403, 409):
         return Outage(
             EngineState.UNUSABLE,
-            Reason.ENGINE_REFUSES_KEY,
+            Reason.ENGINE_REFUSES_KEY if status == 403 else Reason.API_VERSION_MISMATCH,
             f"{engine} does not accept this sidecar ({status}): {message}",
-        )
-    if status == 409:
-        return Outage(
-            EngineState.UNUSABLE,
-            Reason.API_VERSION_MISMATCH,
-            f"{engine} does not accept this sidecar: {message}",
         )
     if tier and status in (400, 404):
         return Outage(

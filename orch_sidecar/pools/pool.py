@@ -82,7 +82,7 @@ class Pool:
     ) -> None:
         """`keeps_queue`: requests stay queued while the engine is unavailable. `group`: the name of
         the headless pool that this is one address of. `changes_every_s`: see EngineWatcher.
-        `sidecar_key`: by which an engine knows this sidecar; a child sidecar is not sent it."""
+        `sidecar_key`: by which engines know this sidecar; child sidecars are not sent it."""
         self.name = settings.name
         self.group = group or settings.name
         self.on_request = settings.on_request
@@ -105,8 +105,8 @@ class Pool:
         self.authorization = None if key is None else key.encode("ascii")
         fields: dict[str, str] = {} if key is None else {AUTHORIZATION: key}
         if sidecar_key is not None and not settings.tier:
-            fields[X_ORCH_SIDECAR_KEY] = sidecar_key.get_secret_value()
-            self.address += field_line(X_ORCH_SIDECAR_KEY, fields[X_ORCH_SIDECAR_KEY])
+            fields[X_ORCH_SIDECAR_KEY] = own = sidecar_key.get_secret_value()
+            self.address += field_line(X_ORCH_SIDECAR_KEY, own)
         self.watcher = EngineWatcher(
             session,
             settings.url,

@@ -17,12 +17,16 @@ from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.tiers import tier
 from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, LONGEST_OFFER_S
-from vllm_plugin.contracts.sidecar_key import SidecarKeys
+from vllm_plugin.contracts.sidecar_key import VARIABLE, SidecarKeys
 
 HEADER = "x-orch-sidecar-key"
 KEY = "key-of-the-sidecars"
 CLIENTS_OWN = "of-a-client"
 BY_A_PROXY = ("X-Forwarded-For", "10.1.2.3")
+
+
+def accepting(*keys: str) -> SidecarKeys:
+    return SidecarKeys({VARIABLE: ",".join(keys)})
 
 
 def sent_keys(engine: ScriptedEngine) -> set[tuple[str, ...]]:
@@ -63,7 +67,7 @@ async def test_key_is_in_no_log_span_metric_or_page(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    engine.sidecar_keys = SidecarKeys([KEY])
+    engine.sidecar_keys = accepting(KEY)
     log = tmp_path / "requests.jsonl"
     running = await start(sidecar_key=KEY, request_log=str(log))
     client = await running.client()
@@ -73,7 +77,7 @@ async def test_key_is_in_no_log_span_metric_or_page(
         (await client.get(path, fields)).body
         for path in ("/metrics", "/readyz", "/v1/capabilities", "/v1/models")
     ]
-    engine.sidecar_keys = SidecarKeys(["another"])
+    engine.sidecar_keys = accepting("another")
     await engine.restart()
     await eventually(lambda: "403" in running.pool.watcher.message)
     collector = await collect(running)
@@ -90,7 +94,7 @@ async def test_key_is_in_no_log_span_metric_or_page(
 async def test_readiness_page_says_that_the_engine_wants_a_key_until_it_accepts_ours(
     engine: ScriptedEngine, start: Start, of_the_engine: str, ours: str | None
 ) -> None:
-    engine.sidecar_keys = SidecarKeys(of_the_engine.split(","))
+    engine.sidecar_keys = accepting(of_the_engine)
     running = await start(wait=False, sidecar_key=ours)
     await eventually(lambda: running.pool.watcher.failed)
     response = await readiness(running)
@@ -98,7 +102,7 @@ async def test_readiness_page_says_that_the_engine_wants_a_key_until_it_accepts_
     assert "does not accept this sidecar (403)" in response.json()["last_error"]
     assert "ORCH_SIDECAR_KEY" in response.json()["last_error"]
     # As when a key is rotated: first the engines accept the next one, too.
-    engine.sidecar_keys = SidecarKeys([*of_the_engine.split(","), ours or KEY])
+    engine.sidecar_keys = accepting(of_the_engine, ours or KEY)
     if ours is not None:
         await running.ready()
         assert (await (await running.client()).post()).status == 200
@@ -123,7 +127,7 @@ async def test_engine_at_another_address_serves_a_sidecar_with_its_key_only(
     another: Engine, start: Start, elsewhere: str, key: str | None
 ) -> None:
     engine = await another(host=elsewhere)
-    engine.sidecar_keys = SidecarKeys([KEY] if key else [])
+    engine.sidecar_keys = accepting(KEY) if key else SidecarKeys({})
     running = await start(wait=False, engine_url=engine.url, sidecar_key=KEY)
     if key:
         await running.ready()
@@ -146,7 +150,7 @@ async def test_clients_behind_a_proxy_do_not_make_the_sidecar_a_stranger(
     engine: ScriptedEngine, start: Start
 ) -> None:
     """The engine has no key, and knows the sidecar because it is on its own host."""
-    engine.sidecar_keys = SidecarKeys()
+    engine.sidecar_keys = SidecarKeys({})
     running = await start()
     fields = [BY_A_PROXY, ("Forwarded", "for=10.1.2.3"), ("Via", "1.1 proxy"), ("Accept", "*/*")]
     assert (await (await running.client()).post(headers=fields)).status == 200
@@ -161,7 +165,7 @@ async def test_clients_behind_a_proxy_do_not_make_the_sidecar_a_stranger(
 async def test_two_tiers_and_their_engine_need_one_key_between_engine_and_sidecar(
     engine: ScriptedEngine, start: Start
 ) -> None:
-    engine.sidecar_keys = SidecarKeys([KEY])
+    engine.sidecar_keys = accepting(KEY)
     lower = await start(sidecar_key=KEY)
     upper = await start(pools=[tier(lower)])
     assert (await (await upper.client()).post()).status == 200
@@ -171,7 +175,7 @@ async def test_strangers_at_the_engines_port_delay_no_client_of_its_sidecar(
     engine: ScriptedEngine, start: Start
 ) -> None:
     """Four instances that claim all slots, urgently and all the time, and send no request."""
-    engine.sidecar_keys = SidecarKeys()
+    engine.sidecar_keys = SidecarKeys({})
     recording = Recording(engine)
     recording.takes_s = 0.02
     recording.flows.set()

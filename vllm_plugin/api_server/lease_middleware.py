@@ -14,7 +14,6 @@ from vllm_plugin.api_server.routes import generates
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR
 from vllm_plugin.contracts.lease_protocol import NO_SLOT, parse_lease
 from vllm_plugin.contracts.profile import ServiceClass
-from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
@@ -91,10 +90,8 @@ class LeaseMiddleware:
         if self._refuses:
             if not self._keys().know(_first(headers, AUTHORIZATION)):
                 return Rejected.UNKNOWN
-            if parse_lease(lease) is None:
+            if not counts or parse_lease(lease) is None:
                 return Rejected.UNLEASED
-            if not counts:
-                return Rejected.NOT_A_SIDECAR
         return self._engine_state.enter(
             lease if counts else None,
             _first(headers, TRACE_HEADER),
@@ -180,15 +177,12 @@ _REJECTIONS: Final[Mapping[Rejected, tuple[Mapping[str, Any], int]]] = {
     Rejected.UNLEASED: (
         {
             "message": "this engine takes requests by its orch sidecar only: send the request to "
-            "the sidecar's address (the engine's profile has `unleased: refuse`)",
+            "the sidecar's address (the engine's profile has `unleased: refuse`). It knows its "
+            "sidecars by ORCH_SIDECAR_KEY, or without that on its own host",
             "type": "lease_required",
             "param": None,
             "code": 403,
         },
-        403,
-    ),
-    Rejected.NOT_A_SIDECAR: (
-        {"message": NOT_A_SIDECAR, "type": "lease_required", "param": None, "code": 403},
         403,
     ),
     Rejected.UNKNOWN: (

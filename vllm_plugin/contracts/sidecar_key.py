@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vllm_plugin.contracts.unleased import is_loopback
 
 VARIABLE: Final = "ORCH_SIDECAR_KEY"
-# In lower case, as header fields are in ASGI.
-HEADER: Final = b"x-orch-sidecar-key"
+HEADER: Final = b"x-orch-sidecar-key"  # as ASGI has it
 _OF_PROXIES: Final = re.compile(rb"forwarded|via|x-forwarded-.*")
 
 NOT_A_SIDECAR: Final = (
@@ -29,13 +28,13 @@ NOT_A_SIDECAR: Final = (
 def parse_keys(text: str) -> list[str]:
     """Parses keys that are separated by commas: a sidecar sends the first, an engine accepts all.
 
-    Raises ValueError, whose text has the rule and not the keys.
+    Raises ValueError, whose text does not contain them.
     """
     keys = text.split(",")
-    if not all(key and all("!" <= character <= "~" for character in key) for key in keys):
+    if not all(re.fullmatch("[!-~]+", key) for key in keys):
         raise ValueError(
-            "must consist of printable ASCII characters without spaces, of one key or several "
-            "that are separated by commas"
+            f"{VARIABLE} (not shown) must be a key of printable ASCII characters without spaces, "
+            "or several such keys with commas in between"
         )
     return keys
 
@@ -43,21 +42,10 @@ def parse_keys(text: str) -> list[str]:
 class SidecarKeys:
     """The keys by which an engine knows its sidecars; without any it knows its own host."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._keys = [key.encode() for key in keys]
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> SidecarKeys:
-        """Returns the keys that are configured. Raises ValueError for invalid ones."""
-        if (given := environ.get(VARIABLE)) is None:
-            return cls()
-        try:
-            return cls(parse_keys(given))
-        except ValueError as error:
-            raise ValueError(f"{VARIABLE} (not shown) {error}, or be unset") from None
-
-    def __bool__(self) -> bool:
-        return bool(self._keys)
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Raises ValueError for invalid ones."""
+        given = environ.get(VARIABLE)
+        self._keys = [] if given is None else [key.encode() for key in parse_keys(given)]
 
     def know(self, scope: Mapping[str, Any]) -> bool:
         """Whether a request, as ASGI describes it, comes from a sidecar."""

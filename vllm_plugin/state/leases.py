@@ -36,8 +36,7 @@ class Rejected(Enum):
     NO_SLOT = "no slot"  # for now: other requests have the slots, or are before it
     BUSY = "busy"  # the same, for a sidecar that reads no offers
     TOO_LARGE = "too large"  # its lease is for more sequences than the engine has slots
-    UNLEASED = "unleased"  # it has no lease, and the engine takes none without
-    NOT_A_SIDECAR = "not a sidecar"  # its sender is none that the engine knows
+    UNLEASED = "unleased"  # it has no lease of a sidecar, and the engine takes none without
     UNKNOWN = "unknown"  # its sender lacks the engine's key
 
 

@@ -23,7 +23,7 @@ from orch_sidecar.tools.local.phases import phase_of
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
 from orch_sidecar.tools.terminal import Progress, bad, good
 from vllm_plugin.contracts import profile as profiles
-from vllm_plugin.contracts import sidecar_key
+from vllm_plugin.contracts.sidecar_key import VARIABLE
 
 # Large weights may take long to load; the progress line shows that it is alive.
 _READY_WITHIN_S: Final = 3600.0
@@ -111,8 +111,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> check.Findings:
-    key = os.environ.get(sidecar_key.VARIABLE, secrets.token_urlsafe(32))
-    environ = {sidecar_key.VARIABLE: key}
+    environ = {VARIABLE: os.environ.get(VARIABLE, secrets.token_urlsafe(32))}
     model, name, extra = options.model, None, tuple(options.engine_arguments)
     if not model:
         model, name = str(tiny_model()), _TINY

@@ -206,16 +206,6 @@ def test_key_is_not_in_the_settings_text(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "secret" not in repr(settings)
 
 
-def test_first_of_several_sidecar_keys_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the engine, which accepts all, and its sidecar can have one and the same value."""
-    monkeypatch.setenv("ORCH_SIDECAR_KEY", "new,old")
-    settings = cli.read_settings([])
-    assert settings.sidecar_key is not None
-    assert settings.sidecar_key.get_secret_value() == "new"
-    monkeypatch.setenv("ORCH_SIDECAR_KEY", "secret,")
-    assert "secret" not in refusal()
-
-
 POOLS = (
     '[{"name": "home", "url": "http://a:1/", "profile": "home"}, {"name": "big", '
     '"url": "http://b:2", "profile": "cloud", "api_key": "secret", "tier": true}]'

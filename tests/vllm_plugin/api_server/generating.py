@@ -22,7 +22,7 @@ def tracked(
 ) -> SidecarMiddleware:
     """An application whose requests are tracked, of an engine without keys."""
     leases = LeaseMiddleware(app, engine_state, is_alive, lambda: None)
-    return SidecarMiddleware(leases, SidecarKeys())
+    return SidecarMiddleware(leases, SidecarKeys({}))
 
 
 class GeneratingApp:
