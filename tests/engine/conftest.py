@@ -30,6 +30,7 @@ ORDER = (
         "test_cloud_tiers",
         "test_cloud_storm",
         "test_many_sidecars",
+        "test_sidecar_keys",
         "test_coalescing",
         "test_operators",
         "test_check",

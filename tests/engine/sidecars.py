@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,13 @@ from tests.engine.clients import until
 
 
 @contextmanager
-def sidecar(
-    log: Path, *pools: dict[str, Any], environ: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """Runs a sidecar in front of these pools; yields its URL. `environ`: more variables."""
+def sidecar(log: Path, *pools: dict[str, Any], **environ: str) -> Iterator[str]:
+    """Runs a sidecar in front of these pools; yields its URL. `environ`: further variables."""
     port = free_port()
     child = Child(
         log.stem,
         [sys.executable, "-m", "orch_sidecar", "sidecar", "--port", str(port)],
-        dict(os.environ) | {"ORCH_POOLS": json.dumps(pools)} | dict(environ or {}),
+        dict(os.environ) | {"ORCH_POOLS": json.dumps(pools)} | environ,
         log,
     )
     try:

@@ -20,12 +20,14 @@ LOADING = "Starting to load model"
 Servers = dict[str, Future[str]]
 
 
-def run_server(profile: str, *arguments: str) -> str:
-    """Runs what `vllm serve` runs, without our launcher; returns what it printed."""
+def run_server(profile: str, *arguments: str, **more: str) -> str:
+    """Runs what `vllm serve` runs, without our launcher; returns what it printed. `more`:
+    variables."""
     environ = os.environ | {
         "ORCH_PROFILE": profile,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        **more,
     }
     done = subprocess.run(
         [
@@ -52,6 +54,7 @@ def servers() -> Iterator[Servers]:
                 *("--data-parallel-size", "2", "--api-server-count=2"),
             ),
             "headless": pool.submit(run_server, "home", "--headless"),
+            "key": pool.submit(run_server, "home", ORCH_SIDECAR_KEY="secret,"),
         }
 
 
@@ -69,6 +72,14 @@ def test_engine_without_an_api_server_is_refused(servers: Servers) -> None:
     printed = servers["headless"].result()
     assert LOADING not in printed
     assert "--headless is given, must not be on the first node of an engine" in printed
+
+
+def test_engine_with_an_invalid_key_for_sidecars_is_refused(servers: Servers) -> None:
+    printed = servers["key"].result()
+    assert LOADING not in printed
+    (message,) = [line for line in printed.splitlines() if "ValueError: ORCH_SIDECAR_KEY" in line]
+    assert "must be a key of printable ASCII characters" in message
+    assert "secret" not in printed
 
 
 def test_server_is_started_in_a_way_that_vllm_supports(servers: Servers) -> None:

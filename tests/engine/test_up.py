@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.local.stack import free_port
+from orch_sidecar.tools.local.up import cache_directory
 from tests.engine.conftest import READY_WITHIN_S, Stacks
 from tests.engine.test_check import check_printed
+from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH
 
 
 def processes_of(session: int) -> list[int]:
@@ -63,11 +65,38 @@ def test_the_printed_lines_work_and_ctrl_c_leaves_nothing_behind(
         answer = subprocess.run(python, shell=True, capture_output=True, text=True, timeout=60)
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout.strip()
+        engine_and_sidecar_share_a_key(int(marked["ORCH_TEST_MARKER"]))
     finally:
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0
     assert printed.read_text().endswith("stopping\nstopped\n")
     assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
+
+
+def engine_and_sidecar_share_a_key(marker: int) -> None:
+    """Both have it in their environment, nobody has it in its arguments, and no log has it."""
+    keys: dict[str, str] = {}
+    arguments: dict[str, list[str]] = {}
+    for process in map(str, processes_of(marker)):
+        environ = Path("/proc", process, "environ").read_text().split("\0")
+        words = Path("/proc", process, "cmdline").read_text().split("\0")
+        found = [each for each in environ if each.startswith("ORCH_SIDECAR_KEY=")]
+        for name, word in (("engine", "vllm_plugin.serve"), ("sidecar", "sidecar")):
+            if word in words:
+                [keys[name]], arguments[name] = found, words
+        assert not any(each.partition("=")[2] in " ".join(words) for each in found)
+    assert keys["engine"] == keys["sidecar"]
+    key = keys["engine"].partition("=")[2]
+    assert len(key) >= 40
+    for log in (cache_directory() / "logs").rglob("*.log"):
+        assert key not in log.read_text(errors="replace")
+    port = arguments["engine"][arguments["engine"].index("--port") + 1]
+    url = f"http://127.0.0.1:{port}{CLAIMS_PATH}{'a' * 16}"
+    body, claim = '{"cost": 1, "urgent": true}', ["curl", "-s", "-X", "PUT", url, "-d"]
+    for more in ([], ["-H", "X-Orch-Sidecar-Key: guessed"], ["-H", "X-Forwarded-For: 127.0.0.1"]):
+        done = subprocess.run([*claim, body, *more], capture_output=True, text=True, timeout=60)
+        assert '"not_a_sidecar"' in done.stdout
+        assert "ORCH_SIDECAR_KEY" in done.stdout
 
 
 @pytest.mark.long

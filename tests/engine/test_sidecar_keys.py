@@ -1,0 +1,129 @@
+"""Which sidecars a real engine serves, and that nobody else keeps their clients waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.tools.local.stack import Stack
+from tests.engine.clients import body, post, session, until
+from tests.engine.conftest import SLOTS, Stacks, make_plan
+from tests.engine.sidecars import sidecar
+from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH
+
+CLAIM = {"cost": SLOTS, "urgent": True, "more": SLOTS}
+STRANGER = {"X-Forwarded-For": "10.1.2.3"}
+
+
+async def test_strangers_at_the_engines_port_delay_no_client_of_its_sidecar(cloud: Stack) -> None:
+    """Engine and sidecar were started apart on one machine, without a key. Four instances claim all
+    slots, urgently and all the time, through a proxy on that machine, and send no request."""
+    statuses: list[int] = []
+    async with session() as http:
+
+        async def stranger() -> None:
+            instance = secrets.token_hex(8)
+            capabilities = f"{cloud.engine_url}/v1/capabilities"
+            while True:
+                for method, url in (
+                    ("GET", f"{capabilities}/stream?instance={instance}&api_version={API_VERSION}"),
+                    ("PUT", f"{cloud.engine_url}{CLAIMS_PATH}{instance}"),
+                    ("DELETE", f"{capabilities}/leases/{instance}.{secrets.token_hex(16)}.1"),
+                ):
+                    async with http.request(method, url, json=CLAIM, headers=STRANGER) as response:
+                        statuses.append(response.status)
+                        message = (await response.json())["error"]["message"]
+                    assert "ORCH_SIDECAR_KEY" in message
+                await asyncio.sleep(0.02)
+
+        async def honest() -> list[int]:
+            document = body("completions", 8, stream=False)
+            answers = [await post(http, cloud.url, "completions", document) for _ in range(4)]
+            return [answer.status for answer in answers]
+
+        strangers = [asyncio.create_task(stranger()) for _ in range(4)]
+        served = await asyncio.gather(*(honest() for _ in range(2 * SLOTS)))
+        assert not any(each.done() for each in strangers)
+        for each in strangers:
+            each.cancel()
+        await asyncio.gather(*strangers, return_exceptions=True)
+    assert {status for each in served for status in each} == {200}
+    assert set(statuses) == {403}
+
+
+@pytest.fixture
+def address() -> str:
+    """An address of this machine that is not of the loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+            found: str = probe.getsockname()[0]
+        except OSError:
+            found = "127.0.0.1"
+    if found.startswith("127."):
+        pytest.skip("this machine has no address but the loopback's")
+    return found
+
+
+@pytest.fixture
+def keyed(stacks: Stacks, logs: Path) -> Iterator[tuple[Stack, str]]:
+    """An engine that listens on all addresses and knows its sidecars by a key, and the key."""
+    key = secrets.token_urlsafe(32)
+    plan = make_plan("home", None, logs / "keyed", {"ORCH_SIDECAR_KEY": f"next,{key}"})
+    plan = replace(plan, engine_arguments=(*plan.engine_arguments, "--host", "0.0.0.0"))
+    yield stacks.use("keyed", plan), key
+    stacks.stop("keyed")
+
+
+def texts_of(logs: Path) -> list[str]:
+    return [log.read_text(errors="replace") for log in logs.rglob("*.log")]
+
+
+async def test_engine_at_another_address_serves_sidecars_that_send_its_key(
+    keyed: tuple[Stack, str], address: str, logs: Path
+) -> None:
+    """Its own sidecar, which has the same variable, is ready: else the fixture had failed."""
+    stack, key = keyed
+    pool = {"name": "home", "url": f"http://{address}:{stack.engine_port}", "profile": "home"}
+    given = {"without": {}, "wrong": {"ORCH_SIDECAR_KEY": "wrong"}}
+    given["right"] = {"ORCH_SIDECAR_KEY": key}
+    with ExitStack() as running:
+        urls = {
+            name: running.enter_context(sidecar(logs / f"{name}.log", pool, **environ))
+            for name, environ in given.items()
+        }
+        async with session() as http:
+
+            async def page(name: str) -> tuple[int, str]:
+                try:
+                    async with http.get(f"{urls[name]}/readyz") as response:
+                        return response.status, (await response.json())["last_error"] or ""
+                except OSError:
+                    return 0, ""
+
+            for name in ("without", "wrong"):
+
+                async def says_why(name: str = name) -> bool:
+                    status, error = await page(name)
+                    return status == 503 and "ORCH_SIDECAR_KEY" in error
+
+                await until(says_why, 30.0)
+
+            async def ready() -> bool:
+                return (await page("right"))[0] == 200
+
+            await until(ready, 30.0)
+            document = body("completions", 4, stream=False)
+            assert (await post(http, urls["right"], "completions", document)).status == 200
+            assert (await post(http, urls["without"], "completions", document)).status == 503
+            url = f"{stack.engine_url}{CLAIMS_PATH}{'a' * 16}"
+            async with http.put(url, json=CLAIM) as response:
+                assert response.status == 403, "on its own host, too"
+    assert not any(key in text for text in texts_of(logs))
