@@ -83,9 +83,7 @@ async def test_entries_of_both_releases_serve_while_an_update_rolls(
     with ExitStack() as entries:
         files = [logs / "entry-new.log", logs / "entry-old.log"]
         urls = [
-            entries.enter_context(
-                sidecar(files[0], *pools, ORCH_SIDECAR_KEY="k" * 32)
-            ),
+            entries.enter_context(sidecar(files[0], *pools, ORCH_SIDECAR_KEY="k" * 32)),
             entries.enter_context(sidecar(files[1], *pools, **before)),
         ]
         async with session() as http:
