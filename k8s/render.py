@@ -42,7 +42,7 @@ unleased: refuse
 """
 _BINARY: Final = re.compile(r"^(  [\w.]+\.bz2:) \|\n((?:    \S+\n)+)", re.MULTILINE)
 _HEAD: Final = (
-    f"# Rendered from {DEFAULT} by `make k8s`: the reasons stand in base/ and overlays/.\n"
+    f"# Rendered from {DEFAULT} by `make k8s`: the reasons stand in base/ and installations/.\n"
 )
 
 

@@ -15,13 +15,18 @@ from k8s import render
 ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
 DEFAULT: Final = "gpu"  # the overlay that the flat files are rendered from
-# Overlays as a team makes them, beside this file: with all components but one, and with that one.
-OWN: Final = ("own", "own_images")
+# Overlays as a team makes them, beside this file: with all components but two, and with these.
+OWN: Final = ("own", "own_images", "own_keys")
+# Where they are, if not in a namespace of their own.
+TEAMS: Final = {"own_keys": "team-a"}
 # Overlays that are whole installations, one instead of the other.
 SETS: Final = (DEFAULT, "cpu", "one-gpu", "one-gpu-home", "openshift", *OWN)
 # Applied in addition.
-EXTRAS: Final = ("monitoring", "autoscaling", "autoscaling-hpa", "gateway", "inference-pool")
-OTHERS: Final = ("multi-node", "kserve")  # with kinds in place of Deployments
+EXTRAS: Final = ("monitoring", "autoscaling", "autoscaling-hpa", "gateway")
+# With kinds in place of Deployments, or beside them.
+OTHERS: Final = ("multi-node", "kserve", "inference-pool")
+# What includes components/api-keys.
+WITH_KEYS: Final = ("own_keys", "kserve", "inference-pool")
 DEPLOYMENTS: Final = {"home": "orch-home", "cloud": "orch-cloud"}
 
 LABELS: Final = tuple(

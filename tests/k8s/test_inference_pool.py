@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from orch_sidecar.api.endpoints import ENDPOINTS
-from tests.k8s.objects import DEFAULT, SETS, Manifest, named, of_kind, pod_labels, ports_of, selects
+from tests.k8s.objects import SETS, Manifest, named, of_kind, pod_labels, ports_of, selects
 
 EXTRA = "inference-pool"
 
@@ -27,7 +27,7 @@ def chosen(folder: str) -> list[Manifest]:
     return [each for each in found if selects(pool()["selector"], pod_labels(each))]
 
 
-@pytest.mark.parametrize("folder", sorted({*SETS} - {"one-gpu-home"}))
+@pytest.mark.parametrize("folder", sorted({*SETS, EXTRA} - {"one-gpu-home"}))
 def test_pool_selects_clouds_pods_by_the_port_of_their_sidecars(folder: str) -> None:
     [cloud] = chosen(folder)
     assert cloud.name == "orch-cloud"
@@ -96,7 +96,7 @@ def test_gateway_and_picker_reach_the_pods_and_the_gateway_the_picker() -> None:
     of_gateway = {"gateway.networking.k8s.io/gateway-name": gateway}
     picker = named(EXTRA, "Deployment", "orch-picker")
     pods = named(EXTRA, "NetworkPolicy", "orch-inference-pool").body["spec"]
-    assert all(selects(pods["podSelector"], pod_labels(each)) for each in chosen(DEFAULT))
+    assert all(selects(pods["podSelector"], pod_labels(each)) for each in chosen(EXTRA))
     [rule] = pods["ingress"]
     by_picker, by_gateway = rule["from"]
     assert selects(by_picker["podSelector"], pod_labels(picker))

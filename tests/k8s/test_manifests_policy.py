@@ -17,6 +17,7 @@ from tests.k8s.objects import (
     LABELS,
     ROOT,
     SETS,
+    TEAMS,
     Manifest,
     all_manifests,
     container,
@@ -39,6 +40,7 @@ ANNOTATIONS_LIMIT: Final = 262_144
 RESERVE: Final = 16_384
 
 LAPTOP: Final = ("cpu", "own_images")  # without a GPU
+ONE_POOL: Final = ("one-gpu", "one-gpu-home", "own_keys")
 
 PROJECT: Final[dict[str, Any]] = tomllib.loads(
     (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -76,7 +78,8 @@ def test_objects_are_in_the_namespace_that_is_made_first() -> None:
     assert (first.kind, first.name) == ("Namespace", "orch")
     for manifest in all_manifests():
         namespace = manifest.body["metadata"].get("namespace")
-        assert namespace == (None if manifest.kind == "Namespace" else "orch"), manifest.file
+        wanted = None if manifest.kind == "Namespace" else TEAMS.get(manifest.folder, "orch")
+        assert namespace == wanted, manifest.file
 
 
 def test_client_side_apply_can_annotate_every_object_with_itself() -> None:
@@ -191,7 +194,7 @@ def test_engines_alone_have_a_gpu_and_none_do_on_a_laptop(folder: str) -> None:
             wanted = "1" if each["name"] == "vllm" and folder not in LAPTOP else None
             assert asked == {"requests": wanted, "limits": wanted}
             gpus += wanted is not None
-    assert gpus == (0 if folder in LAPTOP else 1 if folder.startswith("one-gpu") else 2)
+    assert gpus == (0 if folder in LAPTOP else 1 if folder in ONE_POOL else 2)
 
 
 def test_laptop_set_fits_a_node_of_four_cpus_and_eight_gigabytes() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.k8s.objects import (
     DEPLOYMENTS,
     SETS,
+    WITH_KEYS,
     Manifest,
     containers,
     deployments,
@@ -23,7 +24,9 @@ from tests.k8s.objects import (
     selects,
 )
 
-OPTIONAL_SECRETS: Final = {"orch-hf-token", "orch-api-keys", "orch-evidence"}
+OPTIONAL_SECRETS: Final = {"orch-hf-token", "orch-evidence"}
+# Optional unless the installation asks for API keys.
+SECRETS_OF_KEYS: Final = {"orch-api-keys", "orch-sidecar-key"}
 
 every_set = pytest.mark.parametrize("folder", SETS)
 every_deployment = pytest.mark.parametrize("deployment", deployments(), ids=lambda each: each.file)
@@ -66,9 +69,12 @@ def test_every_mount_has_its_volume_and_every_volume_a_mount(deployment: Manifes
 @every_deployment
 def test_every_object_that_pods_read_is_there_or_optional(deployment: Manifest) -> None:
     for kind, name, key, optional in references(deployment):
-        if optional:
-            assert name in OPTIONAL_SECRETS
+        if kind == "Secret":
+            keys = name in SECRETS_OF_KEYS
+            assert keys or name in OPTIONAL_SECRETS
+            assert optional == (not keys or deployment.folder not in WITH_KEYS)
             continue
+        assert not optional
         found = named(deployment.folder, kind, name)
         if key is not None:
             assert key in found.body["data"]

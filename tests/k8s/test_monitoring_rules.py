@@ -65,6 +65,11 @@ CASES = {
         {f'orch_engine_state{{{HERE}, state="{state}"}}': "1+0x60"
          for state in ("starting", "ready", "draining", "paused", "asleep")},
     ),
+    "OrchApiKeysUnusable": Case(
+        {'orch_api_keys_error{job="orch", instance="a:8080"}': "0 0 1+0x60"},
+        {"job": "orch", "instance": "a:8080"}, 6, 8,
+        {'orch_api_keys_error{job="orch", instance="a:8080"}': "0+0x60"},
+    ),
     "OrchQueueBeyondSlo": Case(
         SLO | {f"orch_demand_ratio{{{HERE}}}": "0.9 1.2+0x60"}, LABELS, 9, 12,
         # A pool without an SLO, whose queue is its purpose.

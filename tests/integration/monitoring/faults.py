@@ -27,7 +27,8 @@ BUSY: Final = 3 * SLOTS  # clients: most of them wait
 class Fault:
     """`cause` lasts as long as its context. `fires`: the alert; `too`: what may come with it.
     `interactive`: rules of that class, instead of the profile's; a busy machine delays tokens, too.
-    `untraced`: its collector is unreachable. `request_log`: the file of its request log."""
+    `untraced`: its collector is unreachable. `request_log`: the file of its request log. `keyed`:
+    its clients have API keys."""
 
     fires: str | None
     cause: Cause
@@ -35,6 +36,7 @@ class Fault:
     interactive: tuple[tuple[str, Any], ...] = (("tpot_p95_ms", None),)
     untraced: bool = False
     request_log: str | None = None
+    keyed: bool = False
 
 
 @asynccontextmanager
@@ -132,6 +134,15 @@ async def lost_lease(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[
     yield
 
 
+@asynccontextmanager
+async def keys_removed(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[None]:
+    """The file of API keys is gone."""
+    path = sidecar.sidecar.settings.api_keys_file
+    assert path is not None
+    path.unlink()
+    yield
+
+
 FAULTS: Final = {
     "none": Fault(None, none),
     "oversubscribed": Fault("OrchSlotsOversubscribed", oversubscribed),
@@ -156,4 +167,5 @@ FAULTS: Final = {
     "untraced": Fault("OrchSpansDropped", none, untraced=True),
     # A file system without space, as Linux offers one to tests.
     "unlogged": Fault("OrchRequestLogDropped", none, request_log="/dev/full"),
+    "keyless": Fault("OrchApiKeysUnusable", keys_removed, keyed=True),
 }

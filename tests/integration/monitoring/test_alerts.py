@@ -16,6 +16,7 @@ import pytest
 
 from orch_sidecar.app.sidecar import Sidecar
 from orch_sidecar.config.settings import SidecarSettings
+from tests.integration.keyed import KeyRing
 from tests.integration.monitoring.faults import FAULTS, SLOTS, Fault
 from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
@@ -27,14 +28,22 @@ WITHIN_S = 120.0
 CALM_S = 15.0
 
 
-async def started(name: str, fault: Fault, stack: AsyncExitStack) -> tuple[ScriptedEngine, Running]:
+async def started(
+    name: str, fault: Fault, stack: AsyncExitStack, keys: Path | None
+) -> tuple[ScriptedEngine, Running]:
     """A sidecar whose pool has the name of the fault, and its engine."""
     engine = ScriptedEngine(SLOTS)
     await engine.start()
     stack.push_async_callback(engine.stop)
     pool = {"name": name, "url": engine.url, "profile": "cloud"}
     sidecar = Sidecar(
-        SidecarSettings(pools=[pool], port=0, drain_timeout_s=0.2, request_log=fault.request_log)
+        SidecarSettings(
+            pools=[pool],
+            port=0,
+            drain_timeout_s=0.2,
+            request_log=fault.request_log,
+            api_keys_file=keys,
+        )
     )
     running = Running(sidecar, await sidecar.start())
     stack.push_async_callback(running.stop)
@@ -47,8 +56,10 @@ async def started(name: str, fault: Fault, stack: AsyncExitStack) -> tuple[Scrip
 
 
 @pytest.fixture
-async def faulty(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Faulty]:
+async def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Faulty]:
     """A sidecar for each fault."""
+    ring = KeyRing(tmp_path)
+    ring.add("alice")
     async with AsyncExitStack() as stack:
         sidecars = {}
         for name, fault in FAULTS.items():
@@ -56,7 +67,8 @@ async def faulty(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Faulty]:
                 if fault.untraced:
                     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
                     environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
-                sidecars[name] = await started(name, fault, stack)
+                keys = ring.path if fault.keyed else None
+                sidecars[name] = await started(name, fault, stack, keys)
         yield sidecars
 
 
