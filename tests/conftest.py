@@ -48,6 +48,7 @@ SLOW = (
     "integration/test_pools.py",
     "integration/test_process.py",
     "integration/test_reload.py",
+    "integration/test_rendered.py",
     "integration/test_short_waits.py",
     "integration/test_soak.py",
     "integration/test_state_stream.py",

@@ -211,6 +211,18 @@ def references(deployment: Manifest) -> Iterator[tuple[str, str, str | None, boo
             yield "PersistentVolumeClaim", claim, None, False
 
 
+def credentials(monitor: Manifest) -> list[Mapping[str, str]]:
+    """The keys of Secrets that a monitor sends: one for each of its endpoints that has any."""
+    spec = monitor.body["spec"]
+    endpoints = spec.get("podMetricsEndpoints") or spec["endpoints"]
+    return [each["authorization"]["credentials"] for each in endpoints if "authorization" in each]
+
+
+def constants(each: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a container that have a value of their own."""
+    return {name: one["value"] for name, one in environment(each).items() if "value" in one}
+
+
 def mounts(each: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """A container's mounts by path."""
     return {mount["mountPath"]: mount for mount in each.get("volumeMounts", ())}

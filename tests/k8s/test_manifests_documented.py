@@ -23,6 +23,7 @@ from tests.k8s.objects import (
     SETS,
     container,
     containers,
+    credentials,
     named,
     of_kind,
     pod_spec,
@@ -54,13 +55,13 @@ def objections(words: list[str]) -> list[str]:
     """Returns what a command names that does not exist."""
     found = []
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == "-f" and not list((ROOT / following).glob("*.yaml")):
+        if word == "-f" and following != "-" and not list((ROOT / following).glob("*.yaml")):
             found.append(f"{following} has no manifests")
         if word == "-n" and following != "orch":
             found.append(f"namespace {following}")
         if word == "-c" and following not in containers_of(words):
             found.append(f"container {following}")
-    for kind, name in re.findall(r"\b([a-z]+)/([a-z0-9-]+)(?= |$)", " ".join(words)):
+    for kind, name in re.findall(r"(?<= )([a-z]+)/([a-z0-9-]+)(?= |$)", " ".join(words)):
         if kind not in _KINDS or name not in {each.name for each in of_kind(DEFAULT, _KINDS[kind])}:
             found.append(f"{kind}/{name}")
     if "port-forward" in words:
@@ -83,13 +84,16 @@ def containers_of(words: list[str]) -> set[str]:
 
 
 def secrets() -> set[str]:
-    """Returns the Secrets that pods read if they exist."""
-    return {
+    """Returns the Secrets that pods and monitors read."""
+    read = {
         name
-        for each in of_kind(DEFAULT, "Deployment")
+        for folder in (DEFAULT, "own_keys")
+        for each in of_kind(folder, "Deployment")
         for kind, name, *_ in references(each)
         if kind == "Secret"
     }
+    monitors = of_kind("own_keys", "PodMonitor", "ServiceMonitor")
+    return read | {each["name"] for monitor in monitors for each in credentials(monitor)}
 
 
 def test_readme_names_every_overlay_and_component() -> None:
@@ -98,6 +102,8 @@ def test_readme_names_every_overlay_and_component() -> None:
     assert overlays == {*SETS, *EXTRAS, *OTHERS} - set(OWN)
     for name in overlays:
         assert f"overlays/{name}" in text
+    installations = {path.parent.name for path in K8S.glob("installations/*/kustomization.yaml")}
+    assert installations == overlays - set(EXTRAS)
     for path in K8S.glob("components/*/kustomization.yaml"):
         assert f"`components/{path.parent.name}`" in text
 
@@ -136,8 +142,10 @@ def test_documented_wait_names_every_deployment() -> None:
 
 
 def test_documented_secret_of_keys_is_mounted_where_the_entry_reads_them() -> None:
-    [adding] = [words for words in documented() if "orch-api-keys" in words]
-    [file] = [word.partition("=")[2] for word in adding if word.startswith("--from-file=")]
+    adding = [words for words in documented() if "orch-api-keys" in words]
+    assert len(adding) == 2
+    [files] = {tuple(word for word in words if word.startswith("--from-file=")) for words in adding}
+    file, salt = (word.partition("=")[2] for word in files)
     text = named(DEFAULT, "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"]
     [path] = re.findall(r"^api_keys_file: (\S+)$", text, re.MULTILINE)
     [mount] = [
@@ -146,6 +154,9 @@ def test_documented_secret_of_keys_is_mounted_where_the_entry_reads_them() -> No
         if each["name"] == "keys"
     ]
     assert path == f"{mount['mountPath']}/{file}"
+    assert [f"ORCH_CACHE_SALT_FILE={mount['mountPath']}/{salt}"] == [
+        word for words in documented() for word in words if word.startswith("ORCH_CACHE")
+    ]
 
 
 @pytest.mark.parametrize("name", ["orch-home", "orch-cloud"])

@@ -179,13 +179,15 @@ def test_everybody_reaches_the_entry_and_only_this_namespace_jaeger(folder: str)
 
 
 @every_set
-def test_a_pod_that_no_policy_names_is_not_reached(folder: str) -> None:
-    [deny] = [
-        each.body["spec"]
-        for each in of_kind(folder, "NetworkPolicy")
-        if each.body["spec"]["podSelector"] == {}
-    ]
-    assert deny == {"podSelector": {}, "policyTypes": ["Ingress"]}
+def test_a_pod_of_orch_that_no_policy_names_is_not_reached_and_others_are(folder: str) -> None:
+    """A team's namespace has pods that are none of our business."""
+    part_of = {"app.kubernetes.io/part-of": "orch"}
+    deny = named(folder, "NetworkPolicy", "orch-deny").body["spec"]
+    assert deny == {"podSelector": {"matchLabels": part_of}, "policyTypes": ["Ingress"]}
+    for each in of_kind(folder, "Deployment"):
+        assert selects(deny["podSelector"], pod_labels(each)), each.file
+    for policy in of_kind(folder, "NetworkPolicy"):
+        assert not selects(policy.body["spec"]["podSelector"], {"app": "shop"}), policy.file
 
 
 class _Health(http.server.BaseHTTPRequestHandler):
