@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from orch_sidecar.api.json_body import InvalidBody
+from orch_sidecar.api.json_body import UTF_8, InvalidBody
 
 # Bodies up to this size are parsed directly, which takes at most 5 ms.
 LARGE_BYTES: Final = 65_536
@@ -37,7 +37,6 @@ MAX_DIGITS: Final = 400
 # Of a string at the top level. The longest name of a relevant field has 132 bytes if it is escaped
 # completely; names of models are much shorter than this limit.
 _KEPT_BYTES: Final = 1024
-_UTF_8: Final = ("utf-8", "utf-8-sig")
 _DIGITS_TO_ZERO: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _TOO_MANY_DIGITS: Final = b"0" * (MAX_DIGITS + 1)
 # The usual text between two strings, which opens and closes nothing.
@@ -90,7 +89,7 @@ class Outline:
 
     def _begin(self, piece: bytes) -> None:
         encoding = json.detect_encoding(piece[:4])
-        if encoding not in _UTF_8:
+        if encoding not in UTF_8:
             raise InvalidBody(
                 f"the body is encoded in {encoding}, but must be UTF-8 above {LARGE_BYTES} bytes"
             )

@@ -83,6 +83,8 @@ class Endpoint:
         return request
 
 
+METRICS: Final = "/metrics"
+ENGINE_METRICS: Final = "/metrics/engine"
 STREAM: Final = "/v1/capabilities/stream"
 LIVE: Final = "/v1/live"
 # The page for people, and its files. A browser that asks for ROOT is sent to it.
@@ -134,12 +136,12 @@ _ENDPOINTS: Final = (
     Endpoint(STATEMENTS_PATH, "POST", STATEMENTS_PATH),
     Endpoint("/v1/models", "GET", "/v1/models"),
     Endpoint("/version", "GET", "/version"),
-    Endpoint("/metrics/engine", "GET", "/metrics", needs_key=False),
+    Endpoint(ENGINE_METRICS, "GET", "/metrics"),
     Endpoint("/v1/capabilities", "GET"),
     Endpoint(STREAM, "GET"),
     Endpoint(LIVE, "GET"),
     *(Endpoint(path, "GET", needs_key=False) for path in UI_FILES),
-    Endpoint("/metrics", "GET", needs_key=False),
+    Endpoint(METRICS, "GET", needs_key=False),
     Endpoint("/metrics/model-server", "GET", needs_key=False),
     Endpoint("/livez", "GET", needs_key=False),
     Endpoint("/readyz", "GET", needs_key=False),

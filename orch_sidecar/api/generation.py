@@ -22,8 +22,9 @@ class GenerationRequest:
     """What a request asks of the engine. `cost` is in sequences.
 
     `prompt_tokens`: of all prompts together, where all are token ids and none is truncated.
-    `service_tier`, `priority`: as given. `coalescing_key`: equal for requests that one generation
-    can answer; None if this one cannot be coalesced, or if no key was requested.
+    `service_tier`, `priority`: as given. `cache_salt`: as given, empty for null, None without one.
+    `coalescing_key`: equal for requests that one generation can answer; None if this one cannot be
+    coalesced, or if no key was requested.
     """
 
     cost: int
@@ -33,12 +34,13 @@ class GenerationRequest:
     prompt_tokens: int | None = None
     service_tier: str | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     coalescing_key: bytes | None = None
 
 
 # Looked at only where one of them is there at all.
 _OPTIONAL_FIELDS: Final = frozenset(
-    ("service_tier", "priority", "kv_transfer_params", "use_beam_search")
+    ("service_tier", "priority", "kv_transfer_params", "use_beam_search", "cache_salt")
 )
 _INTEGERS: Final = frozenset((int,))  # bool is another type
 _LARGEST_INTEGER: Final = 2**31 - 1
@@ -86,12 +88,14 @@ def _request(
     has_priority: bool = True,
 ) -> GenerationRequest:
     """Adds what all APIs have in common to what one of them has read."""
-    service_tier = priority = None
+    service_tier = priority = cache_salt = None
     if not _OPTIONAL_FIELDS.isdisjoint(document):
         _reject_unsupported(document)
         service_tier = _text(document, "service_tier")
         if has_priority:
             priority = _integer(document, "priority", -(2**63), 2**63 - 1)
+        if "cache_salt" in document:
+            cache_salt = _text(document, "cache_salt") or ""
     model = document.get("model")
     return GenerationRequest(
         cost,
@@ -101,6 +105,7 @@ def _request(
         prompt_tokens,
         service_tier,
         priority,
+        cache_salt,
     )
 
 

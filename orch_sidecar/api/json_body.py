@@ -20,6 +20,8 @@ from orch_sidecar.api.refusal import Reason, Refusal
 
 Document = dict[str, Any]
 
+UTF_8: Final = ("utf-8", "utf-8-sig")  # as json.detect_encoding names it
+
 
 class InvalidBody(Exception):
     """A body that is rejected; has the refusal."""

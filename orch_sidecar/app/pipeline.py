@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.auth.authorizer import Authorizer
@@ -57,6 +58,7 @@ def build(
     in_flight: InFlight,
     parent_leases: ParentLeases,
     common_headers: Mapping[str, str],
+    salts: CacheSalts,
 ) -> Pipeline:
     """Builds the stages, the last one first."""
     bodies = BodyReader(settings)
@@ -77,6 +79,7 @@ def build(
         metrics,
         tracing,
         common_headers,
+        salts,
     )
     return Pipeline(OwnEndpoints(control, frontend, authorizer), frontend, coalesce, watchers)
 
@@ -100,3 +103,11 @@ class OwnEndpoints:
                 if own is not None:
                     return own
         return await self._frontend.handle(http, path, endpoint)
+
+    async def administer(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Serves one request of an operator, who needs no key."""
+        own = await self._control.administer(http)
+        if own is not None:
+            return own
+        path = http.rel_url.raw_path
+        return await self._frontend.handle(http, path, ENDPOINTS[path], True)

@@ -14,13 +14,14 @@ import aiohttp
 from aiohttp import web
 
 from orch_sidecar.admission.refusals import shutting_down
+from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.headers import SERVER, X_MEASUREMENT_TYPE
 from orch_sidecar.app import pipeline
 from orch_sidecar.app.listeners import AdminListener
 from orch_sidecar.app.reloader import Reloader
 from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback
 from orch_sidecar.auth.authorizer import Authorizer
-from orch_sidecar.auth.key_file import KeyFile
+from orch_sidecar.auth.key_file import KeyFile, read_secret
 from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.config.resolve import common_labels, configuration, load_pools, unplaced_labels
 from orch_sidecar.config.settings import SidecarSettings
@@ -89,6 +90,7 @@ class Sidecar:
         )
         if keys is None and not settings.allowed_hosts and not is_loopback(settings.host):
             logger.warning(_ANY_NAME, settings.host)
+        salts = CacheSalts(read_secret(settings.cache_salt_file, keys=key_file is not None))
         common = common_labels(configured)
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
@@ -124,8 +126,6 @@ class Sidecar:
         control = Control(
             self.pools, pages, in_flight, self.publisher, self.live, hosts, self._headers
         )
-        self.admin = AdminListener(control.administer, settings, self._headers)
-        self.admin_port = 0  # known once `start` has returned
         built = pipeline.build(
             settings,
             self.pools,
@@ -137,7 +137,10 @@ class Sidecar:
             in_flight,
             self.publisher.leases,
             self._headers,
+            salts,
         )
+        self.admin = AdminListener(built.entry.administer, settings, self._headers)
+        self.admin_port = 0  # known once `start` has returned
         self.frontend, self.coalesce = built.frontend, built.coalesce
         self.watchers = built.watchers
         self.reloader = Reloader(

@@ -25,7 +25,7 @@ from multidict import CIMultiDict, MultiMapping
 
 from orch_sidecar.admission.prediction.release_rate import ReleaseRate
 from orch_sidecar.api import options
-from orch_sidecar.api.endpoints import PROBES, WITHOUT_KEY
+from orch_sidecar.api.endpoints import ENGINE_METRICS, METRICS, PROBES, WITHOUT_KEY
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, HOST, X_ORCH_CLASS
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -62,6 +62,11 @@ _TOO_LONG: Final = _unauthorized(
     f"the API key is invalid: it has more than {MAX_KEY_BYTES} bytes; check it"
 )
 _UNKNOWN: Final = _unauthorized("the API key is not known to this server: check it")
+_NOT_FOR_METRICS: Final = Refusal(
+    Reason.FORBIDDEN,
+    f"{ENGINE_METRICS} tells of all clients: it needs an API key with metrics: true, or the "
+    "operators' listener",
+)
 
 
 class Spent(Protocol):
@@ -142,17 +147,18 @@ class Authorizer:
         return self._is_gateway(address) if key is None else key.gateway
 
     def check(self, path: str, headers: MultiMapping[str]) -> ApiKey | Refusal | None:
-        """Returns the API key of a request, or why it is rejected. None: it needs no key."""
+        """Returns the API key of a request, or why it is rejected. None: it needs no key, and has
+        none where the key makes a difference."""
         keys = self.keys
         if (self._checks_hosts or (self._on_loopback and keys is None)) and path not in PROBES:
             refused = self._hosts.check(headers.getall(HOST, []))
             if refused is not None:
                 return refused
-        if keys is None or path in WITHOUT_KEY:
+        if keys is None or (path in WITHOUT_KEY and path != METRICS):
             return None
         value = credential(headers)
         if not value:
-            return _NO_KEY
+            return None if path == METRICS else _NO_KEY
         key = without_scheme(value)
         if key is value and AUTHORIZATION in headers:
             return _NO_BEARER
@@ -160,7 +166,14 @@ class Authorizer:
             return _NO_KEY
         if len(key) > MAX_KEY_BYTES or len(encoded := key_bytes(key)) > MAX_KEY_BYTES:
             return _TOO_LONG
-        return keys.find(encoded) or _UNKNOWN
+        found = keys.find(encoded) or _UNKNOWN
+        if path == ENGINE_METRICS and isinstance(found, ApiKey) and not found.metrics:
+            return _NOT_FOR_METRICS
+        return found
+
+    def sees_all(self, key: ApiKey | None) -> bool:
+        """Whether a client with this key, or without one, may read what concerns other clients."""
+        return self.keys is None or (key is not None and key.metrics)
 
     def reserve(
         self, key: ApiKey, wanted: GenerationRequest, body_bytes: int, now: float

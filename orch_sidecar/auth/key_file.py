@@ -1,4 +1,4 @@
-"""The file of API keys on disk, read at start and again whenever it has changed.
+"""The files of API keys and of the secret for salts; the former is read whenever it has changed.
 
 Kubernetes swaps a link when a Secret changes, so a path can refer to another file at any time.
 Inspecting the file blocks and changes no state; the result is accepted on the event loop.
@@ -27,6 +27,7 @@ _MISSING: Final = (
     "does not exist: make it with `orch key`, or set api_keys_required to false "
     "(ORCH_API_KEYS_REQUIRED) to serve every client without a key until it does"
 )
+_LEAST_SECRET_BYTES: Final = 32
 # Other things than files can be opened, and reading them could block until there is a writer.
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -148,6 +149,25 @@ class KeyFile:
 
     def _error(self, problem: str) -> InvalidKeyFile:
         return InvalidKeyFile(f"api_keys_file {self.path} {problem}")
+
+
+def read_secret(path: Path | None, *, keys: bool) -> bytes:
+    """Returns the secret in `cache_salt_file`, else a random one. Raises ValueError."""
+    if path is None:
+        if keys:
+            logger.info(
+                "cache_salt_file is not set: the prefix cache starts cold with each start of this "
+                "sidecar, and other sidecars do not share it unless all have the same file"
+            )
+        return os.urandom(_LEAST_SECRET_BYTES)
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"cache_salt_file {path} cannot be read: {error.strerror}") from None
+    if len(secret) < _LEAST_SECRET_BYTES:
+        rule = f"must have at least {_LEAST_SECRET_BYTES}: `openssl rand -hex 32` makes them"
+        raise ValueError(f"cache_salt_file {path} has {len(secret)} bytes, but {rule}")
+    return secret
 
 
 def _content(opened: int) -> bytes:

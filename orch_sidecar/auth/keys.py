@@ -120,6 +120,9 @@ class Keys:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._by_digest
 
+    def get(self, digest: bytes) -> ApiKey | None:
+        return self._by_digest.get(digest)
+
     def find(self, key: bytes) -> ApiKey | None:
         """Returns the entry of a key; None if it is unknown.
 

@@ -188,7 +188,8 @@ class Coalesce:
         record.shared, record.coalesced = True, coalesced
         if coalesced:
             request.trace.joined(shared.request.trace)
-            request.body = shared.request.body  # equal: frees its own copy
+            # Equal: frees its own copy.
+            request.body, request.salt = shared.request.body, shared.request.salt
         if self._pools.draining:
             writer.keep_alive = False
         request.generation = shared.request

@@ -59,6 +59,7 @@ class SharedGeneration:
             request.trace.shared(record),
             strip_keys=request.strip_keys,
             body=request.body,
+            salt=request.salt,
             options=options,
             call=call,
             parent_lease=request.parent_lease,

@@ -152,6 +152,11 @@ class SidecarSettings(BaseSettings):
         description="addresses and networks (10.0.0.0/8) of the gateways whose fairness ids count, "
         "of clients without API keys: a JSON list",
     )
+    cache_salt_file: Path | None = Field(
+        None,
+        description="file with a secret of at least 32 bytes, the same for all sidecars of these "
+        "keys: keeps the engines' prefix cache apart between keys; unset: random at each start",
+    )
     entries: int = Field(
         1,
         ge=1,

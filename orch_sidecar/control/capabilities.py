@@ -25,6 +25,8 @@ from vllm_plugin.contracts.profile import Profile
 
 # The fields of the engine's document that are for sidecars only, or replaced here.
 _NOT_FORWARDED: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
+# Where clients have API keys, it tells them what others asked.
+PRIVATE: Final = "prefix_cache"
 
 
 def head(

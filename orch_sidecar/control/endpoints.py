@@ -17,6 +17,7 @@ from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import (
     ADMIN,
     ENDPOINTS,
+    ENGINE_METRICS,
     LIVE,
     PUBLIC,
     ROOT,
@@ -68,12 +69,14 @@ class Control:
     ) -> web.StreamResponse | None:
         """Answers a client. None: the request is not for the sidecar itself."""
         if http.method == "GET":
-            page = self._page(http, path, key)
+            page = self._page(http, path, key, private=self._pages.sees_all(key))
             if page is not None:
                 return self._with_headers(page)
             client = None if key is None else key.name
             if path == STREAM:
-                return self._with_headers(await self._publisher.stream(http, client))
+                private = (key is not None and key.sidecar) or self._pages.sees_all(key)
+                stream = await self._publisher.stream(http, client, private=private)
+                return self._with_headers(stream)
             if path == LIVE:
                 return self._with_headers(await self._live.stream(http, key, operator=False))
         if path in ENDPOINTS:
@@ -87,9 +90,10 @@ class Control:
             return self._with_headers(await self._publisher.claim(found[1], http))
         return self._with_headers(self._perform(*found, http))
 
-    async def administer(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def administer(self, http: web.BaseRequest) -> web.StreamResponse | None:
         """Answers an operator: the page of this listener, or a client that is no browser. No other
-        page that an operator visits must be able to read, cancel or drain anything."""
+        page that an operator visits must be able to read, cancel or drain anything. None: the
+        request is for the engine."""
         path = http.rel_url.raw_path
         refused = self._hosts.check(http.headers.getall(HOST, []))
         refused = refused or await _check_browser(http)
@@ -98,9 +102,11 @@ class Control:
         if http.method == "GET":
             if path == LIVE:
                 return self._with_headers(await self._live.stream(http, None, operator=True))
-            if (page := self._page(http, path, None)) is not None:
+            if path == ENGINE_METRICS:
+                return None
+            if (page := self._page(http, path, None, private=True)) is not None:
                 return self._with_headers(page)
-        elif path == LIVE or path in self._pages.at or path in self._ui:
+        elif path in (LIVE, ENGINE_METRICS) or path in self._pages.at or path in self._ui:
             return self._with_headers(_wrong_method(path, ("GET",), http))
         found = match_resource(path)
         if found is None or (methods := ADMIN.get(found[0])) is None:
@@ -114,13 +120,13 @@ class Control:
         return self._with_headers(self._perform(*found, http))
 
     def _page(
-        self, http: web.BaseRequest, path: str, key: ApiKey | None
+        self, http: web.BaseRequest, path: str, key: ApiKey | None, *, private: bool
     ) -> web.Response | Refusal | None:
         """Returns the page at a path; None: there is none."""
         if path == ROOT:
             return ui.redirect(http)
         if (page := self._pages.at.get(path)) is not None:
-            return page(http, key)
+            return page(http, key, private)
         file = self._ui.get(path)
         return None if file is None else file()
 

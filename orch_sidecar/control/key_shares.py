@@ -1,4 +1,5 @@
-"""The API keys in `/v1/capabilities`: the shares of all, and the budgets of the one that asks.
+"""The API keys in `/v1/capabilities`: the shares and the budgets of the one that asks, to those who
+may read them the shares of all.
 
 Pure. Keys appear by their names in the key file.
 """
@@ -15,7 +16,7 @@ from vllm_plugin.contracts.profile import ServiceClass
 
 
 def shares(queues: Queues, names: Mapping[bytes, str]) -> dict[str, Any]:
-    """Returns what each key has in a pool, by class and name.
+    """Returns what each of these keys has in a pool, by class and name.
 
     `share`: of the tokens that all keys of the class were served since the start, None if there
     were none.

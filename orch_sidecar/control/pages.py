@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from orch_sidecar.api.endpoints import METRICS
 from orch_sidecar.api.headers import ACCEPT, CONTENT_TYPE
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
@@ -23,13 +24,13 @@ from orch_sidecar.observability.metrics import PIECE_S, Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.pools.snapshot import batching_stats, queued_by_class
-from vllm_plugin.contracts.profile import Profile
 
-Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
+Page = Callable[[web.BaseRequest, ApiKey | None, bool], web.Response]
 
 
 class Pages:
-    """Renders the pages. `at`: those with a path of their own, for the key that asks."""
+    """Renders the pages. `at`: those with a path of their own, for the key that asks, with or
+    without what concerns other clients."""
 
     def __init__(
         self,
@@ -40,15 +41,16 @@ class Pages:
     ) -> None:
         self._pools = pools
         self._authorizer = authorizer
+        self.sees_all = authorizer.sees_all
         self._metrics = metrics
         self._reloads = reloads
         self._readiness = Readiness(pools)
         self._version = version("orch-sidecar")
         self._started = int(time.time())
         self.at: Mapping[str, Page] = {
-            "/v1/capabilities": lambda _, key: self.capabilities(key),
-            "/metrics": lambda http, _: self.metrics(http),
-            "/metrics/model-server": lambda http, _: self.model_server(http),
+            "/v1/capabilities": lambda _, key, private: self.capabilities(key, private=private),
+            METRICS: lambda http, _, private: self.metrics(http, private=private),
+            "/metrics/model-server": lambda http, *_: self.model_server(http),
             "/livez": lambda *_: web.json_response({"live": True}),
             "/readyz": lambda *_: self.readiness(),
             "/healthz": lambda *_: self.readiness(),
@@ -57,12 +59,12 @@ class Pages:
         if pools.one is None:  # no single engine serves all models
             self.at = {**self.at, "/v1/models": lambda *_: self.models()}
 
-    def capabilities(self, key: ApiKey | None) -> web.Response:
+    def capabilities(self, key: ApiKey | None, *, private: bool) -> web.Response:
         """Describes this sidecar and all of its pools, piece by piece as `metrics` does."""
-        pieces = self._capabilities(key)
+        pieces = self._capabilities(key, private=private)
         return web.Response(body=pieces, content_type="application/json", charset="utf-8")
 
-    async def _capabilities(self, key: ApiKey | None) -> AsyncIterator[bytes]:
+    async def _capabilities(self, key: ApiKey | None, *, private: bool) -> AsyncIterator[bytes]:
         states = self._pools.states()
         head = capabilities.head(
             state=self._pools.state.value,
@@ -72,7 +74,7 @@ class Pages:
         )
         text, comma = json.dumps(head)[:-1] + ', "engines": [', ""
         until = time.monotonic() + PIECE_S
-        for entry in self._entries(key, self._pools.absent(), states):
+        for entry in self._entries(key, states, private=private):
             text, comma = text + comma + json.dumps(entry), ", "
             if time.monotonic() > until:
                 yield text.encode()
@@ -81,15 +83,18 @@ class Pages:
         yield (text + "]}").encode()
 
     def _entries(
-        self, key: ApiKey | None, absent: Mapping[str, Profile], states: Mapping[str, str]
+        self, key: ApiKey | None, states: Mapping[str, str], *, private: bool
     ) -> Iterator[dict[str, Any]]:
-        """The entries of all pools, and then of the `absent` ones, each as it is when it is its
+        """The entries of all pools, and then of the absent ones, each as it is when it is its
         turn."""
+        absent = self._pools.absent()
         budgets = key_shares.budgets(self._authorizer, key)
-        names = self._authorizer.names()
+        names = self._authorizer.names() if private or key is None else {key.digest: key.name}
         for pool in self._pools:
             entry = capabilities.entry(pool.snapshot(), pool.status(), key)
             entry["rate_limits"] |= budgets
+            if not private:
+                entry.pop(capabilities.PRIVATE, None)
             if names:
                 entry["shares"] = key_shares.shares(pool.queues, names)
             yield entry
@@ -116,9 +121,9 @@ class Pages:
         ]
         return web.json_response({"object": "list", "data": models})
 
-    def metrics(self, http: web.BaseRequest) -> web.Response:
+    def metrics(self, http: web.BaseRequest, *, private: bool) -> web.Response:
         """Exposes the metrics in the format that the `Accept` header selects, piece by piece."""
-        pieces, content_type = self._metrics.exposition(_accepted(http))
+        pieces, content_type = self._metrics.exposition(_accepted(http), private=private)
         return web.Response(body=pieces, headers={CONTENT_TYPE: content_type})
 
     def model_server(self, http: web.BaseRequest) -> web.Response:

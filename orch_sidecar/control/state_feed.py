@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
+from orch_sidecar.control.capabilities import PRIVATE
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
 from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class, slots_free
 from vllm_plugin.contracts.lease_protocol import (
@@ -117,10 +118,13 @@ class StateFeed:
         subscriber: StateSubscriber,
         pool: PublishedPool,
         asked_s: float = 0.0,
+        private: bool = True,
     ) -> None:
-        """`asked_s`: the least time between two changes that the parent asks for."""
+        """`asked_s`: the least time between two changes that the parent asks for. `private`: with
+        what tells of the requests of others."""
         self._leases = leases
         self._asked_s = asked_s
+        self._private = private
         self._subscriber = subscriber
         self._pool = pool
         self._sent: State = {}
@@ -145,6 +149,8 @@ class StateFeed:
         sequences = self._leases.sequences(instance, self._pool.ledger)
         run, claims = self._leases.run, claim_fields(pool.claims, instance)
         state = state_of(pool.snapshot(), pool.status(), run, sequences) | claims
+        if not self._private:
+            state.pop(PRIVATE, None)
         sent, self._sent = self._sent, state
         self._leases.looks(subscriber)
         self._changed_at = now

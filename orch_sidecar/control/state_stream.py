@@ -88,10 +88,11 @@ class Publisher:
         self._closed = False
 
     async def stream(
-        self, http: web.BaseRequest, client: str | None
+        self, http: web.BaseRequest, client: str | None, *, private: bool = True
     ) -> web.StreamResponse | Refusal:
         """Serves a stream until its reader disconnects, falls behind or is replaced by another, or
-        the publisher closes. `client`: the name of its API key, None where keys are not used."""
+        the publisher closes. `client`: the name of its API key, None where keys are not used.
+        `private`: with what tells of the requests of others."""
         pool = self._pool(http.query.get("pool"))
         if isinstance(pool, Refusal):
             return pool
@@ -119,10 +120,11 @@ class Publisher:
         if replaced is not None:
             self._streams[replaced].close()
         stream = self._streams[reader] = _Stream(instance, transport)
+        feed = StateFeed(self.leases, stream, pool, asked_s, private)
         self._subscribe(stream, pool)
         try:
             await response.prepare(http)
-            await self._send(response, stream, StateFeed(self.leases, stream, pool, asked_s))
+            await self._send(response, stream, feed)
         except TimeoutError:
             transport.abort()
         except ConnectionError:

@@ -60,14 +60,16 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._pools = pools
 
-    def exposition(self, accept: str) -> tuple[AsyncIterator[bytes], str]:
+    def exposition(self, accept: str, *, private: bool) -> tuple[AsyncIterator[bytes], str]:
         """Returns the text of all metrics in pieces, and its content type.
 
-        `accept`: the Accept header, "" if absent. Hundreds of pools have megabytes of text: between
-        the pieces, which take a millisecond each, the event loop runs.
+        `accept`: the Accept header, "" if absent. `private`: with the private ones. Hundreds of
+        pools have megabytes of text: between the pieces, which take a millisecond each, the event
+        loop runs.
         """
         openmetrics = prefers_openmetrics(accept)
-        return self._text(openmetrics=openmetrics), OPENMETRICS if openmetrics else TEXT
+        text = self._text(openmetrics=openmetrics, private=private)
+        return text, OPENMETRICS if openmetrics else TEXT
 
     def model_server(self, accept: str) -> tuple[bytes, str]:
         """Returns the text of the metrics alone that endpoint pickers read, many times a second,
@@ -76,7 +78,7 @@ class Metrics:
         text = rendered(self._model_server, openmetrics=openmetrics)
         return (text + END, OPENMETRICS) if openmetrics else (text, TEXT)
 
-    async def _text(self, *, openmetrics: bool) -> AsyncIterator[bytes]:
+    async def _text(self, *, openmetrics: bool, private: bool) -> AsyncIterator[bytes]:
         self._collector.catch_up()
         until, pools = time.monotonic() + PIECE_S, []
         for pool in self._pools.all:
@@ -86,6 +88,8 @@ class Metrics:
                 until = time.monotonic() + PIECE_S
         parts: list[str] = []
         for family in self._collector.families():
+            if family.private and not private:
+                continue
             parts.append(family.head(openmetrics=openmetrics))
             for at in pools:
                 parts.append(family.lines(at, openmetrics=openmetrics))

@@ -24,6 +24,7 @@ class GenerationCall:
     """A request for a generation, before a pool is chosen for it.
 
     `key`: the digest of its client's API key, empty without one; `weight`: of that key.
+    `cache_owner`: equal for clients that share the engines' prefix cache; empty without keys.
     `prefixes`: of its prompt, where pools are to be chosen by them.
     """
 
@@ -33,4 +34,5 @@ class GenerationCall:
     body_bytes: int
     key: bytes = b""
     weight: float = 1.0
+    cache_owner: bytes = b""
     prefixes: Prefixes = ()

@@ -178,7 +178,8 @@ class PoolRegistry:
     def read_prefixes(self, call: GenerationCall, body: bytes) -> None:
         """Sets the prefixes of a call from its body, where pools are chosen by them."""
         if self.affinity is not None and len(self.all) > 1 and not call.prefixes:
-            call.prefixes = self.affinity.prefixes_of(body, call.generation.model)
+            model, salt = call.generation.model, call.generation.cache_salt or ""
+            call.prefixes = self.affinity.prefixes_of(body, model, salt)
 
     def choose(
         self, call: GenerationCall, spent_ms: float, tried: Collection[str] | None = None
@@ -191,7 +192,7 @@ class PoolRegistry:
         tokens = generation.prompt_tokens if generation.cost == 1 else None
         served_by: str | None = None
         if affinity is not None and call.prefixes:
-            served_by = affinity.served_by(call.key, call.prefixes)
+            served_by = affinity.served_by(call.cache_owner, call.prefixes)
         asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, served_by)
         pools, load = self._shortlist.of(asked, tried or ())
         drawn = pools is not self.all
@@ -220,7 +221,7 @@ class PoolRegistry:
         if affinity is not None and call.prefixes:
             if tried is None:
                 pool.by_prefix[_use(name, served_by)] += 1
-            affinity.placed(call.key, call.prefixes, name)
+            affinity.placed(call.cache_owner, call.prefixes, name)
         return Placement(pool, request, reason)
 
     def choose_unadmitted(self, model: str, options: RequestOptions) -> Pool | Refusal:

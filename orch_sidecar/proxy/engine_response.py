@@ -123,7 +123,7 @@ class EngineResponse:
         """Whether it is under way, and its client has nothing of it."""
         return self._connection is not None and not (self.done.done() or self._sink.started)
 
-    def start(self, connection: EngineConnection, *request: bytes) -> None:
+    def start(self, connection: EngineConnection, *request: bytes | memoryview) -> None:
         """Sends the request, in these parts; from here on the response flows."""
         self._connection = connection
         if self._paused:

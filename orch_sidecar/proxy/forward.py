@@ -55,10 +55,11 @@ class Forward:
             )
             sink.attach(response, pool)
             request.response = response
-            if len(request.body) <= LARGE_BYTES:
-                response.start(connection, head + request.body)
+            start, body = request.sent_body
+            if len(body) <= LARGE_BYTES:
+                response.start(connection, head + start + body)
             else:
-                response.start(connection, head, request.body)  # a large body is never copied
+                response.start(connection, head + start, body)  # a large body is never copied
             await response.done
             return _result(response, sink, pool)
         finally:

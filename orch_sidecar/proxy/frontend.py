@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from orch_sidecar.api import errors
+from orch_sidecar.api import cache_salt, errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.endpoints import UNKNOWN, Endpoint
 from orch_sidecar.api.generation import GenerationRequest
@@ -84,8 +84,10 @@ class Frontend:
         metrics: Metrics,
         tracing: Tracing,
         common_headers: Mapping[str, str],
+        salts: cache_salt.CacheSalts,
     ) -> None:
-        """`route`: for requests that occupy no slot. `common_headers`: of all our responses."""
+        """`route`: for requests that occupy no slot. `common_headers`: of all our responses.
+        `salts`: of the prefix cache."""
         self._generate = generate
         self._route = route
         self._bodies = bodies
@@ -97,6 +99,7 @@ class Frontend:
         self._metrics = metrics
         self._tracing = tracing
         self._common_headers = common_headers
+        self._salts = salts
         self._ids = new_ids()
         self.active = 0
         self.request_ended = asyncio.Event()
@@ -108,9 +111,9 @@ class Frontend:
         self._bodies.configure(settings)
 
     async def handle(
-        self, http: web.BaseRequest, path: str, endpoint: Endpoint | None
+        self, http: web.BaseRequest, path: str, endpoint: Endpoint | None, operator: bool = False
     ) -> web.StreamResponse:
-        """Serves one request. `endpoint`: None if the path is unknown."""
+        """Serves one request. `endpoint`: None if the path is unknown. `operator`: needs no key."""
         headers, names = http.headers, names_of(http.raw_headers)
         own_id = request_id = correlation_id = next(self._ids)
         name: RequestName | Refusal = own_id
@@ -139,7 +142,7 @@ class Frontend:
         self.active += 1
         try:
             result: Result
-            key = self._authorizer.check(path, headers)
+            key = None if operator else self._authorizer.check(path, headers)
             refusal: Refusal | None = None
             if isinstance(key, Refusal):
                 refusal = key
@@ -248,7 +251,18 @@ class Frontend:
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
         if key is not None:
             call.key, call.weight = key.digest, key.weight
+            if not key.sidecar:  # of several tiers the one salts that knows the clients
+                self._salt(request, key, call)
         return await self._generate.handle(request)
+
+    def _salt(self, request: Request, key: ApiKey, call: GenerationCall) -> None:
+        """Keeps what the engine remembers of the prompt to those who share the cache with a key."""
+        salt = self._salts.of(key.name, key.share_cache)
+        call.cache_owner = salt.owner
+        if call.generation.cache_salt is None and request.body.startswith(cache_salt.PLAIN):
+            request.salt = salt.opening
+        else:
+            request.body = cache_salt.salted(request.body, salt.owner)
 
     def _enter(self, request: Request, key: ApiKey, wanted: GenerationRequest) -> Refusal | None:
         """Counts a request against the limits and the budgets of its key."""

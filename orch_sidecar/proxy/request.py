@@ -50,7 +50,8 @@ class Request:
 
     Of the client: `http`, `names` (of its header fields), `key`, `key_sequences` (counted for that
     key), `reserved` (of its budgets), `strip_keys` (clients' keys are for this sidecar alone),
-    `parent_lease`, `body`, `reserved_bytes` (of the body budget), `options`.
+    `parent_lease`, `body`, `salt` (what replaces the first byte of the body for the engine; empty:
+    nothing), `reserved_bytes` (of the body budget), `options`.
     Of admission: `call`, `ticket` (under which it waits for slots or owns them), `waiting` (the
     gate at which it waits, and that ticket), `moved` (it waited at another address of the pool
     before), `excluded` (pools it must not be sent to), `lost` (why an engine that received it did
@@ -68,6 +69,7 @@ class Request:
     key: ApiKey | None = None
     strip_keys: bool = False
     body: bytes = b""
+    salt: bytes = b""
     options: RequestOptions = NO_OPTIONS
     call: GenerationCall | None = None
     parent_lease: ParentLease | None = None
@@ -103,6 +105,11 @@ class Request:
         """The client's header fields."""
         return self.http.headers
 
+    @property
+    def sent_body(self) -> tuple[bytes, bytes | memoryview]:
+        """The body for the engine, in two parts: that of the client is not copied."""
+        return (self.salt, memoryview(self.body)[1:]) if self.salt else (b"", self.body)
+
     def begin_attempt(self) -> None:
         """Forgets the attempt before: it failed, and the client has seen nothing of it."""
         self.response = self.failure = self.generation = None
@@ -128,7 +135,10 @@ class Request:
         endpoint, record = self.endpoint, self.record
         lines = f"{_REQUEST_ID}: {record.identity.request_id}\r\n"
         if endpoint.method == "POST":
-            lines += f"{_CONTENT_LENGTH}: {len(self.body)}\r\n"
+            length = len(self.body)
+            if self.salt:
+                length += len(self.salt) - 1
+            lines += f"{_CONTENT_LENGTH}: {length}\r\n"
         if lease is not None:
             lines += f"{_LEASE}: {lease.id}\r\n"
         ours = pool.address + lines.encode()

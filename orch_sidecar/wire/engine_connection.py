@@ -40,7 +40,7 @@ class EngineConnection(asyncio.Protocol):
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, receiver: Receiver, *request: bytes) -> None:
+    def send(self, receiver: Receiver, *request: bytes | memoryview) -> None:
         """Writes a complete request, given in parts; `receiver` gets the response."""
         assert self._transport is not None
         self.receiver = receiver

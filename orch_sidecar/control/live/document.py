@@ -5,7 +5,7 @@ Pure: `now` is seconds of the clock of the snapshot; `wall_s` is added to it for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from orch_sidecar.admission.fairness.key_share import KeyShare
@@ -233,13 +233,10 @@ def absent_entry(name: str, profile: Profile) -> dict[str, Any]:
     }
 
 
-def with_short_ids(pools: Iterable[Mapping[str, Any]], digits: int) -> list[dict[str, Any]]:
-    """Returns copies of entries whose ids are cut: by those nothing can be cancelled."""
-    return [
-        {**pool}
-        | {
-            rows: [row | {"id": row["id"][:digits]} for row in pool[rows]]
-            for rows in ("queue", "admitted")
-        }
-        for pool in pools
-    ]
+Rows = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+
+
+def with_rows(pools: Iterable[Mapping[str, Any]], shown: Rows) -> list[dict[str, Any]]:
+    """Returns copies of entries with what is shown of their rows."""
+    rows = ("keys", "queue", "admitted")
+    return [{**pool} | {name: shown(pool[name]) for name in rows} for pool in pools]

@@ -1,9 +1,9 @@
 """Streams the live document to its readers: `GET /v1/live` (see the package).
 
 One task builds the document at intervals, only while there is a reader, and encodes each of its
-events once for all readers of a listener. A reader that has not taken its last event gets none,
-and the whole document once it has; one that takes none for a while is disconnected. So a reader
-costs at most one document of memory.
+events once for all readers of a channel, who may see the same. A reader that has not taken its
+last event gets none, and the whole document once it has; one that takes none for a while is
+disconnected. So a reader costs at most one document of memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiohttp import web
 from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.control.live.document import with_short_ids
+from orch_sidecar.control.live.document import with_rows
 from orch_sidecar.control.live.source import LiveSource, Part
 from orch_sidecar.control.stream_readers import Reader, Readers
 
@@ -86,10 +86,14 @@ class _Reader:
 
 
 class _Channel:
-    """The readers of one listener, which get the same events. `parts`: of the document, encoded."""
+    """The readers that get the same events: operators, clients without keys, or those of one key.
+    `parts`: of the document, encoded."""
 
-    def __init__(self, source: LiveSource, trace_url: str | None, *, operator: bool) -> None:
+    def __init__(
+        self, source: LiveSource, trace_url: str | None, key: ApiKey | None, *, operator: bool
+    ) -> None:
         self.readers: set[_Reader] = set()
+        self.key = key
         self.operator = operator
         self.number = 0
         self.parts: dict[str, bytes] = {}
@@ -101,11 +105,11 @@ class _Channel:
     def publish(self, sidecar: Part, pools: list[Part], changed: list[Part]) -> None:
         """Encodes what has changed since the last call."""
         if not self.operator:
-            pools = with_short_ids(pools, SHORT_ID)
+            pools = with_rows(pools, self._own)
         before, self.parts = self.parts, {"sidecar": _json(sidecar), "pools": _json(pools)}
         update = {name: part for name, part in self.parts.items() if before.get(name) != part}
-        if changed:
-            update["requests"] = _json(self._own(changed))
+        if changed := self._own(changed):
+            update["requests"] = _json(changed)
         if not update:
             return
         self.number += 1
@@ -120,7 +124,12 @@ class _Channel:
         return self._snapshot
 
     def _own(self, rows: list[Part]) -> list[Part]:
-        return rows if self.operator else [row | {"id": row["id"][:SHORT_ID]} for row in rows]
+        """Returns the rows that a client may see, with ids by which nothing can be cancelled."""
+        if self.operator:
+            return rows
+        if self.key is not None:
+            rows = [row for row in rows if row["key"] == self.key.name]
+        return [row | {"id": row["id"][:SHORT_ID]} if "id" in row else row for row in rows]
 
 
 class LiveStream:
@@ -130,8 +139,8 @@ class LiveStream:
         self, source: LiveSource, trace_url: str | None, common_headers: Mapping[str, str]
     ) -> None:
         self._source = source
-        self._operators = _Channel(source, trace_url, operator=True)
-        self._clients = _Channel(source, trace_url, operator=False)
+        self._trace_url = trace_url
+        self._channels: dict[tuple[bool, bytes], _Channel] = {}
         self._headers = {
             **common_headers,
             CONTENT_TYPE: "text/event-stream",
@@ -159,7 +168,7 @@ class LiveStream:
             return replaced
         if replaced is not None:
             self._streams[replaced].close()
-        channel = self._operators if operator else self._clients
+        channel = self._channel(key, operator=operator)
         now = asyncio.get_running_loop().time()
         reader = self._streams[place] = _Reader(channel, key, transport, now)
         channel.readers.add(reader)
@@ -182,13 +191,17 @@ class LiveStream:
         for reader in self._streams.values():
             reader.close()
 
+    def _channel(self, key: ApiKey | None, *, operator: bool) -> _Channel:
+        name = (operator, b"" if key is None else key.digest)
+        if name not in self._channels:
+            self._channels[name] = _Channel(self._source, self._trace_url, key, operator=operator)
+        return self._channels[name]
+
     def _leave(self, place: Reader) -> None:
         self._readers.leave(place)
         reader = self._streams.pop(place)
-        readers = reader.channel.readers
-        readers.discard(reader)
-        if not readers:
-            reader.channel.parts = {}  # would be of the past when the next reader comes
+        reader.channel.readers.discard(reader)
+        self._channels = {name: each for name, each in self._channels.items() if each.readers}
         if not self._streams and self._producer is not None:
             self._producer.cancel()
             self._producer = None
@@ -201,9 +214,8 @@ class LiveStream:
                 source = self._source
                 sidecar, pools = source.sidecar(), source.pools()
                 changed = source.changed_requests()
-                for channel in (self._operators, self._clients):
-                    if channel.readers:
-                        channel.publish(sidecar, pools, changed)
+                for channel in self._channels.values():
+                    channel.publish(sidecar, pools, changed)
                 for reader in self._streams.values():
                     if reader.channel.operator or source.permits(reader.key):
                         reader.check(loop.time())

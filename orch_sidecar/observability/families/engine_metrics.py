@@ -124,12 +124,14 @@ FAMILIES: Final[tuple[PoolFamily, ...]] = (
         "Prompt tokens that the engine looked up in its prefix cache.",
         per_pool(lambda at: _prefix_cache(at).get("queries_total")),
         counts=True,
+        private=True,
     ),
     Family(
         "orch_engine_prefix_hits_tokens",
         "Prompt tokens that it found there; over those looked up: the hit ratio.",
         per_pool(lambda at: _prefix_cache(at).get("hits_total")),
         counts=True,
+        private=True,
     ),
     Family(
         "orch_engine_generated_tokens",

@@ -32,17 +32,20 @@ def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
             of_each(lambda share: share.served),
             _LABELS,
             counts=True,
+            private=True,
         ),
         Family(
             "orch_key_queue_depth",
             "Queued requests of the key.",
             of_each(lambda share: len(share.queue)),
             _LABELS,
+            private=True,
         ),
         Family(
             "orch_key_running",
             "Requests of the key that have slots.",
             of_each(lambda share: share.running),
             _LABELS,
+            private=True,
         ),
     )

@@ -41,7 +41,10 @@ def scraped(pool: Pool) -> Scraped:
 
 
 class PoolFamily(Protocol):
-    """A family whose text is made pool by pool."""
+    """A family whose text is made pool by pool. `private`: of clients, or of what they asked."""
+
+    @property
+    def private(self) -> bool: ...
 
     def head(self, *, openmetrics: bool) -> str:
         """Returns the lines that precede all samples."""
@@ -60,6 +63,7 @@ class Family:
     labels: tuple[str, ...] = ()
     counts: bool = False  # a counter; else a gauge
     info: bool = False  # constant 1; its labels are what it is for
+    private: bool = False
 
     @property
     def _kind(self) -> str:
@@ -96,6 +100,7 @@ class HistogramFamily:
     text: str
     histograms: Callable[[Scraped], Iterable[tuple[Mapping[str, str], Histogram]]]
     unit: str = ""
+    private: bool = False
 
     def head(self, *, openmetrics: bool) -> str:
         kind = exposition.HISTOGRAM

@@ -219,6 +219,7 @@ FAMILIES: Final = (
         lambda at: [([each.value], at.pool.by_prefix[each]) for each in PrefixUse],
         ("prefix",),
         counts=True,
+        private=True,
     ),
     Family("orch_batching_batches", "Decode steps.", _stats("total_batches"), counts=True),
     Family(

@@ -2,8 +2,8 @@
 
 An engine that has computed a prefix before does not compute it again. Prefixes are known by salted
 checksums of the text from the beginning of the prompt, at fixed lengths: a turn of a chat shares
-the longest of them with the turn before. Each client has a table of its own, so that none learns or
-evicts what another one sent; all tables together are bounded.
+the longest of them with the turn before. Clients that do not share the engines' cache have tables
+of their own, so that none learns or evicts what another one sent; all tables together are bounded.
 
 Pure.
 """
@@ -76,7 +76,7 @@ class _Table:
 
 
 class PrefixAffinity:
-    """The pools that last served each prefix, by client."""
+    """The pools that last served each prefix, by who shares the cache."""
 
     def __init__(self, salt: int, most: int = MOST_PREFIXES) -> None:
         """`salt`: random. `most`: prefixes of all clients together."""
@@ -86,9 +86,9 @@ class PrefixAffinity:
         self._tables: dict[bytes, _Table] = {}
         self.size = 0  # prefixes of all clients
 
-    def prefixes_of(self, body: bytes, model: str) -> Prefixes:
-        """Returns the salted prefixes of a request."""
-        return prefixes_of(body, model, self._salt)
+    def prefixes_of(self, body: bytes, model: str, cache_salt: str = "") -> Prefixes:
+        """Returns the salted prefixes of a request. `cache_salt`: of its body, as it came."""
+        return prefixes_of(body, f"{model}\0{cache_salt}", self._salt)
 
     def served_by(self, client: bytes, prefixes: Prefixes) -> str | None:
         """Returns the pool that last served the longest known one of these prefixes."""

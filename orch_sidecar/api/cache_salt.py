@@ -1,0 +1,91 @@
+"""Salts the engines' prefix cache, so that only those share it who want to.
+
+Pure. A prompt that was computed before is answered sooner, which would tell a client what others
+asked. vLLM uses for a request only what was computed for the same `cache_salt`. A body is edited as
+bytes and never encoded again: all else that the client wrote stays as it is.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from base64 import urlsafe_b64encode
+from typing import Final, NamedTuple
+
+from orch_sidecar.api.json_body import UTF_8
+
+# A body that begins so has a member: another one can be written before it.
+PLAIN: Final = b'{"'
+
+_NAME: Final = "cache_salt"
+# Of the name with all of its characters escaped; longer ones are not even decoded.
+_LONGEST_NAME: Final = 6 * len(_NAME) + 2
+_STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
+# A string, with the colon after it if it names a member; or what opens or closes a level.
+_TOKEN: Final = re.compile(rb"(%b)([ \t\n\r]*+:[ \t\n\r]*+)?+|[{}\[\]]" % _STRING, re.DOTALL)
+_VALUE: Final = re.compile(rb"null|%b" % _STRING, re.DOTALL)
+_EMPTY: Final = re.compile(rb"[ \t\n\r]*+\}")
+
+
+class CacheSalt(NamedTuple):
+    """The salt of those who share the cache. `owner`: secret, another one for all others.
+    `opening`: what replaces the first byte of a `PLAIN` body without a salt of its own."""
+
+    owner: bytes
+    opening: bytes
+
+
+class CacheSalts:
+    """The salts of all keys, made from a secret of the installation."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._known: dict[tuple[str, str | None], CacheSalt] = {}
+
+    def of(self, key: str, group: str | None) -> CacheSalt:
+        """Returns the salt of a key, or of the group with which it shares the cache."""
+        who = (key, None) if group is None else ("", group)
+        found = self._known.get(who)
+        if found is None:
+            owner = _digest(self._secret, repr(who).encode())
+            found = self._known[who] = CacheSalt(owner, b'{"cache_salt":%b,' % _salt(owner, b""))
+        return found
+
+
+def salted(body: bytes, owner: bytes) -> bytes:
+    """Returns the body of a valid request with a salt, which replaces the client's own and depends
+    on it."""
+    encoding = json.detect_encoding(body)
+    if encoding not in UTF_8:
+        body = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+    own = _own(body)
+    if own is not None:
+        given, (begin, end) = own[0], own.span()
+        salt = _salt(owner, b"" if given == b"null" else given)
+    else:
+        begin = end = body.index(b"{") + 1
+        comma = b"" if _EMPTY.match(body, begin) else b","
+        salt = b'"cache_salt":%b%b' % (_salt(owner, b""), comma)
+    return b"".join((memoryview(body)[:begin], salt, memoryview(body)[end:]))
+
+
+def _own(body: bytes) -> re.Match[bytes] | None:
+    """Finds the client's own salt."""
+    depth = 0
+    for token in _TOKEN.finditer(body):
+        name, colon = token.groups()
+        if name is None:
+            depth += 1 if token[0] in (b"{", b"[") else -1
+        elif colon and depth == 1 and len(name) <= _LONGEST_NAME and json.loads(name) == _NAME:
+            return _VALUE.match(body, token.end())
+    return None
+
+
+def _salt(owner: bytes, own: bytes) -> bytes:
+    """Returns a salt as JSON: 43 characters, as vLLM recommends, none of which it rejects."""
+    return b'"%b"' % urlsafe_b64encode(_digest(owner, own)).rstrip(b"=")
+
+
+def _digest(secret: bytes, text: bytes) -> bytes:
+    return hmac.digest(secret, text, "sha256")
