@@ -63,9 +63,7 @@ _TOO_LONG: Final = _unauthorized(
 )
 _UNKNOWN: Final = _unauthorized("the API key is not known to this server: check it")
 _NOT_FOR_METRICS: Final = Refusal(
-    Reason.FORBIDDEN,
-    f"{ENGINE_METRICS} tells of all clients: it needs an API key with metrics: true, or the "
-    "operators' listener",
+    Reason.FORBIDDEN, f"{ENGINE_METRICS} tells of all clients: its API key needs metrics: true"
 )
 
 

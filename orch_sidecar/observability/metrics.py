@@ -60,7 +60,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._pools = pools
 
-    def exposition(self, accept: str, *, private: bool) -> tuple[AsyncIterator[bytes], str]:
+    def exposition(self, accept: str, *, private: bool = True) -> tuple[AsyncIterator[bytes], str]:
         """Returns the text of all metrics in pieces, and its content type.
 
         `accept`: the Accept header, "" if absent. `private`: with the private ones. Hundreds of

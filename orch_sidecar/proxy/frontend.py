@@ -251,18 +251,24 @@ class Frontend:
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
         if key is not None:
             call.key, call.weight = key.digest, key.weight
-            if not key.sidecar:  # of several tiers the one salts that knows the clients
-                self._salt(request, key, call)
+            # Of several tiers the one salts that knows the clients.
+            if not key.sidecar and (refusal := self._salt(request, key, call)) is not None:
+                return NotSent(refusal)
         return await self._generate.handle(request)
 
-    def _salt(self, request: Request, key: ApiKey, call: GenerationCall) -> None:
+    def _salt(self, request: Request, key: ApiKey, call: GenerationCall) -> Refusal | None:
         """Keeps what the engine remembers of the prompt to those who share the cache with a key."""
         salt = self._salts.of(key.name, key.share_cache)
         call.cache_owner = salt.owner
-        if call.generation.cache_salt is None and request.body.startswith(cache_salt.PLAIN):
-            request.salt = salt.opening
+        body, has_own = request.body, call.generation.cache_salt is not None
+        if not has_own and body.startswith(cache_salt.PLAIN):
+            request.salt = salt.member
+        elif has_own and len(body) > cache_salt.LONGEST_WITH_OWN:
+            text = f"a body of more than {cache_salt.LONGEST_WITH_OWN} bytes has no cache_salt here"
+            return Refusal(Reason.INVALID_REQUEST, text, "cache_salt")
         else:
-            request.body = cache_salt.salted(request.body, salt.owner)
+            request.body = cache_salt.salted(body, salt.owner, has_own=has_own)
+        return None
 
     def _enter(self, request: Request, key: ApiKey, wanted: GenerationRequest) -> Refusal | None:
         """Counts a request against the limits and the budgets of its key."""

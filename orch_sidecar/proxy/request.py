@@ -50,8 +50,8 @@ class Request:
 
     Of the client: `http`, `names` (of its header fields), `key`, `key_sequences` (counted for that
     key), `reserved` (of its budgets), `strip_keys` (clients' keys are for this sidecar alone),
-    `parent_lease`, `body`, `salt` (what replaces the first byte of the body for the engine; empty:
-    nothing), `reserved_bytes` (of the body budget), `options`.
+    `parent_lease`, `body`, `salt` (follows the first byte of the body for the engine),
+    `reserved_bytes` (of the body budget), `options`.
     Of admission: `call`, `ticket` (under which it waits for slots or owns them), `waiting` (the
     gate at which it waits, and that ticket), `moved` (it waited at another address of the pool
     before), `excluded` (pools it must not be sent to), `lost` (why an engine that received it did
@@ -108,7 +108,8 @@ class Request:
     @property
     def sent_body(self) -> tuple[bytes, bytes | memoryview]:
         """The body for the engine, in two parts: that of the client is not copied."""
-        return (self.salt, memoryview(self.body)[1:]) if self.salt else (b"", self.body)
+        body, salt = self.body, self.salt
+        return (body[:1] + salt, memoryview(body)[1:]) if salt else (b"", body)
 
     def begin_attempt(self) -> None:
         """Forgets the attempt before: it failed, and the client has seen nothing of it."""
@@ -135,10 +136,7 @@ class Request:
         endpoint, record = self.endpoint, self.record
         lines = f"{_REQUEST_ID}: {record.identity.request_id}\r\n"
         if endpoint.method == "POST":
-            length = len(self.body)
-            if self.salt:
-                length += len(self.salt) - 1
-            lines += f"{_CONTENT_LENGTH}: {length}\r\n"
+            lines += f"{_CONTENT_LENGTH}: {len(self.body) + len(self.salt)}\r\n"
         if lease is not None:
             lines += f"{_LEASE}: {lease.id}\r\n"
         ours = pool.address + lines.encode()

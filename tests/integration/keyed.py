@@ -18,10 +18,10 @@ class KeyRing:
         self.keys: dict[str, str] = {}
         self._entries: dict[str, str] = {}
 
-    def add(self, name: str, *, bulk: bool = False, **limits: float | None) -> str:
+    def add(self, name: str, *, bulk: bool = False, **fields: float | str | None) -> str:
         """One more client. Returns its key."""
         key = self.keys.setdefault(name, new_key(os.urandom(RANDOM_BYTES)))
-        self._entries[name] = entry_of(key, name, bulk=bulk, **limits)
+        self._entries[name] = entry_of(key, name, bulk=bulk, **fields)
         self.write()
         return key
 

@@ -78,10 +78,10 @@ class Running:
         entry: dict[str, Any] = response.json()["engines"][0]
         return entry
 
-    async def metrics(self) -> dict[str, float]:
+    async def metrics(self, *headers: tuple[str, str]) -> dict[str, float]:
         """Sample (name with labels, as in the text format) to value."""
         client = await self.client()
-        text = (await client.get("/metrics")).body.decode()
+        text = (await client.get("/metrics", headers)).body.decode()
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 

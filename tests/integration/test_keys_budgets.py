@@ -24,6 +24,7 @@ def ring(tmp_path: Path) -> KeyRing:
     ring.add("frugal", tokens_per_minute=10_000, requests_per_minute=3)
     ring.add("poor", tokens_per_minute=60)
     ring.add("small", tokens_per_minute=600)
+    ring.add("prometheus", metrics=True)
     return ring
 
 
@@ -175,20 +176,24 @@ async def test_capabilities_and_metrics_show_shares_by_name_and_no_secret(
         assert (await client.post(headers=[ring.bearer(name)])).status == 200
     response = await client.get("/v1/capabilities", [ring.bearer("frugal")])
     [entry] = response.json()["engines"]
-    shares = entry["shares"]["interactive"]
+    assert entry["shares"]["interactive"].keys() == {"frugal"}
+    assert entry["shares"]["interactive"]["frugal"]["share"] == pytest.approx(1 / 3, abs=0.05)
+    scraper = ring.bearer("prometheus")
+    everybody = await client.get("/v1/capabilities", [scraper])
+    shares = everybody.json()["engines"][0]["shares"]["interactive"]
     assert shares.keys() == {"heavy", "frugal"}
     assert (shares["heavy"]["weight"], shares["frugal"]["weight"]) == (3.0, 1.0)
     assert shares["heavy"]["share"] == pytest.approx(2 / 3, abs=0.05)
     assert shares["heavy"]["queued"] == shares["heavy"]["running"] == 0
     assert entry["rate_limits"]["key_requests_per_minute"] == 3
     assert entry["rate_limits"]["key_tokens_per_minute"] == 10_000
-    metrics = await keyed.metrics()
+    metrics = await keyed.metrics(scraper)
     tokens = [
         next(v for k, v in metrics.items() if k.startswith("orch_key_tokens_total") and name in k)
         for name in ("heavy", "frugal")
     ]
     assert tokens[0] == pytest.approx(2 * tokens[1], rel=0.2)
-    document = response.body.decode() + (await client.get("/metrics")).body.decode()
+    document = everybody.body.decode() + (await client.get("/metrics", [scraper])).body.decode()
     for key in ring.keys.values():
         assert key not in document
     assert "sha256" not in document

@@ -168,7 +168,9 @@ class LiveStream:
             return replaced
         if replaced is not None:
             self._streams[replaced].close()
-        channel = self._channel(key, operator=operator)
+        name = (operator, b"" if key is None else key.digest)
+        new = _Channel(self._source, self._trace_url, key, operator=operator)
+        channel = self._channels.setdefault(name, new)
         now = asyncio.get_running_loop().time()
         reader = self._streams[place] = _Reader(channel, key, transport, now)
         channel.readers.add(reader)
@@ -190,12 +192,6 @@ class LiveStream:
         self._closed = True
         for reader in self._streams.values():
             reader.close()
-
-    def _channel(self, key: ApiKey | None, *, operator: bool) -> _Channel:
-        name = (operator, b"" if key is None else key.digest)
-        if name not in self._channels:
-            self._channels[name] = _Channel(self._source, self._trace_url, key, operator=operator)
-        return self._channels[name]
 
     def _leave(self, place: Reader) -> None:
         self._readers.leave(place)

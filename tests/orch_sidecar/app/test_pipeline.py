@@ -26,7 +26,8 @@ class Entry:
     """The entry of the pipeline, with a control and a frontend that record their calls."""
 
     def __init__(self, own: object = None, key: object = None) -> None:
-        self.control = SimpleNamespace(answer=AsyncMock(return_value=own))
+        answer = AsyncMock(return_value=own)
+        self.control = SimpleNamespace(answer=answer, administer=answer)
         self.frontend = SimpleNamespace(handle=AsyncMock(return_value="frontend"))
         self.authorizer = SimpleNamespace(check=MagicMock(return_value=key))
         self.entry = OwnEndpoints(
@@ -65,10 +66,19 @@ async def test_page_with_an_invalid_key_is_refused_by_the_frontend() -> None:
     entry.control.answer.assert_not_awaited()
 
 
+async def test_what_operators_ask_of_the_engine_needs_no_key() -> None:
+    entry = Entry(key=Refusal(Reason.UNAUTHORIZED, "no key"))
+    http = cast(Any, SimpleNamespace(rel_url=URL("/metrics/engine"), headers={}, method="GET"))
+    assert cast(object, await entry.entry.administer(http)) == "frontend"
+    assert entry.frontend.handle.await_args.args[1:] == (
+        "/metrics/engine", ENDPOINTS["/metrics/engine"], True,
+    )  # fmt: skip
+
+
 async def test_stages_are_in_the_documented_order() -> None:
     parts = {name: cast(Any, MagicMock()) for name in (
         "pools", "watchdog", "metrics", "tracing", "control", "authorizer", "in_flight",
-        "parent_leases",
+        "parent_leases", "salts",
     )}  # fmt: skip
     built = pipeline.build(SidecarSettings(), **parts, common_headers={})
     assert built.entry._frontend is built.frontend

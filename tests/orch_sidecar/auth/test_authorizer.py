@@ -106,7 +106,6 @@ def test_only_probes_prometheus_and_the_files_of_the_page_need_no_key() -> None:
         "/healthz",
         "/health",
         "/metrics",
-        "/metrics/engine",
         "/metrics/model-server",
     } == WITHOUT_KEY
     for path in WITHOUT_KEY:
@@ -120,6 +119,31 @@ def test_only_probes_prometheus_and_the_files_of_the_page_need_no_key() -> None:
     assert "/v1/capabilities/stream" in guarded
     for path in (*guarded, "/livez/", "/metrics/", "//metrics", "/METRICS", "/metrics/other", ""):
         assert isinstance(checked(path=path), Refusal), path
+
+
+def test_metrics_need_no_key_but_one_that_is_sent_is_checked() -> None:
+    assert isinstance(checked(("Authorization", f"Bearer {KEY}"), path="/metrics"), ApiKey)
+    for header in (("X-Api-Key", "nobody's"), ("Authorization", "Basic x")):
+        refusal = checked(header, path="/metrics")
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.UNAUTHORIZED
+        for path in ("/livez", "/metrics/model-server"):
+            assert checked(header, path=path) is None
+
+
+def test_the_engines_own_metrics_need_a_key_for_metrics() -> None:
+    sent = ("X-Api-Key", KEY)
+    refusal = checked(sent, path="/metrics/engine")
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.FORBIDDEN
+    assert "metrics: true" in refusal.message
+    guard = Authorizer(keys.parse(keys.entry_of(KEY, "prometheus", metrics=True)))
+    found = checked(sent, guard=guard, path="/metrics/engine")
+    assert isinstance(found, ApiKey)
+    assert guard.sees_all(found)
+    assert not guard.sees_all(None)
+    assert not guard.sees_all(ApiKey("alice", b""))
+    assert Authorizer(None).sees_all(None)
 
 
 def test_new_keys_replace_all_others_at_once() -> None:

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer
@@ -49,6 +50,7 @@ class Served:
             metrics,
             NoTracing(),
             {"Server": "orch-sidecar"},
+            CacheSalts(b"s" * 32),
         )
 
     async def post(self, body: bytes = BODY, endpoint: Endpoint | None = ENDPOINTS[CHAT]) -> Any:

@@ -143,8 +143,8 @@ def test_keys_that_are_known_appear_by_their_names() -> None:
     ]
 
 
-def test_short_ids_are_those_of_copies() -> None:
-    pool = {"name": "cloud", "queue": [{"id": "0123456789"}], "admitted": [{"id": "abcdefghijkl"}]}
-    [short] = document.with_short_ids([pool], 8)
-    assert (short["queue"], short["admitted"]) == ([{"id": "01234567"}], [{"id": "abcdefgh"}])
-    assert pool["queue"] == [{"id": "0123456789"}]
+def test_rows_are_replaced_in_copies() -> None:
+    pool = {"name": "cloud", "keys": [1], "queue": [2, 3], "admitted": [4]}
+    [shown] = document.with_rows([pool], lambda rows: rows[1:])  # type: ignore[arg-type]
+    assert shown == {"name": "cloud", "keys": [], "queue": [3], "admitted": []}
+    assert pool["queue"] == [2, 3]
