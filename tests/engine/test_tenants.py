@@ -1,0 +1,83 @@
+"""Keys and the prefix cache of a real engine: who finds what another one asked before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from orch_sidecar.tools.local.stack import Stack
+from tests.engine.clients import PATHS, body, post, session
+from tests.engine.sidecars import all_ready, sidecar
+from tests.integration.keyed import KeyRing
+
+# The CPU build caches blocks of 128 tokens.
+QUESTION = "the salary of the chancellor is a secret of the state " * 20
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    ring = KeyRing(tmp_path)
+    for name, group in (("victim", None), ("rival", None), ("red", "team"), ("blue", "team")):
+        ring.add(name, share_cache=group)
+    ring.add("prometheus", metrics=True)
+    return ring
+
+
+@pytest.fixture
+def keyed(
+    home: Stack, ring: KeyRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The URL of a sidecar whose clients have keys, at the engine of `home`."""
+    monkeypatch.setenv("ORCH_API_KEYS_FILE", str(ring.path))
+    pool = {"name": "home", "url": home.engine_url, "profile": "home"}
+    with sidecar(tmp_path / "keyed.log", pool) as url:
+        yield url
+
+
+async def hits_of(http: aiohttp.ClientSession, url: str, ring: KeyRing) -> int:
+    """The tokens that the engine has found in its prefix cache."""
+    header = dict([ring.bearer("prometheus")])
+    async with http.get(f"{url}/metrics/engine", headers=header) as response:
+        assert response.status == 200
+        text = await response.text()
+    [line] = [
+        each for each in text.splitlines() if each.startswith("vllm:prefix_cache_hits_total{")
+    ]
+    return int(float(line.rpartition(" ")[2]))
+
+
+@pytest.mark.parametrize("api", PATHS)
+async def test_prompt_of_another_key_is_not_found_in_the_prefix_cache(
+    keyed: str, ring: KeyRing, api: str
+) -> None:
+    question = f"{api}: {QUESTION}"
+    messages = [{"role": "user", "content": question}]
+    prompt = {"completions": {"prompt": question}, "responses": {"input": question}}
+    async with session() as http:
+        await ready(http, keyed, ring)
+
+        async def hits(name: str, **more: str) -> int:
+            """What the engine found of the prompt when this client sent it."""
+            before = await hits_of(http, keyed, ring)
+            asked = prompt.get(api, {"messages": messages})
+            document = body(api, 1, stream=False) | asked | more
+            seen = await post(http, keyed, api, document, dict([ring.bearer(name)]))
+            assert seen.status == 200, seen.data
+            return await hits_of(http, keyed, ring) - before
+
+        assert await hits("victim") == 0
+        assert await hits("rival") == 0, "a rival who guesses the prompt learns nothing"
+        assert await hits("rival", cache_salt="victim") == 0
+        own = await hits("victim")
+        assert own > 0
+        assert await hits("red") == 0
+        assert await hits("blue") == own, "it shares on purpose"
+
+
+async def ready(http: aiohttp.ClientSession, url: str, ring: KeyRing) -> None:
+    http.headers.update(dict([ring.bearer("prometheus")]))
+    await all_ready(http, url, 30.0)
+    http.headers.clear()
