@@ -35,6 +35,7 @@ ORDER = (
         "test_operators",
         "test_check",
     ),
+    "test_tenants",
     # these end and restart the engine of cloud, the last one that of home
     *("test_failures", "test_pools", "test_stopping"),
 )

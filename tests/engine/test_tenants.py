@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.clients import PATHS, body, post, session
-from tests.engine.sidecars import all_ready, sidecar
+from tests.engine.clients import PATHS, body, post, session, until
+from tests.engine.sidecars import sidecar
 from tests.integration.keyed import KeyRing
 
 # The CPU build caches blocks of 128 tokens.
@@ -37,16 +37,23 @@ def keyed(
         yield url
 
 
-async def hits_of(http: aiohttp.ClientSession, url: str, ring: KeyRing) -> int:
-    """The tokens that the engine has found in its prefix cache."""
-    header = dict([ring.bearer("prometheus")])
-    async with http.get(f"{url}/metrics/engine", headers=header) as response:
-        assert response.status == 200
-        text = await response.text()
-    [line] = [
-        each for each in text.splitlines() if each.startswith("vllm:prefix_cache_hits_total{")
-    ]
-    return int(float(line.rpartition(" ")[2]))
+class Cache:
+    """The engine's counts of its prefix cache, in tokens."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, ring: KeyRing) -> None:
+        self._http, self._page = http, f"{url}/metrics/engine"
+        self._header = dict([ring.bearer("prometheus")])
+
+    async def count(self, name: str) -> int:
+        async with self._http.get(self._page, headers=self._header) as response:
+            assert response.status == 200
+            text = await response.text()
+        metric = f"vllm:prefix_cache_{name}_total{{"
+        [line] = [each for each in text.splitlines() if each.startswith(metric)]
+        return int(float(line.rpartition(" ")[2]))
+
+    async def looked_up_since(self, queries: int) -> bool:
+        return await self.count("queries") > queries
 
 
 @pytest.mark.parametrize("api", PATHS)
@@ -57,16 +64,18 @@ async def test_prompt_of_another_key_is_not_found_in_the_prefix_cache(
     messages = [{"role": "user", "content": question}]
     prompt = {"completions": {"prompt": question}, "responses": {"input": question}}
     async with session() as http:
-        await ready(http, keyed, ring)
+        await until(lambda: ready(http, keyed), 30.0)
+        cache = Cache(http, keyed, ring)
 
         async def hits(name: str, **more: str) -> int:
             """What the engine found of the prompt when this client sent it."""
-            before = await hits_of(http, keyed, ring)
+            queries, before = await cache.count("queries"), await cache.count("hits")
             asked = prompt.get(api, {"messages": messages})
             document = body(api, 1, stream=False) | asked | more
             seen = await post(http, keyed, api, document, dict([ring.bearer(name)]))
             assert seen.status == 200, seen.data
-            return await hits_of(http, keyed, ring) - before
+            await until(lambda: cache.looked_up_since(queries), 10.0)
+            return await cache.count("hits") - before
 
         assert await hits("victim") == 0
         assert await hits("rival") == 0, "a rival who guesses the prompt learns nothing"
@@ -77,7 +86,9 @@ async def test_prompt_of_another_key_is_not_found_in_the_prefix_cache(
         assert await hits("blue") == own, "it shares on purpose"
 
 
-async def ready(http: aiohttp.ClientSession, url: str, ring: KeyRing) -> None:
-    http.headers.update(dict([ring.bearer("prometheus")]))
-    await all_ready(http, url, 30.0)
-    http.headers.clear()
+async def ready(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(f"{url}/readyz") as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False

@@ -145,6 +145,6 @@ def test_keys_that_are_known_appear_by_their_names() -> None:
 
 def test_rows_are_replaced_in_copies() -> None:
     pool = {"name": "cloud", "keys": [1], "queue": [2, 3], "admitted": [4]}
-    [shown] = document.with_rows([pool], lambda rows: rows[1:])  # type: ignore[arg-type]
+    [shown] = document.with_rows([pool], lambda rows: rows[1:])
     assert shown == {"name": "cloud", "keys": [], "queue": [3], "admitted": []}
     assert pool["queue"] == [2, 3]
