@@ -171,13 +171,13 @@ def parse(text: str) -> Keys:
         raise InvalidKeyFile(f"line {repeated}: an entry must not have the same field twice")
     entries = [_entry(number, each) for number, each in enumerate(document, 1)]
     for field in ("name", "digest"):
-        seen: dict[Any, str] = {}
-        for each in entries:
+        seen: dict[Any, int] = {}
+        for number, each in enumerate(entries, 1):
             value = getattr(each, field)
-            if value in seen:
-                what = f"name {value!r}" if field == "name" else f"sha256 of {seen[value]!r}"
-                raise InvalidKeyFile(f"the {what} occurs twice: it must be different in each entry")
-            seen[value] = each.name
+            if value in seen:  # without the name: everybody may read why keys are not reloaded
+                same = f"entry {number}: the same {field.replace('digest', 'sha256')} as of entry"
+                raise InvalidKeyFile(f"{same} {seen[value]}: it must be different in each entry")
+            seen[value] = number
     return Keys(entries)
 
 

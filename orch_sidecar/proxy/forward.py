@@ -55,11 +55,11 @@ class Forward:
             )
             sink.attach(response, pool)
             request.response = response
-            start, body = request.sent_body
-            if len(body) <= LARGE_BYTES:
-                response.start(connection, head + start + body)
+            start, rest = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
+            if len(rest) <= LARGE_BYTES:
+                response.start(connection, start + rest)
             else:
-                response.start(connection, head + start, body)  # a large body is never copied
+                response.start(connection, start, rest)  # a large body is never copied
             await response.done
             return _result(response, sink, pool)
         finally:

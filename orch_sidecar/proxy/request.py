@@ -105,12 +105,6 @@ class Request:
         """The client's header fields."""
         return self.http.headers
 
-    @property
-    def sent_body(self) -> tuple[bytes, bytes | memoryview]:
-        """The body for the engine, in two parts: that of the client is not copied."""
-        body, salt = self.body, self.salt
-        return (body[:1] + salt, memoryview(body)[1:]) if salt else (b"", body)
-
     def begin_attempt(self) -> None:
         """Forgets the attempt before: it failed, and the client has seen nothing of it."""
         self.response = self.failure = self.generation = None

@@ -61,7 +61,8 @@ readers, a few times per second, and only while there is a reader:
                "coalesced": false, "trace_id": null}
 
 Neither prompts nor answers nor API keys are in it: keys appear by their names in the key file. A
-model is named only if the pool serves it.
+client with a key gets its own rows alone, of `keys`, `queue`, `admitted` and `requests`. A model is
+named only if the pool serves it.
 
 Pure: `document`, `latency`, `rates`, `requests`, `words`.
 """

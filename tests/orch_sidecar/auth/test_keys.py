@@ -136,8 +136,8 @@ def test_file_that_is_not_a_list_of_entries_is_rejected(text: str, expected: str
         ("name: alice, sha256: HASH, concurrency: 1.5", "entry 2: concurrency: 1.5: "),
         ("name: alice, sha256: HASH, concurrency: true", "entry 2: concurrency: True: "),
         ("name: alice, sha256: HASH, concurrency: '3'", "entry 2: concurrency: '3': "),
-        ("name: bob, sha256: HASH", "the name 'bob' occurs twice"),
-        (f"name: alice, sha256: {digest(BOB)}", "the sha256 of 'bob' occurs twice"),
+        ("name: bob, sha256: HASH", "entry 2: the same name as of entry 1: "),
+        (f"name: alice, sha256: {digest(BOB)}", "entry 2: the same sha256 as of entry 1: "),
         (
             "name: alice, sha256: HASH, sha256: HASH",
             "line 3: an entry must not have the same field twice",

@@ -183,7 +183,8 @@ def _seconds(entry: Mapping[str, Any], name: str) -> float:
 def _prefix_count(entry: Mapping[str, Any], name: str) -> int:
     value = entry.get("prefix_cache")
     if not isinstance(value, Mapping):
-        raise InvalidSnapshot(f"prefix_cache is {value!r}: it must be an object")
+        rule = "it must be an object; where clients have API keys, the key needs metrics: true"
+        raise InvalidSnapshot(f"prefix_cache is {value!r}: {rule}")
     try:
         return _count(value, name)
     except InvalidSnapshot as error:
