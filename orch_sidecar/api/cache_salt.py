@@ -17,8 +17,10 @@ from orch_sidecar.api.json_body import UTF_8
 
 # A body that begins so has a member: another one can be written before it.
 PLAIN: Final = b'{"'
-# Within it a client's own salt is found in 20 ms, in which the event loop waits.
+# A client's own salt is looked for in bodies up to this size, which takes 20 ms at most, in which
+# the event loop waits; or it is in front.
 LONGEST_WITH_OWN: Final = 2**20
+IN_FRONT: Final = b'{"cache_salt"'
 
 _NAME: Final = "cache_salt"
 # Of the name with all of its characters escaped; longer ones are not even decoded.

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from orch_sidecar.api import cache_salt, errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
+from orch_sidecar.api.cache_salt import LONGEST_WITH_OWN
 from orch_sidecar.api.endpoints import UNKNOWN, Endpoint
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
@@ -263,8 +264,8 @@ class Frontend:
         body, has_own = request.body, call.generation.cache_salt is not None
         if not has_own and body.startswith(cache_salt.PLAIN):
             request.salt = salt.member
-        elif has_own and len(body) > cache_salt.LONGEST_WITH_OWN:
-            text = f"a body of more than {cache_salt.LONGEST_WITH_OWN} bytes has no cache_salt here"
+        elif has_own and len(body) > LONGEST_WITH_OWN and not body.startswith(cache_salt.IN_FRONT):
+            text = f"cache_salt must come first in a body of more than {LONGEST_WITH_OWN} bytes"
             return Refusal(Reason.INVALID_REQUEST, text, "cache_salt")
         else:
             request.body = cache_salt.salted(body, salt.owner, has_own=has_own)

@@ -119,6 +119,11 @@ async def test_large_body_differs_in_the_salt_alone(
     too_large = text + b',"x":"' + b"x" * 2**20 + b'","cache_salt":"mine"}'
     refused = await client.request("POST", CHAT, too_large, [ring.bearer("victim")])
     assert (refused.status, refused.error["param"]) == (400, "cache_salt")
+    in_front = b'{"cache_salt":"mine",' + text[1:] + b',"x":"' + b"x" * 2**20 + b'"}'
+    sent = await client.request("POST", CHAT, in_front, [ring.bearer("victim")])
+    assert sent.status == 200
+    got = engine.generating[-1].json()
+    assert got == json.loads(in_front) | {"cache_salt": got["cache_salt"]}
 
 
 async def test_requests_that_share_a_generation_share_its_salt(

@@ -102,6 +102,28 @@ async def test_rival_sees_the_rows_of_no_other_key_in_the_live_document(
         assert not any(each in text for each in ids)
 
 
+async def test_live_document_of_a_key_is_not_that_of_the_one_that_gets_its_name(
+    keyed: Running, ring: KeyRing, readers: Readers
+) -> None:
+    victim, rival = (dict([ring.bearer(name)]) for name in ("victim", "rival"))
+    old = await readers.open(keyed, headers=rival)
+    await old.next()
+    for name in ("victim", "rival"):
+        ring.remove(name)
+    ring.keys |= {"victim": ring.keys["rival"], "rival": ring.keys["victim"]}
+    for name in ("victim", "rival"):
+        ring.add(name)
+    await keyed.sidecar.reloader.reload_keys()
+    new = await readers.open(keyed, headers=rival)
+    with pytest.raises(ConnectionError):
+        await old.until(lambda _: False)
+    client = await keyed.client()
+    for headers in (victim, rival):
+        assert (await client.post(headers=headers.items())).status == 200
+    found = await new.until(lambda it: it["requests"])
+    assert {row["key"] for row in found["requests"].values()} == {"victim"}
+
+
 async def test_rival_sees_the_name_and_the_share_of_no_other_key_in_the_capabilities(
     keyed: Running, ring: KeyRing
 ) -> None:

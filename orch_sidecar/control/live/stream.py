@@ -140,7 +140,7 @@ class LiveStream:
     ) -> None:
         self._source = source
         self._trace_url = trace_url
-        self._channels: dict[tuple[bool, bytes], _Channel] = {}
+        self._channels: dict[tuple[bool, ApiKey | None], _Channel] = {}
         self._headers = {
             **common_headers,
             CONTENT_TYPE: "text/event-stream",
@@ -168,9 +168,8 @@ class LiveStream:
             return replaced
         if replaced is not None:
             self._streams[replaced].close()
-        name = (operator, b"" if key is None else key.digest)
         new = _Channel(self._source, self._trace_url, key, operator=operator)
-        channel = self._channels.setdefault(name, new)
+        channel = self._channels.setdefault((operator, key), new)
         now = asyncio.get_running_loop().time()
         reader = self._streams[place] = _Reader(channel, key, transport, now)
         channel.readers.add(reader)
