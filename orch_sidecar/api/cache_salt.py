@@ -14,17 +14,17 @@ from base64 import urlsafe_b64encode
 from typing import Final, NamedTuple
 
 from orch_sidecar.api.json_body import UTF_8
-
-# A body that begins so has a member: another one can be written before it.
-PLAIN: Final = b'{"'
-# A client's own salt is looked for in bodies up to this size, which takes 20 ms at most, in which
-# the event loop waits; or it is in front.
-LONGEST_WITH_OWN: Final = 2**20
-IN_FRONT: Final = b'{"cache_salt"'
+from orch_sidecar.api.refusal import Reason, Refusal
 
 _NAME: Final = "cache_salt"
 # Of the name with all of its characters escaped; longer ones are not even decoded.
 _LONGEST_NAME: Final = 6 * len(_NAME) + 2
+# A body that begins so has a member: another one can be written before it.
+_PLAIN: Final = b'{"'
+# A client's own salt is looked for in bodies up to this size, which takes 20 ms at most, in which
+# the event loop waits; or it is in front.
+_LONGEST: Final = 2**20
+_IN_FRONT: Final = b'{"cache_salt"'
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
 # A string, with the colon after it if it names a member; or what opens or closes a level.
 _TOKEN: Final = re.compile(rb"(%b)([ \t\n\r]*+:[ \t\n\r]*+)?+|[{}\[\]]" % _STRING, re.DOTALL)
@@ -34,10 +34,31 @@ _EMPTY: Final = re.compile(rb"[ \t\n\r]*+\}")
 
 class CacheSalt(NamedTuple):
     """The salt of those who share the cache. `owner`: secret, another one for all others.
-    `member`: what follows the first byte of a `PLAIN` body without a salt of its own."""
+    `member`: of a body without a salt of its own, with the comma behind it."""
 
     owner: bytes
     member: bytes
+
+    def into(self, body: bytes, *, has_own: bool) -> tuple[bytes, bytes] | Refusal:
+        """Returns the body of a valid request with this salt, and what has yet to be written after
+        the first byte: most bodies need not be copied. `has_own`: the body has a salt of the
+        client, which is replaced, and on which the new one depends."""
+        if not has_own and body.startswith(_PLAIN):
+            return body, self.member
+        if has_own and len(body) > _LONGEST and not body.startswith(_IN_FRONT):
+            text = f"{_NAME} must come first in a body of more than {_LONGEST} bytes"
+            return Refusal(Reason.INVALID_REQUEST, text, _NAME)
+        encoding = json.detect_encoding(body)
+        if encoding not in UTF_8:
+            body = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+        if has_own:
+            begin, end = _own(body)
+            given = body[begin:end]
+            salt = _salt(self.owner, b"" if given == b"null" else given)
+        else:
+            begin = end = body.index(b"{") + 1
+            salt = self.member[:-1] if _EMPTY.match(body, begin) else self.member
+        return b"".join((memoryview(body)[:begin], salt, memoryview(body)[end:])), b""
 
 
 class CacheSalts:
@@ -55,23 +76,6 @@ class CacheSalts:
             owner = _digest(self._secret, repr(who).encode())
             found = self._known[who] = CacheSalt(owner, b'"cache_salt":%b,' % _salt(owner, b""))
         return found
-
-
-def salted(body: bytes, owner: bytes, *, has_own: bool) -> bytes:
-    """Returns the body of a valid request with a salt. `has_own`: it has one of the client, which
-    is replaced, and on which the new one depends."""
-    encoding = json.detect_encoding(body)
-    if encoding not in UTF_8:
-        body = body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
-    if has_own:
-        begin, end = _own(body)
-        given = body[begin:end]
-        salt = _salt(owner, b"" if given == b"null" else given)
-    else:
-        begin = end = body.index(b"{") + 1
-        comma = b"" if _EMPTY.match(body, begin) else b","
-        salt = b'"cache_salt":%b%b' % (_salt(owner, b""), comma)
-    return b"".join((memoryview(body)[:begin], salt, memoryview(body)[end:]))
 
 
 def _own(body: bytes) -> tuple[int, int]:

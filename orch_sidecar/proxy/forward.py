@@ -55,11 +55,13 @@ class Forward:
             )
             sink.attach(response, pool)
             request.response = response
-            start, rest = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
-            if len(rest) <= LARGE_BYTES:
-                response.start(connection, start + rest)
+            body: bytes | memoryview = request.body
+            if request.salt:
+                head, body = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
+            if len(body) <= LARGE_BYTES:
+                response.start(connection, head + body)
             else:
-                response.start(connection, start, rest)  # a large body is never copied
+                response.start(connection, head, body)  # a large body is never copied
             await response.done
             return _result(response, sink, pool)
         finally:

@@ -15,9 +15,9 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from orch_sidecar.api import cache_salt, errors
+from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
-from orch_sidecar.api.cache_salt import LONGEST_WITH_OWN
+from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import UNKNOWN, Endpoint
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
@@ -85,7 +85,7 @@ class Frontend:
         metrics: Metrics,
         tracing: Tracing,
         common_headers: Mapping[str, str],
-        salts: cache_salt.CacheSalts,
+        salts: CacheSalts,
     ) -> None:
         """`route`: for requests that occupy no slot. `common_headers`: of all our responses.
         `salts`: of the prefix cache."""
@@ -252,24 +252,13 @@ class Frontend:
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
         if key is not None:
             call.key, call.weight = key.digest, key.weight
-            # Of several tiers the one salts that knows the clients.
-            if not key.sidecar and (refusal := self._salt(request, key, call)) is not None:
-                return NotSent(refusal)
+            if not key.sidecar:  # of several tiers the one salts that knows the clients
+                salt = self._salts.of(key.name, key.share_cache)
+                salted = salt.into(request.body, has_own=wanted.cache_salt is not None)
+                if isinstance(salted, Refusal):
+                    return NotSent(salted)
+                call.cache_owner, (request.body, request.salt) = salt.owner, salted
         return await self._generate.handle(request)
-
-    def _salt(self, request: Request, key: ApiKey, call: GenerationCall) -> Refusal | None:
-        """Keeps what the engine remembers of the prompt to those who share the cache with a key."""
-        salt = self._salts.of(key.name, key.share_cache)
-        call.cache_owner = salt.owner
-        body, has_own = request.body, call.generation.cache_salt is not None
-        if not has_own and body.startswith(cache_salt.PLAIN):
-            request.salt = salt.member
-        elif has_own and len(body) > LONGEST_WITH_OWN and not body.startswith(cache_salt.IN_FRONT):
-            text = f"cache_salt must come first in a body of more than {LONGEST_WITH_OWN} bytes"
-            return Refusal(Reason.INVALID_REQUEST, text, "cache_salt")
-        else:
-            request.body = cache_salt.salted(body, salt.owner, has_own=has_own)
-        return None
 
     def _enter(self, request: Request, key: ApiKey, wanted: GenerationRequest) -> Refusal | None:
         """Counts a request against the limits and the budgets of its key."""

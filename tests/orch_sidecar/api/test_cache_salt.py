@@ -11,11 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.api import generation
-from orch_sidecar.api.cache_salt import PLAIN, CacheSalts, salted
+from orch_sidecar.api.cache_salt import CacheSalt, CacheSalts
 from orch_sidecar.api.json_body import InvalidBody, parse
+from orch_sidecar.api.refusal import Refusal
 from tests.fuzz import examples
 
-OWNER = b"o" * 32
+SALT = CacheSalts(b"s" * 32).of("alice", None)
+
+
+def salted(body: bytes, salt: CacheSalt = SALT, *, has_own: bool) -> bytes:
+    """The body as the engine gets it."""
+    edited = salt.into(body, has_own=has_own)
+    assert not isinstance(edited, Refusal)
+    rest, inserted = edited
+    return rest[:1] + inserted + rest[1:]
+
 
 names = st.text() | st.sampled_from(["cache_salt", 'cache_salt"', "\\cache_salt", "cache_salt:"])
 values = st.recursive(
@@ -61,31 +71,34 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, bool]:
 @given(bodies())
 def test_edited_body_differs_in_the_salt_alone(made: tuple[bytes, bool]) -> None:
     body, has_own = made
-    before, after = read(body), read(salted(body, OWNER, has_own=has_own))
+    before, after = read(body), read(salted(body, has_own=has_own))
     salt = after.pop("cache_salt")
     assert ("cache_salt" in before) == has_own
     own = before.pop("cache_salt", None)
     assert repr(after) == repr(before)  # not a number is equal to itself there
     assert re.fullmatch(r"[\w-]{43}", salt), "vLLM rejects long ones, and some characters"
-    assert (salt == read(salted(b"{}", OWNER, has_own=False))["cache_salt"]) == (own is None)
+    assert (salt == read(salted(b"{}", has_own=False))["cache_salt"]) == (own is None)
 
 
-@settings(max_examples=examples(500))
-@given(others.filter(bool), st.booleans())
-def test_member_of_a_salt_follows_the_first_byte_of_a_plain_body(
-    members: dict[str, Any], compact: bool
-) -> None:
-    body = json.dumps(members, separators=(",", ":") if compact else None).encode()
-    assert body.startswith(PLAIN)
-    salt = CacheSalts(b"s" * 32).of("alice", None)
-    edited = salted(body, salt.owner, has_own=False)
-    assert edited == body[:1] + salt.member + body[1:]
+@pytest.mark.parametrize("body", [b'{"a":1}', b'{"a": [1, 2]}', b'{"":{}}'])
+def test_usual_body_is_not_copied(body: bytes) -> None:
+    edited = SALT.into(body, has_own=False)
+    assert not isinstance(edited, Refusal)
+    assert edited[0] is body
+    assert read(salted(body, has_own=False)).keys() == {"cache_salt", *read(body)}
+
+
+def test_salt_of_a_very_large_body_comes_first() -> None:
+    text = b'"x":"' + b"x" * 2**20 + b'"'
+    assert isinstance(SALT.into(b'{%b,"cache_salt":"a"}' % text, has_own=True), Refusal)
+    for body in (b'{"cache_salt":"a",%b}' % text, b'{"cache_salt" : null , %b}' % text):
+        assert read(salted(body, has_own=True)).keys() == {"cache_salt", "x"}
 
 
 def salt_of(key: str, group: str | None = None, own: str | None = None, secret: int = 0) -> str:
-    owner = CacheSalts(bytes([secret]) * 32).of(key, group).owner
+    salt = CacheSalts(bytes([secret]) * 32).of(key, group)
     body = json.dumps({"cache_salt": own}).encode()
-    found: str = read(salted(body, owner, has_own=True))["cache_salt"]
+    found: str = read(salted(body, salt, has_own=True))["cache_salt"]
     return found
 
 
@@ -105,7 +118,7 @@ def test_only_the_same_group_of_the_same_installation_has_the_same_salt() -> Non
 
 
 def test_secret_of_a_client_is_not_in_its_salt() -> None:
-    assert "hunter2" not in salted(b'{"cache_salt":"hunter2"}', OWNER, has_own=True).decode()
+    assert "hunter2" not in salted(b'{"cache_salt":"hunter2"}', has_own=True).decode()
 
 
 @pytest.mark.parametrize("value", ["1", "true", "[]", '{"a":1}'])
