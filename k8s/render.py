@@ -31,6 +31,8 @@ ARCHIVE_LIMIT: Final = 180_000
 _COMPRESSION: Final = 9
 # Code, and the page that the sidecar serves.
 _SUFFIXES: Final = frozenset({".py", ".typed", ".html", ".css", ".js"})
+# Folders by which Python finds entry points.
+_METADATA: Final = ".dist-info"
 # The largest package, in an archive of its own.
 _ADMISSION: Final = "orch_sidecar/admission/"
 # Commands for people stay out of pods; the engine's preStop hook runs `orch drain`.
@@ -62,7 +64,7 @@ def runtime() -> dict[str, dict[str, bytes]]:
 
 def _package(name: str) -> Iterator[tuple[str, bytes]]:
     for path in sorted((ROOT / name).rglob("*")):
-        if path.suffix in _SUFFIXES and path.is_file():
+        if path.is_file() and (path.suffix in _SUFFIXES or path.parent.suffix == _METADATA):
             yield str(path.relative_to(ROOT)), path.read_bytes()
 
 
@@ -73,7 +75,7 @@ def _in_pods(path: str) -> bool:
 def _metadata() -> dict[str, bytes]:
     """Returns the metadata by which Python finds the entry points that vLLM loads."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    folder = f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    folder = f"{project['name'].replace('-', '_')}-{project['version']}{_METADATA}"
     metadata = f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {project['version']}\n"
     groups = {"console_scripts": project["scripts"], **project["entry-points"]}
     entry_points = "\n".join(

@@ -60,8 +60,13 @@ def test_wheel_puts_the_pth_file_where_site_reads_it(wheel: zipfile.ZipFile) -> 
 
 
 def metadata_file(wheel: zipfile.ZipFile, name: str) -> bytes:
-    [path] = [path for path in wheel.namelist() if path.endswith(f".dist-info/{name}")]
+    """A file of the wheel's own metadata."""
+    [path] = [p for p in wheel.namelist() if re.fullmatch(rf"[^/]+\.dist-info/{name}", p)]
     return wheel.read(path)
+
+
+def registered(text: bytes) -> dict[str, str]:
+    return dict(re.findall(r"\[(.+)\]\n(.+)", text.decode()))
 
 
 def test_wheel_has_a_licence_and_metadata(wheel: zipfile.ZipFile) -> None:
@@ -75,13 +80,20 @@ def test_wheel_has_a_licence_and_metadata(wheel: zipfile.ZipFile) -> None:
 
 
 def test_wheel_registers_each_plugin_under_one_name(wheel: zipfile.ZipFile) -> None:
-    text = metadata_file(wheel, "entry_points.txt").decode()
-    groups = dict(re.findall(r"\[(.+)\]\n(.+)", text))
-    assert groups == {
+    assert registered(metadata_file(wheel, "entry_points.txt")) == {
         "console_scripts": "orch = orch_sidecar.cli:main",
         "vllm.general_plugins": "orch = vllm_plugin.register:general_plugin",
-        "vllm.stat_logger_plugins": "orch = vllm_plugin.register:StatLogger",
         "vllm.endpoint_plugins": "orch = vllm_plugin.register:endpoint_plugin",
+    }
+
+
+def test_wheel_has_the_stat_logger_where_it_is_found_with_a_profile_only(
+    wheel: zipfile.ZipFile,
+) -> None:
+    folder = "vllm_plugin/metadata/orch_stat_logger-1.dist-info"
+    assert message_from_bytes(wheel.read(f"{folder}/METADATA"))["Name"] == "orch-stat-logger"
+    assert registered(wheel.read(f"{folder}/entry_points.txt")) == {
+        "vllm.stat_logger_plugins": "orch = vllm_plugin.register:StatLogger"
     }
 
 

@@ -4,9 +4,10 @@ vLLM creates the plugin's parts itself, with zero-argument factories at differen
 start, so what they share, the engine state, is in this module's `_process`: created by the stat
 logger (the first to receive the final configuration), used by the endpoint and the spans.
 
-Without ORCH_PROFILE everything here is inert. Only the standard library is imported at the top:
-vLLM merely logs an error while *importing* a plugin and continues without it, but stops for an
-error inside the plugin's function.
+Without ORCH_PROFILE everything here is inert. So vLLM may find the stat logger only with one: where
+it finds any, it collects statistics, even with --disable-log-stats. Only the standard library is
+imported at the top: vLLM merely logs an error while *importing* a plugin and continues without it,
+but stops for an error inside the plugin's function.
 """
 
 from __future__ import annotations
@@ -61,10 +62,20 @@ def general_plugin() -> None:
     profile = load(selected)
     _process.profile = profile
     allowlist.ensure(os.environ)
+    show_stat_logger()
     telemetry.label_resource(profile, os.environ)
     logging.getLogger("vllm.v1.metrics.loggers").addFilter(telemetry.IterationLineFilter())
     _wrap_create_engine_config(profile)
     _label_spans(profile)
+
+
+def show_stat_logger() -> None:
+    """Lets this process find the metadata with the entry point of `vllm.stat_logger_plugins`.
+
+    vLLM looks for it when it creates its AsyncLLM, from arguments for which it ran all general
+    plugins in the same process.
+    """
+    sys.path.append(str(Path(__file__).with_name("metadata")))
 
 
 def _label_spans(profile: Profile) -> None:
@@ -257,24 +268,22 @@ def __getattr__(name: str) -> Any:
     from vllm_plugin.evidence.setup import make_evidence
     from vllm_plugin.state.conditions import tokens_per_step_of
 
-    if _process.profile is not None:
-        # vLLM has just created the provider of this process, and opens its first spans after this.
-        _label_spans(_process.profile)
+    assert _process.profile is not None  # or vLLM could not find it
+    profile: Profile = _process.profile
+    # vLLM has just created the provider of this process, and opens its first spans after this.
+    _label_spans(profile)
 
     class StatLogger(SchedulerStatLogger):
         """The entry point of `vllm.stat_logger_plugins`; vLLM passes the final configuration."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            evidence = None
-            if _process.profile is not None:
-                _process.engine_state = make_engine_state(vllm_config, _process.profile)
-                evidence = make_evidence(vllm_config, _process.engine_state)
-                _process.evidence = evidence
+            _process.engine_state = make_engine_state(vllm_config, profile)
+            _process.evidence = make_evidence(vllm_config, _process.engine_state)
             super().__init__(
                 _process.engine_state,
                 bool(vllm_config.scheduler_config.async_scheduling),
                 tokens_per_sequence=tokens_per_step_of(vllm_config),
-                finished=None if evidence is None else evidence.finished.add,
+                finished=_process.evidence.finished.add,
             )
 
     globals()[name] = StatLogger

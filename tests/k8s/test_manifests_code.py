@@ -6,28 +6,19 @@ import base64
 import json
 import os
 import subprocess
-import sys
-import venv
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.environments import without_this_project
 from tests.k8s.objects import DEFAULT, ROOT, named, pod_spec
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python as in the image: this environment's packages, but none of this project's."""
-    home = tmp_path_factory.mktemp("image")
-    venv.create(home, symlinks=True)
-    here = Path(os.__file__).parent.name
-    ours = ("_editable_impl_orch", "orch_sidecar", "orch_vllm_plugin", "vllm_plugin")
-    [packages] = [Path(path) for path in sys.path if path.endswith(f"{here}/site-packages")]
-    for path in packages.iterdir():
-        if not path.name.startswith(ours):
-            (home / "lib" / here / "site-packages" / path.name).symlink_to(path)
-    return home / "bin"
+    return without_this_project(tmp_path_factory.mktemp("image"))
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +69,7 @@ import importlib.metadata, json, os
 from vllm_plugin import allowlist
 from vllm_plugin import register
 allowlist.ensure(os.environ)
+register.show_stat_logger()
 print(json.dumps({
     "groups": sorted(p.group for p in importlib.metadata.entry_points(name="orch")),
     "plugins": os.environ["VLLM_PLUGINS"].split(","),

@@ -17,11 +17,11 @@ _BACK_TO_BACK_S = 1.0
 
 
 class SchedulerStatLogger(StatLoggerBase):
-    """Records every step in the engine's state. Inert without a state (no profile selected)."""
+    """Records every step in the engine's state."""
 
     def __init__(
         self,
-        engine_state: EngineState | None,
+        engine_state: EngineState,
         async_scheduling: bool,
         tokens_per_sequence: int = 1,
         finished: Callable[[Sequence[Any], float], None] | None = None,
@@ -45,7 +45,7 @@ class SchedulerStatLogger(StatLoggerBase):
     ) -> None:
         if self._finished is not None and iteration_stats and iteration_stats.finished_requests:
             self._finished(iteration_stats.finished_requests, iteration_stats.iteration_timestamp)
-        if self._engine_state is None or scheduler_stats is None:
+        if scheduler_stats is None:
             return
         at_s = time.time()
         running = scheduler_stats.num_running_reqs

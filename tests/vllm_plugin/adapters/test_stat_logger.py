@@ -283,10 +283,6 @@ def test_several_tokens_per_step_are_reported_with_the_step_time(module: Any) ->
     )
 
 
-def test_without_a_profile_nothing_is_reported(module: Any) -> None:
-    module.SchedulerStatLogger(None, False).record(SimpleNamespace(), None)
-
-
 def test_finished_requests_are_passed_on_with_the_time_of_their_step(module: Any) -> None:
     """Also those of a report without the scheduler's statistics."""
     passed: list[tuple[list[str], float]] = []

@@ -1,0 +1,63 @@
+"""vLLM's own OpenAI server, which prints what it is made of instead of serving: see test_inert."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+
+def parts(app: Any) -> dict[str, Any]:
+    """What a plugin could have changed in a server that is about to listen."""
+    from opentelemetry import trace
+    from prometheus_client import REGISTRY
+    from vllm.engine.arg_utils import EngineArgs
+
+    engine = app.state.engine_client
+    provider: Any = trace.get_tracer_provider()
+    processors = provider._active_span_processor._span_processors
+    loggers = [logging.getLogger(name) for name in sorted(logging.root.manager.loggerDict)]
+    config = re.sub(r" at 0x[0-9a-f]+|instance_id='\w+'", "", repr(engine.vllm_config))
+    return {
+        "statistics": [engine.log_stats, str(engine.logger_manager)],
+        "settings": config,
+        "wrapped": hasattr(EngineArgs.create_engine_config, "__wrapped__"),
+        "environment": dict(os.environ),
+        "path": [path for path in sys.path if path],
+        "routes": sorted(
+            [getattr(route, "path", ""), sorted(getattr(route, "methods", None) or ())]
+            for route in app.routes
+        ),
+        "middlewares": [str(each.cls) for each in app.user_middleware],
+        "metrics": sorted(family.name for family in REGISTRY.collect()),
+        "threads": sorted(re.sub(r"\d+", "N", each.name) for each in threading.enumerate()),
+        "spans": [type(provider).__name__, *(type(each).__name__ for each in processors)],
+        "resource": sorted(provider.resource.attributes),
+        "filters": [[each.name, len(each.filters)] for each in loggers if each.filters],
+    }
+
+
+def main() -> None:
+    """`FILE ARGUMENTS`: writes the parts to FILE, of a server with these arguments."""
+    target = Path(sys.argv.pop(1))
+    from vllm.entrypoints.launchers.api_server import entry
+
+    def write(app: Any) -> None:
+        target.write_text(json.dumps(parts(app)), encoding="utf-8")
+
+    async def serve_http(app: Any, **_: Any) -> asyncio.Task[None]:
+        write(app)
+        return asyncio.create_task(asyncio.sleep(0))
+
+    entry.serve_http = serve_http
+    entry.main()
+
+
+if __name__ == "__main__":
+    main()

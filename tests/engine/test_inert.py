@@ -1,0 +1,108 @@
+"""An engine with the plugin installed, and no profile selected, is one without the plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from orch_sidecar.tools.local.stack import free_port
+from orch_sidecar.tools.local.up import tiny_model
+from tests.engine import inert_probe
+from tests.environments import site_packages, without_this_project
+from tests.import_graph import ROOT
+
+_LOGGERS: Final = """
+import sys
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
+AsyncEngineArgs(model=sys.argv[1])
+print("found:", [each.__name__ for each in load_stat_logger_plugin_factories()])
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this tree."""
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [path] = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with vLLM, and without the plugin."""
+    return without_this_project(tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the plugin."""
+    binaries = without_this_project(tmp_path_factory.mktemp("installed"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site_packages(binaries))
+    return binaries
+
+
+def run(binaries: Path, *words: str, **environ: str) -> str:
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ORCH_", "OTEL_", "VLLM_", "PYTHON"))
+    }
+    own = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [str(binaries / "python"), *words]
+    done = subprocess.run(
+        command, env=clean | own | environ, cwd="/", capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def parts(binaries: Path, place: Path, port: int) -> dict[str, Any]:
+    """What a server is made of that shows no statistics and exports traces."""
+    found = place / f"{binaries.parent.name}.json"
+    run(
+        binaries,
+        inert_probe.__file__,
+        str(found),
+        *("--model", str(tiny_model()), "--port", str(port)),
+        *("--dtype", "float32", "--enforce-eager", "--disable-log-stats"),
+        *("--otlp-traces-endpoint", "http://127.0.0.1:9"),
+    )
+    text = found.read_text(encoding="utf-8").replace(str(binaries.parent), "ENVIRONMENT")
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def test_without_a_profile_the_engine_is_what_it_is_without_the_plugin(
+    bare: Path, installed: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    without, with_plugin = parts(bare, tmp_path, port), parts(installed, tmp_path, port)
+    assert without["statistics"] == [False, "None"]
+    assert without["routes"]
+    assert without["metrics"]
+    assert with_plugin == without
+
+
+@pytest.mark.parametrize(
+    ("environ", "loggers"),
+    [
+        ({"VLLM_PLUGINS": "orch"}, []),
+        ({"ORCH_PROFILE": "home", "VLLM_PLUGINS": "other"}, ["StatLogger"]),
+    ],
+)
+def test_stat_logger_is_found_with_a_profile_only(
+    environ: dict[str, str], loggers: list[str], installed: Path
+) -> None:
+    assert f"found: {loggers}" in run(installed, "-c", _LOGGERS, str(tiny_model()), **environ)
