@@ -152,12 +152,18 @@ _ENDPOINTS: Final = (
 ENDPOINTS: Final = {each.path: each for each in _ENDPOINTS}
 # What a request for any other path is recorded as: its path is the client's text, and no label.
 UNKNOWN: Final = Endpoint("(none)", "GET")
+_UNKNOWN_MESSAGES: Final = Endpoint("(none)", "GET", error_format=ANTHROPIC)
 
 # They must answer by any name, whatever is configured.
 PROBES: Final = frozenset({"/livez", "/readyz", "/healthz", "/health"})
 WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.needs_key) | {ROOT}
 # Of an engine's workloads, those that this sidecar serves.
 WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitted)
+
+
+def unknown(path: str) -> Endpoint:
+    """Returns what a request for another path is recorded as, with the error format of its API."""
+    return _UNKNOWN_MESSAGES if path.startswith("/v1/messages/") else UNKNOWN
 
 
 class ResourcePath(StrEnum):

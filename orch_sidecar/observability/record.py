@@ -39,9 +39,9 @@ class Outcome(StrEnum):
 class RequestIdentity:
     """What never changes about a request.
 
-    `endpoint`: UNKNOWN if the path is not served. `id`: ours, unguessable (X-Orch-Request-Id).
-    `request_id`: the client's X-Request-Id, or ours. `arrived`: nanoseconds of the monotonic
-    clock; `arrived_ns`: the same moment on the wall clock.
+    `endpoint`: by `unknown` if the path is not served. `id`: ours, unguessable
+    (X-Orch-Request-Id). `request_id`: the client's X-Request-Id, or ours. `arrived`: nanoseconds
+    of the monotonic clock; `arrived_ns`: the same moment on the wall clock.
     """
 
     endpoint: Endpoint

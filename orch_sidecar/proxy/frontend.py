@@ -18,7 +18,7 @@ from aiohttp import web
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.cache_salt import CacheSalts
-from orch_sidecar.api.endpoints import UNKNOWN, Endpoint
+from orch_sidecar.api.endpoints import Endpoint, unknown
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     X_CORRELATION_ID,
@@ -127,7 +127,7 @@ class Frontend:
             correlation_id = accept_id(headers.get(X_CORRELATION_ID)) or request_id
         record = RequestRecord(
             RequestIdentity(
-                UNKNOWN if endpoint is None else endpoint,
+                endpoint or unknown(path),
                 own_id,
                 request_id,
                 correlation_id,

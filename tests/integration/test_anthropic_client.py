@@ -72,6 +72,19 @@ async def test_refusals_of_messages_are_the_clients_exceptions(
         assert body["error"]["type"] == "overloaded_error"
 
 
+async def test_batches_of_messages_are_not_found_in_the_form_of_their_api(
+    claude: anthropic.AsyncAnthropic,
+) -> None:
+    """An API that this sidecar does not have, below one that it has."""
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await claude.messages.batches.retrieve("msgbatch_1")
+    body: Any = missing.value.body
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.NotFoundError):
+        await claude.messages.batches.create(requests=[])
+
+
 async def test_failure_in_a_stream_of_messages_is_the_clients_exception(
     engine: ScriptedEngine, claude: anthropic.AsyncAnthropic
 ) -> None:
