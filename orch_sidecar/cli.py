@@ -21,11 +21,12 @@ from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.contracts.profile import ProfileError
 
 _COMPLETION: Final = "tools.completion"
+_UP: Final = "tools.local.up"
 
 # Each command, the module whose `main` runs it (imported on demand), and its help. A module's
 # `parser` has its arguments; without a module the command is here.
 _COMMANDS: Final = {
-    "up": ("tools.local.up", "run an engine and a sidecar on this machine"),
+    "up": (_UP, "run an engine and a sidecar on this machine"),
     "engine": ("tools.local.engine", "run vLLM's OpenAI server under a profile"),
     "sidecar": (None, "run the sidecar: admission in front of engines"),
     "key": ("tools.new_key", "generate an API key for a client of a sidecar"),
@@ -76,10 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif module == _COMPLETION:
             script = importlib.import_module(f"orch_sidecar.{module}").script
             print(script(words[1:], lambda: _parser(_arguments)))
+        elif module == _UP:
+            importlib.import_module(f"orch_sidecar.{module}").main(words[1:], read_settings)
         else:
             importlib.import_module(f"orch_sidecar.{module}").main(words[1:])
-    except ProfileError as error:
-        sys.exit(f"orch {command}: {error}")
+    except (InvalidSettings, ProfileError) as error:
+        print(f"orch {command}: {error}", file=sys.stderr)
+        sys.exit(2)
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("orch_sidecar."):
             raise
@@ -120,7 +124,7 @@ def _sidecar(arguments: list[str]) -> None:
     from orch_sidecar.app.sidecar import serve
 
     try:
-        code = uvloop.run(serve(settings, lambda: load_settings(arguments)))
+        code = uvloop.run(serve(settings, lambda: read_settings(arguments)))
     except ProfileError:
         raise
     except (OSError, ValueError) as error:
@@ -133,15 +137,7 @@ class InvalidSettings(ValueError):
 
 
 def read_settings(arguments: list[str]) -> SidecarSettings:
-    """Loads the settings; exits with a message if they are invalid."""
-    try:
-        return load_settings(arguments)
-    except InvalidSettings as error:
-        sys.exit(f"orch sidecar: {error}")
-
-
-def load_settings(arguments: list[str]) -> SidecarSettings:
-    """Loads the settings from flags, environment and file. Raises InvalidSettings."""
+    """Reads the settings from flags, environment and file. Raises InvalidSettings."""
     first = argparse.ArgumentParser(prog="orch sidecar", add_help=False, allow_abbrev=False)
     first.add_argument("--config", default=os.environ.get("ORCH_CONFIG"))
     chosen, rest = first.parse_known_args(arguments)

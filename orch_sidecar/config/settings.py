@@ -101,6 +101,7 @@ class SidecarSettings(BaseSettings):
         cli_kebab_case=True,
         cli_hide_none_type=True,
         cli_prog_name="orch sidecar",
+        cli_exit_on_error=False,
     )
     # The content of the file; set by the command line before the settings are built.
     file_values: ClassVar[dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Parses numbers on the command line, for argparse's `type`.
+"""Parses the command line: numbers, for argparse's `type`, and errors in one line.
 
 Each function raises argparse's ArgumentTypeError with the value and the rule.
 """
@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 # Beyond it a number is a typing error.
 _LIMIT: Final = 1e12
 
 # A seed must fit in 64 bits.
 _MAX_DIGITS: Final = 18
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage above it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def number(text: str, rule: str, is_valid: Callable[[float], bool]) -> float:

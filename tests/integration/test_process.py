@@ -210,7 +210,7 @@ async def test_port_that_is_taken_is_one_line_and_exit_code_1(engine: ScriptedEn
 async def test_wrong_setting_names_setting_value_and_rule() -> None:
     async with run("--queue-capacity=-1", ORCH_CLIENT_STALL_S="soon") as process:
         code, logged = await process.ended()
-    assert code == 1
+    assert code == 2
     for part in ("queue_capacity", "'-1'", "greater than or equal to 0"):
         assert part in logged
     for part in ("client_stall_s", "'soon'", "valid number"):

@@ -59,7 +59,7 @@ def files(tmp_path: Path, engine: ScriptedEngine) -> Files:
 @pytest.fixture
 async def sidecar(files: Files) -> AsyncIterator[Running]:
     """A sidecar that reads the files."""
-    sidecar = Sidecar(cli.load_settings(files.words), lambda: cli.load_settings(files.words))
+    sidecar = Sidecar(cli.read_settings(files.words), lambda: cli.read_settings(files.words))
     running = Running(sidecar, await sidecar.start())
     await running.ready()
     yield running

@@ -192,7 +192,7 @@ def test_entry_reads_its_settings_and_reaches_every_pool(
     volume = next(one for one in pod_spec(entry)["volumes"] if one["name"] == mount["name"])
     text = named(folder, "ConfigMap", volume["configMap"]["name"]).body["data"][path.name]
     (tmp_path / "sidecar.yaml").write_text(text)
-    settings = cli.load_settings(["--config", str(tmp_path / "sidecar.yaml")])
+    settings = cli.read_settings(["--config", str(tmp_path / "sidecar.yaml")])
     assert settings.port == ports_of(entry)["http"]
     assert settings.host == "0.0.0.0"
     assert settings.admin_host == "127.0.0.1"

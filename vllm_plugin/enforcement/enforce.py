@@ -13,6 +13,7 @@ from typing import Any, Final
 from vllm_plugin.contracts import unleased
 from vllm_plugin.contracts.profile import SLOTS_ARGUMENT, Profile
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased
+from vllm_plugin.contracts.vllm_arguments import contradiction, option, value_of
 from vllm_plugin.enforcement import connectors, ranks, telemetry
 
 # By it the engine's workers can be asked for their attention backends.
@@ -39,23 +40,6 @@ def _contradiction(subject: str, profile: Profile, found: Sequence[str]) -> Prof
     )
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _command_line_value(argv: Sequence[str], *options: str) -> str | None:
-    """Returns the last value of an option in an argument list, in any of vLLM's spellings."""
-    found = None
-    for position, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") in options:
-            if equals:
-                found = value
-            elif position + 1 < len(argv):
-                found = argv[position + 1]
-    return found
-
-
 def contradictions(
     args: Any, profile: Profile, environ: Mapping[str, str], argv: Sequence[str]
 ) -> list[str]:
@@ -69,21 +53,19 @@ def contradictions(
 
 def _broken_rules(args: Any, profile: Profile, argv: Sequence[str]) -> list[str]:
     """Returns the arguments that break a rule of the profile."""
-    found: list[str] = []
+    found: list[str | None] = []
     for name, rule in profile.engine.items():
         if not hasattr(args, name):
             found.append(
-                f"{_option(name)} is in the profile, but this vLLM has no such argument: remove it"
+                f"{option(name)} is in the profile, but this vLLM has no such argument: remove it"
             )
             continue
-        given = getattr(args, name)
-        objection = rule.objection(given) if _is_given(args, name, argv) else None
-        if objection:
-            found.append(f"{_option(name)} is {given!r}, {objection}")
+        if _is_given(args, name, argv):
+            found.append(contradiction(name, getattr(args, name), rule))
     active = args.max_num_active_seqs
-    if active is not None and (objection := profile.slots.objection(active)):
-        found.append(f"{_option('max_num_active_seqs')} is {active!r}, {objection}")
-    return found
+    if active is not None:
+        found.append(contradiction("max_num_active_seqs", active, profile.slots))
+    return [text for text in found if text is not None]
 
 
 def _unsupported(
@@ -93,7 +75,7 @@ def _unsupported(
     found = ranks.contradictions(args, environ, argv, batching=profile.batching)
     servers = max(
         args._api_process_count,
-        _as_int(_command_line_value(argv, "--api-server-count", "-asc")),
+        _as_int(value_of(argv, "--api-server-count", "-asc")),
     )
     if servers > 1:
         found.append(
@@ -121,8 +103,8 @@ def _unsupported(
         )
     if profile.unleased is Unleased.REFUSE and _serves(argv) and "--config" not in argv:
         # With a configuration file the server's arguments are known when it starts to listen.
-        given = (_command_line_value(argv, "--api-key"), environ.get("VLLM_API_KEY"))
-        host, uds = _command_line_value(argv, "--host"), _command_line_value(argv, "--uds")
+        given = (value_of(argv, "--api-key"), environ.get("VLLM_API_KEY"))
+        host, uds = value_of(argv, "--host"), value_of(argv, "--uds")
         if text := unleased.objection(host, uds, EngineKeys(filter(None, given))):
             found.append(text)
     if args.scheduler_cls is not None:
@@ -164,8 +146,8 @@ def _incompatible(args: Any, profile: Profile, argv: Sequence[str]) -> list[str]
         if value < limit if least else value > limit:
             origin = "" if _is_given(args, name, argv) else f" (by profile {profile.name!r})"
             found.append(
-                f"{_option(name)} is {value!r}{origin}, must be at {'least' if least else 'most'} "
-                f"{_option(bound)}, which is {limit!r}"
+                f"{option(name)} is {value!r}{origin}, must be at {'least' if least else 'most'} "
+                f"{option(bound)}, which is {limit!r}"
             )
     return found
 
@@ -183,7 +165,7 @@ def _is_given(args: Any, name: str, argv: Sequence[str]) -> bool:
     An explicit value that equals vLLM's default is recognised on the command line only.
     """
     at_default = bool(getattr(args, name) == getattr(type(args), name, None))
-    return not at_default or _command_line_value(argv, _option(name)) is not None
+    return not at_default or value_of(argv, option(name)) is not None
 
 
 def _as_int(text: str | None) -> int:

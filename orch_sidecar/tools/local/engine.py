@@ -10,16 +10,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
+from orch_sidecar.tools.arguments import OneLineParser
 from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.vllm_arguments import contradiction, contradictions, value_of
 
 NO_VLLM: Final = (
     "vLLM is not installed: pip install 'vllm>=0.32,<0.34', or on a machine without a GPU, in a "
     "checkout of this project, make install"
 )
+_MAX_PORT: Final = 65_535
 SERVER: Final = ("-m", "vllm_plugin.serve")  # takes the arguments of `vllm serve`
 
 
@@ -29,9 +33,38 @@ def environment(environ: MutableMapping[str, str], profile: str) -> None:
     environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
+def objections(
+    arguments: Sequence[str], profile: profiles.Profile, slots: int | None = None
+) -> list[str]:
+    """Returns what is wrong in vLLM's arguments, as far as that is known without vLLM.
+
+    `slots`: those that are asked for in addition.
+    """
+    found = contradictions(arguments, profile)
+    if slots is not None and (text := contradiction("slots", slots, profile.slots)):
+        found.append(text)
+    found = [f"{text} in profile {profile.name!r} ({profile.measurement_type})" for text in found]
+    port = value_of(arguments, "--port")
+    if port is not None and not (port.isdecimal() and int(port) <= _MAX_PORT):
+        found.append(f"--port is {port!r}, must be an integer from 0 to {_MAX_PORT}")
+    first = next((word for word in arguments[:1] if not word.startswith("-")), None)
+    model = value_of(arguments, "--model") or first
+    if model is not None and (text := model_objection(model)):
+        found.append(text)
+    return found
+
+
+def model_objection(model: str) -> str | None:
+    """Returns why this cannot be a model: it is a path, not a name or a URL, of nothing."""
+    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if not is_path or "://" in model or Path(model).exists():
+        return None
+    return f"the model is {model!r}, must be a directory that exists, or a name on the model hub"
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the arguments that are not for vLLM."""
-    found = argparse.ArgumentParser(
+    found = OneLineParser(
         prog="orch engine",
         description=(
             "Runs `vllm serve` under a profile. All other arguments are passed to vLLM; if any "
@@ -51,8 +84,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> None:
     """Runs vLLM; does not return."""
-    chosen, rest = parser().parse_known_args(arguments)
-    profiles.load(chosen.profile)
+    own = parser()
+    chosen, rest = own.parse_known_args(arguments)
+    if found := objections(rest, profiles.load(chosen.profile)):
+        own.error("; ".join(found))
     if find_spec("vllm") is None:
         sys.exit(f"orch engine: {NO_VLLM}")
     environment(os.environ, chosen.profile)

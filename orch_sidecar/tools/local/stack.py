@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -43,6 +43,8 @@ class Plan:
     slots: int | None = None
     host: str = "127.0.0.1"
     port: int = 0
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None  # None: 1000 above `port`, or a free one
     engine_port: int = 0
     engine_arguments: tuple[str, ...] = ()
     sidecar_arguments: tuple[str, ...] = ()
@@ -66,13 +68,21 @@ def free_port() -> int:
     return last
 
 
-def _admin_port(port: int) -> int:
-    """Returns the sidecar's default for operators, 1000 above its port, or a free one."""
+def _admin_port(port: int, given: int | None) -> int:
+    """Returns the port for operators: as given, else 1000 above the sidecar's, or a free one."""
+    if given is not None:
+        return given or free_port()
     default = port + 1000
     with socket.socket() as probe, suppress(OSError, OverflowError):
         probe.bind(("127.0.0.1", default))
         return default
     return free_port()
+
+
+def _url(host: str, port: int) -> str:
+    """Returns where this machine reaches what listens there."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
@@ -113,26 +123,25 @@ class Stack:
         self.plan = plan
         self.engine_port = plan.engine_port or free_port()
         self.port = plan.port or free_port()
-        self.admin_port = _admin_port(self.port)
+        self.admin_port = _admin_port(self.port, plan.admin_port)
         self.engine: Child | None = None
         self.sidecar: Child | None = None
 
     @property
     def url(self) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.plan.host, self.plan.host)  # noqa: S104
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return _url(self.plan.host, self.port)
 
     @property
     def admin_url(self) -> str:
-        """The listener for operators, which is on the loopback."""
-        return f"http://127.0.0.1:{self.admin_port}"
+        """The listener for operators."""
+        return _url(self.plan.admin_host, self.admin_port)
 
     @property
     def engine_url(self) -> str:
         return f"http://127.0.0.1:{self.engine_port}"
 
     def __enter__(self) -> Stack:
-        self.require_port()
+        self.require_ports()
         self.start_engine()
         self.start_sidecar()
         return self
@@ -140,17 +149,21 @@ class Stack:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def require_port(self) -> None:
-        """Raises StackError if the sidecar's port is taken: its owner might answer instead."""
-        host, port = self.plan.host, self.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            socket.create_server((host, port), family=family).close()
-        except OSError as error:
-            raise StackError(
-                f"the sidecar cannot listen on {host}, port {port}: {error.strerror or error}; "
-                "choose another port with --port"
-            ) from error
+    def require_ports(self) -> None:
+        """Raises StackError if a port of the sidecar is taken: its owner might answer instead."""
+        with ExitStack() as listening:
+            for host, port, setting in (
+                (self.plan.host, self.port, "--port"),
+                (self.plan.admin_host, self.admin_port, "ORCH_ADMIN_PORT"),
+            ):
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                try:
+                    listening.enter_context(socket.create_server((host, port), family=family))
+                except OSError as error:
+                    raise StackError(
+                        f"the sidecar cannot listen on {host}, port {port}: "
+                        f"{error.strerror or error}; choose another port with {setting}"
+                    ) from error
 
     def start_engine(self) -> None:
         environ = dict(os.environ) | dict(self.plan.environ)
@@ -179,6 +192,7 @@ class Stack:
                 *("--engine-url", self.engine_url),
                 *("--host", self.plan.host),
                 *("--port", str(self.port)),
+                *("--admin-host", self.plan.admin_host),
                 *("--admin-port", str(self.admin_port)),
                 *self.plan.sidecar_arguments,
             ],

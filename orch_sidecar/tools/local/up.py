@@ -8,16 +8,20 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.tools.arguments import OneLineParser
 from orch_sidecar.tools.local import check
-from orch_sidecar.tools.local.engine import NO_VLLM
+from orch_sidecar.tools.local.engine import NO_VLLM, objections
 from orch_sidecar.tools.local.otlp import OtlpReceiver
 from orch_sidecar.tools.local.phases import phase_of
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
@@ -28,21 +32,41 @@ from vllm_plugin.contracts.sidecar_key import VARIABLE
 # Large weights may take long to load; the progress line shows that it is alive.
 _READY_WITHIN_S: Final = 3600.0
 _TINY: Final = "tiny"
+_SET_CACHE: Final = "set HOME or XDG_CACHE_HOME: logs and models go there"
 # Of vLLM's log, for the phase of its start: it is silent within a phase, or repeats a line.
 _LOG_LINES: Final = 400
 
 
 def cache_directory() -> Path:
-    """Returns the directory of models made here and of logs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Returns the directory of models made here and of logs. Raises StackError if there is none."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise StackError(f"{error} {_SET_CACHE}") from error
     return Path(base) / "orch"
+
+
+def _require_writable(directory: Path) -> None:
+    """Makes the directory if it is missing. Raises StackError if nothing can be written to it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise StackError(
+            f"{directory} must be a writable directory ({error.strerror}): {_SET_CACHE}"
+        ) from error
+
+
+def _tiny_directory() -> Path:
+    return cache_directory() / "models" / "tiny-1"
 
 
 def tiny_model() -> Path:
     """Returns the tiny model's directory. Makes the model if needed, in a separate process: that
     needs torch and this process does not."""
-    directory = cache_directory() / "models" / "tiny-1"
+    directory = _tiny_directory()
     if not (directory / "complete").exists():
+        _require_writable(directory)
         print(f"making a tiny model in {directory}", flush=True)
         command = [sys.executable, "-m", "orch_sidecar.tools.local.tiny_model", str(directory)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -51,10 +75,20 @@ def tiny_model() -> Path:
     return directory
 
 
-def main(arguments: list[str]) -> None:
-    """Runs until Ctrl-C or SIGTERM; with --check until the check is done."""
-    options = parser().parse_args(arguments)
-    profiles.load(options.profile)
+def main(arguments: list[str], read_settings: Callable[[list[str]], SidecarSettings]) -> None:
+    """Runs until Ctrl-C or SIGTERM; with --check until the check is done.
+
+    `read_settings`: reads those of the sidecar from its flags, the environment and the file.
+    """
+    own = parser()
+    options = own.parse_args(arguments)
+    flags = {"profile": options.profile, "host": options.host, "port": options.port}
+    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    settings = read_settings(given)
+    model = [options.model] if options.model else []
+    profile = profiles.load(settings.profile)
+    if wrong := objections([*model, *options.engine_arguments], profile, options.slots):
+        own.error("; ".join(wrong))
     if find_spec("vllm") is None:
         sys.exit(f"orch up: {NO_VLLM}")
     stop = threading.Event()
@@ -68,7 +102,7 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     try:
-        found = _run(options)
+        found = _run(options, settings)
     except _Leaving:
         return
     except StackError as error:
@@ -85,24 +119,24 @@ class _Leaving(BaseException):
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    found = argparse.ArgumentParser(
+    found = OneLineParser(
         prog="orch up",
         description=(
             "Starts vLLM under a profile with the sidecar in front of it, waits until they are "
             "ready, and serves until Ctrl-C. Without --model it makes a small model with random "
-            "weights, so that nothing needs to be downloaded."
+            "weights, so that nothing needs to be downloaded. The sidecar's settings apply "
+            "(ORCH_ADMIN_PORT, for instance)."
         ),
         epilog="Arguments after `--` go to vLLM: orch up --model ./m -- --max-model-len 4096",
     )
     found.add_argument(
         "--profile",
-        default=os.environ.get("ORCH_PROFILE", "home"),
         help="home, cloud, offline, or the path of a YAML file (default: ORCH_PROFILE, or home)",
     )
     found.add_argument("--model", help="a model directory or name for vLLM (default: a tiny one)")
     found.add_argument("--slots", type=int, help="concurrent sequences (default: the profile's)")
-    found.add_argument("--host", default="127.0.0.1", help="of the sidecar (default: 127.0.0.1)")
-    found.add_argument("--port", type=int, default=8080, help="of the sidecar (default: 8080)")
+    found.add_argument("--host", help="of the sidecar (default: ORCH_HOST, or 127.0.0.1)")
+    found.add_argument("--port", help="of the sidecar (default: ORCH_PORT, or 8080)")
     found.add_argument(
         "--check", action="store_true", help="send requests, show and verify the results, and exit"
     )
@@ -110,11 +144,11 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _run(options: argparse.Namespace) -> check.Findings:
+def _run(options: argparse.Namespace, settings: SidecarSettings) -> check.Findings:
     environ = {VARIABLE: os.environ.get(VARIABLE, secrets.token_urlsafe(32))}
     model, name, extra = options.model, None, tuple(options.engine_arguments)
     if not model:
-        model, name = str(tiny_model()), _TINY
+        model, name = str(_tiny_directory()), _TINY
         environ["HF_HUB_OFFLINE"] = "1"
         extra = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", *extra)
     with ExitStack() as parts:
@@ -127,20 +161,25 @@ def _run(options: argparse.Namespace) -> check.Findings:
                 "OTEL_BSP_SCHEDULE_DELAY": "500",
             }
         plan = Plan(
-            profile=options.profile,
+            profile=settings.profile,
             model=model,
             served_name=name,
             slots=options.slots,
-            host=options.host,
-            port=options.port,
+            host=settings.host,
+            port=settings.port,
+            admin_host=settings.admin_host,
+            admin_port=settings.admin_port,
             engine_arguments=extra,
             environ=environ,
             log_directory=cache_directory() / "logs",
         )
+        _require_writable(plan.log_directory)
         stack = Stack(plan)
-        stack.require_port()
+        stack.require_ports()
+        if not options.model:
+            tiny_model()
         parts.callback(_stop, stack)
-        print(f"profile {options.profile}, model {name or model}; logs in {plan.log_directory}")
+        print(f"profile {settings.profile}, model {name or model}; logs in {plan.log_directory}")
         stack.start_engine()
         stack.start_sidecar()
         with Progress("the engine: starting", sys.stdout) as progress:

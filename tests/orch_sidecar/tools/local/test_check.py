@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from orch_sidecar import cli
 from orch_sidecar.observability.otlp.encoder import ENGINE_SPAN, WAIT_SPAN
 from orch_sidecar.tools.local import check, up
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
@@ -131,19 +132,19 @@ def test_verdict_in_one_line_has_figures_that_agree(sidecar: Sidecar) -> None:
 def test_last_line_is_the_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: list[str]
 ) -> None:
-    monkeypatch.setattr(up, "_run", lambda options: check.Findings(found, "4 requests"))
+    monkeypatch.setattr(up, "_run", lambda *_: check.Findings(found, "4 requests"))
     monkeypatch.setattr(up, "find_spec", lambda name: object())
     monkeypatch.setattr("orch_sidecar.tools.local.up.signal.signal", lambda *_: None)
     if found:
         with pytest.raises(SystemExit, match="orch up --check: an answer was empty"):
-            up.main(["--check"])
+            up.main(["--check"], cli.read_settings)
     else:
-        up.main(["--check"])
+        up.main(["--check"], cli.read_settings)
         assert capsys.readouterr().out.splitlines()[-1] == "all is well: 4 requests"
 
 
 def test_port_that_is_taken_is_rejected_before_anything_starts(sidecar: Sidecar) -> None:
     taken = Stack(Plan("home", "model", port=sidecar.server_address[1]))
     with pytest.raises(StackError, match=r"Address already in use.*; choose another port"):
-        taken.require_port()
-    Stack(Plan("home", "model", port=free_port())).require_port()
+        taken.require_ports()
+    Stack(Plan("home", "model", port=free_port())).require_ports()
