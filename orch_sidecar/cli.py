@@ -119,6 +119,13 @@ def _sidecar(arguments: list[str]) -> None:
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if not settings.model_fields_set & {"engine_url", "pools"}:
+        logging.getLogger("orch.sidecar").info(
+            "no engine_url is given: waiting for an engine at %s, which `orch engine --profile %s "
+            "MODEL` starts; `orch up` starts both",
+            settings.engine_url,
+            settings.profile,
+        )
     import uvloop
 
     from orch_sidecar.app.sidecar import serve

@@ -218,6 +218,23 @@ async def test_wrong_setting_names_setting_value_and_rule() -> None:
     assert "Traceback" not in logged
 
 
+async def test_sidecar_without_an_engine_says_what_it_waits_for_and_how_to_start_it() -> None:
+    async with run() as process:
+        client = await process.client()
+        await client.close()
+        process.process.terminate()
+        code, logged = await process.ended()
+    assert code == 0
+    first = logged.splitlines()[0]
+    assert "waiting for an engine at http://127.0.0.1:8000, which `orch engine " in first
+    assert "orch up" in first
+    async with run("--engine-url=http://127.0.0.1:1") as process:
+        client = await process.client()
+        await client.close()
+        process.process.terminate()
+        assert "no engine_url" not in (await process.ended())[1]
+
+
 async def python(code: str, **environment: str) -> str:
     """Runs code in a fresh process and returns what it prints."""
     process = await asyncio.create_subprocess_exec(

@@ -34,12 +34,9 @@ def environment(environ: MutableMapping[str, str], profile: str) -> None:
 
 
 def objections(
-    arguments: Sequence[str], profile: profiles.Profile, slots: int | None = None
+    arguments: Sequence[str], profile: profiles.Profile, model: str | None, slots: int | None = None
 ) -> list[str]:
-    """Returns what is wrong in vLLM's arguments, as far as that is known without vLLM.
-
-    `slots`: those that are asked for in addition.
-    """
+    """Returns what is wrong in vLLM's arguments, as far as that is known without vLLM."""
     found = contradictions(arguments, profile)
     if slots is not None and (text := contradiction("slots", slots, profile.slots)):
         found.append(text)
@@ -47,19 +44,11 @@ def objections(
     port = value_of(arguments, "--port")
     if port is not None and not (port.isdecimal() and int(port) <= _MAX_PORT):
         found.append(f"--port is {port!r}, must be an integer from 0 to {_MAX_PORT}")
-    first = next((word for word in arguments[:1] if not word.startswith("-")), None)
-    model = value_of(arguments, "--model") or first
-    if model is not None and (text := model_objection(model)):
-        found.append(text)
-    return found
-
-
-def model_objection(model: str) -> str | None:
-    """Returns why this cannot be a model: it is a path, not a name or a URL, of nothing."""
+    model = value_of(arguments, "--model") or model or ""
     is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if not is_path or "://" in model or Path(model).exists():
-        return None
-    return f"the model is {model!r}, must be a directory that exists, or a name on the model hub"
+    if is_path and "://" not in model and not Path(model).exists():
+        found.append(f"the model is {model!r}, must be a directory that exists, or a hub's name")
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,7 +75,8 @@ def main(arguments: list[str]) -> None:
     """Runs vLLM; does not return."""
     own = parser()
     chosen, rest = own.parse_known_args(arguments)
-    if found := objections(rest, profiles.load(chosen.profile)):
+    model = rest[0] if rest and not rest[0].startswith("-") else None
+    if found := objections(rest, profiles.load(chosen.profile), model):
         own.error("; ".join(found))
     if find_spec("vllm") is None:
         sys.exit(f"orch engine: {NO_VLLM}")

@@ -43,7 +43,6 @@ class Plan:
     slots: int | None = None
     host: str = "127.0.0.1"
     port: int = 0
-    admin_host: str = "127.0.0.1"
     admin_port: int | None = None  # None: 1000 above `port`, or a free one
     engine_port: int = 0
     engine_arguments: tuple[str, ...] = ()
@@ -68,21 +67,13 @@ def free_port() -> int:
     return last
 
 
-def _admin_port(port: int, given: int | None) -> int:
-    """Returns the port for operators: as given, else 1000 above the sidecar's, or a free one."""
-    if given is not None:
-        return given or free_port()
+def _admin_port(port: int) -> int:
+    """Returns the sidecar's default for operators, 1000 above its port, or a free one."""
     default = port + 1000
     with socket.socket() as probe, suppress(OSError, OverflowError):
         probe.bind(("127.0.0.1", default))
         return default
     return free_port()
-
-
-def _url(host: str, port: int) -> str:
-    """Returns where this machine reaches what listens there."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
@@ -123,18 +114,20 @@ class Stack:
         self.plan = plan
         self.engine_port = plan.engine_port or free_port()
         self.port = plan.port or free_port()
-        self.admin_port = _admin_port(self.port, plan.admin_port)
+        default = _admin_port(self.port) if plan.admin_port is None else free_port()
+        self.admin_port = plan.admin_port or default
         self.engine: Child | None = None
         self.sidecar: Child | None = None
 
     @property
     def url(self) -> str:
-        return _url(self.plan.host, self.port)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.plan.host, self.plan.host)  # noqa: S104
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
     def admin_url(self) -> str:
-        """The listener for operators."""
-        return _url(self.plan.admin_host, self.admin_port)
+        """The listener for operators, which is on the loopback."""
+        return f"http://127.0.0.1:{self.admin_port}"
 
     @property
     def engine_url(self) -> str:
@@ -151,14 +144,14 @@ class Stack:
 
     def require_ports(self) -> None:
         """Raises StackError if a port of the sidecar is taken: its owner might answer instead."""
-        with ExitStack() as listening:
+        with ExitStack() as taken:
             for host, port, setting in (
                 (self.plan.host, self.port, "--port"),
-                (self.plan.admin_host, self.admin_port, "ORCH_ADMIN_PORT"),
+                ("127.0.0.1", self.admin_port, "ORCH_ADMIN_PORT"),
             ):
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 try:
-                    listening.enter_context(socket.create_server((host, port), family=family))
+                    taken.enter_context(socket.create_server((host, port), family=family))
                 except OSError as error:
                     raise StackError(
                         f"the sidecar cannot listen on {host}, port {port}: "
@@ -192,7 +185,6 @@ class Stack:
                 *("--engine-url", self.engine_url),
                 *("--host", self.plan.host),
                 *("--port", str(self.port)),
-                *("--admin-host", self.plan.admin_host),
                 *("--admin-port", str(self.admin_port)),
                 *self.plan.sidecar_arguments,
             ],

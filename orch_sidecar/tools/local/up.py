@@ -32,41 +32,31 @@ from vllm_plugin.contracts.sidecar_key import VARIABLE
 # Large weights may take long to load; the progress line shows that it is alive.
 _READY_WITHIN_S: Final = 3600.0
 _TINY: Final = "tiny"
-_SET_CACHE: Final = "set HOME or XDG_CACHE_HOME: logs and models go there"
 # Of vLLM's log, for the phase of its start: it is silent within a phase, or repeats a line.
 _LOG_LINES: Final = 400
 
 
 def cache_directory() -> Path:
-    """Returns the directory of models made here and of logs. Raises StackError if there is none."""
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError as error:
-        raise StackError(f"{error} {_SET_CACHE}") from error
-    return Path(base) / "orch"
+    """Returns the directory of models made here and of logs; makes it if it is missing.
 
-
-def _require_writable(directory: Path) -> None:
-    """Makes the directory if it is missing. Raises StackError if nothing can be written to it."""
+    Raises StackError if nothing can be written to it.
+    """
     try:
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orch"
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise StackError(
-            f"{directory} must be a writable directory ({error.strerror}): {_SET_CACHE}"
+            f"{error}: set HOME or XDG_CACHE_HOME to a writable directory, for models and logs"
         ) from error
-
-
-def _tiny_directory() -> Path:
-    return cache_directory() / "models" / "tiny-1"
+    return directory
 
 
 def tiny_model() -> Path:
     """Returns the tiny model's directory. Makes the model if needed, in a separate process: that
     needs torch and this process does not."""
-    directory = _tiny_directory()
+    directory = cache_directory() / "models" / "tiny-1"
     if not (directory / "complete").exists():
-        _require_writable(directory)
         print(f"making a tiny model in {directory}", flush=True)
         command = [sys.executable, "-m", "orch_sidecar.tools.local.tiny_model", str(directory)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -85,9 +75,8 @@ def main(arguments: list[str], read_settings: Callable[[list[str]], SidecarSetti
     flags = {"profile": options.profile, "host": options.host, "port": options.port}
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     settings = read_settings(given)
-    model = [options.model] if options.model else []
     profile = profiles.load(settings.profile)
-    if wrong := objections([*model, *options.engine_arguments], profile, options.slots):
+    if wrong := objections(options.engine_arguments, profile, options.model, options.slots):
         own.error("; ".join(wrong))
     if find_spec("vllm") is None:
         sys.exit(f"orch up: {NO_VLLM}")
@@ -124,8 +113,7 @@ def parser() -> argparse.ArgumentParser:
         description=(
             "Starts vLLM under a profile with the sidecar in front of it, waits until they are "
             "ready, and serves until Ctrl-C. Without --model it makes a small model with random "
-            "weights, so that nothing needs to be downloaded. The sidecar's settings apply "
-            "(ORCH_ADMIN_PORT, for instance)."
+            "weights, so that nothing needs to be downloaded."
         ),
         epilog="Arguments after `--` go to vLLM: orch up --model ./m -- --max-model-len 4096",
     )
@@ -148,7 +136,7 @@ def _run(options: argparse.Namespace, settings: SidecarSettings) -> check.Findin
     environ = {VARIABLE: os.environ.get(VARIABLE, secrets.token_urlsafe(32))}
     model, name, extra = options.model, None, tuple(options.engine_arguments)
     if not model:
-        model, name = str(_tiny_directory()), _TINY
+        model, name = str(tiny_model()), _TINY
         environ["HF_HUB_OFFLINE"] = "1"
         extra = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", *extra)
     with ExitStack() as parts:
@@ -167,17 +155,13 @@ def _run(options: argparse.Namespace, settings: SidecarSettings) -> check.Findin
             slots=options.slots,
             host=settings.host,
             port=settings.port,
-            admin_host=settings.admin_host,
             admin_port=settings.admin_port,
             engine_arguments=extra,
             environ=environ,
             log_directory=cache_directory() / "logs",
         )
-        _require_writable(plan.log_directory)
         stack = Stack(plan)
         stack.require_ports()
-        if not options.model:
-            tiny_model()
         parts.callback(_stop, stack)
         print(f"profile {settings.profile}, model {name or model}; logs in {plan.log_directory}")
         stack.start_engine()
