@@ -11,12 +11,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-PROFILE ?= home
-PORT ?= 8080
+# Of `make run` and `make check`; those left out are as of `orch up`.
+PROFILE ?=
+PORT ?=
 SLOTS ?=
 MINUTES ?= 20
 SEED ?=
 MODEL ?=
+UP = $(if $(PROFILE),--profile $(PROFILE)) $(if $(PORT),--port $(PORT)) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
 
 .PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry soak k8s clean
 
@@ -37,10 +39,10 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 run: $(STAMP)
-	@exec $(BIN)/orch up --profile $(PROFILE) --port $(PORT) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
+	@exec $(BIN)/orch up $(UP)
 
 check: $(STAMP)
-	@$(BIN)/orch up --check --profile $(PROFILE) --port $(PORT) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
+	@$(BIN)/orch up --check $(UP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -122,8 +122,8 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
 def test_check_reports_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "orch_sidecar", "up", "--check", "--slots", "8"),
-            *("--port", str(free_port())),
+            *(sys.executable, "-m", "orch_sidecar", "up", "--check"),
+            *("--port", str(free_port()), "--", "--scheduler-cls", "mine"),
         ],
         env=marked,
         capture_output=True,
@@ -132,4 +132,4 @@ def test_check_reports_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> 
     )
     assert done.returncode == 1
     assert "the engine exited with code 1" in done.stderr
-    assert "--max-num-seqs is 8, must be 1" in done.stderr
+    assert "--scheduler-cls is given, must not be" in done.stderr

@@ -37,10 +37,7 @@ _LOG_LINES: Final = 400
 
 
 def cache_directory() -> Path:
-    """Returns the directory of models made here and of logs; makes it if it is missing.
-
-    Raises StackError if nothing can be written to it.
-    """
+    """Returns the directory of models and logs. Raises StackError if it cannot be written to."""
     try:
         directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orch"
         directory.mkdir(parents=True, exist_ok=True)
