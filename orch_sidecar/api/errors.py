@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orch_sidecar.api.headers import RETRY_AFTER, RETRY_AFTER_MS, WWW_AUTHENTICATE, X_BACKOFF_MS
+from orch_sidecar.api.json_body import well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
 
 
@@ -152,9 +153,9 @@ class ErrorFormat:
 def _error(refusal: Refusal, error_type: str) -> dict[str, Any]:
     kind = BY_REASON[refusal.reason]
     return {
-        "message": refusal.message,
+        "message": well_formed(refusal.message),
         "type": error_type,
-        "param": refusal.param,
+        "param": refusal.param and well_formed(refusal.param),
         "code": kind.code,
         "policy_label": kind.policy_label or refusal.reason.value,
         "retriable": kind.retriable,

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orch_sidecar.api.json_body import Document, InvalidBody, kind_of
+from orch_sidecar.api.json_body import Document, InvalidBody, kind_of, well_formed
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ def _request(
     return GenerationRequest(
         cost,
         "stream" in document and _boolean(document, "stream"),
-        model if isinstance(model, str) else "",
+        well_formed(model) if isinstance(model, str) else "",
         max_tokens,
         prompt_tokens,
         service_tier,

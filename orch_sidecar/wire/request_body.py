@@ -18,7 +18,7 @@ from aiohttp import web
 
 from orch_sidecar.api.body_outline import Outline, slices
 from orch_sidecar.api.headers import CONTENT_ENCODING, EXPECT, TRANSFER_ENCODING
-from orch_sidecar.api.json_body import InvalidBody
+from orch_sidecar.api.json_body import InvalidBody, well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import SidecarSettings
 
@@ -167,7 +167,7 @@ def model_of(body: bytes) -> str:
     except (ValueError, RecursionError):
         return ""
     model = document.get("model") if isinstance(document, dict) else None
-    return model if isinstance(model, str) else ""
+    return well_formed(model) if isinstance(model, str) else ""
 
 
 def _unreadable(error: Exception) -> Refusal:

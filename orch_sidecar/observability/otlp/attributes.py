@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from orch_sidecar.api.json_body import well_formed
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.otlp.protobuf import (
     SPAN_ATTRIBUTE,
@@ -62,8 +63,8 @@ class Limits(NamedTuple):
 
 
 def model_name(record: RequestRecord) -> str:
-    """Returns the model as spans have it: JSON allows lone surrogates, OTLP does not."""
-    return record.model[:MAX_MODEL_CHARS].encode("utf-8", "replace").decode()
+    """Returns the model as spans have it."""
+    return well_formed(record.model[:MAX_MODEL_CHARS])
 
 
 def of_record(record: RequestRecord, labels: Attributes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from orch_sidecar.api.json_body import well_formed
 from orch_sidecar.observability.record import Outcome, RequestRecord
 
 # A client may send any text as the name of a model.
@@ -28,7 +29,7 @@ def line_of(record: RequestRecord, ended: int, batch_mean: float | None) -> byte
             "key": record.key,
             "method": identity.method[:20],
             "route": identity.endpoint.path,
-            "model": record.model[:_LONGEST_MODEL] or None,
+            "model": well_formed(record.model[:_LONGEST_MODEL]) or None,
             "pool": record.pool,
             "measurement_type": labels.get("measurement_type"),
             "class": record.service_class,

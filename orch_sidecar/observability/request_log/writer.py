@@ -82,7 +82,7 @@ class LineWriter:
     def _write(self, batch: Sequence[Line]) -> None:
         written = 0
         try:
-            data = b"".join(line() + b"\n" for line in batch)
+            data = b"".join(map(_made, batch))
             if self._was_moved():
                 moved, self._fd = self._fd, self._open()
                 os.close(moved)
@@ -98,9 +98,6 @@ class LineWriter:
             if not self._failed:
                 logger.warning("the request log cannot be written: %s", error)
             self._failed = True
-        # A line that cannot be made must not end the thread.
-        except Exception:
-            logger.exception("lines of the request log could not be made")
         with self._lock:
             self._waiting -= len(batch)
             self.dropped += len(batch) - written
@@ -114,7 +111,7 @@ class LineWriter:
     def _open(self) -> int:
         if self._path is None:
             return sys.stdout.fileno()
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def _was_moved(self) -> bool:
         """Whether the path names no longer the file that is open."""
@@ -123,3 +120,12 @@ class LineWriter:
         with suppress(FileNotFoundError):
             return not os.path.samestat(self._path.stat(), os.fstat(self._fd))
         return True
+
+
+def _made(line: Line) -> bytes:
+    """Returns a line with its end; empty if it cannot be made, which costs no other line."""
+    try:
+        return line() + b"\n"
+    except Exception as error:  # noqa: BLE001 (it must not end the thread)
+        logger.warning("a line of the request log could not be made: %r", error)
+        return b""

@@ -68,6 +68,10 @@ def test_estimated_tokens_are_marked() -> None:
     assert (found["tokens"], found["tokens_estimated"]) == (5, True)
 
 
+def test_model_that_utf_8_has_not_is_written_with_replacement() -> None:
+    assert line(served(model="a\ud800b\u4f60"), 9)["model"] == "a?b\u4f60"
+
+
 def test_model_is_cut_and_a_line_stays_one_line() -> None:
     written = line_of(served(model="a\nb" * 100), 9, None)
     assert b"\n" not in written

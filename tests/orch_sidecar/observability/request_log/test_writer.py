@@ -46,6 +46,16 @@ def test_file_that_was_moved_away_is_followed_by_a_new_one(tmp_path: Path) -> No
     assert (read(moved), read(path)) == (["1", "2"], ["3"])
 
 
+def test_new_file_is_its_owners_alone_and_one_that_is_there_keeps_its_mode(
+    tmp_path: Path,
+) -> None:
+    there, new = tmp_path / "there", tmp_path / "new"
+    there.touch(0o640)
+    for path in (there, new):
+        LineWriter(str(path)).close(10.0)
+    assert [path.stat().st_mode & 0o777 for path in (there, new)] == [0o640, 0o600]
+
+
 def test_lines_beyond_the_bound_are_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     writer, go = LineWriter(str(path), most=3), threading.Event()
@@ -79,16 +89,17 @@ def test_lines_that_cannot_be_written_are_dropped_with_one_warning(
     assert caplog.text.count("the request log cannot be written") == 1
 
 
-def test_line_that_cannot_be_made_does_not_end_the_thread(
+def test_line_that_cannot_be_made_costs_no_other_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "requests.jsonl"
     writer = LineWriter(str(path))
-    writer.write([lambda: b"%d" % cast_error()])
-    writer.write(lines("2"))
+    writer.write([*lines("1"), lambda: b"%d" % cast_error(), *lines("2")])
+    writer.write(lines("3"))
     writer.close(10.0)
-    assert (read(path), writer.dropped) == (["2"], 1)
-    assert "could not be made" in caplog.text
+    assert (read(path), writer.dropped) == (["1", "2", "3"], 1)
+    assert "could not be made: ValueError('a fault')" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def cast_error() -> int:
