@@ -1,19 +1,30 @@
-"""Child processes that do not outlive their parent and write their output to a file."""
+"""Child processes that do not outlive their parent and append their output to a file.
+
+A file may hold the output of several starts, each after a line that marks it. It is closed to
+others: an engine may log prompts.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import os
+import re
+import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 logger = logging.getLogger("orch.local")
 
 _PR_SET_PDEATHSIG: Final = 1
+# A start sets a longer log of the ones before aside, and forgets the one that was set aside.
+_LONGEST_LOG_BYTES: Final = 16 * 2**20
+_KEYS: Final = re.compile(r"(--[\w-]*key)([= ](?!--)\S+)+")
 
 
 def _die_with_parent() -> None:
@@ -46,8 +57,14 @@ class Child:
         """`niceness`: of its session, from 0 to 19."""
         self.name = name
         self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output:
+        log.parent.mkdir(0o700, parents=True, exist_ok=True)
+        if log.exists() and log.stat().st_size > _LONGEST_LOG_BYTES:
+            log.replace(log.with_name(f"{log.name}.1"))
+        log.touch(0o600)
+        with log.open("ab") as output:
+            output.write(_mark(name, command))
+            output.flush()
+            self._began = output.tell()
             # The command is this package's, the arguments are the operator's.
             self._process = subprocess.Popen(  # noqa: S603
                 command,
@@ -95,5 +112,12 @@ class Child:
     def last_lines(self, count: int) -> list[str]:
         """Returns the last lines of its output."""
         with self.log.open("rb") as output:
-            output.seek(max(0, self.log.stat().st_size - 65_536))
+            output.seek(max(self._began, self.log.stat().st_size - 65_536))
             return output.read().decode(errors="replace").splitlines()[-count:]
+
+
+def _mark(name: str, command: Sequence[str]) -> bytes:
+    """Returns the line before the output of a start, as the sidecar logs, without keys."""
+    now, orch = time.strftime("%Y-%m-%d %H:%M:%S,000"), f"orch {version('orch-sidecar')}"
+    shown = _KEYS.sub(r"\1 ***", shlex.join(command))
+    return os.fsencode(f"{now} INFO orch.local: {orch} starts the {name}: {shown}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orch_sidecar.tools.local import processes
 from orch_sidecar.tools.local.processes import Child
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -65,6 +67,36 @@ def test_child_is_terminated_and_then_killed(tmp_path: Path) -> None:
         assert child.stop(10.0) == -15
     with running(tmp_path, STAYS) as child:
         assert child.stop(0.1) == -9
+
+
+def test_start_appends_to_the_log_after_a_line_that_marks_it(tmp_path: Path) -> None:
+    log, starts = tmp_path / "8080" / "log", ("first", "second")
+    for text in starts:
+        program = [sys.executable, "-u", "-c", f"print('{text}')", "--api-key", "secret", "--x"]
+        child = Child("engine", program, os.environ, log)
+        until = time.monotonic() + 10
+        while child.exit_code is None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert child.last_lines(9) == [text]
+    marks = [line for line in log.read_text().splitlines() if "starts the engine" in line]
+    assert len(marks) == 2
+    for mark, text in zip(marks, starts, strict=True):
+        assert re.fullmatch(r"[-\d]{10} [:,\d]{12} INFO orch\.local: orch \S+ starts .*", mark)
+        assert f"print('\"'\"'{text}'\"'\"')" in mark
+        assert mark.endswith(" --api-key *** --x")
+    assert [each.stat().st_mode & 0o777 for each in (log.parent, log)] == [0o700, 0o600]
+
+
+def test_log_that_is_too_long_is_set_aside_at_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_LONGEST_LOG_BYTES", 10)
+    for _ in range(3):
+        with running(tmp_path, SLEEPS) as child:
+            child.stop(10.0)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["log", "log.1"]
+    assert child.log.read_text().count("starts the child") == 1
 
 
 def test_last_lines_are_the_end_of_what_was_printed(tmp_path: Path) -> None:
