@@ -1,8 +1,9 @@
 """Serves signed statements: `POST` of `statement.STATEMENTS_PATH`, with the engine's own API key.
 
-A statement costs well under a millisecond; how many are signed is bounded, for all clients
-together. Its answer may have 100 000 lines, which are written as the client reads them: answers
-that nobody reads must not fill the memory.
+A statement costs well under a millisecond; how many runs may begin is bounded, for all clients
+together. Sidecars, which know the clients' keys, bound those of each. The end of a run that began
+is always signed, once. An answer may have 100 000 lines, which are written as the client reads
+them: answers that nobody reads must not fill the memory.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from vllm_plugin.evidence.chains import Evidence, Forgotten, Statement, Statemen
 from vllm_plugin.evidence.epoch_key import load_library
 
 MOST_BODY_BYTES: Final = 1024
-# Two statements per run: a burst for several clients, and no more than one per second for long.
+# A burst for several clients, and for long more than one of them may ask for at a sidecar.
 BURST: Final = 20
-PER_S: Final = 1.0
+PER_S: Final = 5.0
 # A part takes a fraction of a millisecond of the event loop.
 LINES_PER_PART: Final = 1000
 
@@ -72,8 +73,8 @@ class StatementsEndpoint:
             wanted = parse_request(await _body(request))
         except InvalidRequest as error:
             return _error(400, "invalid_request_error", str(error))
-        if not self._limit.take(self._now_s()):
-            text = f"the engine signs {PER_S:g} statement per second: try again in a second"
+        if not self._evidence.end_run(wanted) and not self._limit.take(self._now_s()):
+            text = f"the engine signs {PER_S:g} statements per second: try again in a second"
             return _error(429, "rate_limit_exceeded", text, {"Retry-After": "1"})
         try:
             await asyncio.to_thread(load_library)  # the event loop does not wait for the first time
@@ -124,18 +125,19 @@ def encode(made: Statement, evidence: Evidence) -> Iterator[bytes]:
         "statement": made.envelope,
         "public_key": evidence.public_key,
         "certificate": evidence.key.certificate,
-        "between": made.between,
     }
     yield json.dumps(content, separators=(",", ":")).removesuffix("}").encode()
-    if made.leaves is None:
-        yield b',"leaves":null}'
-        return
-    yield b',"leaves":['
-    for first in range(0, len(made.leaves), LINES_PER_PART):
-        # Lines have no character to escape.
-        joined = '","'.join(made.leaves[first : first + LINES_PER_PART])
-        yield f'{"," if first else ""}"{joined}"'.encode()
-    yield b"]}"
+    for name, lines in (("between", made.between), ("leaves", made.leaves)):
+        if lines is None:
+            yield f',"{name}":null'.encode()
+            continue
+        yield f',"{name}":['.encode()
+        for first in range(0, len(lines), LINES_PER_PART):
+            # Lines have no character to escape.
+            joined = '","'.join(lines[first : first + LINES_PER_PART])
+            yield f'{"," if first else ""}"{joined}"'.encode()
+        yield b"]"
+    yield b"}"
 
 
 async def _sent(made: Statement, evidence: Evidence) -> AsyncIterator[bytes]:

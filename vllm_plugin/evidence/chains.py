@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 # Of finished sequences: a quarter of an hour at 100 per second, in about 20 MiB.
 LEAVES_KEPT: Final = 100_000
-STATEMENTS_KEPT: Final = 256
+# What lies between a run's two statements must be known until its end: ten hours of one statement
+# per second, in about 10 MiB. To remember which runs are open instead would keep no fewer.
+STATEMENTS_KEPT: Final = 36_000
 
 _COMPLETION: Final = re.compile(r"(cmpl-.*)-[0-9]+", re.DOTALL)
 
@@ -112,12 +114,14 @@ class Statement:
     leaves: list[str] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Made:
-    """A statement of the past: its digest, and how many sequences had finished."""
+    """A statement of the past: its digest in hexadecimal, and how many sequences had finished.
+    `run`: a hash of the run's name and nonce while the run that it began is open, else 0."""
 
-    digest: bytes
+    digest: str
     leaves: int
+    run: int
 
 
 class Evidence:
@@ -176,18 +180,38 @@ class Evidence:
         payload = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         digest = statement_digest(payload)
         self._head = next_head(self._head, digest)
-        self._made.append(_Made(digest, self.finished.count))
+        run = _hash(request) if request.since is None else 0
+        self._made.append(_Made(digest.hex(), self.finished.count, run))
         signature = key.sign(pae(STATEMENT_TYPE, payload))
         return Statement(
             envelope(Signed(STATEMENT_TYPE, payload, key.id, signature)), between, leaves
         )
 
-    def _since(self, sequence: int) -> tuple[list[str], list[str]]:
+    def end_run(self, request: StatementRequest) -> bool:
+        """Ends the run that a statement of the same name and nonce began. Returns whether it was
+        open: nobody else and nothing later ends it."""
+        index = None if request.since is None else self._index(request.since)
+        if index is None or self._made[index].run != _hash(request):
+            return False
+        self._made[index].run = 0
+        return True
+
+    def _index(self, sequence: int) -> int | None:
+        """Returns where a statement is kept; None if it is not."""
         index = len(self._made) - (self._sequence - sequence) - 1
-        if not 0 <= index < len(self._made):
+        return index if 0 <= index < len(self._made) else None
+
+    def _since(self, sequence: int) -> tuple[list[str], list[str]]:
+        index = self._index(sequence)
+        if index is None:
             raise Forgotten(
                 f"statement {sequence} is not one of the last {len(self._made)}, which end with "
                 f"{self._sequence}: ask for a statement before the run"
             )
-        between = [made.digest.hex() for made in islice(self._made, index + 1, None)]
+        between = [made.digest for made in islice(self._made, index + 1, None)]
         return between, self.finished.since(self._made[index].leaves)
+
+
+def _hash(request: StatementRequest) -> int:
+    """Returns what both requests of a run have in common; nobody else knows its nonce."""
+    return hash((request.run, request.nonce))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -31,13 +33,13 @@ from vllm_plugin.evidence.epoch_key import EpochKey, make_epoch_key
 NONCE = "ab" * 32
 
 
-def post(made: Evidence, body: bytes | dict[str, Any], now_s: float = 0.0) -> tuple[int, Any]:
-    return answers(made, [body], now_s)[0]
+def post(made: Evidence, body: bytes | dict[str, Any]) -> tuple[int, Any]:
+    return answers(made, [body])[0]
 
 
-def answers(made: Evidence, bodies: list[Any], now_s: float = 0.0) -> list[tuple[int, Any]]:
-    app = FastAPI()
-    StatementsEndpoint(made, lambda: now_s).attach(app)
+def answers(made: Evidence, bodies: Iterable[Any], every_s: float = 0.0) -> list[tuple[int, Any]]:
+    app, clock = FastAPI(), itertools.count(0.0, every_s)
+    StatementsEndpoint(made, lambda: next(clock)).attach(app)
     client = TestClient(app)
     found = []
     for body in bodies:
@@ -71,10 +73,12 @@ def test_leaves_are_answered_as_they_are_hashed() -> None:
 @pytest.mark.parametrize("lines", [0, 1, LINES_PER_PART, LINES_PER_PART + 1])
 def test_answer_in_parts_is_one_document(lines: int) -> None:
     made = evidence()
-    made.statement(StatementRequest("r", None, None), 1.0, 1.0)
+    for _ in range(lines + 1):
+        made.statement(StatementRequest("r", None, None), 1.0, 1.0)
     made.finished.add([finished()] * lines, 100.0)
     [(status, answer)] = answers(made, [{"run": "r", "since": 1}])
     assert (status, answer["leaves"]) == (200, made.finished.since(0))
+    assert answer["between"] == [each.digest for each in made._made][1:-1]
 
 
 async def test_answer_that_nobody_reads_is_not_made() -> None:
@@ -146,6 +150,20 @@ def test_engine_does_not_sign_all_day() -> None:
     assert [limit.take(at_s) for at_s in (0, 0, 0, 0.5, 1.1, 1.2, 99, 99, 99)] == [
         *(True, True, False, False, True, False, True, True, False),
     ]
+
+
+@pytest.mark.parametrize(("every_s", "signed"), [(1.0, 300), (0.01, BURST + 15), (0.0, BURST - 1)])
+def test_end_of_a_run_is_signed_whatever_others_ask_for_meanwhile(
+    every_s: float, signed: int
+) -> None:
+    """A bored client for five minutes, and such that ask far more often than the engine signs."""
+    began: dict[str, Any] = {"run": "mine", "nonce": NONCE}
+    bodies = [began, *[{"run": "bored"}] * 300, began | {"since": 1}, began | {"since": 1}]
+    (first, _), *bored, (last, answer), (again, _) = answers(evidence(), bodies, every_s)
+    assert (first, last) == (200, 200)
+    assert sum(status == 200 for status, _ in bored) == pytest.approx(signed, abs=2)
+    assert len(answer["between"]) == sum(status == 200 for status, _ in bored)
+    assert every_s or again == 429, "a run ends once"
 
 
 def test_engine_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +116,35 @@ def test_statement_that_is_forgotten_or_was_never_made_is_refused(since: int) ->
             made.statement(NO_MORE, 1.0, 1.0)
     with pytest.raises(Forgotten, match=f"statement {since} is not one of the last"):
         made.statement(StatementRequest("r", None, since), 1.0, 1.0)
+
+
+def test_run_stays_open_beside_a_client_that_asks_for_five_minutes() -> None:
+    made, mine = evidence(), StatementRequest("mine", "ab" * 16, None)
+    opened = content(made.statement(mine, 0.0, 0.0))["sequence"]
+    for at_s in range(300):
+        made.statement(StatementRequest("bored", None, None), at_s, at_s)
+    last = made.statement(replace(mine, since=opened), 300.0, 300.0)
+    assert last.between is not None
+    assert len(last.between) == 300
+
+
+def test_run_is_ended_once_by_who_knows_its_name_and_nonce() -> None:
+    made, mine = evidence(), StatementRequest("mine", "ab" * 16, None)
+    made.statement(mine, 0.0, 0.0)
+    made.statement(replace(mine, since=1), 1.0, 1.0)
+    other = (replace(mine, run="other"), replace(mine, nonce=None), replace(mine, nonce="cd" * 16))
+    assert not any(made.end_run(replace(each, since=1)) for each in other)
+    assert not any(made.end_run(replace(mine, since=since)) for since in (None, 2, 3))
+    assert [made.end_run(replace(mine, since=1)) for _ in range(2)] == [True, False]
+
+
+def test_runs_that_begin_for_ever_fill_no_memory() -> None:
+    made = evidence()
+    made.statement(NO_MORE, 0.0, 0.0)
+    each, kept = made._made[0], made._made
+    assert kept.maxlen == STATEMENTS_KEPT
+    bytes_each = sum(map(sys.getsizeof, (each, each.digest, each.leaves, each.run)))
+    assert bytes_each * STATEMENTS_KEPT < 12 * 2**20
 
 
 def test_key_is_made_for_the_first_statement_and_never_again() -> None:
