@@ -30,6 +30,7 @@ from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
 from orch_sidecar.auth.keys import ApiKey
+from orch_sidecar.auth.statement_limit import StatementLimit
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import (
@@ -53,6 +54,7 @@ from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
 from orch_sidecar.wire.forwarding import Names, names_of
 from orch_sidecar.wire.request_body import BodyReader, encoding_refusal
 from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
 # Looking up a member of an enum is slow.
 _BULK: Final = ServiceClass.BULK
@@ -101,6 +103,7 @@ class Frontend:
         self._tracing = tracing
         self._common_headers = common_headers
         self._salts = salts
+        self._statements = StatementLimit()
         self._ids = new_ids()
         self.active = 0
         self.request_ended = asyncio.Event()
@@ -218,6 +221,10 @@ class Frontend:
         if not endpoint.admitted:
             if endpoint.budgeted and key is not None:
                 over = self._enter(request, key, _NO_GENERATION)
+                if over is not None:
+                    return NotSent(over)
+            if endpoint.path == STATEMENTS_PATH:
+                over = self._statements.ask(key, time.monotonic())
                 if over is not None:
                     return NotSent(over)
             return await self._route.handle_unadmitted(request)
