@@ -17,6 +17,7 @@ from multidict import istr
 from orch_sidecar.api import headers
 from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, body_of
+from tests.integration.keyed import KeyRing
 from tests.integration.live import Readers
 from tests.integration.otlp import Collect
 from tests.integration.running import Running, Start, all_ready, pools
@@ -123,22 +124,31 @@ async def test_texts_that_are_no_utf_8_cost_no_other_request_its_line_or_its_spa
     readers: Readers, tmp_path: Path, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     path = tmp_path / "requests.jsonl"
-    several = pools(a=engine, b=b) if kind == "pools" else {}
-    running = await all_ready(await start(request_log=str(path), drain_timeout_s=1.0, **several))
-    live = await readers.open(running)
+    settings: dict[str, Any] = {"request_log": str(path), "drain_timeout_s": 1.0}
+    fields = []
+    if kind == "pools":
+        ring = KeyRing(tmp_path)
+        ring.add("alice")
+        settings |= pools(a=engine, b=b) | {"api_keys_file": ring.path}
+        fields = [ring.bearer("alice")]
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields).encode()
+    running = await all_ready(await start(**settings))
+    live = await readers.open(running, headers=dict(fields))
     attacks = list(_heads() if kind == "heads" else _posts())
     every = len(attacks) // GOOD
     ids: list[str | None] = []
     caplog.set_level(logging.INFO)
     for number, attack in enumerate(attacks):
-        answer = await _sent(running, attack)
+        answer = await _sent(
+            running, attack.replace(b"Content-Length", lines + b"Content-Length", 1)
+        )
         assert answer.startswith(b"HTTP/1."), attack
         assert answer[9:12] != b"500", attack
         head, _, body = answer.partition(b"\r\n\r\n")
         if b"application/json" in head and body and b"200 OK" not in head:
             _well_formed(body)
         if number % every == 0 and len(ids) < GOOD:
-            good = await (await running.client()).post()
+            good = await (await running.client()).post(headers=fields)
             assert good.status == 200
             ids.append(good.header("x-orch-request-id"))
             await running.clients.pop().close()
@@ -146,17 +156,17 @@ async def test_texts_that_are_no_utf_8_cost_no_other_request_its_line_or_its_spa
     document = await live.until(lambda it: it["requests"])
     json.dumps(document, ensure_ascii=False).encode()
     assert "orch_requests_total" in str(await running.metrics())
-    assert (await running.capabilities())["measurement_type"] == "batched_online"
+    _well_formed((await (await running.client()).get("/v1/capabilities", fields)).body)
     counts = running.sidecar.tracing.spans
     collector = await collect(running)
-    lines = [_well_formed(line) for line in path.read_bytes().splitlines()]
-    assert {line["id"] for line in lines} >= set(ids)
+    logged = [_well_formed(line) for line in path.read_bytes().splitlines()]
+    assert {line["id"] for line in logged} >= set(ids)
     spans = [span for span in collector.spans if span.kind == 2]
-    assert len(spans) == len(lines)
+    assert len(spans) == len(logged)
     assert counts is not None
     assert sum(counts.dropped.values()) == 0
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert "Traceback" not in caplog.text
     if kind == "bodies":
         assert any(b'"model": "\\ud800"' in each.body for each in engine.generating)
-        assert {line["model"] for line in lines} >= {"tiny", "?"}
+        assert {line["model"] for line in logged} >= {"tiny", "?"}
