@@ -1,7 +1,6 @@
 """Limits how often each API key may ask for signed statements, of which an engine signs few.
 
-Pure: times are seconds of a monotonic clock. An engine knows no keys of clients. Sidecars limit
-their own clients; they, and clients without keys, have the engine's limit, which is for all.
+Pure. An engine knows no keys of clients, and has a limit for all. Sidecars limit their own clients.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ class StatementLimit:
         self._asked: dict[str, Bucket] = {}  # by the names of keys
 
     def ask(self, key: ApiKey | None, now: float) -> Refusal | None:
-        """Counts a request for a statement. Returns a Refusal instead if the key has asked for too
-        many."""
+        """Counts a request for a statement, or returns why it is refused."""
         if key is None or key.sidecar:
             return None
         asked = self._asked.setdefault(key.name, Bucket())

@@ -56,9 +56,7 @@ class FinishedRequests:
             self.count += 1
             # Keyed: a reader that knows a request's id must not find it here.
             request = hashlib.blake2b(
-                _http_request(str(finished.request_id)).encode("utf-8", "replace"),
-                digest_size=8,
-                key=self._secret,
+                _http_request(str(finished.request_id)).encode(), digest_size=8, key=self._secret
             )
             line = Leaf(
                 self.count,

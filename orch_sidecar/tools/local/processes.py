@@ -1,7 +1,6 @@
 """Child processes that do not outlive their parent and append their output to a file.
 
-A file may hold the output of several starts, each after a line that marks it. It is closed to
-others: an engine may log prompts.
+Each start is marked by a line. The file is closed to others: an engine may log prompts.
 """
 
 from __future__ import annotations
