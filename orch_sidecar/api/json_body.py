@@ -138,8 +138,7 @@ def _deeper_than(document: Any, levels: int) -> bool:
 def well_formed(text: str) -> str:
     """Returns a client's text as UTF-8 can have it.
 
-    JSON and header fields may have half a surrogate pair. Whatever of a client's text is kept, or
-    leaves this process other than as the client's own bytes, goes through here.
+    JSON and header fields may have half a surrogate pair. Bytes for an engine are left as they are.
     """
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
