@@ -156,7 +156,7 @@ def _run(options: argparse.Namespace, settings: SidecarSettings) -> check.Findin
             admin_port=settings.admin_port,
             engine_arguments=extra,
             environ=environ,
-            log_directory=cache_directory() / "logs" / str(options.port),
+            log_directory=cache_directory() / "logs" / str(settings.port),
         )
         stack = Stack(plan)
         stack.require_ports()

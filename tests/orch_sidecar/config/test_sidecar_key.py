@@ -22,7 +22,6 @@ def test_invalid_keys_are_rejected_and_not_shown(
     monkeypatch: pytest.MonkeyPatch, keys: str
 ) -> None:
     monkeypatch.setenv("ORCH_SIDECAR_KEY", keys)
-    with pytest.raises(SystemExit) as exited:
+    with pytest.raises(cli.InvalidSettings, match="ORCH_SIDECAR_KEY") as raised:
         cli.read_settings([])
-    assert "ORCH_SIDECAR_KEY" in str(exited.value.code)
-    assert "secret" not in str(exited.value.code)
+    assert "secret" not in str(raised.value)
