@@ -119,7 +119,6 @@ def test_bad_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[
     ("words", "message"),
     [
         (["--kv-tokens", "1000"], "can never fit in a cache of 1000"),
-        (["--profile", "moon"], "no such profile"),
         (["--trace", "moon.csv"], "No such file"),
         (["--bulk-trace", "moon.csv"], "--bulk-trace moon.csv: it needs --trace beside it"),
     ],
@@ -129,6 +128,15 @@ def test_error_exits_with_a_message(words: list[str], message: str) -> None:
         main(["simulate", *words])
     assert message in str(exit_.value.code)
     assert str(exit_.value.code).startswith("orch simulate: ")
+
+
+def test_unknown_profile_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["simulate", "--profile", "moon"])
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("orch simulate: ")
+    assert "no such profile" in error
 
 
 def test_help_names_the_policies_and_shows_examples() -> None:
