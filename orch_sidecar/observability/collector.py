@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from orch_sidecar.api.refusal import Reason
+from orch_sidecar.config.resolve import NO_TYPE
 from orch_sidecar.observability import gen_ai
 from orch_sidecar.observability.families import engine_metrics, pool_metrics
 from orch_sidecar.observability.families.key_metrics import key_families
@@ -37,7 +38,8 @@ _OK: Final = Outcome.OK
 
 KeyNames = Callable[[], Mapping[bytes, str]]
 
-_LABELS: Final = ("class", "measurement_type")
+# The label `pool` of requests for which none was chosen.
+NO_POOL: Final = "none"
 
 
 def _traced(record: RequestRecord, now: int) -> Traced | None:
@@ -67,8 +69,10 @@ class Collector:
         # Interactive, bulk. By name of the pool, and not by class: enums hash slowly.
         self.stats: defaultdict[str, tuple[ClassStats, ClassStats]]
         self.stats = defaultdict(lambda: (ClassStats(), ClassStats()))
-        # By endpoint, outcome and status. Not by the outcome's value, which is slow to look up.
-        self.requests: dict[tuple[str, Outcome | Reason, int], int] = {}
+        # By name of the pool, None without one; by endpoint, outcome and status. Not by the
+        # outcome's value, which is slow to look up.
+        self.requests: defaultdict[str | None, dict[tuple[str, Outcome | Reason, int], int]]
+        self.requests = defaultdict(dict)
         self.coalesced: Counter[str] = Counter()
         self.gen_ai = GenAi(
             lambda pool: pools[pool].profile.measurement_type.value,
@@ -100,8 +104,9 @@ class Collector:
 
     def _request_ended(self, record: RequestRecord, now: int) -> None:
         key = (record.identity.endpoint.path, record.outcome, record.status)
-        self.requests[key] = self.requests.get(key, 0) + 1
         pool = record.pool
+        requests = self.requests[pool]
+        requests[key] = requests.get(key, 0) + 1
         if not record.cost or pool is None:
             return
         traced = _traced(record, now)
@@ -121,17 +126,26 @@ class Collector:
     def _stats_of(self, record: RequestRecord) -> ClassStats:
         return self.stats[record.pool or ""][record.service_class is _BULK]
 
-    def families(self) -> Iterable[PoolFamily]:
-        """Returns the families whose text is made pool by pool."""
+    def families(self, pools: Iterable[Scraped]) -> Iterable[PoolFamily]:
+        """Returns the families whose text is made pool by pool. `pools`: those of this scrape."""
         yield from pool_metrics.FAMILIES
         yield from engine_metrics.FAMILIES
         yield from key_families(self._key_names())
         yield from self._of_requests
+        yield Family(
+            "orch_requests",
+            "Requests by endpoint (route), outcome and status; the pool is none where none was "
+            "chosen.",
+            lambda at: self._requests(at.pool.name),
+            ("route", "outcome", "status"),
+            counts=True,
+            of_requests=True,
+            others=partial(self._requests_elsewhere, {at.pool.name for at in pools}),
+        )
 
     def collect(self) -> Iterable[Metric]:
         """Returns the other families, for the library."""
         self.catch_up()
-        yield self._requests()
         if self._spans is not None:
             yield from _span_metrics(self._spans)
         if self.log_dropped is not None:
@@ -151,51 +165,54 @@ class Collector:
             yield HistogramFamily(name, text, histograms, unit="seconds")
         for index, counter in enumerate(COUNTERS):
             totals = partial(self._totals, index)
-            yield Family(counter.name, counter.text, totals, _LABELS, counts=True)
+            yield Family(
+                counter.name, counter.text, totals, ("class",), counts=True, of_requests=True
+            )
         yield Family(
             "orch_answers",
             "Complete answers of the engine, by whether their number of output tokens is known.",
             self._answers,
-            (*_LABELS, "tokens"),
+            ("class", "tokens"),
             counts=True,
+            of_requests=True,
         )
         yield Family(
             "orch_coalesced",
             "Requests that were answered by the generation of another request.",
             per_pool(lambda at: self.coalesced[at.pool.name]),
             counts=True,
+            of_requests=True,
         )
 
-    def _stats_of_pool(self, at: Scraped) -> Iterable[tuple[ClassStats, list[str]]]:
-        """Yields the statistics of its classes, each with the values of _LABELS."""
-        pool = at.pool
-        for each in pool.classes:
-            values = [each.value, pool.profile.measurement_type.value]
-            yield self.stats[pool.name][each is _BULK], values
+    def _stats_of_pool(self, at: Scraped) -> Iterable[tuple[ClassStats, str]]:
+        """Yields the statistics of its classes, each with its name."""
+        for each in at.pool.classes:
+            yield self.stats[at.pool.name][each is _BULK], each.value
 
     def _histograms(self, index: int, at: Scraped) -> Iterable[gen_ai.Labelled]:
-        for stats, values in self._stats_of_pool(at):
-            labels = dict(zip(_LABELS, values, strict=True)) | {"pool": at.pool.name}
+        kind = at.pool.profile.measurement_type.value
+        for stats, name in self._stats_of_pool(at):
+            labels = {"class": name, "measurement_type": kind, "pool": at.pool.name}
             yield labels, stats.histograms[index]
 
     def _gen_ai_histograms(self, name: str, at: Scraped) -> Iterable[gen_ai.Labelled]:
         return self.gen_ai.histograms(name, at.pool.name)
 
     def _totals(self, index: int, at: Scraped) -> Iterable[Sample]:
-        for stats, values in self._stats_of_pool(at):
-            yield values, stats.totals[index]
+        for stats, name in self._stats_of_pool(at):
+            yield [name], stats.totals[index]
 
     def _answers(self, at: Scraped) -> Iterable[Sample]:
-        for stats, values in self._stats_of_pool(at):
-            yield [*values, "known"], stats.with_usage
-            yield [*values, "unknown"], stats.without_usage
+        for stats, name in self._stats_of_pool(at):
+            yield [name, "known"], stats.with_usage
+            yield [name, "unknown"], stats.without_usage
 
-    def _requests(self) -> Metric:
-        requests = CounterMetricFamily(
-            "orch_requests",
-            "Requests by endpoint (route), outcome and status.",
-            labels=["route", "outcome", "status"],
-        )
-        for (route, outcome, status), count in self.requests.items():
-            requests.add_metric([route, outcome.value, str(status)], count)
-        return requests
+    def _requests(self, pool: str | None) -> Iterable[Sample]:
+        for (route, outcome, status), count in self.requests.get(pool, {}).items():
+            yield [route, outcome.value, str(status)], count
+
+    def _requests_elsewhere(self, scraped: Set[str]) -> Iterable[tuple[str, str, Iterable[Sample]]]:
+        """Those of no pool, and of pools that are gone."""
+        for name in self.requests.keys() - scraped:
+            kind = NO_TYPE if name is None else self._pools[name].profile.measurement_type.value
+            yield name or NO_POOL, kind, self._requests(name)

@@ -87,7 +87,7 @@ class Metrics:
                 await asyncio.sleep(0)
                 until = time.monotonic() + PIECE_S
         parts: list[str] = []
-        for family in self._collector.families():
+        for family in self._collector.families(pools):
             if family.private and not private:
                 continue
             parts.append(family.head(openmetrics=openmetrics))

@@ -91,6 +91,16 @@ class Running:
             await self.sidecar.stop()
 
 
+def total(metrics: dict[str, float], name: str, **labels: object) -> float:
+    """The sum of the samples with that name and all these labels."""
+    wanted = {f'{label}="{value}"' for label, value in labels.items()}
+    return sum(
+        value
+        for sample, value in metrics.items()
+        if sample.startswith(name + "{") and wanted <= {*sample[len(name) + 1 : -1].split(",")}
+    )
+
+
 Start = Callable[..., Awaitable[Running]]
 
 

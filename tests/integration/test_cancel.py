@@ -12,7 +12,7 @@ from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually
+from tests.integration.running import Running, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
@@ -63,12 +63,12 @@ async def test_queued_request_is_refused_and_never_reaches_the_engine(
     assert (await behind.response()).json() == {"seed": 2}
     assert len(engine.generating) == 2
     metrics = await sidecar.metrics()
-    label = f'{{outcome="cancelled_by_request",route="{path}",status="499"}}'
-    assert metrics[f"orch_requests_total{label}"] == 1
+    label: dict[str, object] = {"outcome": "cancelled_by_request", "route": path, "status": 499}
+    assert total(metrics, "orch_requests_total", **label) == 1
     # A decode that others could have shared was given up for want of clients.
     outcome = "cancelled" if path == CHAT else "cancelled_by_request"
-    label = f'{{class="interactive",outcome="{outcome}",pool="cloud"}}'
-    assert metrics[f"orch_admissions_total{label}"] == 1
+    label = {"class": "interactive", "outcome": outcome, "pool": "cloud"}
+    assert total(metrics, "orch_admissions_total", **label) == 1
     await sidecar.idle()
 
 
@@ -124,8 +124,8 @@ async def test_stream_that_is_cancelled_after_its_last_event_is_complete(
     assert (await client.response()).body == b'data: {"x": 1}\n\n' + last
     await sidecar.idle()
     assert sidecar.ledger.lease_count == engine.present == 0
-    label = f'{{outcome="ok",route="{path}",status="200"}}'
-    assert (await sidecar.metrics())[f"orch_requests_total{label}"] == 1
+    metrics = await sidecar.metrics()
+    assert total(metrics, "orch_requests_total", outcome="ok", route=path, status=200) == 1
     engine.answer = Held()
     client.start(path, stream=False)  # the client's connection is as good as before
     await eventually(lambda: engine.answer.waiting)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually
+from tests.integration.running import Running, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
@@ -109,5 +109,5 @@ async def test_stream_that_the_engine_ended_with_an_error_counts_as_failed(
     assert response.status == 200
     assert response.body.endswith(ENDS[path]), "it is passed on as it came"
     await sidecar.idle()
-    counted = f'orch_requests_total{{outcome="engine_error",route="{path}",status="200"}}'
-    assert (await sidecar.metrics())[counted] == 1
+    counted: dict[str, object] = {"outcome": "engine_error", "route": path, "status": 200}
+    assert total(await sidecar.metrics(), "orch_requests_total", **counted) == 1

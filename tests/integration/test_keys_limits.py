@@ -13,7 +13,7 @@ from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, Response
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
@@ -117,8 +117,8 @@ async def test_sequences_of_a_key_that_wait_or_run_are_limited_and_others_are_no
     assert [answer.result().status for answer in answers] == [200] * 4
     await eventually(lambda: in_use(keyed, "two") == in_use(keyed, "free") == 0)
     metrics = await keyed.metrics()
-    refused = '{outcome="key_concurrency",route="/v1/chat/completions",status="429"}'
-    assert metrics[f"orch_requests_total{refused}"] == 3
+    refused = {"outcome": "key_concurrency", "route": "/v1/chat/completions", "status": 429}
+    assert total(metrics, "orch_requests_total", **refused) == 3
 
 
 async def test_request_that_is_more_than_a_key_may_ever_have_is_a_400(

@@ -1,10 +1,13 @@
-"""Every answer and every span has a measurement type of a closed set, whatever becomes of it."""
+"""Every answer, every span and every metric of requests has a measurement type of a closed set,
+whatever becomes of the request."""
 
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from orch_sidecar.api.endpoints import ENDPOINTS, LIVE, STREAM, ResourcePath
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -12,13 +15,29 @@ from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent
 from orch_sidecar.wire.forwarding import Names
+from tests.integration import answers as scripted
 from tests.integration.client import CHAT, Client, Response, body_of
+from tests.integration.keyed import KeyRing
 from tests.integration.otlp import Collect
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Running, Start, all_ready, eventually, pools, total
+from tests.integration.scripted_answers import AnswerScript, nth_answer, start_request, together
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 
 CLOUD, HOME, NONE = "batched_online", "single_stream", "none"
 ROUTE_PATHS = [path for path in ENDPOINTS if path not in (LIVE, STREAM)]
+# Counters and histograms that count something else; a new one of requests is not to be added.
+OTHERS = {
+    "orch_batching_batches", "orch_connections_closed", "orch_decode_batch_size",
+    "orch_decode_seconds", "orch_engine_busy_seconds", "orch_engine_generated_tokens",
+    "orch_engine_preemptions", "orch_engine_prefix_hits_tokens",
+    "orch_engine_prefix_queries_tokens", "orch_engine_prompt_tokens", "orch_leases_orphaned",
+    "orch_oversubscription_violations", "orch_request_log_dropped", "orch_spans_dropped",
+    "orch_spans_exported", "process_cpu_seconds",
+}  # fmt: skip
+# Gauges of requests; all others are of slots, engines and the process.
+GAUGES = {
+    "orch_queue_depth", "orch_batching_queue_depth", "orch_key_queue_depth", "orch_key_running",
+}  # fmt: skip
 NAMED_PATHS = [each.format(name=name) for each in ResourcePath for name in ("home", "nobody")]
 
 
@@ -82,6 +101,94 @@ async def test_every_answer_and_every_span_has_a_type_where_pools_differ(
         assert (label == NONE) is ("orch.pool" not in span.attributes)
         assert "measurement_type" not in span.resource, "the pools do not agree"
     assert {span.attributes["measurement_type"] for span in found.spans} == {CLOUD, HOME, NONE}
+
+
+async def labels_of_requests(running: Running, *key: tuple[str, str]) -> dict[str, set[str]]:
+    """The families of requests, with the types of their samples; fails where one has none."""
+    client = await running.client()
+    text = (await client.request("GET", "/metrics", headers=key)).body.decode()
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name in OTHERS or (family.type == "gauge" and family.name not in GAUGES):
+            continue
+        found[family.name] = set()
+        for sample in family.samples:
+            kind, pool = sample.labels.get("measurement_type"), sample.labels.get("pool")
+            expected = {"cloud": CLOUD, "home": HOME, "none": NONE}
+            assert kind is not None, f"{sample.name}{sample.labels}"
+            assert kind == expected[str(pool)], f"{sample.name}{sample.labels}"
+            found[family.name].add(str(kind))
+    return found
+
+
+async def test_every_metric_and_every_span_of_requests_has_a_type(
+    collect: Collect,
+    start: Start,
+    engine: ScriptedEngine,
+    another: Engine,
+    script: AnswerScript,
+    tmp_path: Path,
+) -> None:
+    """Requests of each kind: served, refused, cancelled, shared, tokenized; without a key, a path,
+    a class, a pool; and what only operators ask for."""
+    home = await another(slots=1, profile="home")
+    keys = KeyRing(tmp_path)
+    keys.add("alice")
+    settings = pools(cloud=engine, home=home) | {"api_keys_file": keys.path}
+    settings["pools"][1]["on_request"] = True
+    log = str(tmp_path / "requests.jsonl")
+    running = await all_ready(await start(**settings, queue_capacity=0, request_log=log))
+    alice = keys.bearer("alice")
+    sharing = await together(running, (alice,), (alice,))
+    cancelled = await start_request(running, alice, seed=2)
+    await nth_answer(script, 2)
+    cancelled.reset()
+    await eventually(lambda: running.sidecar.pools["cloud"].ledger.lease_count == 1)
+    (await nth_answer(script)).send_all("one ")
+    assert [(await client.response()).status for client in sharing] == [200, 200]
+    engine.answer = scripted.answer
+    client = await running.client()
+    statuses = [
+        (await client.post(CHAT, [alice, *fields], **body)).status
+        for fields, body in (
+            ([("X-Orch-Pool", "home")], {"stream": True}),
+            ([("X-Orch-Pool", "home")], {"n": 2}),
+            ([("X-Orch-Pool", "nobody")], {}),
+            ([("X-Orch-Class", "nonsense")], {}),
+            ([], {"n": 5}),
+            ([], {"n": 0}),
+        )
+    ]
+    assert statuses == [200, 400, 400, 400, 400, 400]
+    assert (await client.post(CHAT)).status == 401
+    assert (await client.post("/tokenize", [alice])).status == 200
+    assert (await client.request("GET", "/nowhere", headers=[alice])).status == 404
+    assert (await client.request("GET", STREAM)).status == 401
+    operator = await Client.connect(running.sidecar.admin_port)
+    running.clients.append(operator)
+    for path in ("/livez", "/v1/capabilities", "/v1/pools/cloud/health"):
+        assert (await operator.get(path)).status == 200
+    found = await labels_of_requests(running, alice)
+    assert found["orch_requests"] == {CLOUD, HOME, NONE}
+    samples = {name for name, types in found.items() if types}
+    assert samples >= GAUGES | {"orch_coalesced", "orch_admissions", "orch_key_tokens"}
+    assert {name for name, types in found.items() if types == {CLOUD, HOME}} >= samples - {
+        "orch_requests",
+        "gen_ai_server_time_per_output_token_seconds",
+    }, "each pool has all of them"
+    spans = (await collect(running)).spans
+    assert {span.attributes["measurement_type"] for span in spans} == {CLOUD, HOME, NONE}
+
+
+async def test_requests_of_an_address_that_is_gone_are_counted(
+    start: Start, engine: ScriptedEngine
+) -> None:
+    running = await start()
+    client = await running.client()
+    await client.post(CHAT)
+    running.sidecar.pools.remove_address(running.pool, "it is gone")
+    metrics = await running.metrics()
+    assert total(metrics, "orch_requests_total", pool="cloud", measurement_type=CLOUD) == 1
 
 
 async def test_pages_have_the_type_of_the_pool_that_they_are_about(mixed: Running) -> None:

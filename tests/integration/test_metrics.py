@@ -13,7 +13,7 @@ from orch_sidecar.observability.record import Outcome
 from tests.integration.answers import break_off_within_an_event, disconnect
 from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
@@ -65,15 +65,17 @@ NAMES = {
     "gen_ai_server_time_per_output_token_seconds": "histogram",
     "process_resident_memory_bytes": "gauge",
 }
+TYPES = {"cloud": "batched_online", "none": "none"}  # by pool
 
 
-def requests(metrics: dict[str, float]) -> dict[tuple[str, str, str], float]:
-    """(route, outcome, status) to count."""
+def requests(metrics: dict[str, float]) -> dict[tuple[str, ...], float]:
+    """(pool, route, outcome, status) to count."""
     found = {}
     for name, value in metrics.items():
         if name.startswith("orch_requests_total{"):
             labels = dict(re.findall(r'(\w+)="([^"]*)"', name))
-            found[labels["route"], labels["outcome"], labels["status"]] = value
+            assert labels["measurement_type"] == TYPES[labels["pool"]]
+            found[tuple(labels[each] for each in ("pool", "route", "outcome", "status"))] = value
     return found
 
 
@@ -89,7 +91,7 @@ async def test_families_have_their_names_and_types(
     assert all(family.documentation for family in families.values())
 
 
-async def test_requests_are_counted_by_route_outcome_and_status(
+async def test_requests_are_counted_by_pool_route_outcome_and_status(
     engine: ScriptedEngine, start: Start
 ) -> None:
     running = await start(queue_capacity=0)
@@ -121,18 +123,18 @@ async def test_requests_are_counted_by_route_outcome_and_status(
     for path in ("/livez", "/readyz", "/metrics", "/v1/capabilities"):
         await client.get(path)
     assert requests(await running.metrics()) == {
-        (CHAT, "ok", "200"): 3,
-        (MESSAGES, "ok", "200"): 1,
-        ("/v1/models", "ok", "200"): 1,
-        (CHAT, "invalid_request", "400"): 1,
-        (CHAT, "cost_exceeds_slots", "400"): 1,
-        (CHAT, "method_not_allowed", "405"): 1,
-        ("(none)", "not_found", "404"): 1,
-        (CHAT, "client_error", "422"): 1,
-        (CHAT, "engine_failed", "502"): 1,
-        (CHAT, "engine_failed", "200"): 1,
-        (CHAT, "queue_full", "429"): 1,
-        (CHAT, "cancelled", "0"): 1,
+        ("cloud", CHAT, "ok", "200"): 3,
+        ("cloud", MESSAGES, "ok", "200"): 1,
+        ("cloud", "/v1/models", "ok", "200"): 1,
+        ("none", CHAT, "invalid_request", "400"): 1,
+        ("cloud", CHAT, "cost_exceeds_slots", "400"): 1,
+        ("none", CHAT, "method_not_allowed", "405"): 1,
+        ("none", "(none)", "not_found", "404"): 1,
+        ("cloud", CHAT, "client_error", "422"): 1,
+        ("cloud", CHAT, "engine_failed", "502"): 1,
+        ("cloud", CHAT, "engine_failed", "200"): 1,
+        ("cloud", CHAT, "queue_full", "429"): 1,
+        ("cloud", CHAT, "cancelled", "0"): 1,
     }
 
 
@@ -147,7 +149,7 @@ async def test_labels_come_from_closed_sets_whatever_clients_send(
     metrics = await sidecar.metrics()
     routes = {*ENDPOINTS, "(none)"}
     outcomes = {member.value for member in (*Outcome, *Reason)}
-    for route, outcome, status in requests(metrics):
+    for _, route, outcome, status in requests(metrics):
         assert route in routes
         assert outcome in outcomes
         assert re.fullmatch("0|[1-5][0-9]{2}", status)
@@ -180,8 +182,9 @@ async def test_gauges_are_those_of_the_moment(
     assert 0 <= now[f"orch_engine_state_age_seconds{pool}"] < 3
     what = 'measurement_type="batched_online",pool="cloud",profile="cloud"'
     assert now[f"orch_pool_info{{{what}}}"] == 1
-    assert now[f"orch_queue_depth{interactive}"] == 1
-    assert now[f"orch_queue_depth{bulk}"] == 0
+    queued = 'orch_queue_depth{{class="{}",measurement_type="batched_online",pool="cloud"}}'
+    assert now[queued.format("interactive")] == 1
+    assert now[queued.format("bulk")] == 0
     assert now['orch_queue_hold{pool="cloud",reason="slot"}'] == 1
     assert now[f"orch_batch_limit{interactive}"] == 4
     assert now[f"orch_oversubscription_violations_total{pool}"] == 0
@@ -194,9 +197,10 @@ async def test_gauges_are_those_of_the_moment(
     held.release()
     await waiting.response()
     later = await sidecar.metrics()
-    assert later[f"orch_slots_leased{pool}"] == later[f"orch_queue_depth{interactive}"] == 0
-    admitted = 'orch_admissions_total{class="interactive",outcome="admitted",pool="cloud"}'
-    assert later[admitted] == 2
+    assert later[f"orch_slots_leased{pool}"] == total(later, "orch_queue_depth") == 0
+    assert (
+        total(later, "orch_admissions_total", **{"class": "interactive"}, outcome="admitted") == 2
+    )
 
 
 async def test_waits_and_first_bytes_are_those_of_admitted_requests(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.integration.client import CHAT
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
 
 EVERY_LOOP = True
@@ -221,9 +221,9 @@ async def test_each_pool_has_its_own_metrics(
     for name in ("a", "b"):
         assert metrics[f'orch_slots_total{{pool="{name}"}}'] == 4
         assert metrics[f'orch_engine_state{{pool="{name}",state="ready"}}'] == 1
-    admitted = 'orch_admissions_total{{class="{}",outcome="admitted",pool="{}"}}'
-    assert metrics[admitted.format("bulk", "b")] == 1
-    assert metrics[admitted.format("interactive", "a")] == 0
+    admitted: dict[str, object] = {"outcome": "admitted", "class": "bulk"}
+    assert total(metrics, "orch_admissions_total", pool="b", **admitted) == 1
+    assert total(metrics, "orch_admissions_total", pool="a", outcome="admitted") == 0
     label = '{class="bulk",measurement_type="batched_online",pool="b"}'
     assert metrics[f"orch_admission_wait_seconds_count{label}"] == 1
 
@@ -261,7 +261,7 @@ async def test_turns_of_a_chat_go_to_the_pool_that_served_its_beginning(
     assert (seeds(engine), seeds(b)) == ([0, 2, 10, 12], [1, 11])
     metrics = await pair.metrics()
     found = {
-        (pool, prefix): metrics[f'orch_prefix_placements_total{{pool="{pool}",prefix="{prefix}"}}']
+        (pool, prefix): total(metrics, "orch_prefix_placements_total", pool=pool, prefix=prefix)
         for pool in "ab"
         for prefix in ("hit", "moved", "new")
     }

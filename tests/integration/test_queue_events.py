@@ -12,7 +12,7 @@ from orch_sidecar.proxy.queue_events import watchers
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_answers import AnswerScript, nth_answer
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.watching import WATCH, busy, free, shown, watching
@@ -131,8 +131,8 @@ async def test_refusal_in_the_queue_is_an_error_event(
     else:
         assert rest.startswith("event: error\n")
     assert (await client.get("/livez")).status == 200, "the connection goes on"
-    label = f'{{outcome="{Reason.QUEUE_TIMEOUT}",route="{path}",status="200"}}'
-    assert (await sidecar.metrics())[f"orch_requests_total{label}"] == 1
+    label: dict[str, object] = {"outcome": Reason.QUEUE_TIMEOUT, "route": path, "status": 200}
+    assert total(await sidecar.metrics(), "orch_requests_total", **label) == 1
     await free(script, first)
 
 

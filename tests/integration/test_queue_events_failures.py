@@ -8,7 +8,7 @@ import pytest
 
 from orch_sidecar.proxy.queue_events import watchers
 from tests.integration.client import CHAT
-from tests.integration.running import Running
+from tests.integration.running import Running, total
 from tests.integration.scripted_answers import AnswerScript, nth_answer
 from tests.integration.watching import busy, free, shown, watching
 
@@ -30,8 +30,8 @@ async def test_engines_error_is_relayed_as_an_event(sidecar: Running, script: An
     response = await client.response()
     rest = shown(response.body).rest
     assert rest == b"data: " + json.dumps({"error": error}).encode() + b"\n\ndata: [DONE]\n\n"
-    label = f'{{outcome="client_error",route="{CHAT}",status="200"}}'
-    assert (await sidecar.metrics())[f"orch_requests_total{label}"] == 1
+    label = {"outcome": "client_error", "route": CHAT, "status": 200}
+    assert total(await sidecar.metrics(), "orch_requests_total", **label) == 1
 
 
 @pytest.mark.parametrize(("status", "text"), [(500, b"oops"), (200, b"not a stream")])

@@ -13,7 +13,7 @@ from orch_sidecar.admission.draining import OrderedBy
 from tests.integration.client import Client
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.tiers import empty
 from vllm_plugin.contracts.profile import ServiceClass
@@ -189,6 +189,6 @@ async def test_its_client_sees_one_request(
     timing = (answers[3].header("server-timing") or "").split(",")[0]
     assert float(timing.split("=")[1]) >= 50
     metrics = await sidecar.metrics()
-    ended = 'orch_requests_total{outcome="ok",route="/v1/chat/completions",status="200"}'
-    assert metrics[ended] == 5
-    assert metrics['orch_reclaims_total{pool="cloud"}'] == 1
+    ended = {"outcome": "ok", "route": "/v1/chat/completions", "status": 200}
+    assert total(metrics, "orch_requests_total", **ended) == 5
+    assert total(metrics, "orch_reclaims_total", pool="cloud") == 1

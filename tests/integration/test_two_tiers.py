@@ -11,7 +11,7 @@ import pytest
 from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import Streaming, above, empty, tier
 
@@ -123,8 +123,8 @@ async def test_request_that_the_lower_turns_away_waits_above_and_is_served(
     assert len(engine.generating) == 3
     assert lower.ledger.violations == 0
     metrics = await lower.metrics()
-    label = f'{{outcome="do_not_queue",route="{CHAT}",status="429"}}'
-    assert metrics.get(f"orch_requests_total{label}", 0) >= 1
+    label = {"outcome": "do_not_queue", "route": CHAT, "status": 429}
+    assert total(metrics, "orch_requests_total", **label) >= 1
     await empty(*uppers, lower)
 
 

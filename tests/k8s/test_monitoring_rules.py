@@ -49,7 +49,20 @@ class Case:
 
 FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"
 PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"
-ADMISSIONS = f'orch_admissions_total{{{HERE}, class="interactive", outcome='
+INTERACTIVE = 'class="interactive"'
+
+
+def while_updated(admitted: int, outcome: str, refused: int) -> dict[str, str]:
+    """Admissions of a minute, half of them of a sidecar of the release before, whose series had no
+    measurement type."""
+    old = f'orch_admissions_total{{job="orch", instance="b:8080", pool="cloud", {INTERACTIVE}'
+    new = f'orch_admissions_total{{{HERE}, measurement_type="batched_online", {INTERACTIVE}'
+    return {
+        f'{series}, outcome="{name}"}}': f"0+{count // 2}x60"
+        for series in (old, new)
+        for name, count in (("admitted", admitted), (outcome, refused))
+    }
+
 
 CASES = {
     "OrchAbsent": Case(
@@ -84,9 +97,7 @@ CASES = {
         SLO | histogram(PER_TOKEN, "0.025", "0.05", 60),
     ),
     "OrchRefusals": Case(
-        {f'{ADMISSIONS}"admitted"}}': "0+90x60", f'{ADMISSIONS}"slo_miss"}}': "0+10x60"},
-        OF_POOL, 4, 7,
-        {f'{ADMISSIONS}"admitted"}}': "0+10x60", f'{ADMISSIONS}"do_not_queue"}}': "0+90x60"},
+        while_updated(90, "slo_miss", 10), OF_POOL, 4, 7, while_updated(10, "do_not_queue", 90),
     ),
     "OrchPredictionsOff": Case(
         histogram("orch_prediction_error_ratio", "0.75", "1", 60), OF_POOL, 9, 12,

@@ -33,6 +33,7 @@ def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
             _LABELS,
             counts=True,
             private=True,
+            of_requests=True,
         ),
         Family(
             "orch_key_queue_depth",
@@ -40,6 +41,7 @@ def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
             of_each(lambda share: len(share.queue)),
             _LABELS,
             private=True,
+            of_requests=True,
         ),
         Family(
             "orch_key_running",
@@ -47,5 +49,6 @@ def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
             of_each(lambda share: share.running),
             _LABELS,
             private=True,
+            of_requests=True,
         ),
     )

@@ -47,7 +47,7 @@ class PoolFamily(Protocol):
     def private(self) -> bool: ...
 
     def head(self, *, openmetrics: bool) -> str:
-        """Returns the lines that precede all samples."""
+        """Returns the lines that precede the samples of the scraped pools."""
 
     def lines(self, at: Scraped, *, openmetrics: bool) -> str:
         """Returns the samples of a pool."""
@@ -55,7 +55,11 @@ class PoolFamily(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """A metric with one sample or more for each pool; `pool` is always one of its labels."""
+    """A metric with one sample or more for each pool; `pool` is always one of its labels.
+
+    `of_requests`: it counts clients' requests, or what they used: `measurement_type` is a label,
+    too. `others`: values of these two labels and the samples of what no scraped pool has.
+    """
 
     name: str
     text: str
@@ -64,6 +68,8 @@ class Family:
     counts: bool = False  # a counter; else a gauge
     info: bool = False  # constant 1; its labels are what it is for
     private: bool = False
+    of_requests: bool = False
+    others: Callable[[], Iterable[tuple[str, str, Iterable[Sample]]]] = tuple
 
     @property
     def _kind(self) -> str:
@@ -74,19 +80,25 @@ class Family:
     @cached_property
     def _sample(self) -> tuple[str, list[int]]:
         """A sample in the form of a `%` operation, and the order of the labels in it."""
-        labels = ["pool", *self.labels]
-        order = sorted(range(len(labels)), key=labels.__getitem__)
+        labels = ["pool", "measurement_type", *self.labels]
+        shown = [at for at, name in enumerate(labels) if self.of_requests or at != 1]
+        order = sorted(shown, key=labels.__getitem__)
         inside = ",".join(f'{labels[at]}="%s"' for at in order)
         return f"{exposition.sample_name(self.name, self._kind)}{{{inside}}} %s\n", order
 
     def head(self, *, openmetrics: bool) -> str:
-        return exposition.head(self.name, self.text, self._kind, openmetrics=openmetrics)
+        head = exposition.head(self.name, self.text, self._kind, openmetrics=openmetrics)
+        return head + "".join(self._lines(*other) for other in self.others())
 
     def lines(self, at: Scraped, *, openmetrics: bool) -> str:
+        pool = at.pool
+        return self._lines(pool.name, pool.profile.measurement_type.value, self.samples(at))
+
+    def _lines(self, pool: str, measurement_type: str, samples: Iterable[Sample]) -> str:
         text, (sample, order) = "", self._sample
-        for values, number in self.samples(at):
+        for values, number in samples:
             if number is not None:
-                labels = (at.pool.name, *values)
+                labels = (pool, measurement_type, *values)
                 shown = [escaped(labels[place]) for place in order]
                 text += sample % (*shown, exposition.number(number))
         return text

@@ -141,6 +141,7 @@ FAMILIES: Final = (
         "Queued requests.",
         _by_class(lambda of_class: of_class.queued),
         ("class",),
+        of_requests=True,
     ),
     Family(
         "orch_queue_hold",
@@ -164,6 +165,7 @@ FAMILIES: Final = (
         "Requests that the engine had no slot for, and that were queued again.",
         per_pool(lambda at: at.pool.gate.offers.rejections),
         counts=True,
+        of_requests=True,
     ),
     Family(
         "orch_leases_closing",
@@ -199,18 +201,21 @@ FAMILIES: Final = (
         _admissions,
         ("class", "outcome"),
         counts=True,
+        of_requests=True,
     ),
     Family(
         "orch_refusals_beside_bulk",
         "Interactive requests refused while bulk requests had more than their share of the slots.",
         per_pool(lambda at: at.status.refused_beside_bulk),
         counts=True,
+        of_requests=True,
     ),
     Family(
         "orch_reclaims",
         "Bulk requests, unseen by their clients, that gave their slots back and were queued again.",
         per_pool(lambda at: at.status.reclaimed),
         counts=True,
+        of_requests=True,
     ),
     Family(
         "orch_prefix_placements",
@@ -220,6 +225,7 @@ FAMILIES: Final = (
         ("prefix",),
         counts=True,
         private=True,
+        of_requests=True,
     ),
     Family("orch_batching_batches", "Decode steps.", _stats("total_batches"), counts=True),
     Family(
@@ -227,6 +233,7 @@ FAMILIES: Final = (
         "Requests that this sidecar dispatched to the engine.",
         _stats("total_requests"),
         counts=True,
+        of_requests=True,
     ),
     Family(
         "orch_batching_avg_batch_size",
@@ -238,7 +245,9 @@ FAMILIES: Final = (
         "Mean duration of a decode step, milliseconds.",
         _stats("avg_batch_duration_ms"),
     ),
-    Family("orch_batching_queue_depth", "Queued requests.", _stats("queue_depth")),
+    Family(
+        "orch_batching_queue_depth", "Queued requests.", _stats("queue_depth"), of_requests=True
+    ),
     Family("orch_batching_max_batch_size", "Most sequences at once.", _stats("max_batch_size")),
     Family(
         "orch_batching_max_wait_ms",

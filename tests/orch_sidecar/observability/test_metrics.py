@@ -149,7 +149,7 @@ async def test_shared_generation_is_counted_once_and_its_requests_have_durations
     found = await samples_of(metrics)
     assert found[f"orch_output_tokens_total {INTERACTIVE}"] == 34
     assert found[f"orch_answers_total {INTERACTIVE} tokens=known"] == 1
-    assert found["orch_coalesced_total"] == 1
+    assert found["orch_coalesced_total measurement_type=batched_online"] == 1
     counts = {
         name.partition("_seconds_count")[0]: value
         for name, value in found.items()
@@ -183,8 +183,10 @@ async def test_request_without_a_pool_is_no_generation(metrics: Metrics) -> None
     )
     found = await samples_of(metrics)
     assert not [name for name in found if name.startswith("gen_ai_")]
-    assert found["orch_requests_total outcome=no_pool route=/v1/chat/completions status=503"] == 1
-    assert found["orch_requests_total outcome=ok route=/tokenize status=200"] == 1
+    counted = "orch_requests_total measurement_type="
+    unplaced = f"{counted}none outcome=no_pool route=/v1/chat/completions status=503"
+    assert found[unplaced] == 1
+    assert found[f"{counted}batched_online outcome=ok route=/tokenize status=200"] == 1
 
 
 def anything(chance: random.Random) -> RequestRecord:
