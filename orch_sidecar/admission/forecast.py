@@ -53,12 +53,19 @@ class Forecaster:
     ) -> None:
         self._service_times = service_times
         self.release_rate = ReleaseRate()
+        self._class_rates = ReleaseRate(), ReleaseRate()  # interactive, bulk
         self._bulk_slots = SlotAverage()
         self.shorter = ShorterPrompts()
         self._ledger = ledger
         self._queues = queues
         self._constraints = constraints
         self._jitter = jitter
+
+    def released(self, request: AdmissionRequest | None, slots: int, now: float) -> None:
+        """Slots came free of a request that the engine served."""
+        self.release_rate.released(slots, now)
+        if request is not None:
+            self._class_rates[request.service_class is _BULK].released(slots, now)
 
     def _schedule_of(
         self, service_class: ServiceClass, blocked_by: BlockedBy | None, now: float
@@ -167,7 +174,8 @@ class Forecaster:
         now: float,
     ) -> Iterator[tuple[QueuedRequest, float | None]]:
         """Predicts in how many seconds each queued request of a class gets its slots, in the order
-        of their dispatch. None: unknown.
+        of their dispatch. None: unknown. Where the ends of the running requests are unknown, it is
+        the time in which so many slots of the class came free of late.
 
         `blocked_by`: what the head of the queue waits for, until `clears_at` if predictable.
         """
@@ -176,10 +184,12 @@ class Forecaster:
         lent = self._lent(1, now) if is_bulk else None
         schedule = lent.schedule if lent else self._schedule_of(service_class, blocked_by, now)
         slots_s, unread, ahead = None, 0.0, 0
+        rate = self._class_rates[is_bulk].per_second(now) if schedule is None else None
         for number, queued in enumerate(self._queues.of(service_class)):
             request = queued.request
             if schedule is None:
-                yield queued, None
+                ahead += request.cost
+                yield queued, max(ahead / rate, least_s) if rate else None
                 continue
             if number < _ONE_BY_ONE:
                 cost = request.cost

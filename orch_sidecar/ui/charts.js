@@ -51,7 +51,8 @@ function round(value) {
 }
 
 export function drawCurve(svg, pool) {
-  const { points, fit } = pool.curve;
+  const { points } = pool.curve;
+  const fit = pool.curve.fit?.good ? pool.curve.fit : null; // one that is not sure tells nothing
   const slo = pool.latency.interactive?.tpot_slo_ms ?? null;
   const size = begin(svg, [points, fit, slo, pool.slots.total]);
   if (!size) return;

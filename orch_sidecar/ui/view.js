@@ -98,7 +98,7 @@ function fillPool(node, pool, live, actions, now) {
   show(part["curve-section"], batches);
   if (batches) drawCurve(part.curve, pool);
   const fit = pool.curve.fit;
-  text(part.fit, fit ? `${fit.t0_ms.toFixed(1)} + ${fit.c_ms.toFixed(2)} · b^${fit.alpha.toFixed(2)} ms${fit.good ? "" : ", not yet sure"}` : "not yet measured");
+  text(part.fit, fit?.good ? `${fit.t0_ms.toFixed(1)} + ${fit.c_ms.toFixed(2)} · b^${fit.alpha.toFixed(2)} ms` : fit ? "not yet sure" : "not yet measured");
   fillSpeed(part, pool);
   fillFigures(part.figures, pool);
   const button = part.drain;
@@ -155,7 +155,7 @@ function fillSpeed(part, pool) {
       [ms(values?.[1]) + (slo == null ? "" : ` of\u00a0${ms(slo)}`), `n ${values && slo ? (values[1] > slo ? "late" : "kept") : ""}`.trim()],
     ];
     fillRow(row, [
-      [name], [count(of.requests), "n"],
+      [name], [count(of.answers), "n"], [count(of.tokens), "n"], [count(of.requests), "n"],
       ...pair(of.ttft_ms, of.ttft_slo_ms), ...pair(of.tpot_ms, of.tpot_slo_ms),
     ]);
   });
@@ -223,7 +223,7 @@ function fillRunning(live, actions, now) {
   text(element("running-count"), rows.length ? `${rows.length}${more ? " or more" : ""}` : "");
   fillInFlight("running", rows, (row) => [
     [row.class], [row.key ?? "–", "of-key"], [row.pool, "of-pool"], [String(row.cost), "n"], [duration(now - row.admitted_at), "n"],
-    [row.first_byte_at == null ? "reads its prompt" : "generates"],
+    [{ prompt: "reads its prompt", generation: "generates" }[row.phase] ?? "runs"],
   ], live, actions);
 }
 

@@ -35,7 +35,8 @@ readers, a few times per second, and only while there is a reader:
       "kv": {"usage": 0.31, "tokens": 262144, "preemptions": 0},      # usage: 0 to 1, or null
       "violations": 0,                # leases or sequences beyond the slots: never right
       "rates": {"tokens_per_s": 812.0, "prompt_tokens_per_s": 90.5, "busy": 0.97},     # or nulls
-      "latency": {"interactive": {"requests": 40,     # complete streams of the last 60 s
+      "latency": {"interactive": {"answers": 52, "tokens": 3120,    # complete, of the last 60 s
+                  "requests": 40,     # streams among them, of which the times are
                   "ttft_ms": [p50, p95], "ttft_slo_ms": 10000, "tpot_ms": [p50, p95],
                   "tpot_slo_ms": 200}, "bulk": {…}},  # pairs and slos are null without one
       "waits": null,                  # what the head of the queue waits for:
@@ -48,7 +49,8 @@ readers, a few times per second, and only while there is a reader:
     QUEUED = {"id": "…", "class": "interactive", "key": null, "cost": 1, "position": 0,
               "queued_at": …, "starts_at": …, "expires_at": …}   # starts_at: predicted, or null
     ADMITTED = {"id": "…", "class": "bulk", "key": null, "cost": 1, "admitted_at": …,
-                "first_byte_at": null}
+                "first_byte_at": null,
+                "phase": "prompt"}       # or "generation"; null: unknown, as nothing tells
     REQUEST = {"number": 17, "id": "…", "pool": "cloud", "class": "interactive", "key": null,
                "model": "tiny", "route": "/v1/completions", "ended_at": …, "outcome": "ok",
                "status": 200,

@@ -47,11 +47,13 @@ class Queued(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A request with slots; `first_byte_s`: when its answer began, of the loop's clock."""
+    """A request with slots; `first_byte_s`: when its answer began, of the loop's clock. `tells`:
+    its first byte is a token, so that the engine reads its prompt until then."""
 
     id: str
     lease: Lease
     first_byte_s: float | None
+    tells: bool
 
 
 def slots(ledger: Ledger) -> dict[str, int]:
@@ -148,9 +150,16 @@ def admitted(requests: Iterable[Admitted], names: Names, clock: Clock) -> list[d
                 "cost": each.lease.cost,
                 "admitted_at": clock.at(each.lease.granted_at),
                 "first_byte_at": None if each.first_byte_s is None else clock.at(each.first_byte_s),
+                "phase": _phase(each),
             }
         )
     return rows
+
+
+def _phase(admitted: Admitted) -> str | None:
+    if not admitted.tells:
+        return None
+    return "prompt" if admitted.first_byte_s is None else "generation"
 
 
 def pool_entry(

@@ -32,17 +32,13 @@ def of_classes(
 ) -> dict[str, Any]:
     """Returns `latency` of a pool (see the package) from its records and the times of their ends.
 
-    Counted are complete streams whose first byte is a token, once if several requests share it.
+    Counted are complete answers, once if several requests share one; their times are those of
+    streams whose first byte is a token.
     """
     recent = [
         (record, at)
         for record, at in ended
-        if record.outcome is Outcome.OK
-        and record.stream
-        and record.first_byte is not None
-        and record.identity.endpoint.first_byte_is_token
-        and not record.coalesced
-        and now - at <= WINDOW_S * 1e9
+        if record.outcome is Outcome.OK and not record.coalesced and now - at <= WINDOW_S * 1e9
     ]
     return {
         each.value: _entry(
@@ -56,15 +52,22 @@ def _entry(
     recent: list[tuple[RequestRecord, int]], rules: AdmissionRules, service_class: ServiceClass
 ) -> dict[str, Any]:
     slos = rules.of(service_class)
-    first, per_token = [], []
+    first, per_token, generated = list[float](), list[float](), 0
     for record, at in recent:
-        assert record.first_byte is not None
-        first.append((record.first_byte - record.identity.arrived) / 1e6)
-        tokens = record.output_tokens or record.generated_tokens
-        if tokens is not None and tokens > 1 and record.cost == 1 and not record.client_limited:
-            per_token.append((at - record.first_byte) / 1e6 / (tokens - 1))
+        tokens = record.output_tokens or record.generated_tokens or 0
+        generated += tokens
+        first_byte = record.first_byte
+        if not record.stream or first_byte is None:
+            continue
+        if not record.identity.endpoint.first_byte_is_token:
+            continue
+        first.append((first_byte - record.identity.arrived) / 1e6)
+        if tokens > 1 and record.cost == 1 and not record.client_limited:
+            per_token.append((at - first_byte) / 1e6 / (tokens - 1))
     return {
-        "requests": len(recent),
+        "answers": len(recent),
+        "tokens": generated,
+        "requests": len(first),
         "ttft_ms": quantiles(first),
         "ttft_slo_ms": slos.ttft_p95_ms,
         "tpot_ms": quantiles(per_token),

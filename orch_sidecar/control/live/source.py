@@ -124,9 +124,10 @@ class LiveSource:
         for lease in pool.ledger.all():
             owner = pool.gate.owners.get(lease.id)
             if isinstance(owner, Request) and lease.request is not None and not lease.closing:
-                first_byte = owner.record.first_byte
-                at_s = None if first_byte is None else first_byte / 1e9
-                yield Admitted(owner.record.identity.id, lease, at_s)
+                record = owner.record
+                at_s = None if record.first_byte is None else record.first_byte / 1e9
+                tells = record.stream and record.identity.endpoint.first_byte_is_token
+                yield Admitted(record.identity.id, lease, at_s, tells)
 
     def _read(self, pool: Pool) -> TokenRates:
         """Adds the last report of a pool's engine to what is remembered; returns its rates."""

@@ -211,9 +211,8 @@ def _curve(curve: Document, look: Look) -> Text:
     first, last = points[0], points[-1]
     text = f"  {number(first[1])} to {number(last[1])} ms at batch {first[0]:g} to {last[0]:g}"
     fit = curve["fit"]
-    if fit is not None:
-        sure = "" if fit["good"] else "about "
-        text += f"; {sure}{number(fit['t0_ms'])} + {fit['c_ms']:.3g} b^{fit['alpha']:.2g}"
+    if fit is not None and fit["good"]:
+        text += f"; {number(fit['t0_ms'])} + {fit['c_ms']:.3g} b^{fit['alpha']:.2g}"
     every = -(-len(points) // max(_LEAST_BARS, look.width - _LABEL - len(text) - 1))
     times = [ms for _, ms, _ in [*points[:-1:every], last]]
     bars = sparkline(times, max(times), ascii_only=look.ascii_only)
@@ -270,7 +269,7 @@ def _request(row: InFlight, live: Live, *, is_chosen: bool) -> Text:
         state, starts = f"queued {row.position}", row.row["starts_at"]
         more = "" if starts is None else f"starts in {duration((starts - live.at) / 1000)}"
     else:
-        state = "starting" if row.row["first_byte_at"] is None else "running"
+        state = "starting" if row.row.get("phase") == "prompt" else "running"
     line = Text(">" if is_chosen else " ", "bold")
     line.append(f"{fitted(name(row.id), 12)} ", "reverse" if is_chosen else "")
     line.append(fitted(state, 10), "yellow" if row.position is not None else "green")

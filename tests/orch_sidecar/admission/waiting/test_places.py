@@ -122,3 +122,18 @@ def test_a_queue_without_end_is_looked_at_up_to_a_bound(monkeypatch: pytest.Monk
     queue(core, interactive(), "b", "c", "d")
     found = Places(core)
     assert [found.of(name, 0.0) is None for name in "bcd"] == [False, False, True]
+
+
+def test_without_a_step_time_requests_start_at_the_rate_of_their_class() -> None:
+    core = core_of(1)
+    found = Places(core)
+    fill(core, bulk(max_tokens=100), "b0")
+    queue(core, bulk(max_tokens=100), *(f"b{number}" for number in range(1, 6)))
+    assert found.of("b1", 0.0) == Place(0, None), "nothing has ended"
+    for number in range(3):
+        ended_at = 4.0 * (number + 1)
+        assert granted(core.release(f"b{number}", ended_at, 100)) == [f"b{number + 1}"]
+    assert found.of("b4", 12.0) == Place(0, pytest.approx(16.0))
+    assert found.of("b5", 12.0) == Place(1, pytest.approx(20.0))
+    queue(core, interactive(max_tokens=100), "i", at=13.0)
+    assert found.of("i", 13.0) == Place(0, None), "none of its class has ended"

@@ -11,7 +11,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from orch_sidecar.admission.waiting.places import Place
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live import document
@@ -128,11 +128,19 @@ def test_queue_has_places_and_times_and_names_of_keys() -> None:
 def test_admitted_requests_have_their_times() -> None:
     made = admission()
     lease = made.arrive("a", ask(), 95.0)
-    rows = document.admitted([Admitted("id", lease, 96.0)], NAMES, CLOCK)  # type: ignore[arg-type]
-    assert rows == [
+    assert isinstance(lease, Lease)
+    assert document.admitted([Admitted("id", lease, 96.0, tells=True)], NAMES, CLOCK) == [
         {"id": "id", "class": "interactive", "key": "chat", "cost": 1,
-         "admitted_at": 1_095_000, "first_byte_at": 1_096_000}
+         "admitted_at": 1_095_000, "first_byte_at": 1_096_000, "phase": "generation"}
     ]  # fmt: skip
+
+
+def test_request_reads_its_prompt_only_where_its_first_byte_would_tell() -> None:
+    lease = admission().arrive("a", ask(), 95.0)
+    assert isinstance(lease, Lease)
+    requests = [Admitted("id", lease, None, tells) for tells in (True, False)]
+    rows = document.admitted(requests, NAMES, CLOCK)
+    assert [row["phase"] for row in rows] == ["prompt", None]
 
 
 def test_keys_that_are_known_appear_by_their_names() -> None:

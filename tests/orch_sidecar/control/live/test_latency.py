@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import orch_sidecar
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live.latency import of_classes, quantiles
+from orch_sidecar.observability.recent import KEPT
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.records import record_of
@@ -42,11 +45,13 @@ def test_speed_is_by_class_and_stands_beside_the_limits_of_the_profile() -> None
     found = of_classes(requests, (INTERACTIVE, BULK), CLOUD.admission, 103 * S)
     assert found == {
         "interactive": {
-            "requests": 2, "ttft_ms": [200.0, 400.0], "ttft_slo_ms": 10_000,
+            "answers": 2, "tokens": 22, "requests": 2,
+            "ttft_ms": [200.0, 400.0], "ttft_slo_ms": 10_000,
             "tpot_ms": [100.0, 200.0], "tpot_slo_ms": 200,
         },
         "bulk": {
-            "requests": 1, "ttft_ms": [100.0, 100.0], "ttft_slo_ms": None,
+            "answers": 1, "tokens": 2, "requests": 1,
+            "ttft_ms": [100.0, 100.0], "ttft_slo_ms": None,
             "tpot_ms": [1000.0, 1000.0], "tpot_slo_ms": 1000,
         },
     }  # fmt: skip
@@ -63,6 +68,23 @@ def test_what_is_no_measure_of_the_engine_is_not_counted() -> None:
     ]
     [found] = of_classes(others, (INTERACTIVE,), CLOUD.admission, 101 * S).values()
     assert (found["requests"], found["ttft_ms"], found["tpot_ms"]) == (0, None, None)
+
+
+def test_answers_that_are_not_streams_are_counted_with_their_tokens() -> None:
+    answers = [
+        ended(100, 0.1, 1.0),
+        ended(100, 1.0, 1.0, stream=False),
+        ended(100, 0.1, 1.0, endpoint=apis.RESPONSES, output_tokens=None, generated_tokens=5),
+        ended(100, 1.0, 1.0, stream=False, output_tokens=None),
+        ended(100, 1.0, 1.0, stream=False, coalesced=True),
+    ]
+    [found] = of_classes(answers, (INTERACTIVE,), CLOUD.admission, 101 * S).values()
+    assert (found["answers"], found["tokens"], found["requests"]) == (4, 27, 1)
+
+
+def test_page_says_how_many_answers_its_speed_is_of_at_most() -> None:
+    page = (Path(orch_sidecar.__file__).parent / "ui" / "index.html").read_text()
+    assert f"at most the last {KEPT};" in page
 
 
 def test_tokens_of_a_stream_without_usage_are_estimated() -> None:

@@ -21,6 +21,7 @@ def admitted(number: int, **more: Any) -> dict[str, Any]:
     return {
         "id": f"running-{number}", "class": "bulk", "key": "chat", "cost": 1,
         "admitted_at": AT - 75_000, "first_byte_at": AT - 74_000,
+        "phase": "generation",
     } | more  # fmt: skip
 
 
@@ -63,7 +64,8 @@ def pool(name: str = "cloud", **more: Any) -> dict[str, Any]:
         },
         "waits": {"reason": "slot", "text": "All 8 slots are taken; the next one is its own."},
         "queued": {"interactive": 2, "bulk": 0}, "keys": [],
-        "queue": [queued(0), queued(1)], "admitted": [admitted(0), admitted(1, first_byte_at=None)],
+        "queue": [queued(0), queued(1)],
+        "admitted": [admitted(0), admitted(1, first_byte_at=None, phase="prompt")],
     } | more  # fmt: skip
 
 

@@ -54,10 +54,23 @@ def test_screen_of_80_by_24_has_what_matters() -> None:
 
 def test_text_beside_a_curve_of_many_points_is_whole() -> None:
     points = [[batch / 2, 9.87 + batch, 3] for batch in range(2, 258)]
-    fit = {"t0_ms": 15.12, "c_ms": 3.214, "alpha": 0.7812, "largest": 8, "good": False}
+    fit = {"t0_ms": 15.12, "c_ms": 3.214, "alpha": 0.7812, "largest": 8, "good": True}
     [line] = [each for each in shown(live(pool(curve={"points": points, "fit": fit})))
               if each.startswith("step")]  # fmt: skip
-    assert line.endswith(" ms at batch 1 to 128.5; about 15.1 + 3.21 b^0.78")
+    assert line.endswith(" ms at batch 1 to 128.5; 15.1 + 3.21 b^0.78")
+
+
+def test_fit_that_is_not_sure_is_not_shown() -> None:
+    curve = pool()["curve"]
+    lines = shown(live(pool(curve=curve | {"fit": curve["fit"] | {"good": False}})))
+    [line] = [each for each in lines if each.startswith("step")]
+    assert line.endswith("9.8 to 22 ms at batch 1 to 8")
+
+
+def test_answer_that_does_not_stream_runs() -> None:
+    lines = shown(live(pool(admitted=[admitted(0, first_byte_at=None, phase=None)])))
+    [line] = [each for each in lines if "running-0" in each]
+    assert "running" in line.replace("running-0", "")
 
 
 def test_pools_stand_in_the_chosen_order_and_the_keys_are_whole() -> None:
