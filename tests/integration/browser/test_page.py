@@ -9,10 +9,12 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
 from tests.integration.browser.conftest import Open
+from tests.integration.client import CHAT
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
+from tests.integration.scripts import endless
 
 # An engine that has worked.
 WORKED: dict[str, Any] = {
@@ -24,6 +26,19 @@ WORKED: dict[str, Any] = {
 }
 PHONE = {"viewport": {"width": 375, "height": 740}}
 SOON_MS = 20_000
+# Remembers each cell of the slots that is not drawn in the colour of the legend from the moment at
+# which it changes.
+WATCH_CELLS = """() => {
+  window.wrong = [], window.changed = 0;
+  const cells = document.querySelector("[data-cells]");
+  new MutationObserver((changes) => changes.forEach(({ target: cell }) => {
+    const item = document.querySelector(`[data-legend] [data-slot="${cell.dataset.slot}"]`);
+    const colours = [getComputedStyle(cell), getComputedStyle(item, "::before")]
+      .map((style) => style.backgroundColor);
+    window.changed += 1;
+    if (colours[0] !== colours[1]) window.wrong.push([cell.dataset.slot, ...colours]);
+  })).observe(cells, { attributes: true, attributeFilter: ["data-slot"], subtree: true });
+}"""
 
 
 def operators(running: Running) -> str:
@@ -84,6 +99,59 @@ async def test_operator_sees_every_stream_in_a_slot_and_the_queue_and_acts_on_th
         assert (await client.response()).status == 200
     await expect(page.locator("#requests-rows tr")).to_have_count(10)
     await expect(page.locator('[data-cells] i[data-slot="free"]')).to_have_count(8)
+
+
+async def test_slots_are_drawn_in_the_colours_of_the_legend_at_once(
+    open_page: Open, start: Start, engine: ScriptedEngine
+) -> None:
+    engine.answer = held = Held()
+    running = await start()
+    bulk = await started(running, headers=[("X-Orch-Class", "bulk")])
+    page = await open_page(operators(running))
+    first = page.locator("[data-cells] i").first
+    await expect(first).to_have_attribute("data-slot", "bulk", timeout=SOON_MS)
+    await page.evaluate(WATCH_CELLS)
+    interactive = await started(running)
+    await expect(first).to_have_attribute("data-slot", "interactive")
+    held.release_all()
+    assert [(await each.response()).status for each in (bulk, interactive)] == [200, 200]
+    await expect(first).to_have_attribute("data-slot", "free")
+    assert await page.evaluate("window.changed") >= 3
+    assert await page.evaluate("window.wrong") == []
+
+
+async def test_page_says_only_what_is_known_of_answers_and_of_the_engine(
+    open_page: Open, start: Start, engine: ScriptedEngine
+) -> None:
+    running = await start()
+    client = await running.client()
+    assert (await client.post(CHAT)).status == 200
+    held = Held()
+    engine.scripts += [held, held, endless]
+    quiet = await started(running, seed=1)
+    await eventually(lambda: len(held.waiting) == 1)
+    reading, generating = await running.client(), await running.client()
+    reading.start(CHAT, stream=True, seed=2)
+    await eventually(lambda: len(held.waiting) == 2)
+    generating.start(CHAT, stream=True, seed=3)
+    engine.report(**WORKED | {"step_time": STEP_TIME | {"quality": "poor"}})
+    page = await open_page(operators(running))
+    states = page.locator("#running-rows td:nth-child(6)")
+    await expect(states).to_have_text(["runs", "reads its prompt", "generates"], timeout=SOON_MS)
+    speed = page.locator("[data-speed] tr").first.locator("td")
+    await expect(speed.nth(1)).to_have_text("1")
+    await expect(speed.nth(2)).not_to_have_text("0")
+    await expect(speed.nth(3)).to_have_text("0")
+    await expect(page.locator("[data-fit]")).to_have_text("not yet sure")
+    await expect(page.locator("[data-curve] .point")).not_to_have_count(0)
+    await expect(page.locator("[data-curve] .fit")).to_have_count(0)
+    await assert_accessible(page)
+    engine.report(**WORKED)
+    await expect(page.locator("[data-fit]")).to_have_text("10.0 + 1.00 · b^1.00 ms")
+    await expect(page.locator("[data-curve] .fit")).to_have_count(1)
+    held.release_all()
+    assert (await quiet.response()).status == 200
+    await generating.close()
 
 
 async def test_question_asked_again_at_once_is_answered(
