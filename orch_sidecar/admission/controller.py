@@ -196,7 +196,7 @@ class AdmissionController:
                 self.constraints.reserve.completed(request, now - lease.granted_at, now)
                 self.service_times.completed(lease, request, output_tokens / cost, now)
         if served:
-            self.forecaster.released(request, cost, now)
+            self.forecaster.release_rates.released(request, cost, now)
         if not self.queues.depth:
             return []
         self.service_times.invalidate()

@@ -22,7 +22,7 @@ from orch_sidecar.admission.prediction.lent_slots import (
     LentSlots,
     SlotAverage,
 )
-from orch_sidecar.admission.prediction.release_rate import LONGEST_MS, SHORTEST_MS, ReleaseRate
+from orch_sidecar.admission.prediction.release_rate import LONGEST_MS, SHORTEST_MS, ReleaseRates
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes, Start
 from orch_sidecar.admission.prediction.shorter_prompts import MOST, ShorterPrompts
@@ -52,20 +52,13 @@ class Forecaster:
         jitter: random.Random,
     ) -> None:
         self._service_times = service_times
-        self.release_rate = ReleaseRate()
-        self._class_rates = ReleaseRate(), ReleaseRate()  # interactive, bulk
+        self.release_rates = ReleaseRates()
         self._bulk_slots = SlotAverage()
         self.shorter = ShorterPrompts()
         self._ledger = ledger
         self._queues = queues
         self._constraints = constraints
         self._jitter = jitter
-
-    def released(self, request: AdmissionRequest | None, slots: int, now: float) -> None:
-        """Slots came free of a request that the engine served."""
-        self.release_rate.released(slots, now)
-        if request is not None:
-            self._class_rates[request.service_class is _BULK].released(slots, now)
 
     def _schedule_of(
         self, service_class: ServiceClass, blocked_by: BlockedBy | None, now: float
@@ -184,7 +177,7 @@ class Forecaster:
         lent = self._lent(1, now) if is_bulk else None
         schedule = lent.schedule if lent else self._schedule_of(service_class, blocked_by, now)
         slots_s, unread, ahead = None, 0.0, 0
-        rate = self._class_rates[is_bulk].per_second(now) if schedule is None else None
+        rate = self.release_rates.of(is_bulk).per_second(now) if schedule is None else None
         for number, queued in enumerate(self._queues.of(service_class)):
             request = queued.request
             if schedule is None:
@@ -300,6 +293,6 @@ class Forecaster:
         if slots <= self._ledger.room and unread_s > 0:
             wait_ms = min(max(int(1000 * unread_s), SHORTEST_MS), LONGEST_MS)
         else:
-            wait_ms = self.release_rate.retry_after_ms(slots / self._kept(), now)
+            wait_ms = self.release_rates.both.retry_after_ms(slots / self._kept(), now)
         wait_ms = int(wait_ms * (1 + _JITTER * self._jitter.random()))
         return replace(refusal, retry_after_ms=wait_ms)

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from orch_sidecar.admission.types import AdmissionRequest
+from vllm_plugin.contracts.profile import ServiceClass
+
 # Enough releases for a stable rate, recent enough to follow the load.
 WINDOW_RELEASES: Final = 64
 WINDOW_S: Final = 60.0
@@ -41,3 +44,19 @@ class ReleaseRate:
         if not rate:
             return UNKNOWN_MS
         return int(min(max(1000 * slots_ahead / rate, SHORTEST_MS), LONGEST_MS))
+
+
+class ReleaseRates:
+    """Slots released per second: of each class, and of both."""
+
+    def __init__(self) -> None:
+        self.both = ReleaseRate()
+        self._of_class = ReleaseRate(), ReleaseRate()  # interactive, bulk
+
+    def released(self, request: AdmissionRequest | None, slots: int, now: float) -> None:
+        self.both.released(slots, now)
+        if request is not None:
+            self.of(request.service_class is ServiceClass.BULK).released(slots, now)
+
+    def of(self, is_bulk: bool) -> ReleaseRate:
+        return self._of_class[is_bulk]
