@@ -76,6 +76,13 @@ def test_each_query_is_valid(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in promtool(tmp_path, "check", "rules", "panels.yaml")
 
 
+def test_each_query_names_the_labels_that_it_keeps() -> None:
+    """So a label that is added divides no line, also while sidecars without it are scraped."""
+    for title, query in queries():
+        for part in query.split(" / "):
+            assert re.match(r"(histogram_quantile\([0-9.]+, )?(sum|max|avg) by \(", part), title
+
+
 async def test_metrics_of_panels_and_alerts_are_the_sidecars(
     untraced: None, engine: ScriptedEngine, start: Start, tmp_path: Path
 ) -> None:

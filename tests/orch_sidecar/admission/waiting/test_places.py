@@ -133,7 +133,7 @@ def test_without_a_step_time_requests_start_at_the_rate_of_their_class() -> None
     for number in range(3):
         ended_at = 4.0 * (number + 1)
         assert granted(core.release(f"b{number}", ended_at, 100)) == [f"b{number + 1}"]
-    assert found.of("b4", 12.0) == Place(0, pytest.approx(16.0))
-    assert found.of("b5", 12.0) == Place(1, pytest.approx(20.0))
+    assert found.of("b4", 12.0) == Place(0, 16.0)
+    assert found.of("b5", 12.0) == Place(1, 20.0)
     queue(core, interactive(max_tokens=100), "i", at=13.0)
     assert found.of("i", 13.0) == Place(0, None), "none of its class has ended"
