@@ -155,7 +155,7 @@ function fillSpeed(part, pool) {
       [ms(values?.[1]) + (slo == null ? "" : ` of\u00a0${ms(slo)}`), `n ${values && slo ? (values[1] > slo ? "late" : "kept") : ""}`.trim()],
     ];
     fillRow(row, [
-      [name], [count(of.answers), "n"], [count(of.tokens), "n"], [count(of.requests), "n"],
+      [name], [count(of.answers), "n"], [count(of.tokens), "n"],
       ...pair(of.ttft_ms, of.ttft_slo_ms), ...pair(of.tpot_ms, of.tpot_slo_ms),
     ]);
   });
