@@ -87,6 +87,7 @@ class Sidecar:
             host=settings.host,
             allowed_hosts=settings.allowed_hosts,
             gateways=settings.gateways,
+            parents=settings.parents,
         )
         if keys is None and not settings.allowed_hosts and not is_loopback(settings.host):
             logger.warning(_ANY_NAME, settings.host)
@@ -112,7 +113,7 @@ class Sidecar:
             SERVER: "orch-sidecar",
             X_MEASUREMENT_TYPE: unplaced["measurement_type"],
         }
-        self.publisher = Publisher(self.pools, self._headers)
+        self.publisher = Publisher(self.pools, authorizer, self._headers)
         in_flight = InFlight()
         pages = Pages(self.pools, self.metrics, self.reloads, authorizer)
         self.live = LiveStream(

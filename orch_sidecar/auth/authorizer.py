@@ -2,9 +2,9 @@
 
 Pure: time is a parameter, seconds of a monotonic clock. Without keys all clients are served and
 have no limits; on the loopback they must then call it by a name of that (`allowed_hosts`). With
-keys, all paths need one, those of parent sidecars included, except those of probes and Prometheus:
-these send no keys, and the network must restrict them. The operators' listener needs no key; it is
-on the loopback unless configured otherwise.
+keys, all paths need one, except those of probes and Prometheus: these send no keys, and the network
+must restrict them. Parent sidecars need keys that say so, unless the settings trust all clients.
+The operators' listener needs no key; it is on the loopback unless configured otherwise.
 
 The key is checked before anything of the request is read; class and limit once it has been read. A
 limit counts the sequences of a key that are queued or running, until the client has its answer or
@@ -66,6 +66,12 @@ _NOT_FOR_METRICS: Final = Refusal(
     Reason.FORBIDDEN, f"{ENGINE_METRICS} tells of all clients: its API key needs metrics: true"
 )
 
+NO_PARENT: Final = Refusal(
+    Reason.FORBIDDEN,
+    "only sidecars may claim slots, end leases or read the state for an instance: send a key that "
+    "has sidecar: true in this sidecar's api_keys_file, or set parents: open (ORCH_PARENTS) here",
+)
+
 
 class Spent(Protocol):
     """What is known of a request that ended. `admitted`: None if it never had its slots. `status`:
@@ -106,10 +112,12 @@ class Authorizer:
         host: str = "",
         allowed_hosts: Sequence[str] = (),
         gateways: Sequence[IPv4Network | IPv6Network] = (),
+        parents: str = "keys",
     ) -> None:
         """`keys`: None if none are configured; then every client is served. `entries`: sidecars
         that share the clients, and so the budgets of their keys. `host`: the address to listen on.
-        `gateways`: addresses and networks of those who name flows for clients without keys."""
+        `gateways`: addresses and networks of those who name flows for clients without keys.
+        `parents`: as in the settings."""
         self.keys = keys
         self._hosts = AllowedHosts("allowed_hosts", (host, *allowed_hosts), any_address=True)
         self._checks_hosts = bool(allowed_hosts)  # whether clients have keys or not
@@ -117,6 +125,7 @@ class Authorizer:
         self._gateways = gateways
         self._is_gateway = lru_cache(maxsize=1024)(self._is_in_gateways)
         self._entries = entries
+        self._all_parents = parents == "open"
         self._usage: dict[bytes, _KeyUsage] = {}
         self._jitter = jitter or random.Random()  # noqa: S311 (it only spreads retries)
 
@@ -172,6 +181,15 @@ class Authorizer:
     def sees_all(self, key: ApiKey | None) -> bool:
         """Whether a client with this key, or without one, may read what concerns other clients."""
         return self.keys is None or (key is not None and key.metrics)
+
+    def permits(self, key: ApiKey | None, *, parent: bool = False) -> bool:
+        """Whether a client with this entry of a key, or without one, is still served. `parent`:
+        whether it may be a parent sidecar, which claims slots and has leases."""
+        if self.keys is None:
+            return self._all_parents or not parent
+        if key is None or self.keys.get(key.digest) != key:
+            return False
+        return key.sidecar or self._all_parents or not parent
 
     def reserve(
         self, key: ApiKey, wanted: GenerationRequest, body_bytes: int, now: float

@@ -87,6 +87,11 @@ class ApiKey:
         return self.tokens_per_minute is not None or self.requests_per_minute is not None
 
 
+def owner_of(key: ApiKey | None) -> str:
+    """Returns what tells the instances that a parent sidecar names from those of other keys."""
+    return "" if key is None else key.digest.hex()
+
+
 class _Entry(BaseModel):
     """An entry of the key file."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic import SecretStr
+
 from orch_sidecar.config.changes import Configuration
-from orch_sidecar.config.settings import PoolSettings, SidecarSettings
+from orch_sidecar.config.settings import PoolSettings, SidecarSettings, header_value
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
@@ -17,11 +19,11 @@ NO_TYPE: Final = "none"
 
 
 def load_pools(settings: SidecarSettings) -> ConfiguredPools:
-    """Loads the profiles of the configured pools. Raises ProfileError."""
+    """Loads profiles and key files of the configured pools. Raises ProfileError, ValueError."""
     if settings.pools is not None:
         names = dict.fromkeys(each.profile for each in settings.pools)
         loaded = {name: profiles.load(name) for name in names}
-        return [(each, loaded[each.profile]) for each in settings.pools]
+        return [(_with_key(each), loaded[each.profile]) for each in settings.pools]
     profile = profiles.load(settings.profile)
     single = PoolSettings(
         name=profile.name,
@@ -30,6 +32,21 @@ def load_pools(settings: SidecarSettings) -> ConfiguredPools:
         api_key=settings.engine_api_key,
     )
     return [(single, profile)]
+
+
+def _with_key(pool: PoolSettings) -> PoolSettings:
+    path = pool.api_key_file
+    if path is None:
+        return pool
+    if pool.api_key is not None:
+        raise ValueError(f"pool {pool.name} has api_key and api_key_file {path}: set one of them")
+    try:
+        key = header_value(SecretStr(path.read_text("ascii", "replace").strip()))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"api_key_file {path}: {error}") from None
+    if not key:
+        raise ValueError(f"api_key_file {path}: it is empty, but must contain a key")
+    return pool.model_copy(update={"api_key": key})
 
 
 def configuration(pools: ConfiguredPools, settings: SidecarSettings) -> Configuration:

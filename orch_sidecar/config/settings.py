@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -41,7 +41,7 @@ def _origin(value: str) -> str:
     return value.rstrip("/")
 
 
-def _header_value(value: SecretStr | None) -> SecretStr | None:
+def header_value(value: SecretStr | None) -> SecretStr | None:
     """Validates a key. Raises ValueError with the rule, without the key."""
     key = "" if value is None else value.get_secret_value()
     if any(not "!" <= character <= "~" for character in key):
@@ -62,13 +62,14 @@ class PoolSettings(BaseModel):
     url: str
     profile: str = Field(min_length=1)
     api_key: SecretStr | None = None
+    api_key_file: Path | None = None  # that contains it
     tier: bool = False
     below: str | None = Field(None, pattern=POOL_NAME)  # the pool of the child sidecar
     headless: bool = False
     on_request: bool = False
 
     _url = field_validator("url")(_origin)
-    _key = field_validator("api_key")(_header_value)
+    _key = field_validator("api_key")(header_value)
 
     @model_validator(mode="after")
     def _below_needs_tier(self) -> PoolSettings:
@@ -158,6 +159,11 @@ class SidecarSettings(BaseSettings):
         description="file with a secret of at least 32 bytes, the same for all sidecars of these "
         "keys: keeps the engines' prefix cache apart between keys; unset: random at each start",
     )
+    parents: Literal["keys", "open"] = Field(
+        "keys",
+        description="sidecars above this one, which may claim slots here. keys: those with a key "
+        "that has sidecar: true in api_keys_file, nobody without that file; open: all clients",
+    )
     entries: int = Field(
         1,
         ge=1,
@@ -169,9 +175,9 @@ class SidecarSettings(BaseSettings):
         None,
         min_length=1,
         description="several engines instead of engine_url: a JSON list of objects with name, url, "
-        "profile and, optionally, api_key, tier (true: it is a child sidecar), below (name of the "
-        "pool of the child sidecar), headless (true: each address of the host is an engine) and "
-        "on_request (true: serves only requests that ask for it)",
+        "profile and, optionally, api_key or api_key_file, tier (true: it is a child sidecar), "
+        "below (name of the pool of the child sidecar), headless (true: each address of the host "
+        "is an engine) and on_request (true: serves only requests that ask for it)",
     )
     prefix_affinity: bool = Field(
         default=True,
@@ -243,7 +249,7 @@ class SidecarSettings(BaseSettings):
     )
 
     _url = field_validator("engine_url")(_origin)
-    _key = field_validator("engine_api_key")(_header_value)
+    _key = field_validator("engine_api_key")(header_value)
 
     @field_validator("sidecar_key")
     @classmethod

@@ -72,11 +72,8 @@ class Control:
             page = self._page(http, path, key, private=self._pages.sees_all(key))
             if page is not None:
                 return self._with_headers(page)
-            client = None if key is None else key.name
             if path == STREAM:
-                private = (key is not None and key.sidecar) or self._pages.sees_all(key)
-                stream = await self._publisher.stream(http, client, private=private)
-                return self._with_headers(stream)
+                return self._with_headers(await self._publisher.stream(http, key))
             if path == LIVE:
                 return self._with_headers(await self._live.stream(http, key, operator=False))
         if path in ENDPOINTS:
@@ -87,7 +84,9 @@ class Control:
         if http.method not in methods:
             return self._with_headers(_wrong_method(found[0], methods, http))
         if found[0] is ResourcePath.CLAIM:
-            return self._with_headers(await self._publisher.claim(found[1], http))
+            return self._with_headers(await self._publisher.claim(found[1], http, key))
+        if found[0] is ResourcePath.LEASE:
+            return self._with_headers(self._publisher.revoke(found[1], key))
         return self._with_headers(self._perform(*found, http))
 
     async def administer(self, http: web.BaseRequest) -> web.StreamResponse | None:
@@ -133,8 +132,6 @@ class Control:
     def _perform(
         self, what: ResourcePath, name: str, http: web.BaseRequest
     ) -> web.Response | Refusal:
-        if what is ResourcePath.LEASE:
-            return self._publisher.revoke(name)
         if what is ResourcePath.CANCEL:
             if self._in_flight.cancel(name, http.headers):
                 return web.Response(status=204)

@@ -157,7 +157,7 @@ class StateFeed:
         if beat:
             self._beat_at = now
         if state["epoch"] != sent.get("epoch"):
-            return [*events, (STATE, state | {"leases": sorted(self._leases.of(instance))})]
+            return [*events, self.whole()]
         change = {key: value for key, value in state.items() if sent.get(key) != value}
         if beat:
             # As an engine's, which repeats what its reader claims.
@@ -165,6 +165,10 @@ class StateFeed:
         elif change:
             events.append((CHANGE, change))
         return events + [(OFFER, {"cost": offer.slots, "number": offer.number}) for offer in offers]
+
+    def whole(self) -> tuple[str, State]:
+        """Returns the event with the whole state, as it was sent last."""
+        return STATE, self._sent | {"leases": sorted(self._leases.of(self._subscriber.instance))}
 
     def rest_s(self, now: float) -> float:
         """Returns the seconds until `due` may return events without being woken."""

@@ -7,9 +7,10 @@
     PUT    /v1/capabilities/claims/{instance}[?pool=P]  what a parent sidecar waits for, where the
                                                         engine of that pool is shared
 
-Between events a stream costs one waiting task, and without streams nothing: the pools report their
-changes only while there is one. A reader that falls behind is disconnected, and gets the whole
-state when it reconnects. `stream_readers` limits the streams, in all and of each client.
+Only parents may name an instance. For readers that name none the same events are made once. Between
+events a stream costs one waiting task, and without streams nothing: the pools report their changes
+only while there is one. A reader that falls behind is disconnected, and gets the whole state when
+it reconnects. `stream_readers` limits the streams, in all and of each client.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from aiohttp import web
 
 from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.auth.authorizer import NO_PARENT, Authorizer
+from orch_sidecar.auth.keys import ApiKey, owner_of
 from orch_sidecar.control.state_feed import PublishedPool, State, StateFeed
 from orch_sidecar.control.stream_readers import Reader, Readers
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
@@ -52,32 +55,61 @@ class PublishedPools(Protocol):
     def report_changes(self, leases: ParentLeases | None) -> None: ...
 
 
-class _Stream(StateSubscriber):
+class _Stream:
     """A stream that is being served."""
 
-    def __init__(self, instance: str | None, transport: asyncio.Transport) -> None:
-        super().__init__(instance)
+    def __init__(self, transport: asyncio.Transport) -> None:
         self.closed = False
         self.woken = asyncio.Event()
+        self.unsent = b""
         self._transport = transport
-
-    def wake(self) -> None:
-        self.woken.set()
 
     def close(self) -> None:
         """Ends the stream, at once if its reader is behind."""
         self.closed = True
         if self._transport.get_write_buffer_size():
             self._transport.abort()
-        self.wake()
+        self.woken.set()
+
+
+class _Channel(StateSubscriber):
+    """The streams that are sent the same events: one of a parent, or all that name no instance."""
+
+    def __init__(
+        self,
+        instance: str | None,
+        leases: ParentLeases,
+        pool: PublishedPool,
+        asked_s: float,
+        private: bool,
+    ) -> None:
+        """`private`: with what tells of the requests of others."""
+        super().__init__(instance)
+        self.streams: set[_Stream] = set()
+        self.feed = StateFeed(leases, self, pool, asked_s, private)
+
+    def wake(self) -> None:
+        for each in self.streams:
+            each.woken.set()
+
+    def look(self, now: float) -> None:
+        """Makes the events that are due, for all streams, whichever looks first."""
+        if events := self.feed.due(now):
+            encoded = b"".join(_encoded(*each) for each in events)
+            for each in self.streams:
+                each.unsent += encoded
+                each.woken.set()
 
 
 class Publisher:
     """Serves the state streams of this sidecar's pools."""
 
-    def __init__(self, pools: PublishedPools, common_headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, pools: PublishedPools, authorizer: Authorizer, common_headers: Mapping[str, str]
+    ) -> None:
         self.leases = ParentLeases(os.urandom(8).hex())
         self._pools = pools
+        self._authorizer = authorizer
         self._headers = {
             **common_headers,
             CONTENT_TYPE: "text/event-stream",
@@ -85,14 +117,20 @@ class Publisher:
         }
         self._readers = Readers()
         self._streams: dict[Reader, _Stream] = {}
+        # Of a parent by its stream, of other readers by pool and interval.
+        self._channels: dict[object, _Channel] = {}
         self._closed = False
 
     async def stream(
-        self, http: web.BaseRequest, client: str | None, *, private: bool = True
+        self, http: web.BaseRequest, key: ApiKey | None
     ) -> web.StreamResponse | Refusal:
-        """Serves a stream until its reader disconnects, falls behind or is replaced by another, or
-        the publisher closes. `client`: the name of its API key, None where keys are not used.
-        `private`: with what tells of the requests of others."""
+        """Serves a stream until its reader disconnects, falls behind or is replaced by another, its
+        key permits it no longer, or the publisher closes. `key`: None where keys are not used."""
+        instance = http.query.get("instance")
+        if instance is not None:
+            if not self._authorizer.permits(key, parent=True):
+                return NO_PARENT
+            instance = owner_of(key) + instance
         pool = self._pool(http.query.get("pool"))
         if isinstance(pool, Refusal):
             return pool
@@ -112,19 +150,27 @@ class Publisher:
         response = web.StreamResponse(
             headers={**self._headers, X_MEASUREMENT_TYPE: measurement_type}
         )
-        instance = http.query.get("instance")
-        reader = Reader(client or http.remote or "", instance, pool.name)
+        client = (http.remote or "") if key is None else key.name
+        reader = Reader(client, instance, pool.name)
         replaced = self._readers.enter(reader, self.leases.instances())
         if isinstance(replaced, Refusal):
             return replaced
         if replaced is not None:
             self._streams[replaced].close()
-        stream = self._streams[reader] = _Stream(instance, transport)
-        feed = StateFeed(self.leases, stream, pool, asked_s, private)
-        self._subscribe(stream, pool)
+        stream = self._streams[reader] = _Stream(transport)
+        private = self._authorizer.sees_all(key) or (key is not None and key.sidecar)
+        alike = (id(pool), asked_s, private) if instance is None else stream
+        channel = self._channels.get(alike)
+        if channel is None:
+            channel = _Channel(instance, self.leases, pool, asked_s, private)
+            self._channels[alike] = channel
+        self._subscribe(channel, pool)
+        channel.look(asyncio.get_running_loop().time())
+        stream.unsent = _encoded(*channel.feed.whole())
+        channel.streams.add(stream)
         try:
             await response.prepare(http)
-            await self._send(response, stream, feed)
+            await self._send(response, stream, channel, key)
         except TimeoutError:
             transport.abort()
         except ConnectionError:
@@ -132,20 +178,29 @@ class Publisher:
         finally:
             self._readers.leave(reader)
             del self._streams[reader]
-            self._unsubscribe(stream, pool)
+            channel.streams.remove(stream)
+            if not channel.streams:
+                del self._channels[alike]
+            self._unsubscribe(channel, pool)
         response.force_close()
         return response
 
-    def revoke(self, lease: str) -> web.Response | Refusal:
+    def revoke(self, lease: str, key: ApiKey | None) -> web.Response | Refusal:
         """Spends a lease and returns the answer to the request for that."""
+        if not self._authorizer.permits(key, parent=True):
+            return NO_PARENT
         try:
             ended = self.leases.revoke(lease)
         except ValueError as error:
             return Refusal(Reason.INVALID_REQUEST, str(error))
         return web.json_response({"ended": ended})
 
-    async def claim(self, instance: str, http: web.BaseRequest) -> web.Response | Refusal:
+    async def claim(
+        self, instance: str, http: web.BaseRequest, key: ApiKey | None
+    ) -> web.Response | Refusal:
         """Takes what a parent sidecar claims, and returns the answer to that."""
+        if not self._authorizer.permits(key, parent=True):
+            return NO_PARENT
         pool = self._pool(http.query.get("pool"))
         if isinstance(pool, Refusal):
             return pool
@@ -161,7 +216,10 @@ class Publisher:
         except web.HTTPRequestEntityTooLarge as found:
             text = f"{found.text}; a claim has about a hundred bytes"
             return Refusal(Reason.BODY_TOO_LARGE, text)
-        if not pool.claims.claimed(instance, call, asyncio.get_running_loop().time()):
+        if key is not None and key.bulk and call.claim is not None:
+            call = call._replace(claim=call.claim._replace(urgent=False))
+        now = asyncio.get_running_loop().time()
+        if not pool.claims.claimed(owner_of(key) + instance, call, now):
             text = f"instance {instance[:40]!r} must read the state stream, where slots are offered"
             error = {"message": text, "type": "no_stream", "code": 409}
             return web.json_response({"error": error}, status=409)
@@ -173,15 +231,19 @@ class Publisher:
         for stream in self._streams.values():
             stream.close()
 
-    async def _send(self, response: web.StreamResponse, stream: _Stream, feed: StateFeed) -> None:
+    async def _send(
+        self, response: web.StreamResponse, stream: _Stream, channel: _Channel, key: ApiKey | None
+    ) -> None:
         """Sends the events of a stream. Raises TimeoutError when the reader takes none."""
-        loop = asyncio.get_running_loop()
-        while not stream.closed:
+        loop, parent = asyncio.get_running_loop(), channel.instance is not None
+        while not stream.closed and self._authorizer.permits(key, parent=parent):
+            channel.look(loop.time())
             stream.woken.clear()
-            if events := feed.due(loop.time()):
+            if stream.unsent:
+                data, stream.unsent = stream.unsent, b""
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await response.write(b"".join(_encoded(*each) for each in events))
-            await _set_within(stream.woken, feed.rest_s(loop.time()))
+                    await response.write(data)
+            await _set_within(stream.woken, channel.feed.rest_s(loop.time()))
 
     def _pool(self, name: str | None) -> PublishedPool | Refusal:
         pools = {pool.name: pool for pool in self._pools}
@@ -196,17 +258,17 @@ class Publisher:
             return Refusal(Reason.NOT_FOUND, text, param="pool")
         return pools[name]
 
-    def _subscribe(self, stream: _Stream, pool: PublishedPool) -> None:
+    def _subscribe(self, channel: _Channel, pool: PublishedPool) -> None:
         if not self.leases.subscribers:
             self._pools.report_changes(self.leases)
-        self.leases.subscribe(stream)
-        if stream.instance is not None:
-            pool.claims.parents.books.opened(stream.instance)
+        self.leases.subscribe(channel)
+        if channel.instance is not None:
+            pool.claims.parents.books.opened(channel.instance)
 
-    def _unsubscribe(self, stream: _Stream, pool: PublishedPool) -> None:
-        if stream.instance is not None:
-            pool.claims.parents.closed(stream.instance)
-        self.leases.unsubscribe(stream)
+    def _unsubscribe(self, channel: _Channel, pool: PublishedPool) -> None:
+        if channel.instance is not None:
+            pool.claims.parents.closed(channel.instance)
+        self.leases.unsubscribe(channel)
         if not self.leases.subscribers:
             self._pools.report_changes(None)
 

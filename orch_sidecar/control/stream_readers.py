@@ -2,8 +2,9 @@
 
 Pure. A parent sidecar that owns leases here is always served: only the stream reports their ends.
 The other readers share a fixed number of places evenly: a client that has fewer than another
-replaces a reader of the other. The more readers there are, the fewer changes each is sent
-(`lease_protocol.changes_every_s`), so that the limit is one of memory.
+replaces a reader of the other. A client that is no parent has a few places at most. The more
+readers there are, the fewer changes each is sent (`lease_protocol.changes_every_s`), so that the
+limit is one of memory.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from orch_sidecar.api.refusal import Reason, Refusal
 
 # Some ten kilobytes each; a cluster has tens of entries, hundreds if it is large.
 MOST_READERS: Final = 1024
+# Of one pool for a client that is no parent sidecar: dashboards, and pages that people look at.
+MOST_OF_A_CLIENT: Final = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reader:
     """One stream. `client`: the name of its API key, or its address where keys are not used.
-    `instance`: of the parent sidecar, as it claims. `pool`: the name of the pool it reads."""
+    `instance`: of the parent sidecar; None: it is none. `pool`: the name of the pool it reads."""
 
     client: str
     instance: str | None
@@ -60,6 +63,9 @@ class Readers:
             same = next((each for each in self._readers if _same(each, new)), None)
             if same is not None or new.instance in owners:
                 return same
+        elif sum(_same(each, new) for each in self._readers) >= MOST_OF_A_CLIENT:
+            text = f"{MOST_OF_A_CLIENT} streams of this client are open, the limit of each client"
+            return Refusal(Reason.READER_LIMIT, f"{text}: retry later")
         others = [each for each in self._readers if each.instance not in owners]
         if len(others) < MOST_READERS:
             return None

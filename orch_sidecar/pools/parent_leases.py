@@ -4,6 +4,7 @@ To a parent sidecar, a pool of this one looks like an engine. The parent counts 
 it sent by its own leases, which are booked here and never trusted: this sidecar's admission decides
 about each request. A parent's lease is over when the handling of its request has ended and the
 slots that the request had here are released, so that an end that is reported upward is final.
+Parents name their instances themselves: before each is put its owner (see `Authorizer.parent`).
 
 Pure. Subscribers are woken on changes and then ask for them.
 """
@@ -11,6 +12,7 @@ Pure. Subscribers are woken on changes and then ask for them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -72,35 +74,38 @@ class ParentLeases:
         self._present: dict[str, ParentLease] = {}
         self._handled: list[ParentLease] = []  # their slots may not be released yet
         self._spent = SpentLeases()
-        self._subscribers: set[StateSubscriber] = set()
+        self._subscribers = Counter[StateSubscriber]()  # with their readers
         self._up_to_date: set[StateSubscriber] = set()  # those that a change has to wake
 
     def subscribe(self, subscriber: StateSubscriber) -> None:
-        self._subscribers.add(subscriber)
+        """To be called for each reader that is sent what the subscriber finds."""
+        self._subscribers[subscriber] += 1
 
     def unsubscribe(self, subscriber: StateSubscriber) -> None:
-        self._subscribers.discard(subscriber)
-        self._up_to_date.discard(subscriber)
+        self._subscribers[subscriber] -= 1
+        if self._subscribers[subscriber] < 1:
+            del self._subscribers[subscriber]
+            self._up_to_date.discard(subscriber)
 
     @property
     def subscribers(self) -> int:
-        return len(self._subscribers)
+        return self._subscribers.total()
 
     def looks(self, subscriber: StateSubscriber) -> None:
         """A subscriber looks at the state now: the next change wakes it again."""
         subscriber.pending = subscriber.at_once = False
         self._up_to_date.add(subscriber)
 
-    def enter(self, header: str) -> ParentLease | None:
-        """Books a request that arrived with this `X-Orch-Lease`. None: its lease is spent or
-        present already, and the request must be rejected."""
+    def enter(self, header: str, owner: str = "") -> ParentLease | None:
+        """Books a request of this owner's that arrived with this `X-Orch-Lease`. None: its lease is
+        spent or present already, and the request must be rejected."""
         lease = parse_lease(header)
         if lease is None:
             return ParentLease()
         self._settle()
         if header in self._present or header in self._spent:
             return None
-        entered = ParentLease(lease.instance, header, lease.cost)
+        entered = ParentLease(owner + lease.instance, header, lease.cost)
         self._present[header] = entered
         return entered
 
@@ -150,7 +155,7 @@ class ParentLeases:
         whether a pool takes requests has, too."""
         self._settle()
         up_to_date, self._up_to_date = self._up_to_date, set()
-        for subscriber in self._subscribers if at_once else up_to_date & self._subscribers:
+        for subscriber in self._subscribers if at_once else up_to_date & self._subscribers.keys():
             subscriber.pending, subscriber.at_once = True, at_once
             subscriber.wake()
 

@@ -29,7 +29,7 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
-from orch_sidecar.auth.keys import ApiKey
+from orch_sidecar.auth.keys import ApiKey, owner_of
 from orch_sidecar.auth.statement_limit import StatementLimit
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.metrics import Metrics
@@ -297,10 +297,12 @@ class Frontend:
         return endpoint.read(outline, depth, ctx_max, outlined=True)
 
     def _inadmissible(self, request: Request) -> Refusal | None:
-        """Enters a request of a parent sidecar. A Refusal: the body is not to be read."""
-        headers, endpoint = request.http.headers, request.endpoint
-        if endpoint.admitted and (lease := headers.get(X_ORCH_LEASE)) is not None:
-            request.parent_lease = self._parent_leases.enter(lease)
+        """Enters a request of a parent sidecar; leases of other clients are ignored. A Refusal: the
+        body is not to be read."""
+        headers, endpoint, key = request.http.headers, request.endpoint, request.key
+        lease = headers.get(X_ORCH_LEASE) if endpoint.admitted else None
+        if lease is not None and self._authorizer.permits(key, parent=True):
+            request.parent_lease = self._parent_leases.enter(lease, owner_of(key))
             if request.parent_lease is None:
                 text = f"the {X_ORCH_LEASE} is spent: it has been used or revoked"
                 return Refusal(Reason.LEASE_SPENT, text)

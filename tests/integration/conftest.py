@@ -109,6 +109,7 @@ async def start(engine: ScriptedEngine) -> AsyncIterator[Start]:
             "profile": "cloud",
             "port": 0,
             "drain_timeout_s": 0.2,
+            "parents": "open",
         } | settings
         sidecar = Sidecar(SidecarSettings(**options))
         running = Running(sidecar, await sidecar.start())

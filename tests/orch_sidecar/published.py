@@ -9,6 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.auth.authorizer import Authorizer
+from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.parent_leases import ParentLeases
 from tests.orch_sidecar.parents import US, FakePool, ledger
@@ -24,7 +26,8 @@ class Tier:
         self.pools = {name: FakePool(self.slots, name) for name in names}
         self.attached: list[bool] = []
         self.changed: Callable[[], None] | None = None
-        self.publisher = Publisher(self, {"Server": "orch-sidecar"})
+        authorizer = Authorizer(None, parents="open")
+        self.publisher = Publisher(self, authorizer, {"Server": "orch-sidecar"})
         self.leases = self.publisher.leases
         self.url = ""
         self.port = 0
@@ -38,9 +41,11 @@ class Tier:
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         if http.method == "DELETE":
-            answer: Any = self.publisher.revoke(http.path.rpartition("/")[2])
+            answer: Any = self.publisher.revoke(http.path.rpartition("/")[2], None)
         else:
-            answer = await self.publisher.stream(http, http.query.get("client"))
+            client = http.query.get("client")
+            key = None if client is None else ApiKey(client, client.encode())
+            answer = await self.publisher.stream(http, key)
         if isinstance(answer, Refusal):
             return web.json_response({"reason": answer.reason, "param": answer.param}, status=400)
         assert isinstance(answer, web.StreamResponse)

@@ -54,7 +54,8 @@ CHANGES_EVERY_MS: Final = "changes_every_ms"
 STALE_AFTER_S: Final = 3.0
 
 # A request that was in a socket's buffer when its lease was spent arrives within a second or so:
-# this many leases last longer than that at any rate of requests, in less than 10 MiB.
+# this many leases last longer than that at any rate of requests, in less than 10 MiB. So does a
+# quarter of them: one sidecar that spends more has its own be forgotten, not those of others.
 SPENT_KEPT: Final = 65_536
 
 _LEASE: Final = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})")
@@ -180,19 +181,32 @@ class SpentLeases:
 
     def __init__(self, most: int = SPENT_KEPT) -> None:
         self._most = most
-        self._leases: OrderedDict[str, None] = OrderedDict()
+        self._count = 0
+        # By instance; the one that has spent none for the longest is first.
+        self._leases: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
 
     def __contains__(self, lease: str) -> bool:
-        return lease in self._leases
+        return lease in self._leases.get(lease.partition(".")[0], ())
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return self._count
 
     def add(self, lease: str) -> None:
-        """Adds a lease; forgets the oldest beyond the limit."""
-        self._leases[lease] = None
-        if len(self._leases) > self._most:
-            self._leases.popitem(last=False)
+        """Adds a lease. Beyond the limit forgets the oldest of its instance if that has more than a
+        quarter, else of the first instance."""
+        instance = lease.partition(".")[0]
+        own = self._leases.setdefault(instance, OrderedDict())
+        self._leases.move_to_end(instance)
+        self._count += lease not in own
+        own[lease] = None
+        if self._count <= self._most:
+            return
+        if len(own) <= max(1, self._most // 4):
+            instance, own = next(iter(self._leases.items()))
+        own.popitem(last=False)
+        self._count -= 1
+        if not own:
+            del self._leases[instance]
 
 
 def incompatible(version: str) -> str | None:

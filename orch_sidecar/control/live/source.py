@@ -85,9 +85,8 @@ class LiveSource:
         return self._table.update(self._metrics.recent(), time.monotonic())
 
     def permits(self, key: ApiKey | None) -> bool:
-        """Whether a client with this entry of a key, or without one, may still look."""
-        keys = self._authorizer.keys
-        return keys is None or (key is not None and keys.get(key.digest) == key)
+        """Whether a client with this key, or without one, may still look."""
+        return self._authorizer.permits(key)
 
     def requests(self) -> list[Row]:
         """Returns the part `requests`, as of the last call of `changed_requests`."""

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.control import stream_readers
-from orch_sidecar.control.stream_readers import MOST_READERS, Reader, Readers
+from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT, MOST_READERS, Reader, Readers
 
 US = "a" * 16
 
 
 def crowd(readers: Readers, client: str, count: int) -> list[Reader]:
-    made = [Reader(client, None, "cloud") for _ in range(count)]
+    """So many parents with one key, which own no leases."""
+    made = [Reader(client, f"{client}{number}", "cloud") for number in range(count)]
     for each in made:
         assert readers.enter(each, ()) is None
     return made
@@ -26,11 +27,25 @@ def test_all_entries_of_a_large_cluster_can_have_the_same_key() -> None:
     assert readers.enter(Reader("an operator", None, "cloud"), ()) is None
 
 
+def test_client_that_is_no_parent_has_a_few_readers_of_each_pool() -> None:
+    readers, owners = Readers(), {US}
+    mine = [Reader("mallory", None, "cloud") for _ in range(MOST_OF_A_CLIENT)]
+    assert [readers.enter(each, owners) for each in mine] == [None] * MOST_OF_A_CLIENT
+    refused = readers.enter(Reader("mallory", None, "cloud"), owners)
+    assert isinstance(refused, Refusal)
+    assert refused.reason is Reason.READER_LIMIT
+    assert f"{MOST_OF_A_CLIENT} streams of this client" in refused.message
+    for other in (("mallory", None, "other"), ("bob", None, "cloud"), ("mallory", US, "cloud")):
+        assert readers.enter(Reader(*other), owners) is None
+    readers.leave(mine[0])
+    assert readers.enter(Reader("mallory", None, "cloud"), owners) is None
+
+
 def test_when_all_places_are_taken_they_are_shared_evenly() -> None:
     readers = Readers()
     crowd(readers, "alice", MOST_READERS // 2)
     newest = crowd(readers, "bob", MOST_READERS - MOST_READERS // 2)[-1]
-    carols = [Reader("carol", None, "cloud") for _ in range(MOST_READERS)]
+    carols = [Reader("carol", f"carol{number}", "cloud") for number in range(MOST_READERS)]
     replaced = [readers.enter(each, ()) for each in carols]
     assert isinstance(replaced[0], Reader)
     given = [each for each in replaced if isinstance(each, Reader)]
@@ -44,10 +59,10 @@ def test_when_all_places_are_taken_they_are_shared_evenly() -> None:
     assert f"{MOST_READERS} state streams are open" in refused.message
 
 
-def test_client_alone_can_have_all_places_until_another_one_comes() -> None:
+def test_parents_of_one_key_can_have_all_places_until_another_client_comes() -> None:
     readers = Readers()
     newest = crowd(readers, "alice", MOST_READERS)[-1]
-    refused = readers.enter(Reader("alice", None, "cloud"), ())
+    refused = readers.enter(Reader("alice", "another", "cloud"), ())
     assert isinstance(refused, Refusal)
     assert readers.enter(Reader("bob", US, "cloud"), ()) is newest
 

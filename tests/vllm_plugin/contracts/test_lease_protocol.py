@@ -48,6 +48,22 @@ def test_spent_leases_are_bounded_and_the_oldest_is_forgotten() -> None:
     assert [lease in spent for lease in "abc"] == [False, True, True]
 
 
+def test_sidecar_that_spends_any_number_of_leases_has_none_of_another_be_forgotten() -> None:
+    spent, theirs = SpentLeases(most=40), [f"{'b' * 16}.{number:032x}.1" for number in range(8)]
+    for lease in theirs:
+        spent.add(lease)
+    for number in range(500):
+        spent.add(f"{US}.{number:032x}.1")
+    assert len(spent) == 40
+    assert all(lease in spent for lease in theirs)
+    # Where many do, those of the sidecar that has spent none for the longest go first.
+    for sidecar in range(3):
+        for number in range(500):
+            spent.add(f"{sidecar:016x}.{number:032x}.1")
+    assert len(spent) == 40
+    assert not any(lease in spent for lease in theirs)
+
+
 def test_event_is_one_of_server_sent_events_and_times_are_rfc_3339() -> None:
     assert event("ended", {"leases": []}) == b'event: ended\ndata: {"leases":[]}\n\n'
     assert timestamp(1.0014) == "1970-01-01T00:00:01.001Z"
