@@ -117,8 +117,7 @@ class Publisher:
         }
         self._readers = Readers()
         self._streams: dict[Reader, _Stream] = {}
-        # Of a parent by its stream, of other readers by pool and interval.
-        self._channels: dict[object, _Channel] = {}
+        self._channels: dict[object, _Channel] = {}  # by stream of a parent, or pool and interval
         self._closed = False
 
     async def stream(
@@ -165,10 +164,10 @@ class Publisher:
             channel = _Channel(instance, self.leases, pool, asked_s, private)
             self._channels[alike] = channel
         self._subscribe(channel, pool)
-        channel.look(asyncio.get_running_loop().time())
-        stream.unsent = _encoded(*channel.feed.whole())
         channel.streams.add(stream)
         try:
+            channel.look(asyncio.get_running_loop().time())
+            stream.unsent = _encoded(*channel.feed.whole())
             await response.prepare(http)
             await self._send(response, stream, channel, key)
         except TimeoutError:

@@ -4,7 +4,7 @@ To a parent sidecar, a pool of this one looks like an engine. The parent counts 
 it sent by its own leases, which are booked here and never trusted: this sidecar's admission decides
 about each request. A parent's lease is over when the handling of its request has ended and the
 slots that the request had here are released, so that an end that is reported upward is final.
-Parents name their instances themselves: before each is put its owner (see `Authorizer.parent`).
+Parents name their instances themselves: before each is put its owner (see `keys.owner_of`).
 
 Pure. Subscribers are woken on changes and then ask for them.
 """
@@ -74,11 +74,10 @@ class ParentLeases:
         self._present: dict[str, ParentLease] = {}
         self._handled: list[ParentLease] = []  # their slots may not be released yet
         self._spent = SpentLeases()
-        self._subscribers = Counter[StateSubscriber]()  # with their readers
+        self._subscribers = Counter[StateSubscriber]()  # once for each reader
         self._up_to_date: set[StateSubscriber] = set()  # those that a change has to wake
 
     def subscribe(self, subscriber: StateSubscriber) -> None:
-        """To be called for each reader that is sent what the subscriber finds."""
         self._subscribers[subscriber] += 1
 
     def unsubscribe(self, subscriber: StateSubscriber) -> None:
