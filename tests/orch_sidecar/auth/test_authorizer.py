@@ -146,6 +146,40 @@ def test_the_engines_own_metrics_need_a_key_for_metrics() -> None:
     assert Authorizer(None).sees_all(None)
 
 
+@pytest.mark.parametrize(
+    ("parents", "holder", "permitted"),
+    [
+        ("keys", None, False),
+        ("keys", "alice", False),
+        ("keys", "entry", True),
+        ("keys", "removed", False),
+        ("open", None, False),
+        ("open", "alice", True),
+        ("open", "entry", True),
+        ("open", "removed", False),
+    ],
+)
+def test_parent_is_who_has_the_key_of_a_sidecar_or_where_all_are_trusted_any_client(
+    parents: str, holder: str | None, permitted: bool
+) -> None:
+    held = keys.parse(keys.entry_of("a", "alice") + keys.entry_of("b", "entry", sidecar=True))
+    by_name: dict[str, ApiKey] = {each.name: each for each in held}
+    by_name["removed"] = ApiKey("removed", b"r" * 32, sidecar=True)
+    key = None if holder is None else by_name[holder]
+    guard = Authorizer(held, parents=parents)
+    assert guard.permits(key, parent=True) is permitted
+    assert guard.permits(key) is (holder in ("alice", "entry"))
+
+
+@pytest.mark.parametrize(("parents", "permitted"), [("keys", False), ("open", True)])
+def test_without_keys_nobody_is_a_parent_unless_all_are_trusted(
+    parents: str, permitted: bool
+) -> None:
+    guard = Authorizer(None, parents=parents)
+    assert guard.permits(None, parent=True) is permitted
+    assert guard.permits(None)
+
+
 def test_new_keys_replace_all_others_at_once() -> None:
     guard = Authorizer(None)
     guard.set_keys(known(), 0.0)

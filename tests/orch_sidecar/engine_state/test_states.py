@@ -97,6 +97,14 @@ def test_status_other_than_200_is_an_outage(
     assert (outage.state, outage.reason) == (state, reason)
 
 
+@pytest.mark.parametrize("tier", [True, False])
+def test_engine_that_forbids_says_itself_what_it_wants(tier: bool) -> None:
+    outage = engine_state.refused(ENGINE, 403, "send the key of a sidecar", CLOUD, tier=tier)
+    assert outage.message == f"{ENGINE} refuses this sidecar (403): send the key of a sidecar"
+    outage = engine_state.refused(ENGINE, 401, "no key", CLOUD, tier=tier)
+    assert "api_key_file" in outage.message
+
+
 def test_engine_that_has_never_answered_is_starting_and_a_known_one_is_down() -> None:
     assert engine_state.unreachable(ENGINE, "no", known=False).state == "starting"
     assert engine_state.unreachable(ENGINE, "no", known=True).state == "down"

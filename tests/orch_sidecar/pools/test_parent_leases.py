@@ -121,6 +121,17 @@ def test_memory_of_spent_leases_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert leases.enter(lease(number=0)) is not None
 
 
+def test_lease_is_its_owners_whatever_instance_it_names() -> None:
+    leases, slots = ParentLeases(RUN), ledger()
+    us, owners = FakeSubscriber(leases, FakePool(slots)), "f" * 64
+    request = leases.enter(lease(), owners)
+    assert request is not None
+    assert request.instance == owners + US
+    assert (leases.of(US), leases.of(owners + US)) == ([], [lease()])
+    leases.leave(request)
+    assert us.ended == []
+
+
 def test_only_the_instance_whose_lease_ended_is_notified() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     us, them = (FakeSubscriber(leases, FakePool(slots), instance) for instance in (US, THEM))

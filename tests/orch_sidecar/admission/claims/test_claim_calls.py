@@ -51,6 +51,16 @@ def test_calls_are_numbered_and_one_that_suffices_is_not_repeated(
     assert calls.next(again=True) is None
 
 
+def test_claim_whose_urgency_the_key_does_not_allow_is_not_called_again_and_again(
+    core: AdmissionController, calls: ClaimCalls
+) -> None:
+    queue(core, interactive(), "a")
+    assert calls.next(again=False) == ClaimCall(claimed(1), number=1)
+    assert not calls.reported(Claim(1, urgent=False), False, 1)
+    assert calls.next(again=False) is None
+    assert calls.reported(Claim(1, urgent=False), False, 0), "of no call: it has another reason"
+
+
 def test_long_queue_is_claimed_again_when_an_equal_share_of_the_slots_is_left_to_offer(
     core: AdmissionController, calls: ClaimCalls
 ) -> None:
