@@ -84,6 +84,7 @@ def make_plan(
         environ={
             "HF_HUB_OFFLINE": "1",
             "OTEL_BSP_SCHEDULE_DELAY": "200",
+            "ORCH_PARENTS": "open",  # sidecars of tests are above its own
             "VLLM_CPU_OMP_THREADS_BIND": str(core),
             **(environ or {}),
         },

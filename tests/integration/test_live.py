@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.control.live import stream
-from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
 from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
@@ -289,25 +288,3 @@ async def test_stopping_sidecar_ends_its_streams(start: Start, readers: Readers)
     await reader.next()
     await running.stop()
     await ended(reader)
-
-
-@pytest.mark.parametrize("path", ["/v1/live", "/v1/capabilities/stream"])
-async def test_client_that_is_no_parent_has_a_few_streams_and_takes_none_of_others(
-    start: Start, tmp_path: Path, path: str, readers: Readers
-) -> None:
-    ring = KeyRing(tmp_path)
-    for name in ("alice", "bob"):
-        ring.add(name)
-    running = await start(api_keys_file=ring.path)
-    for _ in range(MOST_OF_A_CLIENT):
-        client = await running.client()
-        client.send_request("GET", path, headers=[ring.bearer("alice")])
-        await client.seen(b"event: s")
-    client = await running.client()
-    refused = await client.get(path, [ring.bearer("alice")])
-    assert (refused.status, refused.error["code"]) == (429, "READER_LIMIT")
-    assert f"{MOST_OF_A_CLIENT} streams of this client" in refused.error["message"]
-    client = await running.client()
-    client.send_request("GET", path, headers=[ring.bearer("bob")])
-    await client.seen(b"event: s")
-    await (await readers.open(running, operator=True)).next()

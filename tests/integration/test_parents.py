@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.api.endpoints import STREAM
-from orch_sidecar.app.sidecar import Sidecar
 from orch_sidecar.auth.keys import owner_of
-from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control import state_feed
+from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
 from tests.integration.backlogs import Numbers, Recording, answered, backlog, instance
 from tests.integration.client import Client
 from tests.integration.held import Held, started
@@ -264,32 +262,19 @@ async def test_entry_with_the_key_of_a_client_says_what_its_child_wants(
         assert not health["ready"]
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (None, "No such file"),
-        (b"", "it is empty, but must contain a key"),
-        (b" \n", "it is empty, but must contain a key"),
-        (b"two words", "must consist of printable ASCII characters without spaces"),
-        (b"\xff\xfe", "must consist of printable ASCII characters without spaces"),
-    ],
-)
-async def test_start_ends_with_the_path_of_an_unusable_api_key_file_and_the_rule(
-    tmp_path: Path, content: bytes | None, problem: str
+@pytest.mark.parametrize("path", ["/v1/live", "/v1/capabilities/stream"])
+async def test_client_that_is_no_parent_has_a_few_streams_and_takes_none_of_others(
+    start: Start, ring: KeyRing, path: str
 ) -> None:
-    path = tmp_path / "key"
-    if content is not None:
-        path.write_bytes(content)
-    pool = {"name": "a", "url": "http://a:1", "profile": "cloud", "api_key_file": str(path)}
-    with pytest.raises(ValueError, match=problem) as caught:
-        Sidecar(SidecarSettings(pools=[pool]))
-    assert str(path) in str(caught.value)
-    assert "two words" not in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-async def test_api_key_and_its_file_exclude_each_other(tmp_path: Path) -> None:
-    pool = {"name": "a", "url": "http://a:1", "profile": "cloud", "api_key": "secret"}
-    with pytest.raises(ValueError, match="api_key and api_key_file") as caught:
-        Sidecar(SidecarSettings(pools=[pool | {"api_key_file": os.devnull}]))
-    assert "secret" not in str(caught.value)
+    running = await start(api_keys_file=ring.path)
+    for _ in range(MOST_OF_A_CLIENT):
+        client = await running.client()
+        client.send_request("GET", path, headers=[ring.bearer("alice")])
+        await client.seen(b"event: s")
+    client = await running.client()
+    refused = await client.get(path, [ring.bearer("alice")])
+    assert (refused.status, refused.error["code"]) == (429, "READER_LIMIT")
+    assert f"{MOST_OF_A_CLIENT} streams of this client" in refused.error["message"]
+    client = await running.client()
+    client.send_request("GET", path, headers=[ring.bearer("entry")])
+    await client.seen(b"event: s")

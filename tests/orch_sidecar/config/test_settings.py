@@ -10,7 +10,6 @@ import pytest
 
 from orch_sidecar import cli
 from orch_sidecar.config.resolve import load_pools, rules_of
-from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 
 pytestmark = pytest.mark.usefixtures("no_settings_in_the_environment")
 
@@ -222,25 +221,6 @@ def test_pools_come_from_json_or_from_the_file(
     )  # fmt: skip
     assert (big.name, big.tier) == ("big", True)
     assert "secret" not in repr(settings)
-
-
-def test_parents_need_keys_unless_the_setting_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert cli.read_settings([]).parents == "keys"
-    monkeypatch.setenv("ORCH_PARENTS", "open")
-    assert cli.read_settings([]).parents == "open"
-    assert "parents" in refusal("--parents", "closed")
-
-
-def test_key_of_a_pool_is_read_from_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_text(" secret\n")
-    pool = {"name": "a", "url": "http://a:1", "profile": "cloud", "api_key_file": str(path)}
-    [(found, _)] = load_pools(SidecarSettings(pools=[PoolSettings.model_validate(pool)]))
-    assert found.api_key is not None
-    assert found.api_key.get_secret_value() == "secret"
-    assert "secret" not in repr(found)
 
 
 def test_without_pools_there_is_one_named_after_its_profile(config: Path) -> None:

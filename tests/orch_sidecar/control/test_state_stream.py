@@ -121,36 +121,6 @@ async def test_pools_report_changes_only_while_there_is_a_stream(
     await eventually(lambda: tier.attached == [True, False])
 
 
-async def test_events_of_readers_that_name_no_instance_are_made_once(
-    tier: Tier, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, made = STREAM.partition("?")[0], list[str]()
-    monkeypatch.setattr(state_feed, "HEARTBEAT_EVERY_S", 0.2)
-    first = await client.read(tier, target)
-    before = await first.expect("state")
-    encoded = state_stream._encoded
-    monkeypatch.setattr(
-        state_stream, "_encoded", lambda name, data: made.append(name) or encoded(name, data)
-    )
-    others = [await client.read(tier, target) for _ in range(3)]
-    for each in others:
-        state = await each.expect("state")
-        assert {**state, "observed_at": ""} == {**before, "observed_at": ""}
-    grant(tier.slots, "another", 2)
-    assert tier.changed is not None
-    tier.changed()
-    changes = [await each.expect("change") for each in (first, *others)]
-    assert changes[0]["foreign"] == 2
-    assert changes == [changes[0]] * 4
-    assert made.count("change") == 1
-    parent = await client.read(tier)
-    assert (await parent.expect("state"))["foreign"] == 2
-    late = await client.read(tier, target)
-    assert (await late.expect("state"))["foreign"] == 2
-    beats = [await each.next() for each in (first, *others)]
-    assert len({json.dumps(each) for each in beats}) == 1
-
-
 async def test_reader_costs_no_tasks(tier: Tier, client: Client) -> None:
     events = await client.read(tier)
     await events.expect("state")
