@@ -68,9 +68,8 @@ _NOT_FOR_METRICS: Final = Refusal(
 
 NO_PARENT: Final = Refusal(
     Reason.FORBIDDEN,
-    "only parent sidecars may claim slots, end leases or read the state for an instance: send one "
-    "of the keys with sidecar: true in the child's api_keys_file, or set parents: open there "
-    "(ORCH_PARENTS)",
+    "only parent sidecars may claim slots, end leases or read the state for an instance: use a key "
+    "with sidecar: true in the child's api_keys_file, or set parents: open (ORCH_PARENTS) there",
 )
 
 
