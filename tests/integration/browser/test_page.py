@@ -141,7 +141,7 @@ async def test_page_says_only_what_is_known_of_answers_and_of_the_engine(
     speed = page.locator("[data-speed] tr").first.locator("td")
     await expect(speed.nth(1)).to_have_text("1")
     await expect(speed.nth(2)).not_to_have_text("0")
-    await expect(speed.nth(3)).to_have_text("–")
+    await expect(speed.nth(3)).to_have_text("\u2013")
     await expect(page.locator("[data-fit]")).to_have_text("not yet sure")
     await expect(page.locator("[data-curve] .point")).not_to_have_count(0)
     await expect(page.locator("[data-curve] .fit")).to_have_count(0)
