@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -264,3 +265,24 @@ async def test_bulk_requests_of_two_parents_pass_a_child_that_shares_its_engine(
         await answered(clients)
     assert set(recording.answered.values()) == {1}
     await calm(engine, direct, child, *parents)
+
+
+@pytest.mark.parametrize("headers", [[], BULK], ids=["interactive", "bulk"])
+async def test_last_requests_of_a_parent_are_served_when_the_others_have_none_left(
+    engine: ScriptedEngine,
+    start: Start,
+    recording: Recording,
+    headers: list[tuple[str, str]],
+) -> None:
+    direct, child, parent = await family(start)
+    numbers = Numbers()
+
+    async def client(sidecar: Running, requests: int) -> None:
+        for seed in numbers.next(requests):
+            await answered({seed: await started(sidecar, seed=seed, headers=headers)})
+
+    await asyncio.gather(
+        *(client(parent, 10) for _ in range(12)), *(client(direct, 6) for _ in range(12))
+    )
+    assert set(recording.answered.values()) == {1}
+    await calm(engine, direct, child, parent)
