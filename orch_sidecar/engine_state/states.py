@@ -127,9 +127,7 @@ def refused(engine: str, status: int, message: str, profile: Profile, *, tier: b
         return Outage(
             EngineState.UNUSABLE,
             Reason.ENGINE_REFUSES_KEY,
-            f"{engine} refuses this sidecar (403): {message}"
-            if status == 403
-            else f"{engine} rejects this sidecar's API key (401): set ORCH_ENGINE_API_KEY, or "
+            f"{engine} rejects this sidecar's API key (401): set ORCH_ENGINE_API_KEY, or "
             "api_key or api_key_file of the pool, to the engine's --api-key",
         )
     if status in (403, 409):

@@ -48,7 +48,7 @@ async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
     [
         (404, "engine_without_plugin", ["ORCH_PROFILE=cloud", "orch", "VLLM_PLUGINS"]),
         (401, "engine_refuses_key", ["ORCH_ENGINE_API_KEY"]),
-        (403, "engine_refuses_key", ["ORCH_ENGINE_API_KEY"]),
+        (403, "engine_refuses_key", ["does not accept this sidecar", "contains no reason"]),
     ],
 )
 async def test_engine_that_cannot_be_followed_makes_unready_with_the_remedy(

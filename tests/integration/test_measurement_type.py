@@ -133,7 +133,7 @@ async def test_every_metric_and_every_span_of_requests_has_a_type(
     a class, a pool; and what only operators ask for."""
     home = await another(slots=1, profile="home")
     keys = KeyRing(tmp_path)
-    keys.add("alice")
+    keys.add("alice", metrics=True)
     settings = pools(cloud=engine, home=home) | {"api_keys_file": keys.path}
     settings["pools"][1]["on_request"] = True
     log = str(tmp_path / "requests.jsonl")

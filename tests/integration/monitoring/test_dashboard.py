@@ -86,7 +86,11 @@ def test_each_query_names_the_labels_that_it_keeps() -> None:
 async def test_metrics_of_panels_and_alerts_are_the_sidecars(
     untraced: None, engine: ScriptedEngine, start: Start, tmp_path: Path
 ) -> None:
-    running = await start(request_log=str(tmp_path / "requests"))
+    running = await start(
+        request_log=str(tmp_path / "requests"),
+        api_keys_file=tmp_path / "keys.yaml",
+        api_keys_required=False,
+    )
     page = await (await running.client()).get("/metrics")
     families = set(re.findall(r"^# TYPE (\S+)", page.body.decode(), re.MULTILINE))
     alerting = [rule["expr"] for group in alerting_rules()["groups"] for rule in group["rules"]]

@@ -23,7 +23,7 @@ def test_parents_need_keys_unless_the_setting_says_otherwise(
     assert cli.read_settings([]).parents == "keys"
     monkeypatch.setenv("ORCH_PARENTS", "open")
     assert cli.read_settings([]).parents == "open"
-    with pytest.raises(SystemExit, match="parents"):
+    with pytest.raises(cli.InvalidSettings, match="parents"):
         cli.read_settings(["--parents", "closed"])
 
 

@@ -100,7 +100,9 @@ def test_status_other_than_200_is_an_outage(
 @pytest.mark.parametrize("tier", [True, False])
 def test_engine_that_forbids_says_itself_what_it_wants(tier: bool) -> None:
     outage = engine_state.refused(ENGINE, 403, "send the key of a sidecar", CLOUD, tier=tier)
-    assert outage.message == f"{ENGINE} refuses this sidecar (403): send the key of a sidecar"
+    assert (
+        outage.message == f"{ENGINE} does not accept this sidecar (403): send the key of a sidecar"
+    )
     outage = engine_state.refused(ENGINE, 401, "no key", CLOUD, tier=tier)
     assert "api_key_file" in outage.message
 
