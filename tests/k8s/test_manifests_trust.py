@@ -6,7 +6,9 @@ What sidecars do with these settings is in tests/integration/test_rendered.py.
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -116,6 +118,28 @@ def test_keys_are_read_where_clients_come_and_the_entry_s_own_is_the_entry_s(fol
         assert mount_of(sidecar, salt) == mount
         own = mount_of(sidecar, "/etc/orch/sidecar/key")
         assert (own is not None) == (each in entries), each.file
+
+
+def test_leaders_of_engines_over_several_nodes_ask_for_keys_too(tmp_path: Path) -> None:
+    """A kind whose lists kustomize does not merge by names, as it does those of a Deployment."""
+    own = {
+        "resources": [os.path.relpath(K8S / "installations/multi-node", tmp_path)],
+        "components": [os.path.relpath(K8S / "components/api-keys", tmp_path)],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
+    bodies = [body for _, body in render.documents(render.kustomize(tmp_path))]
+    [nodes] = [body for body in bodies if body["kind"] == "LeaderWorkerSet"]
+    pod = nodes["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
+    leader, pool = (
+        Manifest("own", {"spec": {"template": {"spec": pod}}}),
+        served_pods("own_keys")[0],
+    )
+    for name in ("ORCH_PARENTS", "ORCH_API_KEYS_FILE", "ORCH_CACHE_SALT_FILE"):
+        expected = constants(container(pool, "sidecar"))[name]
+        assert constants(container(leader, "sidecar"))[name] == expected
+    mount = mount_of(container(leader, "sidecar"), KEYS)
+    assert mount == mount_of(container(pool, "sidecar"), KEYS)
+    assert {"name": "keys", "secret": {"secretName": "orch-api-keys"}} in pod["volumes"]
 
 
 @pytest.mark.parametrize("folder", sorted({*SETS} - {*WITH_KEYS}))
