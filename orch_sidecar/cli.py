@@ -6,6 +6,7 @@ import argparse
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -55,6 +56,7 @@ _SHOWN: Final = {
     "pools": "JSON",
     "_hosts": "JSON",
     "gateways": "JSON",
+    "parents": "keys|open",
     "log_level": "LEVEL",
     "profile": "NAME",
 }
@@ -160,7 +162,11 @@ def read_settings(arguments: list[str]) -> SidecarSettings:
         problems = [_describe(problem) for problem in error.errors()]
         raise InvalidSettings("\n              ".join(problems)) from error
     except SettingsError as error:
-        raise InvalidSettings(str(error)) from error
+        if not (found := re.search('value for field "(.+?)" from', str(error))):
+            raise InvalidSettings(str(error)) from error
+        variable = f"ORCH_{found[1].upper()}"
+        rule = 'must be a list in JSON, such as ["10.0.0.7"]'
+        raise InvalidSettings(f"{variable}: {os.environ.get(variable)!r}: {rule}") from error
 
 
 def _source(settings: type[SidecarSettings]) -> CliSettingsSource[Any]:
@@ -210,7 +216,7 @@ def _describe(problem: ErrorDetails) -> str:
         not within or isinstance(problem["input"], dict) or problem["type"] == "extra_forbidden"
     )
     # A key, a value that may contain one or be one under a mistyped name, or a URL with a password.
-    if in_pools or "_key" in name + within or "@" in value:
+    if in_pools or "_key" in name.replace("api_keys_required", "") + within or "@" in value:
         value = "(not shown)"
     place = f"{within}: " if within else ""
     return (

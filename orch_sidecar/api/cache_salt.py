@@ -71,8 +71,7 @@ class CacheSalts:
     def of(self, key: str, group: str | None) -> CacheSalt:
         """Returns the salt of a key, or of the group with which it shares the cache."""
         who = (key, None) if group is None else ("", group)
-        found = self._known.get(who)
-        if found is None:
+        if (found := self._known.get(who)) is None:
             owner = _digest(self._secret, repr(who).encode())
             found = self._known[who] = CacheSalt(owner, b'"cache_salt":%b,' % _salt(owner, b""))
         return found

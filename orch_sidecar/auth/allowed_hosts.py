@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from orch_sidecar.api.refusal import Reason, Refusal
+from vllm_plugin.contracts import unleased
 
 _SHOWN_CHARACTERS: Final = 80
 
@@ -40,10 +41,8 @@ class AllowedHosts:
 
     def check(self, hosts: Sequence[str]) -> Refusal | None:
         """Returns the refusal of a request with these `Host` fields; None if it is accepted."""
-        if len(hosts) == 1:
-            if self._accepts(hosts[0]):
-                return None
-        elif not hosts and self._any_address:
+        accepted = self._accepts(hosts[0]) if len(hosts) == 1 else self._any_address and not hosts
+        if accepted:
             return None
         shown = ", ".join(hosts)[:_SHOWN_CHARACTERS]
         return Refusal(
@@ -61,10 +60,7 @@ class AllowedHosts:
 
 def is_loopback(host: str) -> bool:
     """Returns whether a host name or address is that of the loopback."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    address = _address(host)
-    return address is not None and address.is_loopback
+    return host.endswith(".localhost") or unleased.is_loopback(host)
 
 
 def _name(host: str) -> str:

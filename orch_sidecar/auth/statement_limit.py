@@ -28,8 +28,7 @@ class StatementLimit:
             return None
         asked = self._asked.setdefault(key.name, Bucket())
         asked.drain(PER_MINUTE, now)
-        wait_s = asked.wait_s(1, PER_MINUTE)
-        if wait_s > 0:
+        if (wait_s := asked.wait_s(1, PER_MINUTE)) > 0:
             text = f"an API key may ask for {PER_MINUTE:g} signed statements per minute"
             return Refusal(Reason.KEY_REQUESTS, text, retry_after_ms=math.ceil(1000 * wait_s))
         asked.used += 1

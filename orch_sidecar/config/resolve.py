@@ -42,10 +42,10 @@ def _with_key(pool: PoolSettings) -> PoolSettings:
         raise ValueError(f"pool {pool.name} has api_key and api_key_file {path}: set one of them")
     try:
         key = header_value(SecretStr(path.read_text("ascii", "replace").strip()))
+        if not key:
+            raise ValueError("it is empty, but must contain a key")
     except (OSError, ValueError) as error:
-        raise ValueError(f"api_key_file {path}: {error}") from None
-    if not key:
-        raise ValueError(f"api_key_file {path}: it is empty, but must contain a key")
+        raise ValueError(f"pool {pool.name}: api_key_file {path}: {error}") from None
     return pool.model_copy(update={"api_key": key})
 
 

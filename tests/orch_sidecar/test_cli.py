@@ -47,7 +47,7 @@ def test_help_lists_the_setting_with_default_and_unit(
 
 def test_help_names_no_type_of_python(help_entries: dict[str, str]) -> None:
     shown = {entry.split()[1] for flag, entry in help_entries.items() if flag != "-h,"}
-    assert {"KEY", "SECONDS", "JSON", "true|false", "N"} <= shown
+    assert {"KEY", "SECONDS", "JSON", "true|false", "keys|open", "N"} <= shown
     words = ("str", "int", "float", "bool", "Path", "SecretStr", "PoolSettings", "null", "None")
     found = [
         (flag, word)

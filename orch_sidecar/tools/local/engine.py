@@ -23,7 +23,6 @@ NO_VLLM: Final = (
     "vLLM is not installed: pip install 'vllm>=0.32,<0.34', or on a machine without a GPU, in a "
     "checkout of this project, make install"
 )
-_MAX_PORT: Final = 65_535
 SERVER: Final = ("-m", "vllm_plugin.serve")  # takes the arguments of `vllm serve`
 
 
@@ -42,8 +41,8 @@ def objections(
         found.append(text)
     found = [f"{text} in profile {profile.name!r} ({profile.measurement_type})" for text in found]
     port = value_of(arguments, "--port")
-    if port is not None and not (port.isdecimal() and int(port) <= _MAX_PORT):
-        found.append(f"--port is {port!r}, must be an integer from 0 to {_MAX_PORT}")
+    if port is not None and not (port.isdecimal() and int(port) < 2**16):
+        found.append(f"--port is {port!r}, must be an integer from 0 to 65535")
     model = value_of(arguments, "--model") or model or ""
     is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if is_path and "://" not in model and not Path(model).exists():

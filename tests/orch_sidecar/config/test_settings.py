@@ -132,6 +132,22 @@ def test_error_names_setting_value_and_rule(
         assert rule in message
 
 
+@pytest.mark.parametrize("name", ["gateways", "allowed_hosts", "admin_allowed_hosts"])
+def test_list_in_the_environment_that_is_no_json_is_named_with_its_rule(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"ORCH_{name.upper()}", "10.0.0.0/8")
+    message = refusal()
+    assert (
+        message
+        == f"ORCH_{name.upper()}: '10.0.0.0/8': must be a list in JSON, such as [\"10.0.0.7\"]"
+    )
+
+
+def test_value_that_is_no_key_is_shown_though_its_name_has_one() -> None:
+    assert "'maybe'" in refusal("--api-keys-required", "maybe")
+
+
 @pytest.mark.parametrize("value", ['["10.0.0.1/8"]', '["gateway.example"]', '["::1", "10.0.0"]'])
 def test_gateways_are_addresses_or_networks(value: str) -> None:
     message = refusal("--gateways", value)
