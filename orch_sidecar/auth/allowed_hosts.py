@@ -34,7 +34,7 @@ class AllowedHosts:
         self._setting = setting
         self._any_address = any_address
         self._configured = frozenset(
-            _name(f"[{each}]" if isinstance(_address(each), IPv6Address) else each)
+            _name(f"[{each}]" if isinstance(parse_address(each), IPv6Address) else each)
             for each in configured
         )
         self._accepts = lru_cache(maxsize=256)(self._is_accepted)
@@ -55,7 +55,7 @@ class AllowedHosts:
         name = _name(host)
         if name in self._configured or is_loopback(name):
             return bool(name)
-        return self._any_address and _address(name) is not None
+        return self._any_address and parse_address(name) is not None
 
 
 def is_loopback(host: str) -> bool:
@@ -71,7 +71,8 @@ def _name(host: str) -> str:
         return ""
 
 
-def _address(name: str) -> IPv4Address | IPv6Address | None:
+def parse_address(name: str) -> IPv4Address | IPv6Address | None:
+    """Returns an address; None for another name."""
     try:
         return ip_address(name)
     except ValueError:

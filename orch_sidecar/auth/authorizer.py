@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import Sequence
 from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final, Protocol
 
 from multidict import CIMultiDict, MultiMapping
@@ -29,7 +29,7 @@ from orch_sidecar.api.endpoints import ENGINE_METRICS, METRICS, PROBES, WITHOUT_
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, HOST, X_ORCH_CLASS
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback
+from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback, parse_address
 from orch_sidecar.auth.budgets import Budgets, Fields, Reservation
 from orch_sidecar.auth.keys import (
     MAX_KEY_BYTES,
@@ -270,11 +270,8 @@ class Authorizer:
         return 0 if usage is None else usage.sequences
 
     def _is_in_gateways(self, address: str) -> bool:
-        try:
-            found = ip_address(address)
-        except ValueError:
-            return False
-        return any(found in network for network in self._gateways)
+        found = parse_address(address)
+        return found is not None and any(found in network for network in self._gateways)
 
     def _over_limit(self, cost: int, limit: int, usage: _KeyUsage, now: float) -> Refusal:
         if cost > limit:

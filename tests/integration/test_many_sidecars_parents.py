@@ -22,6 +22,7 @@ from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import above, tier
+from tests.integration.wire import Answer
 from vllm_plugin.contracts.lease_protocol import Claim
 
 
@@ -286,3 +287,26 @@ async def test_last_requests_of_a_parent_are_served_when_the_others_have_none_le
     )
     assert set(recording.answered.values()) == {1}
     await calm(engine, direct, child, parent)
+
+
+async def test_parents_and_sidecars_go_on_after_an_engine_that_rejected_what_it_had_offered(
+    engine: ScriptedEngine, start: Start, recording: Recording
+) -> None:
+    """Requests of a parent wait at its child then, which the parent counts as running: it cannot
+    use what it claims for others, and must not take each offer from those."""
+    direct, child, parent = await family(start)
+    sidecars, numbers, rejected = (direct, child, parent, await above(start, direct)), Numbers(), 0
+
+    async def rejects(answer: Answer) -> None:
+        nonlocal rejected
+        rejected += 1
+        answer.json({"error": {"message": "not now", "type": "engine_gone", "code": 503}}, 503)
+
+    engine.answer = rejects
+    clients: dict[int, Client] = {}
+    for each in sidecars:
+        clients |= await backlog(each, numbers.next(8))
+    await eventually(lambda: rejected >= 30)
+    engine.answer = recording
+    await answered(clients)
+    await calm(engine, *sidecars)

@@ -11,12 +11,12 @@ numbers of slots, get equal shares of them; of equal starts the oldest is first.
 
 All that a sidecar is offered at one time is one numbered offer. Its slots are booked for a while
 (`ClaimingSidecar`); requests of the sidecar use them up, whichever they are. The sidecar takes an
-offer, or gives slots of it back, as soon as it hears of it: what it gives back is not charged.
-Slots that were neither used nor given back in time pass on, its claim is withdrawn, and they are
-charged twice: else a sidecar that uses nothing would be first for ever. A call that sets a claim
-names the last offer that the sidecar has heard of: later ones, which are on their way to it, count
-against the claim. A claim that is not repeated for CLAIM_S ends: the network may lose a sidecar
-without an end of its stream.
+offer, or gives slots of it back, as soon as it hears of it: these are not charged, unless the same
+call claims as many. Slots that were neither used nor given back in time pass on, its claim is
+withdrawn, and they are charged twice: else a sidecar that uses nothing would be first for ever. A
+call that sets a claim names the last offer that the sidecar has heard of: later ones, which are on
+their way to it, count against the claim. A claim that is not repeated for CLAIM_S ends: the network
+may lose a sidecar without an end of its stream.
 
 Goyal, Vin, Cheng: Start-time fair queueing, SIGCOMM 1996.
 """
@@ -121,8 +121,9 @@ class SlotClaims:
         if 0 < call.number <= sidecar.number:
             return
         sidecar.number, sidecar.waits = call.number, call.waits
-        self._give_back(sidecar, call.unused, call.taken)
         claim = call.claim
+        refund = int(claim is None or claim.cost > call.unused)
+        self._give_back(sidecar, call.unused, call.taken, refund)
         coming = sum(offer.left for offer in sidecar.offers if offer.number > call.taken)
         if claim is not None and coming >= claim.cost:
             claim = claim.less(coming)
@@ -185,7 +186,7 @@ class SlotClaims:
             until = now_s + LONGEST_OFFER_S
             late = [each for each in sidecar.offers if not now_s < each.until_s <= until]
             for offer in late:
-                self._free(sidecar, offer, offer.left, refunded=False)
+                self._free(sidecar, offer, offer.left, -1)
             silent = not sidecar.called_s <= now_s < sidecar.called_s + CLAIM_S
             if late or (silent and (sidecar.waits or sidecar.claim is not None)):
                 self._set(sidecar, None)
@@ -247,18 +248,18 @@ class SlotClaims:
             if not offer.left:
                 sidecar.offers.popleft()
 
-    def _give_back(self, sidecar: ClaimingSidecar, slots: int, taken: int) -> None:
+    def _give_back(self, sidecar: ClaimingSidecar, slots: int, taken: int, refund: int) -> None:
         """So many slots of the offers up to `taken` will not be used."""
         for offer in [each for each in sidecar.offers if each.number <= taken]:
             returned = min(slots, offer.left)
             slots -= returned
-            self._free(sidecar, offer, returned, refunded=True)
+            self._free(sidecar, offer, returned, refund)
 
-    def _free(self, sidecar: ClaimingSidecar, offer: Offer, slots: int, *, refunded: bool) -> None:
-        """Slots of an offer are not used. `refunded`: nor charged; else they are charged again."""
+    def _free(self, sidecar: ClaimingSidecar, offer: Offer, slots: int, refund: int) -> None:
+        """Slots of an offer are not used. `refund`: 1; 0: they stay charged; -1: twice."""
         offer.left -= slots
         self.offered -= slots
-        sidecar.start += -slots if refunded else slots
+        sidecar.start -= refund * slots
         if not offer.left:
             sidecar.offers.remove(offer)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from orch_sidecar.admission.claims.parent_claims import ParentClaims
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 from vllm_plugin.contracts.profile import ServiceClass
@@ -43,7 +43,10 @@ class EngineClaims:
         """What is claimed for all that wait, while the engine has to know."""
         if not self.offers.shared or self._controller.unavailable is not None:
             return None
-        return self.parents.total(self.own, self._controller.ledger.slots_total)
+        own, order = self.own, self._controller.order
+        if self.queued and own is None and order.blocked_by is BlockedBy.PAUSE:
+            return None  # the engine lacks something else than slots
+        return self.parents.total(own, self._controller.ledger.slots_total)
 
     @property
     def queued(self) -> bool:

@@ -212,7 +212,8 @@ def test_sidecar_is_not_charged_for_what_it_gives_back(claims: SlotClaims) -> No
         claim(claims, each, Claim(1, urgent=True, more=7))
     assert offered(claims, free=4) == [(ONE, 2), (TWO, 2)]
     assert enters(claims, TWO, Claim(2, urgent=True), free=4)
-    claim(claims, ONE, Claim(1, urgent=True, more=7), taken=1, unused=2)
+    claim(claims, ONE, Claim(3, urgent=True, more=5), taken=1, unused=2)
+    claim(claims, ONE, Claim(1, urgent=True, more=7), taken=1)
     assert offered(claims, free=2) == [(ONE, 2)]
 
 

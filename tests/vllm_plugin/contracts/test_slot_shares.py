@@ -92,8 +92,22 @@ def test_slots_that_expire_unused_are_charged_twice(claims: SlotClaims) -> None:
 def test_slots_that_are_given_back_in_time_are_not_charged(claims: SlotClaims) -> None:
     claim(claims, ONE, Claim(2, urgent=True))
     [offer] = claims.offer(2, 0.0)
-    call = ClaimCall(Claim(1, urgent=True, more=300), taken=offer.number, unused=2)
-    claims.call(ONE, call, 0.05)
+    claims.call(ONE, ClaimCall(Claim(3, urgent=True), offer.number, unused=2), 0.05)
+    claim(claims, ONE, Claim(1, urgent=True, more=300))
     claim(claims, TWO, Claim(1, urgent=True, more=300))
     assert not claims.expire(OFFER_S)
     assert turns(claims, 4) == [ONE, TWO, ONE, TWO]
+
+
+def test_slots_that_are_given_back_and_claimed_again_at_once_stay_charged(
+    claims: SlotClaims,
+) -> None:
+    """A sidecar that cannot use what it claims, or does not want to, is not first for ever."""
+    wanted, first = Claim(1, urgent=True, more=7), []
+    for each in (ONE, TWO):
+        claim(claims, each, wanted)
+    for _ in range(6):
+        for offer in claims.offer(1, 0.0):
+            first.append(offer.instance)
+            claims.call(offer.instance, ClaimCall(wanted, offer.number, unused=1), 0.0)
+    assert first == [ONE, TWO, ONE, TWO, ONE, TWO]
