@@ -295,7 +295,7 @@ async def test_parents_and_sidecars_go_on_after_an_engine_that_rejected_what_it_
     """Requests of a parent wait at its child then, which the parent counts as running: it cannot
     use what it claims for others, and must not take each offer from those."""
     direct, child, parent = await family(start)
-    sidecars, numbers, rejected = (direct, child, parent, await above(start, direct)), Numbers(), 0
+    sidecars, numbers, rejected = (await above(start, direct), parent, direct, child), Numbers(), 0
 
     async def rejects(answer: Answer) -> None:
         nonlocal rejected
