@@ -236,19 +236,8 @@ def _entry(number: int, given: Any) -> ApiKey:
         raise InvalidKeyFile(
             f"entry {number}: {field}: {value}: {rule or problem['msg']}"
         ) from None
-    return ApiKey(
-        entry.name,
-        bytes.fromhex(entry.sha256),
-        entry.class_ == "bulk",
-        entry.concurrency,
-        entry.weight,
-        entry.tokens_per_minute,
-        entry.requests_per_minute,
-        entry.sidecar,
-        entry.gateway,
-        entry.metrics,
-        entry.share_cache,
-    )
+    fields = entry.model_dump(exclude={"sha256", "class_"})
+    return ApiKey(digest=bytes.fromhex(entry.sha256), bulk=entry.class_ == "bulk", **fields)
 
 
 def _repeated_field(root: yaml.Node | None) -> int | None:
