@@ -1,5 +1,5 @@
 """Decides which clients are served: API keys with their classes and limits, and names of hosts.
 
-Pure: `keys`, `authorizer`, `allowed_hosts`, `browsers`. May import `api`, the file reader of
-`config`, and the release rate of `admission`; knows no engines and no pools.
+Pure but for `key_file`. May import `api`, the file reader of `config`, and the release rate of
+`admission`; knows no engines and no pools.
 """

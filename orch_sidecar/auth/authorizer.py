@@ -30,7 +30,7 @@ from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, HOST, X_ORCH_CLASS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback, parse_address
-from orch_sidecar.auth.budgets import Budgets, Fields, Reservation
+from orch_sidecar.auth.budgets import Bucket, Budgets, Fields, Reservation
 from orch_sidecar.auth.keys import (
     MAX_KEY_BYTES,
     ApiKey,
@@ -43,6 +43,9 @@ from vllm_plugin.contracts.profile import ServiceClass
 
 # Spreads the retries of the clients of one key.
 _JITTER: Final = 0.25
+
+# Of a key, for a run needs two. The engine signs five times as many, for all: it knows no keys.
+STATEMENTS_PER_MINUTE: Final = 60.0
 
 # Bound once: looking up a member of an enum is slow.
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
@@ -86,18 +89,21 @@ class Spent(Protocol):
 
 class _KeyUsage:
     """The sequences of one key that are queued or running, how fast they are released, and what is
-    used of its budgets."""
+    used of its budgets, and of the signed statements that it may ask for."""
 
-    __slots__ = ("budgets", "release_rate", "sequences")
+    __slots__ = ("budgets", "release_rate", "sequences", "statements")
 
     def __init__(self) -> None:
         self.sequences = 0
         self.release_rate = ReleaseRate()
         self.budgets = Budgets()
+        self.statements = Bucket()
 
     def is_idle(self, now: float) -> bool:
         """Whether it can be forgotten: nothing runs, and the budgets are full."""
-        return not self.sequences and self.budgets.are_full_at(now)
+        if self.sequences or not self.statements.is_full_at(now):
+            return False
+        return self.budgets.are_full_at(now)
 
 
 class Authorizer:
@@ -215,6 +221,20 @@ class Authorizer:
         if over is None:
             budgets.reserve(reserved)
         return over or reserved
+
+    def ask_statement(self, key: ApiKey, now: float) -> Refusal | None:
+        """Counts a request for a signed statement, or returns when to come back. Sidecars limit
+        their own clients."""
+        if key.sidecar:
+            return None
+        asked = self._usage.setdefault(key.digest, _KeyUsage()).statements
+        asked.drain(STATEMENTS_PER_MINUTE, now)
+        wait_s = asked.wait_s(1, STATEMENTS_PER_MINUTE)
+        if wait_s > 0:
+            text = f"an API key may ask for {STATEMENTS_PER_MINUTE:g} signed statements per minute"
+            return Refusal(Reason.KEY_REQUESTS, text, retry_after_ms=math.ceil(1000 * wait_s))
+        asked.used += 1
+        return None
 
     def budget_of(self, key: ApiKey) -> tuple[float | None, float | None]:
         """The requests and the tokens per minute that this entry grants a key; None: no limit."""

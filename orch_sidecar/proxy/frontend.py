@@ -30,7 +30,6 @@ from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
 from orch_sidecar.auth.keys import ApiKey, owner_of
-from orch_sidecar.auth.statement_limit import StatementLimit
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import (
@@ -103,7 +102,6 @@ class Frontend:
         self._tracing = tracing
         self._common_headers = common_headers
         self._salts = salts
-        self._statements = StatementLimit()
         self._ids = new_ids()
         self.active = 0
         self.request_ended = asyncio.Event()
@@ -219,14 +217,9 @@ class Frontend:
         request.options = options
         record.scenario, record.run = options.scenario, options.run
         if not endpoint.admitted:
-            if endpoint.budgeted and key is not None:
-                over = self._enter(request, key, _NO_GENERATION)
-                if over is not None:
-                    return NotSent(over)
-            if endpoint.path == STATEMENTS_PATH:
-                over = self._statements.ask(key, time.monotonic())
-                if over is not None:
-                    return NotSent(over)
+            over = None if key is None else self._enter_unadmitted(request, key)
+            if over is not None:
+                return NotSent(over)
             return await self._route.handle_unadmitted(request)
         if len(request.body) <= LARGE_BYTES:
             wanted = endpoint.read(
@@ -266,6 +259,11 @@ class Frontend:
                     return NotSent(salted)
                 call.cache_owner, (request.body, request.salt) = salt.owner, salted
         return await self._generate.handle(request)
+
+    def _enter_unadmitted(self, request: Request, key: ApiKey) -> Refusal | None:
+        if request.endpoint.path == STATEMENTS_PATH:
+            return self._authorizer.ask_statement(key, time.monotonic())
+        return self._enter(request, key, _NO_GENERATION) if request.endpoint.budgeted else None
 
     def _enter(self, request: Request, key: ApiKey, wanted: GenerationRequest) -> Refusal | None:
         """Counts a request against the limits and the budgets of its key."""
