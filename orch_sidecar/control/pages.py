@@ -54,7 +54,7 @@ class Pages:
             "/livez": lambda *_: web.json_response({"live": True}),
             "/readyz": lambda *_: self.readiness(),
             "/healthz": lambda *_: self.readiness(),
-            "/health": lambda *_: self.readiness(),  # vLLM's path, which its clients use
+            "/health": lambda *_: web.Response(status=200 if self._readiness.live else 503),
         }
         if pools.one is None:  # no single engine serves all models
             self.at = {**self.at, "/v1/models": lambda *_: self.models()}

@@ -1,4 +1,5 @@
-"""Decides whether clients should send requests to this sidecar, for `/readyz`.
+"""Decides whether clients should send requests to this sidecar, for `/readyz`, and whether what
+answers here lives, for `/health`.
 
 A sidecar of one engine is ready while the engine takes requests: a rollout waits for that. A
 sidecar of several engines, or of other sidecars, is ready while it can answer, if only by a
@@ -18,6 +19,13 @@ class Readiness:
     def __init__(self, pools: PoolRegistry) -> None:
         self._pools = pools
         self._started = False
+
+    @property
+    def live(self) -> bool:
+        """Whether a restart would not help, as at vLLM's `/health`. Only an engine that accepts
+        connections and says nothing needs one; it lives while it loads, drains or is paused."""
+        one = self._pools.one
+        return one is None or one.tier or one.state is not EngineState.STALE
 
     @property
     def ready(self) -> bool:

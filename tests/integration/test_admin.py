@@ -57,6 +57,7 @@ async def test_drained_pool_finishes_what_it_has_and_takes_nothing_until_it_is_r
         "draining",
         True,
     )
+    assert (await client.get("/health")).status == 200, "an operator's drain kills no pod"
     held.release()
     assert (await busy.response()).status == 200
     await eventually(lambda: held.waiting)

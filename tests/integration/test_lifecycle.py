@@ -27,7 +27,8 @@ async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
     assert (document["live"], document["ready"], document["state"]) == (True, False, "starting")
     assert "waiting for the engine" in document["last_error"]
     client = await running.client()
-    assert (await client.get("/livez")).status == 200
+    for path in ("/livez", "/health"):
+        assert (await client.get(path)).status == 200, path
     [entry] = (await client.get("/v1/capabilities")).json()["engines"]
     assert (entry["pool"], entry["profile"], entry["state"]) == ("cloud", "cloud", "starting")
     assert (await client.get("/metrics")).status == 200
@@ -41,6 +42,32 @@ async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
     assert (await client.post()).status == 200
     for path in ("/healthz", "/health"):
         assert (await client.get(path)).status == 200
+
+
+@pytest.mark.parametrize("state", ["starting", "draining", "paused", "asleep", "stalled"])
+async def test_engine_that_answers_but_takes_no_requests_is_healthy_and_not_ready(
+    sidecar: Running, engine: ScriptedEngine, state: str
+) -> None:
+    """vLLM's `/health` is liveness: whoever restarts by it must not end a drain or a load."""
+    engine.report(state=state)
+    await state_is(sidecar, state)
+    client = await sidecar.client()
+    statuses = {path: (await client.get(path)).status for path in ("/health", "/healthz")}
+    assert statuses == {"/health": 200, "/healthz": 503}
+
+
+async def test_engine_that_is_away_is_healthy_and_one_that_is_silent_is_not(
+    sidecar: Running, engine: ScriptedEngine
+) -> None:
+    """What has ended is started again by whoever runs it; what hangs is not, unless it is told."""
+    client = await sidecar.client()
+    engine.faults.mute = True
+    await state_is(sidecar, "stale", within_s=10)
+    hung = await client.get("/health")
+    assert (hung.status, hung.body) == (503, b"")
+    await engine.stop()
+    await state_is(sidecar, "down", within_s=10)
+    assert (await client.get("/health")).status == 200, "it loads, perhaps"
 
 
 @pytest.mark.parametrize(
