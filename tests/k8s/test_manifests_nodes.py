@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import pytest
 
+from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s.objects import (
     Manifest,
+    container,
     manifests,
     named,
     of_kind,
@@ -112,12 +114,11 @@ def test_every_node_mounts_the_volume_of_models() -> None:
 
 def test_kserve_reaches_the_sidecar_where_it_looks_for_the_engine() -> None:
     assert SERVICE.body["apiVersion"] == "serving.kserve.io/v1alpha1"
-    assert set(SERVICE.body["spec"]) == {"model", "router", "template"}
+    assert set(SERVICE.body["spec"]) == {"model", "storageInitializer", "router", "template"}
     spec = SERVICE.body["spec"]["template"]
     [engine] = spec["containers"]
     [sidecar] = [each for each in spec["initContainers"] if each["name"] == "sidecar"]
     assert engine["name"] == "main"
-    assert not [name for name in engine if name.endswith("Probe")], "KServe's would be merged in"
     assert {"--host=127.0.0.1", "--port=8001"} <= set(engine["args"])
     assert [port["containerPort"] for port in sidecar["ports"]] == [8000]
     variables = {each["name"]: each.get("value") for each in sidecar["env"]}
@@ -125,6 +126,50 @@ def test_kserve_reaches_the_sidecar_where_it_looks_for_the_engine() -> None:
     assert variables["ORCH_ENGINE_URL"] == "http://127.0.0.1:8001"
     assert variables["POOL"] == "cloud"
     assert not [each for each in of_kind("kserve", "Deployment") if each.name == "orch-entry"]
+
+
+# What config-llm-template.yaml of KServe has in `main`, in one release or another.
+TEMPLATE_OF_KSERVE: Final[dict[str, Any]] = {
+    "startupProbe": {"initialDelaySeconds": 10, "periodSeconds": 10, "failureThreshold": 60},
+    "readinessProbe": {"periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
+    "livenessProbe": {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3},
+    "securityContext": {"runAsNonRoot": False, "seccompProfile": {"type": "RuntimeDefault"}},
+}
+
+
+def merged(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """A strategic merge of fields that are no lists."""
+    found = {**theirs, **ours}
+    for name in theirs.keys() & ours.keys():
+        if isinstance(theirs[name], Mapping):
+            found[name] = merged(theirs[name], ours[name])
+    return found
+
+
+def test_kserve_downloads_nothing_and_its_pod_is_as_restricted_as_the_namespace_asks() -> None:
+    """Its init container has no securityContext. The field is that of LLMInferenceServiceSpec."""
+    assert SERVICE.body["spec"]["storageInitializer"] == {"enabled": False}
+    [engine] = SERVICE.body["spec"]["template"]["containers"]
+    context = merged(TEMPLATE_OF_KSERVE["securityContext"], engine["securityContext"])
+    assert context["runAsNonRoot"] is True
+    assert context["allowPrivilegeEscalation"] is False
+
+
+def test_probes_of_kserve_are_those_of_the_pool_asked_of_the_sidecar() -> None:
+    """KServe merges them into its own, which have httpGet, /health and shorter thresholds."""
+    [engine] = SERVICE.body["spec"]["template"]["containers"]
+    paths = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/health"}
+    usual = container(named("gpu", "Deployment", "orch-cloud"), "vllm")
+    for name, path in paths.items():
+        own = {"httpGet": {"path": "/health", "port": 8000, "scheme": "HTTPS"}}
+        probe = merged(own | TEMPLATE_OF_KSERVE[name], engine[name])
+        assert probe["httpGet"] == {"path": path, "port": 8000, "scheme": "HTTP"}
+        assert path in ENDPOINTS
+        assert "exec" not in probe
+        times = ("periodSeconds", "timeoutSeconds", "failureThreshold")
+        assert {each: probe[each] for each in times} == {each: usual[name][each] for each in times}
+    start = engine["startupProbe"]
+    assert start["periodSeconds"] * start["failureThreshold"] >= 1800
 
 
 def test_model_that_kserve_shows_is_the_engine_s() -> None:
