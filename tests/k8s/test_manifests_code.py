@@ -41,8 +41,8 @@ def code(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert {mount["mountPath"] for mount in unpack["volumeMounts"]} == set(paths)
     words = list(unpack["command"])
     for there, here in paths.items():
-        assert there in words[-1]
-        words[-1] = words[-1].replace(there, here)
+        assert there in words[2]
+        words[2] = words[2].replace(there, here)
     clean = {"PATH": f"{image}:{os.environ['PATH']}"}
     done = subprocess.run(words, env=clean, cwd="/", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -72,9 +73,45 @@ def test_engine_leaves_before_the_sidecar_that_drains_it(deployment: Manifest) -
 
 
 @every_pool
-def test_wheel_is_unpacked_before_anything_that_imports_it(deployment: Manifest) -> None:
-    names = [each["name"] for each in pod_spec(deployment)["initContainers"]]
-    assert names == ["unpack", "sidecar", "download"]
+def test_nothing_depends_on_the_order_of_the_init_containers(deployment: Manifest) -> None:
+    """A patch that names one of them puts it first."""
+    assert {each["name"] for each in pod_spec(deployment)["initContainers"]} == {
+        "unpack", "sidecar", "download",
+    }  # fmt: skip
+    filled = {
+        mount["name"]: each["name"]
+        for each in pod_spec(deployment)["initContainers"]
+        for mount in each["volumeMounts"]
+        if not mount.get("readOnly")
+    }
+    for each in pod_spec(deployment)["initContainers"]:
+        for mount in each["volumeMounts"]:
+            assert filled.get(mount["name"], each["name"]) == each["name"], mount
+
+
+def test_sidecar_that_a_patch_puts_first_unpacks_the_code_that_it_runs(tmp_path: Path) -> None:
+    """With a Python that notes what it is asked to run."""
+    cloud = named("own_keys", "Deployment", "orch-cloud")
+    assert pod_spec(cloud)["initContainers"][0]["name"] == "sidecar", "a component's patch names it"
+    sidecar = container(cloud, "sidecar")
+    assert "/etc/orch/code" in {mount["mountPath"] for mount in sidecar["volumeMounts"]}
+    (tmp_path / "code.tar.bz2").touch()
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    words = [*sidecar["command"], *sidecar["args"]]
+    done = subprocess.run(
+        [word.replace("/etc/orch/code", str(tmp_path)) for word in words],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert done == [
+        f"-I -m tarfile --filter data --extract {tmp_path}/code.tar.bz2 /opt/orch",
+        "-I -m compileall -q /opt/orch",
+        "-m orch_sidecar sidecar",
+    ]
 
 
 @every_set

@@ -231,9 +231,10 @@ def test_commands_of_ours_are_run_with_flags_that_they_have(command: str) -> Non
     for deployment in deployments():
         for words in commands(deployment):
             if "orch_sidecar" in words:
-                found += words[3] == command
-                flags = [word for word in words[4:] if word.startswith("--")]
-                assert words[3] != command or all(flag in output for flag in flags)
+                words = words[words.index("orch_sidecar") + 1 :]
+                found += words[0] == command
+                flags = [word for word in words[1:] if word.startswith("--")]
+                assert words[0] != command or all(flag in output for flag in flags)
     assert found
 
 
@@ -241,6 +242,6 @@ def commands(deployment: Manifest) -> list[list[str]]:
     """The commands of its containers and of their hooks."""
     found = []
     for each in containers(deployment):
-        found.append(each.get("command", []))
+        found.append([*each.get("command", ()), *each.get("args", ())])
         found += [hook["exec"]["command"] for hook in each.get("lifecycle", {}).values()]
     return found
