@@ -49,6 +49,18 @@ def test_objects_have_no_field_that_the_server_drops() -> None:
     assert dropped == []
 
 
+def test_references_to_fields_name_the_version_that_the_server_adds() -> None:
+    """Without it a server-side apply after a client-side one has a conflict for each."""
+    found = [
+        (manifest.file + path, value)
+        for manifest in all_manifests()
+        for path, value in values(manifest.body)
+        if path.endswith(".fieldRef")
+    ]
+    assert found
+    assert [place for place, value in found if value.get("apiVersion") != "v1"] == []
+
+
 _QUANTITY: Final = re.compile(r"\.(requests|limits)\.[^.]+$|\.(sizeLimit|storage)$")
 _CANONICAL: Final = re.compile(r"[1-9]\d*(m|Ki|Mi|Gi)?")
 

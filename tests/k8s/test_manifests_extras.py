@@ -111,14 +111,26 @@ def test_autoscalers_scale_cloud_by_the_jobs_and_pools_that_there_are() -> None:
     [trigger] = keda["spec"]["triggers"]
     query = trigger["metadata"]["query"]
     pods = named("monitoring", "PodMonitor", "orch-pools")
-    jobs = {named(DEFAULT, "Service", "orch").name, f"orch/{pods.name}"}
-    assert set(re.findall(r'job="([^"]+)"', query)) == jobs
+    assert re.findall(r'job="([^"]+)"', query) == [named(DEFAULT, "Service", "orch").name]
+    [job] = re.findall(r'job=~"([^"]+)"', query)
+    assert re.fullmatch(job, f"orch/{pods.name}")
     [pattern] = re.findall(r'pool=~"([^"]+)"', query)
     settings = yaml.safe_load(
         named(DEFAULT, "ConfigMap", "orch-entry").body["data"]["sidecar.yaml"]
     )
     headless = [pool["name"] for pool in settings["pools"] if pool.get("headless")]
     assert [name for name in headless if re.fullmatch(pattern, f"{name}-1")] == ["cloud"]
+
+
+@pytest.mark.parametrize(("folder", "namespace"), [("autoscaling", "orch"), ("own_keys", "team-a")])
+def test_autoscaler_asks_for_the_demand_of_its_own_namespace(folder: str, namespace: str) -> None:
+    [trigger] = named(folder, "ScaledObject", "orch-cloud").body["spec"]["triggers"]
+    asked = trigger["metadata"]["query"]
+    assert re.findall(r'namespace="([^"]*)"', asked) == [namespace, namespace]
+    [usual] = named("autoscaling", "ScaledObject", "orch-cloud").body["spec"]["triggers"]
+    assert asked == usual["metadata"]["query"].replace(
+        'namespace="orch"', f'namespace="{namespace}"'
+    )
 
 
 def test_way_in_leads_to_the_entry_alone() -> None:
