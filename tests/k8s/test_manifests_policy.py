@@ -178,9 +178,25 @@ def test_each_container_requests_what_it_needs_and_has_a_bound_of_memory(
 ) -> None:
     for each in containers(deployment):
         requests, limits = each["resources"]["requests"], each["resources"]["limits"]
-        assert {"cpu", "memory"} <= set(requests)
-        assert quantity(requests["memory"]) <= quantity(limits["memory"])
-        assert "cpu" not in limits, "streams wait for what a CPU limit holds back"
+        assert {"cpu", "memory", "ephemeral-storage"} <= set(requests)
+        assert all(quantity(requests[name]) <= quantity(limits[name]) for name in limits)
+        if deployment.folder == "own":
+            assert {"cpu", "memory", "ephemeral-storage"} <= set(limits), "a quota counts them"
+        else:
+            assert "cpu" not in limits, "streams wait for what a CPU limit holds back"
+            assert "memory" in limits
+
+
+def test_limits_of_a_quota_leave_room_for_what_the_volumes_of_a_pod_may_hold() -> None:
+    """A pod is evicted when its volumes together exceed what its containers may have."""
+    for deployment in of_kind("own", "Deployment"):
+        serving = [each for each in containers(deployment) if serves(each, deployment)]
+        limit = sum(quantity(each["resources"]["limits"]["ephemeral-storage"]) for each in serving)
+        volumes = [volume.get("emptyDir", {}) for volume in pod_spec(deployment)["volumes"]]
+        sizes = [quantity(each["sizeLimit"]) for each in volumes if "medium" not in each and each]
+        assert sum(sizes) < limit
+        for each in serving:
+            assert quantity(each["resources"]["limits"]["cpu"]) >= 2
 
 
 @pytest.mark.parametrize("folder", SETS)
