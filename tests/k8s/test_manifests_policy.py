@@ -301,8 +301,12 @@ def test_own_images_copy_what_there_is() -> None:
     froms = re.findall(r"^FROM (\S+) AS (\w+)$", text, re.MULTILINE)
     assert [stage for _, stage in froms] == ["build", "sidecar", "plugin"]
     assert all(re.search(r":\d+\.\d+(\.\d+)?", base) for base, _ in froms)
-    for source in re.findall(r"^COPY ((?:[\w.]+ )+)", text, re.MULTILINE):
-        assert all((ROOT / name).exists() for name in source.split())
+    copied = " ".join(re.findall(r"^COPY ((?:[\w./]+ )+)", text, re.MULTILINE)).split()
+    assert {"orch_sidecar", "vllm_plugin"} <= set(copied)
+    assert all((ROOT / name).exists() for name in copied)
+    sent = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert sent[1] == "*", "everything else stays here: environments, caches, keys"
+    assert {line[1:] for line in sent if line.startswith("!")} == set(copied)
 
 
 def test_nothing_is_called_latest() -> None:

@@ -231,10 +231,10 @@ def test_commands_of_ours_are_run_with_flags_that_they_have(command: str) -> Non
     for deployment in deployments():
         for words in commands(deployment):
             if "orch_sidecar" in words:
-                words = words[words.index("orch_sidecar") + 1 :]
-                found += words[0] == command
-                flags = [word for word in words[1:] if word.startswith("--")]
-                assert words[0] != command or all(flag in output for flag in flags)
+                run, *rest = words[words.index("orch_sidecar") + 1 :]
+                found += run == command
+                flags = [word for word in rest if word.startswith("--")]
+                assert run != command or all(flag in output for flag in flags)
     assert found
 
 
