@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 import yaml
 
+from k8s import render
 from tests.k8s.objects import (
     DEFAULT,
     EXTRAS,
@@ -21,6 +22,7 @@ from tests.k8s.objects import (
     OWN,
     ROOT,
     SETS,
+    Manifest,
     container,
     containers,
     credentials,
@@ -29,6 +31,7 @@ from tests.k8s.objects import (
     pod_spec,
     references,
 )
+from tests.k8s.test_manifests_schema import check, minors
 
 _KINDS: Final = {
     "deployment": "Deployment",
@@ -133,6 +136,35 @@ def test_documented_command_names_what_exists(words: list[str]) -> None:
 def test_command_that_names_what_does_not_exist_is_reported(command: str) -> None:
     [words] = commands(command)
     assert len(objections(words)) == 1
+
+
+def test_documented_patches_reach_what_they_are_for(tmp_path: Path) -> None:
+    """As an overlay of one's own, which is validated as the others are."""
+    text = (K8S / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```yaml\n(images:.*?)^```", text, re.MULTILINE | re.DOTALL)
+    installation = os.path.relpath(K8S / "installations" / DEFAULT, tmp_path)
+    head = {"resources": [installation], "generatorOptions": {"immutable": True}}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(head) + block)
+    found = {}
+    for _, body in render.documents(render.kustomize(tmp_path)):
+        each = Manifest("documented", body)
+        check(body, minors()[-1])
+        found[f"{each.kind}/{each.name}"] = each
+    for name in ("orch-home", "orch-cloud", "orch-entry", "orch-jaeger"):
+        deployment = found[f"Deployment/{name}"]
+        assert pod_spec(deployment)["imagePullSecrets"] == [{"name": "registry"}]
+        for one in containers(deployment):
+            assert one["image"].startswith("registry.example.com/"), one["name"]
+    cloud = found["Deployment/orch-cloud"]
+    assert {"nodeSelector", "priorityClassName"} <= set(pod_spec(cloud))
+    engine = container(cloud, "vllm")
+    assert engine["args"][-1] == "--tensor-parallel-size=2"
+    assert {engine["resources"][kind]["nvidia.com/gpu"] for kind in engine["resources"]} == {"2"}
+    claims = [each for name, each in found.items() if name.startswith("PersistentVolumeClaim/")]
+    assert {each.body["spec"]["storageClassName"] for each in claims} == {"fast"}
+    assert "HF_ENDPOINT" in found["ConfigMap/orch-model"].body["data"]
+    [source] = container(cloud, "download")["envFrom"]
+    assert source["configMapRef"]["name"] == found["ConfigMap/orch-model"].full_name
 
 
 def test_documented_wait_names_every_deployment() -> None:

@@ -128,7 +128,7 @@ def test_default_claims_bind_with_every_storage_class_and_shared_ones_are_one() 
 
 
 def test_context_of_the_default_model_fits_a_card_of_16_gb() -> None:
-    """Qwen3-4B in bfloat16, from its config.json: the arithmetic of overlays/gpu/arguments.yaml."""
+    """Qwen3-4B in bfloat16, from its config.json: as in installations/gpu/arguments.yaml."""
     weights = 4.02e9 * 2
     layers, heads, head_size = 36, 8, 128
     per_token = 2 * layers * heads * head_size * 2
