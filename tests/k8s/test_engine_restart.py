@@ -55,7 +55,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def pod_of_home() -> dict[str, Any]:
     home = named(DEFAULT, "Deployment", "orch-home")
-    kept = ("name", "restartPolicy", "command", "ports", "startupProbe", "livenessProbe")
+    kept = ("name", "restartPolicy", "ports", "startupProbe", "livenessProbe")
     sidecar = {name: container(home, "sidecar")[name] for name in kept}
     variables = {
         "ORCH_HOST": "0.0.0.0",
@@ -64,6 +64,7 @@ def pod_of_home() -> dict[str, Any]:
     }
     sidecar |= {
         "image": IMAGE,
+        "command": container(home, "sidecar")["args"],  # its code is here, nothing is unpacked
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "readinessProbe": container(home, "sidecar")["readinessProbe"] | EVERY_SECOND,
     }
