@@ -103,11 +103,13 @@ class CapabilitiesEndpoint:
         engine_state_of: Callable[[], EngineState | None],
         kv_cache_of: Callable[[Any], Awaitable[KvCache]],
         attention_backend_of: Callable[[Any], Awaitable[str]],
+        warm_up: Callable[[Any], Awaitable[None]],
         evidence_of: Callable[[], Evidence | None] = lambda: None,
     ) -> None:
         self._engine_state_of = engine_state_of
         self._kv_cache_of = kv_cache_of
         self._attention_backend_of = attention_backend_of
+        self._warm_up = warm_up
         self._evidence_of = evidence_of
         self._engine: Any = None
         self._app: Any = None
@@ -145,7 +147,8 @@ class CapabilitiesEndpoint:
         logging.getLogger("uvicorn.access").addFilter(LeaseShorteningFilter())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Reads the engine's KV cache and attention backend; watches its readiness from now on.
+        """Reads the engine's KV cache and attention backend, and warms it up; watches its readiness
+        from now on. vLLM awaits this before it accepts connections.
 
         Raises ValueError if the server's address contradicts `unleased: refuse`.
         """
@@ -165,6 +168,8 @@ class CapabilitiesEndpoint:
                 engine_state.conditions,
                 attention_backend=await self._attention_backend_of(engine_client),
             )
+            if "completion" in engine_state.workloads:  # not a pooling model, which samples nothing
+                await self._warm_up(engine_client)
             self._watcher = asyncio.create_task(
                 watch_readiness(engine_state, engine_client.is_sleeping, self._is_alive, self._ask)
             )

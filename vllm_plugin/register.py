@@ -12,12 +12,14 @@ but stops for an error inside the plugin's function.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
 import os
 import secrets
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from vllm_plugin.state.kv_cache import KvCache, Scheduling
 
 _PROFILE_VARIABLE: Final = "ORCH_PROFILE"  # as in allowlist, which is not imported here
+_WARM_UP_VARIABLE: Final = "ORCH_WARM_UP"
+# Of the start of an engine with CUDA graphs, the one whose operators pay for every second of it.
+_WARM_UP_SHARE: Final = 0.1
 
 logger = logging.getLogger("vllm.orch")
 
@@ -42,6 +47,7 @@ class _Process:
         self.engine_state: EngineState | None = None
         self.evidence: Evidence | None = None
         self.spans_labelled = False
+        self.started_s = time.monotonic()  # vLLM imports this module as it reads its arguments
 
 
 _process = _Process()
@@ -108,6 +114,7 @@ def _wrap_create_engine_config(profile: Profile) -> None:
         enforce.apply(self, profile, os.environ, sys.argv)
         SidecarKeys(os.environ)  # an unusable key stops the engine here
         epoch_key.operator_key_file(os.environ)  # and so does this one
+        warms_up(os.environ)  # and this one
         config = original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments
         enforce.verify(config, profile, headless=bool(given.get("headless")))
@@ -197,11 +204,10 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
 async def attention_backend_of(engine_client: Any) -> str:
     """Returns the attention backend that the engine's workers use; `unknown` where they cannot be
     asked, because the operator gave another `--worker-extension-cls`, or fail to return it."""
-    from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
     from vllm_plugin.state.conditions import UNKNOWN, attention_backend
 
-    config, core = engine_client.vllm_config, engine_client.engine_core
-    if config.parallel_config.worker_extension_cls != WORKER_EXTENSION:
+    core = engine_client.engine_core
+    if not _workers_have_our_calls(engine_client.vllm_config):
         logger.warning("orch: another worker extension is in use; attention_backend is unknown")
         return UNKNOWN
     try:
@@ -210,6 +216,58 @@ async def attention_backend_of(engine_client: Any) -> str:
         # vLLM raises failures of a worker as bare Exceptions: no narrower type fits.
         logger.warning("orch: the workers' attention backend is unknown", exc_info=True)
         return UNKNOWN
+
+
+def _workers_have_our_calls(vllm_config: Any) -> bool:
+    from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
+
+    return bool(vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION)
+
+
+def warms_up(environ: Mapping[str, str]) -> bool:
+    """Returns whether engines warm up: unless ORCH_WARM_UP is `off`. An empty variable counts as
+    unset. Raises ValueError."""
+    value = environ.get(_WARM_UP_VARIABLE) or "on"
+    if value not in ("on", "off"):
+        raise ValueError(f"{_WARM_UP_VARIABLE} is {value!r}, must be on or off")
+    return value == "on"
+
+
+async def warm_up(engine_client: Any) -> None:
+    """Compiles in the workers what vLLM would compile at a request, while all others wait.
+
+    No sequence enters the engine for that: there is none to keep out of statistics, spans,
+    statements and the prefix cache, vLLM's own among them. A failure stops no engine.
+    """
+    config = engine_client.vllm_config
+    if config.use_v2_model_runner:
+        return  # vLLM runs all of its sampler itself, before it captures graphs
+    if not warms_up(os.environ):
+        logger.info("orch: no warm-up: %s is off", _WARM_UP_VARIABLE)
+        return
+    if not _workers_have_our_calls(config):
+        logger.warning("orch: no warm-up: another worker extension is in use")
+        return
+    from vllm.platforms import current_platform
+
+    limit_s = None
+    if not (config.model_config.enforce_eager or current_platform.is_cpu()):
+        limit_s = _WARM_UP_SHARE * (time.monotonic() - _process.started_s)
+    logger.info("orch: warming up: compiling what requests with logprobs use")
+    try:
+        async with asyncio.timeout(limit_s):
+            await engine_client.engine_core.collective_rpc_async("orch_warm_up")
+    except TimeoutError:
+        logger.warning(
+            "orch: the warm-up takes longer than %.1f s, a tenth of the start: the engine serves "
+            "now, and its first requests wait for the rest",
+            limit_s,
+        )
+    except Exception:
+        # vLLM raises failures of a worker as bare Exceptions: no narrower type fits.
+        logger.warning(
+            "orch: the warm-up failed: the first request with logprobs compiles", exc_info=True
+        )
 
 
 def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
@@ -298,5 +356,6 @@ def endpoint_plugin() -> Any:
         lambda: _process.engine_state,
         kv_cache_of,
         attention_backend_of,
+        warm_up,
         lambda: _process.evidence,
     )

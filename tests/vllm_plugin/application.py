@@ -28,6 +28,11 @@ async def attention_backend_of(client: EngineClient) -> str:
     return "FLASH_ATTN"
 
 
+async def warm_up(client: EngineClient) -> None:
+    """Replaces the warm-up of the workers."""
+    client.warmed_up += 1
+
+
 @dataclass
 class EngineClient:
     """The part of vLLM's engine client that the endpoint uses."""
@@ -35,6 +40,7 @@ class EngineClient:
     is_running: bool = True
     errored: bool = False
     sleeping: bool = False  # or paused: vLLM does not distinguish them here
+    warmed_up: int = 0
 
     async def is_sleeping(self) -> bool:
         return self.sleeping
@@ -67,7 +73,9 @@ class Engine:
     models: Models = field(default_factory=Models)
 
     async def start(self) -> None:
-        plugin = CapabilitiesEndpoint(lambda: self.engine_state, kv_cache_of, attention_backend_of)
+        plugin = CapabilitiesEndpoint(
+            lambda: self.engine_state, kv_cache_of, attention_backend_of, warm_up
+        )
         plugin.attach_router(self.app)
         self.app.state.openai_serving_models = self.models
         await plugin.init_state(self.client, self.app.state, None)

@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 
-from tests.vllm_plugin.application import Engine, EngineClient, attention_backend_of, kv_cache_of
+from tests.vllm_plugin.application import (
+    Engine,
+    EngineClient,
+    attention_backend_of,
+    kv_cache_of,
+    warm_up,
+)
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of, report
 from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, Claim, ClaimCall
@@ -139,7 +145,7 @@ async def test_invalid_claim_is_a_bad_request(engine: Engine) -> None:
 async def test_without_an_engine_state_nothing_is_attached() -> None:
     app = FastAPI()
     before = len(app.routes)
-    plugin = CapabilitiesEndpoint(lambda: None, kv_cache_of, attention_backend_of)
+    plugin = CapabilitiesEndpoint(lambda: None, kv_cache_of, attention_backend_of, warm_up)
     plugin.attach_router(app)
     await plugin.init_state(EngineClient(), app.state, None)
     assert len(app.routes) == before
@@ -174,8 +180,18 @@ async def test_state_contains_the_conditions_and_the_weights(engine: Engine) -> 
     }
 
 
+@pytest.mark.parametrize(("path", "warmed_up"), [("/v1/completions", 1), ("/v1/embeddings", 0)])
+async def test_engine_that_generates_is_warmed_up_before_it_serves(
+    path: str, warmed_up: int
+) -> None:
+    engine = Engine()
+    engine.app.add_api_route(path, lambda: None, methods=["POST"])
+    await engine.start()
+    assert engine.client.warmed_up == warmed_up
+
+
 async def test_server_without_an_engine_has_no_kv_cache() -> None:
     engine_state, state = EngineState(FACTS), SimpleNamespace(openai_serving_models=None)
-    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, attention_backend_of)
+    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, attention_backend_of, warm_up)
     await plugin.init_state(None, state, None)
     assert engine_state.kv_cache.groups == ()

@@ -1,8 +1,7 @@
-"""Adds to vLLM's workers a call that returns the attention backends of the model's layers.
+"""Adds to vLLM's workers the calls that this package makes of them.
 
-vLLM chooses a backend for each layer in the worker, when the model is loaded, by the hardware and
-by what is installed; no other process knows the result. vLLM mixes this class into its worker
-class (`worker_extension_cls`), and the API server calls the method by its name.
+vLLM mixes this class into its worker class (`worker_extension_cls`), and the API server calls the
+methods by their names.
 """
 
 from __future__ import annotations
@@ -10,13 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 
-class AttentionBackends:
+class WorkerCalls:
     """What vLLM mixes into the worker of each rank."""
 
     vllm_config: Any
+    device: Any
 
     def orch_attention_backends(self) -> list[str]:
-        """Returns vLLM's names of the backends of this rank's layers, sorted."""
+        """Returns vLLM's names of the backends of this rank's layers, sorted.
+
+        vLLM chooses them here when the model is loaded, by the hardware and by what is installed;
+        no other process knows the result.
+        """
         from vllm.config.vllm import get_layers_from_vllm_config
         from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
@@ -25,3 +29,19 @@ class AttentionBackends:
             AttentionLayerBase,
         )
         return sorted({str(layer.get_attn_backend().get_name()) for layer in layers.values()})
+
+    def orch_warm_up(self) -> None:
+        """Compiles what the first request with logprobs, or with those of its prompt, would
+        compile while all others wait.
+
+        vLLM compiles it for any number of rows at once, and anew for another width, type, or
+        mode of gradients: all are those of a request.
+        """
+        import torch
+        from vllm.v1.sample.sampler import Sampler
+
+        width = self.vllm_config.model_config.get_vocab_size()
+        with torch.inference_mode():
+            logits = torch.zeros((1, width), device=self.device)
+            token = torch.zeros(1, dtype=torch.int64, device=self.device)
+            Sampler.gather_logprobs(Sampler.compute_logprobs(logits), 1, token)

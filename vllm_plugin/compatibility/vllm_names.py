@@ -82,6 +82,7 @@ HOOKS: Final = (
             "lora_config",
             "max_concurrent_batches",
             *("num_speculative_tokens", "num_lookahead_tokens", "num_prefill_lookahead_tokens"),
+            "use_v2_model_runner",
         ),
         "the engine's configuration",
     ),
@@ -122,8 +123,9 @@ HOOKS: Final = (
         (
             *("model", "revision", "served_model_name", "max_model_len"),
             *("dtype", "quantization", "hf_text_config"),
+            *("enforce_eager", "get_vocab_size"),
         ),
-        "models, ctx_max, precision, blocks of the KV cache, conditions, evidence",
+        "models, ctx_max, precision, blocks of the KV cache, conditions, evidence, warm-up",
     ),
     Hook(
         "config/cache.py",
@@ -253,7 +255,8 @@ HOOKS: Final = (
         "conditions",
     ),
     Hook("v1/attention/backend.py", "AttentionBackend", ("get_name",), "conditions"),
-    Hook("v1/worker/worker_base.py", "WorkerBase", ("vllm_config",), "conditions"),
+    Hook("v1/worker/worker_base.py", "WorkerBase", ("vllm_config", "device"), "conditions"),
+    Hook("v1/sample/sampler.py", "Sampler", ("compute_logprobs", "gather_logprobs"), "warm-up"),
     Hook("platforms/interface.py", "Platform", ("is_cpu", "get_device_name"), "hardware"),
     Hook(
         "entrypoints/launchers/api_server/app_state.py",

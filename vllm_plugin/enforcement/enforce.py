@@ -17,7 +17,7 @@ from vllm_plugin.contracts.vllm_arguments import contradiction, option, value_of
 from vllm_plugin.enforcement import connectors, ranks, telemetry
 
 # By it the engine's workers can be asked for their attention backends.
-WORKER_EXTENSION: Final = "vllm_plugin.adapters.worker_extension.AttentionBackends"
+WORKER_EXTENSION: Final = "vllm_plugin.adapters.worker_extension.WorkerCalls"
 
 # With several pipeline stages vLLM keeps a micro-batch in each and reports each as a step, so the
 # reported size is not that of the batch, nor the time between reports that of a token. With one

@@ -1,6 +1,7 @@
 """What an engine is doing while it starts, in words, from the lines that vLLM logs.
 
-Pure. The texts are vLLM's own, of 0.32 and 0.33; a line that is not known changes nothing.
+Pure. The texts are vLLM's own, of 0.32 and 0.33, and the plugin's; a line that is not known changes
+nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _PHASES: Final = tuple(
          "compiling the model"),
         (r"Available KV cache memory|KV cache size:", "reserving the KV cache"),
         (r"Capturing CUDA graphs.*?:\s+(\d+%)", "capturing CUDA graphs"),
+        (r"orch: warming up", "warming up"),
         (r"init engine \(profile|Starting vLLM|Started server process", "starting its API"),
     )
 )  # fmt: skip

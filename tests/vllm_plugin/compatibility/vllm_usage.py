@@ -25,14 +25,21 @@ _TRANSFER: Final = ("config/kv_transfer.py", "KVTransferConfig")
 _STATISTICS: Final = "v1/metrics/stats.py"
 _CACHE_STATISTICS: Final = (_STATISTICS, "BaseCacheStats")
 _CLIENT: Final = ("v1/engine/async_llm.py", "AsyncLLM")
+_PLATFORM: Final = ("platforms/interface.py", "Platform")
 _ENGINE: Final = ("engine/protocol.py", "EngineClient")
 
 # Modules that use vLLM's objects, and the names of those objects there.
 _ROOTS: Final[dict[str, dict[str, Place]]] = {
-    "register": {"vllm_config": _CONFIG, "config": _CONFIG, "engine_client": _CLIENT},
+    "register": {
+        "vllm_config": _CONFIG,
+        "config": _CONFIG,
+        "engine_client": _CLIENT,
+        "current_platform": _PLATFORM,
+    },
     "state/conditions": {"vllm_config": _CONFIG},
     "adapters/worker_extension": {
         "self": ("v1/worker/worker_base.py", "WorkerBase"),
+        "Sampler": ("v1/sample/sampler.py", "Sampler"),
         "layer": ("model_executor/layers/attention_layer_base.py", "AttentionLayerBase"),
         "layer.get_attn_backend()": ("v1/attention/backend.py", "AttentionBackend"),
     },
@@ -45,7 +52,7 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
     "enforcement/ranks": {"args": _ARGUMENTS, "parallel": _PARALLEL},
     "adapters/hardware": {
         "vllm_config": _CONFIG,
-        "current_platform": ("platforms/interface.py", "Platform"),
+        "current_platform": _PLATFORM,
     },
     "adapters/stat_logger": {
         "scheduler_stats": (_STATISTICS, "SchedulerStats"),
@@ -64,6 +71,7 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
 }
 _TYPES: Final[dict[tuple[Place, str], Place]] = {
     (_CLIENT, "vllm_config"): _CONFIG,
+    (("v1/worker/worker_base.py", "WorkerBase"), "vllm_config"): _CONFIG,
     (_CLIENT, "engine_core"): ("v1/engine/core_client.py", "AsyncMPClient"),
     (_CONFIG, "model_config"): ("config/model.py", "ModelConfig"),
     (_CONFIG, "cache_config"): ("config/cache.py", "CacheConfig"),

@@ -14,6 +14,7 @@ from tests.vllm_plugin.application import (
     Models,
     attention_backend_of,
     kv_cache_of,
+    warm_up,
 )
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.enforcement.engine_args import Args, rejection
@@ -38,7 +39,7 @@ async def strict(
         return path
 
     monkeypatch.setenv("VLLM_API_KEY", environment)
-    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, attention_backend_of)
+    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, attention_backend_of, warm_up)
     plugin.attach_router(app)
     app.state.openai_serving_models = Models()
     given = {"host": "127.0.0.1", "uds": None, "api_key": None} | arguments

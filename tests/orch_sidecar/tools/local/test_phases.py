@@ -22,6 +22,7 @@ PREFIX = "(EngineCore pid=12) INFO 11-23 09:02:21 [x.py:1] "
         ),
         ("Loading weights took 0.03 seconds", ("preparing the model", "")),
         ("Dynamo bytecode transform time: 2.4 s", ("compiling the model", "")),
+        ("orch: warming up: compiling what requests with logprobs use", ("warming up", "")),
         ("init engine (profile, create kv cache, warmup model) took 1 s", ("starting its API", "")),
         ("GPU KV cache size: 262,144 tokens", ("reserving the KV cache", "")),
         (
