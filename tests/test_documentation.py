@@ -27,6 +27,7 @@ from tests.documents import (
 from tests.import_graph import CONTRIBUTING, drawn
 from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, Profile
 from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
+from vllm_plugin.register import WARM_UP_VARIABLE
 
 every_document = pytest.mark.parametrize(
     "path", documents(), ids=lambda path: str(path.relative_to(ROOT))
@@ -198,6 +199,6 @@ def test_every_span_attribute_is_documented_and_no_other() -> None:
 
 def test_documentation_names_no_variable_that_does_not_exist() -> None:
     known = {f"ORCH_{name.upper()}" for name in SidecarSettings.model_fields}
-    known |= {"ORCH_CONFIG", KEY_VARIABLE}
+    known |= {"ORCH_CONFIG", KEY_VARIABLE, WARM_UP_VARIABLE}
     for path in documents():
         assert set(re.findall(r"ORCH_[A-Z_]+", text_of(path))) <= known, path

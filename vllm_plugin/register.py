@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vllm_plugin.state.kv_cache import KvCache, Scheduling
 
 _PROFILE_VARIABLE: Final = "ORCH_PROFILE"  # as in allowlist, which is not imported here
-_WARM_UP_VARIABLE: Final = "ORCH_WARM_UP"
+WARM_UP_VARIABLE: Final = "ORCH_WARM_UP"
 # Of the start of an engine with CUDA graphs, the one whose operators pay for every second of it.
 _WARM_UP_SHARE: Final = 0.1
 
@@ -227,9 +227,9 @@ def _workers_have_our_calls(vllm_config: Any) -> bool:
 def warms_up(environ: Mapping[str, str]) -> bool:
     """Returns whether engines warm up: unless ORCH_WARM_UP is `off`. An empty variable counts as
     unset. Raises ValueError."""
-    value = environ.get(_WARM_UP_VARIABLE) or "on"
+    value = environ.get(WARM_UP_VARIABLE) or "on"
     if value not in ("on", "off"):
-        raise ValueError(f"{_WARM_UP_VARIABLE} is {value!r}, must be on or off")
+        raise ValueError(f"{WARM_UP_VARIABLE} is {value!r}, must be on or off")
     return value == "on"
 
 
@@ -243,7 +243,7 @@ async def warm_up(engine_client: Any) -> None:
     if config.use_v2_model_runner:
         return  # vLLM runs all of its sampler itself, before it captures graphs
     if not warms_up(os.environ):
-        logger.info("orch: no warm-up: %s is off", _WARM_UP_VARIABLE)
+        logger.info("orch: no warm-up: %s is off", WARM_UP_VARIABLE)
         return
     if not _workers_have_our_calls(config):
         logger.warning("orch: no warm-up: another worker extension is in use")
