@@ -63,7 +63,6 @@ def test_sources_compile_without_a_warning_under_the_python_of_the_image(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(420)
 def test_sidecar_serves_under_the_python_of_the_image(python: Path, tmp_path: Path) -> None:
     venv = str(tmp_path / "venv")
     own = str(tmp_path / "venv" / "bin" / "python")

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from orch_sidecar.tools.local.stack import Stack
+from tests.patience import HANG_S
 
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -54,7 +55,7 @@ class Seen:
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=180)
+        connector=connector, timeout=aiohttp.ClientTimeout(total=HANG_S)
     ) as opened:
         yield opened
     await asyncio.sleep(0)  # the connector's transports close
@@ -99,7 +100,7 @@ async def engine_state(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     return state
 
 
-async def until(condition: Callable[[], Awaitable[Any]], within_s: float) -> float:
+async def until(condition: Callable[[], Awaitable[Any]], within_s: float = HANG_S) -> float:
     """Waits for a condition; returns the seconds it took. Raises TimeoutError.
 
     Of these seconds those count in which this process ran: a machine that is shared stops it for

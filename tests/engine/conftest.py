@@ -17,8 +17,8 @@ import pytest
 from orch_sidecar.tools.local.stack import Plan, Stack
 from orch_sidecar.tools.local.up import tiny_model
 from tests.engine.receivers import GrpcReceiver, HttpReceiver
+from tests.patience import READY_WITHIN_S
 
-READY_WITHIN_S = 240.0
 SLOTS = 8
 
 ORDER = (
@@ -46,7 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if here in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.engine)
-        item.add_marker(pytest.mark.timeout(420))
 
     def place(item: pytest.Item) -> int:
         name = item.path.stem

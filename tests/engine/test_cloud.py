@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 
 from orch_sidecar.tools.local.otlp import OtlpReceiver
@@ -120,16 +121,18 @@ async def test_capabilities_answer_while_every_slot_is_busy_and_while_the_engine
 
         enough = False
         busy = asyncio.create_task(fill())
-        await until(full, 30.0)
+        await until(full)
         took = []
         for url in (cloud.url, cloud.engine_url) * 10:
             started = time.monotonic()
             await engine_state(http, url)
             took.append(time.monotonic() - started)
-        # Milliseconds on an idle core; the API server shares one with everything else here.
-        assert sorted(took)[len(took) // 2] < 0.1
         enough = True
-        assert {seen.status for seen in await busy} == {200}
+        served = await busy
+        assert {seen.status for seen in served} == {200}
+        # Both share what cores there are. What waits for a slot waits as long as a request.
+        lasted = [seen.last_byte_at - seen.first_byte_at for seen in served]
+        assert statistics.median(took) < statistics.median(lasted)
 
 
 async def test_a_client_that_leaves_during_prefill_frees_its_slot(cloud: Stack) -> None:
@@ -149,9 +152,9 @@ async def test_a_client_that_leaves_during_prefill_frees_its_slot(cloud: Stack) 
             return bool(state["slots_free"] == 8 and state["running"] == 0)
 
         leaving = asyncio.create_task(come())
-        await until(leased, 30.0)
+        await until(leased)
         leaving.cancel()
-        assert await until(free, 3.0) < 3.0
+        await until(free)
 
 
 async def test_a_json_schema_and_a_tool_pass_through(cloud: Stack) -> None:
@@ -186,10 +189,10 @@ async def test_foreign_traffic_is_counted_and_takes_slots(cloud: Stack) -> None:
 
         passing = asyncio.create_task(pass_by())
         try:
-            await until(counted, 30.0)
+            await until(counted)
         finally:
             passing.cancel()
-        await until(gone, 10.0)
+        await until(gone)
 
 
 async def test_counts_that_clients_receive_are_on_their_spans_and_in_the_metrics(

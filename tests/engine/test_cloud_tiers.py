@@ -36,7 +36,7 @@ async def empty(http: aiohttp.ClientSession, *urls: str) -> None:
             for state in states
         )
 
-    await until(is_empty, 10.0)
+    await until(is_empty)
 
 
 async def test_burst_through_two_tiers_is_served_within_the_slots(cloud: Stack, upper: str) -> None:
@@ -97,4 +97,4 @@ async def test_cancelling_above_ends_it_in_the_engine(cloud: Stack, upper: str) 
             state = await engine_state(http, cloud.engine_url)
             return bool(state["running"] == state["waiting"] == 0)
 
-        await until(gone, 5.0)
+        await until(gone)

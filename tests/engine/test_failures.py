@@ -23,8 +23,9 @@ from tests.engine.clients import (
     traceparent,
     until,
 )
-from tests.engine.conftest import READY_WITHIN_S, SLOTS
+from tests.engine.conftest import SLOTS
 from tests.engine.halted import AdmissionRequest, halted
+from tests.patience import READY_WITHIN_S
 
 
 async def answers(url: str) -> bool:
@@ -62,13 +63,13 @@ async def test_a_killed_engine_is_an_error_in_each_api_and_its_successor_serves_
         bulk = {"X-Orch-Class": "bulk"}
         waits = post(http, cloud.url, "chat", body("chat", 4, stream=False), bulk)
         queued = asyncio.create_task(waits)
-        await until(lambda: waiting(http, cloud, 1), 2.0)
+        await until(lambda: waiting(http, cloud, 1))
 
         async def all_ended() -> bool:
             return all(answer.done() for answer in (*streams, whole))
 
         cloud.engine.kill()
-        await until(all_ended, 2.0)
+        await until(all_ended)
         seen = dict(zip(apis, await asyncio.gather(*streams), strict=False))
         cut = await whole
         assert cut.status == 502
@@ -77,7 +78,7 @@ async def test_a_killed_engine_is_an_error_in_each_api_and_its_successor_serves_
         async def unready() -> bool:
             return not await is_ready(http, cloud)
 
-        await until(unready, 2.0)
+        await until(unready)
         refused = await post(http, cloud.url, "chat", body("chat", 4, stream=False))
         assert refused.status == 503
         error = json.loads(refused.data)["error"]
@@ -93,8 +94,7 @@ async def test_a_killed_engine_is_an_error_in_each_api_and_its_successor_serves_
             return await answers(cloud.engine_url)
 
         await until(engine_is_back, READY_WITHIN_S)
-        took = await until(lambda: is_ready(http, cloud), 5.0)
-        assert took < 1.0
+        await until(lambda: is_ready(http, cloud))
         assert (await queued).status == 200  # it kept its place all the time
         state = await engine_state(http, cloud.url)
         assert (state["leased"], state["slots_free"]) == (0, SLOTS)
@@ -170,7 +170,7 @@ async def test_request_queued_while_the_engines_core_dies_is_served_by_its_succe
             asyncio.create_task(post(http, cloud.url, "chat", body("chat", 4, stream=False), bulk))
             for _ in range(3)
         ]
-        await until(lambda: waiting(http, cloud, 3), 2.0)
+        await until(lambda: waiting(http, cloud, 3))
         os.kill(core, signal.SIGKILL)
         for seen in await asyncio.gather(*streams):
             assert seen.status == 200
@@ -180,12 +180,12 @@ async def test_request_queued_while_the_engines_core_dies_is_served_by_its_succe
             assert cloud.engine is not None
             return cloud.engine.exit_code is not None
 
-        await until(is_gone, 30.0)
+        await until(is_gone)
         assert not any(each.done() for each in queued)
         cloud.start_engine()
         for answer in await asyncio.wait_for(asyncio.gather(*queued), READY_WITHIN_S):
             assert answer.status == 200
-        await until(lambda: is_ready(http, cloud), 5.0)
+        await until(lambda: is_ready(http, cloud))
         state = await engine_state(http, cloud.url)
         assert (state["leased"], state["slots_free"]) == (0, SLOTS)
 
@@ -215,7 +215,7 @@ async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits
                 except aiohttp.ClientError:
                     return False
 
-            await until(ready, 10.0)
+            await until(ready)
         await asyncio.sleep(1.0)
         stop.set()
         await asyncio.gather(*clients)

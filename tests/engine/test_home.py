@@ -109,7 +109,7 @@ async def test_spans_of_five_clients_are_all_labelled_single_stream(
         async def reported() -> bool:
             return bool((await engine_state(http, home.url))["steps_by_batch"])
 
-        await until(reported, 5.0)  # with the next heartbeat
+        await until(reported)  # with the next heartbeat
         state = await engine_state(http, home.url)
     assert [answer.status for answer in answers] == [200] * 5
     assert state["peak"] == 1

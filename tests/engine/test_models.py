@@ -86,7 +86,7 @@ async def adapters_are_seen(http: ClientSession, sliding: Stack, url: str) -> No
     stream = asyncio.create_task(
         post(http, url, "chat", body("chat", 400, stream=True, model="sql"))
     )
-    await until(running, 20.0)
+    await until(running)
     seen = await page(url, "/metrics/model-server")
     assert seen == {"max_lora": "1", "running_lora_adapters": "sql", "waiting_lora_adapters": ""}
     assert set(seen) <= set(await page(sliding.engine_url, "/metrics"))
@@ -125,7 +125,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
         async def loaded() -> bool:
             return await names() == ("tiny", "alias", "sql")
 
-        await until(loaded, 1.0)
+        await until(loaded)
         assert await status("sql") == 200
         await adapters_are_seen(http, sliding, alone)
         await call("/v1/unload_lora_adapter", lora_name="sql")
@@ -133,5 +133,5 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
         async def unloaded() -> bool:
             return await names() == ("tiny", "alias")
 
-        await until(unloaded, 1.0)
+        await until(unloaded)
         assert await status("sql") == 404

@@ -37,7 +37,7 @@ async def test_engine_that_an_operator_halts_reports_it_and_serves_again(
         assert f"POST {ends.partition('?')[0]}" in held["message"]
         assert (held["requests_total"], held["foreign"]) == (taken, 0)
         await call(http, cloud, ends)
-        await until(lambda: is_in_state("ready"), 10)
+        await until(lambda: is_in_state("ready"))
         assert (await engine_state(http, cloud.engine_url))["message"] is None
         document = body("completions", 4, stream=False)
         assert (await post(http, cloud.engine_url, "completions", document)).status == 200
@@ -45,4 +45,4 @@ async def test_engine_that_an_operator_halts_reports_it_and_serves_again(
         async def served() -> bool:
             return (await post(http, cloud.url, "completions", document)).status == 200
 
-        await until(served, 10)  # by the sidecar, too
+        await until(served)  # by the sidecar, too

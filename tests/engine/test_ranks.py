@@ -18,13 +18,12 @@ from tests.engine import cpu_ranks, moe_model
 from tests.engine.clients import body, post, session
 from tests.engine.conftest import make_plan
 from tests.engine.sidecars import all_ready, sidecar, states
+from tests.patience import READY_WITHIN_S
 
 # Two engines start at a time, with five processes more than one has: over a minute.
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-# Two engines start side by side, and neither is ready before both are.
-READY_WITHIN_S = 360.0
 RANKS, SLOTS = 2, 3
 POOLS = [f"rank-{rank}" for rank in range(RANKS)]
 COUNTS = ("requests_total", "steps_total", "steps_by_batch", "generated_tokens_total")

@@ -114,12 +114,12 @@ async def test_engine_at_another_address_serves_sidecars_that_send_its_key(
                     status, error = await page(name)
                     return status == 503 and "ORCH_SIDECAR_KEY" in error
 
-                await until(says_why, 30.0)
+                await until(says_why)
 
             async def ready() -> bool:
                 return (await page("right"))[0] == 200
 
-            await until(ready, 30.0)
+            await until(ready)
             document = body("completions", 4, stream=False)
             assert (await post(http, urls["right"], "completions", document)).status == 200
             assert (await post(http, urls["without"], "completions", document)).status == 503

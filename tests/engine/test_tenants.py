@@ -64,7 +64,7 @@ async def test_prompt_of_another_key_is_not_found_in_the_prefix_cache(
     messages = [{"role": "user", "content": question}]
     prompt = {"completions": {"prompt": question}, "responses": {"input": question}}
     async with session() as http:
-        await until(lambda: ready(http, keyed), 30.0)
+        await until(lambda: ready(http, keyed))
         cache = Cache(http, keyed, ring)
 
         async def hits(name: str, **more: str) -> int:

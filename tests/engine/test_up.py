@@ -13,8 +13,9 @@ import pytest
 
 from orch_sidecar.tools.local.stack import free_port
 from orch_sidecar.tools.local.up import cache_directory
-from tests.engine.conftest import READY_WITHIN_S, Stacks
+from tests.engine.conftest import Stacks
 from tests.engine.test_check import check_printed
+from tests.patience import HANG_S, READY_WITHIN_S
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH
 
 
@@ -60,9 +61,9 @@ def test_the_printed_lines_work_and_ctrl_c_leaves_nothing_behind(
         assert "ready: single_stream, 1 slots" in text
         commands = text[text.index("  curl") : text.index("Ctrl-C")].split("\n\n")
         curl, python = (command.strip() for command in commands[:2])
-        answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60)
+        answer = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=HANG_S)
         assert '"object":"chat.completion"' in answer.stdout
-        answer = subprocess.run(python, shell=True, capture_output=True, text=True, timeout=60)
+        answer = subprocess.run(python, shell=True, capture_output=True, text=True, timeout=HANG_S)
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout.strip()
         engine_and_sidecar_share_a_key(int(marked["ORCH_TEST_MARKER"]))
@@ -94,7 +95,7 @@ def engine_and_sidecar_share_a_key(marker: int) -> None:
     url = f"http://127.0.0.1:{port}{CLAIMS_PATH}{'a' * 16}"
     body, claim = '{"cost": 1, "urgent": true}', ["curl", "-s", "-X", "PUT", url, "-d"]
     for more in ([], ["-H", "X-Orch-Sidecar-Key: guessed"], ["-H", "X-Forwarded-For: 127.0.0.1"]):
-        done = subprocess.run([*claim, body, *more], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*claim, body, *more], capture_output=True, text=True, timeout=HANG_S)
         assert '"not_a_sidecar"' in done.stdout
         assert "ORCH_SIDECAR_KEY" in done.stdout
 
@@ -109,7 +110,7 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
         env=marked,
         capture_output=True,
         text=True,
-        timeout=READY_WITHIN_S + 60,
+        timeout=READY_WITHIN_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     check_printed(done.stdout, "offline")

@@ -108,7 +108,7 @@ async def test_entries_of_both_releases_serve_while_an_update_rolls(
                 states = [await engine_state(http, url) for url in (*urls, served.engine_url)]
                 return all(state["leased"] == state["foreign"] == 0 for state in states)
 
-            await until(empty, 30.0)
+            await until(empty)
             engine = await engine_state(http, served.engine_url)
             assert engine["peak"] <= SLOTS
             for url in (*urls, served.url):

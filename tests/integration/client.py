@@ -16,6 +16,8 @@ from typing import Any, Self
 
 import h11
 
+from tests.patience import HANG_S
+
 Fields = Iterable[tuple[str, str]]
 
 CHAT = "/v1/chat/completions"
@@ -149,7 +151,7 @@ class Client:
 
     # Answers.
 
-    async def response(self, method: str = "POST", *, within_s: float = 10.0) -> Response:
+    async def response(self, method: str = "POST", *, within_s: float = HANG_S) -> Response:
         """Reads one whole answer. Raises Aborted if the connection ends within it."""
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=2**20)
         parser.send(h11.Request(method=method, target="/", headers=[("host", "localhost")]))
@@ -194,7 +196,7 @@ class Client:
         response.body, response.raw = bytes(body), bytes(raw[begin : len(raw) - len(self.buffer)])
         return response
 
-    async def seen(self, text: bytes, within_s: float = 5.0) -> bytes:
+    async def seen(self, text: bytes, within_s: float = HANG_S) -> bytes:
         """Waits until `text` has come, without taking it from what `response` will read."""
         async with asyncio.timeout(within_s):
             while text not in self.buffer:
@@ -205,14 +207,14 @@ class Client:
                 self.buffer += data
         return self.buffer
 
-    async def rest(self, within_s: float = 5.0) -> bytes:
+    async def rest(self, within_s: float = HANG_S) -> bytes:
         """All that comes until the end of the connection. Raises ConnectionError for a reset."""
         async with asyncio.timeout(within_s):
             data = self.buffer + await self._reader.read()
         self.buffer = b""
         return data
 
-    async def aborted(self, within_s: float = 5.0) -> Aborted:
+    async def aborted(self, within_s: float = HANG_S) -> Aborted:
         """Reads an answer that must be cut short."""
         try:
             response = await self.response(within_s=within_s)

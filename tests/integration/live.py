@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from tests.integration.running import Running
+from tests.patience import HANG_S
 
 
 class LiveReader:
@@ -20,7 +21,7 @@ class LiveReader:
         self.events: list[str] = []
         self._rest = b""
 
-    async def next(self, within_s: float = 10.0) -> dict[str, Any]:
+    async def next(self, within_s: float = HANG_S) -> dict[str, Any]:
         """Applies the next event; returns the document."""
         async with asyncio.timeout(within_s):
             while True:
@@ -35,7 +36,7 @@ class LiveReader:
                     raise ConnectionError("the stream has ended")
                 self._rest += data
 
-    async def until(self, condition: Any, within_s: float = 10.0) -> dict[str, Any]:
+    async def until(self, condition: Any, within_s: float = HANG_S) -> dict[str, Any]:
         """Reads until the document fulfils a condition."""
         async with asyncio.timeout(within_s):
             while not (self.document and condition(self.document)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.integration.client import CHAT, MESSAGES, Response
 from tests.integration.running import Running, eventually
+from tests.patience import HANG_S
 
 
 async def readiness(running: Running) -> Response:
@@ -11,7 +12,7 @@ async def readiness(running: Running) -> Response:
     return await (await running.client()).get("/readyz")
 
 
-async def state_is(running: Running, state: str, within_s: float = 3.0) -> None:
+async def state_is(running: Running, state: str, within_s: float = HANG_S) -> None:
     """Returns when the sidecar says so; fails when it does not within the time."""
     await eventually(lambda: running.sidecar.state == state, within_s)
 

@@ -13,9 +13,10 @@ from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.pool import Pool
 from tests.integration.client import Client
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.patience import HANG_S
 
 
-async def eventually(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def eventually(condition: Callable[[], object], within_s: float = HANG_S) -> None:
     """Returns when the condition holds; fails when it does not within the time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -58,10 +59,10 @@ class Running:
         self.clients.append(client)
         return client
 
-    async def ready(self, within_s: float = 10.0) -> None:
+    async def ready(self, within_s: float = HANG_S) -> None:
         await eventually(lambda: self.sidecar.state is EngineState.READY, within_s)
 
-    async def idle(self, within_s: float = 10.0) -> None:
+    async def idle(self, within_s: float = HANG_S) -> None:
         """Waits until no lease is out and no request is being handled."""
         await eventually(
             lambda: (

@@ -12,6 +12,7 @@ import termios
 from collections.abc import Callable
 
 from tests.integration.running import eventually
+from tests.patience import HANG_S
 
 _HOME = "\x1b[H"
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-_])")
@@ -58,7 +59,7 @@ class Terminal:
     def picture(self) -> str:
         return "\n".join(self.lines)
 
-    async def shows(self, text: str | Callable[[str], bool], within_s: float = 20.0) -> None:
+    async def shows(self, text: str | Callable[[str], bool], within_s: float = HANG_S) -> None:
         """Waits until the picture has a text."""
         found = text if callable(text) else lambda picture: text in picture
         try:

@@ -13,6 +13,7 @@ from tests.integration.readiness import assert_unavailable, readiness
 from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
+from tests.patience import HANG_S
 
 
 async def test_drain_refuses_new_ones_and_finishes_what_runs(
@@ -47,7 +48,7 @@ async def test_drain_refuses_new_ones_and_finishes_what_runs(
     response = await queued.response()
     assert response.json() == {"seed": 2}
     assert response.header("connection") == "close"
-    await asyncio.wait_for(stopping, 3)
+    await asyncio.wait_for(stopping, HANG_S)
     with pytest.raises(ConnectionError):
         await Client.connect(running.port)
 

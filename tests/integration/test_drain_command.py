@@ -13,6 +13,7 @@ from tests.integration.client import Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.patience import HANG_S
 
 
 class Drain:
@@ -22,7 +23,7 @@ class Drain:
         self.process = process
 
     async def ended(self) -> tuple[int | None, str]:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(HANG_S):
             _, output = await self.process.communicate()
         return self.process.returncode, output.decode()
 

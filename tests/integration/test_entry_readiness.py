@@ -10,6 +10,7 @@ from tests.integration.running import Running, Start, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import tier
 from tests.integration.wire import Answer
+from tests.patience import HANG_S
 
 
 async def test_entry_whose_only_pool_is_away_is_ready_to_report_it(
@@ -59,7 +60,7 @@ async def test_entry_that_starts_while_its_pools_are_away_becomes_ready(
     away = {"name": "away", "url": "http://127.0.0.1:1", "profile": "cloud", "tier": True}
     nowhere = {"name": "b", "url": "http://no-such-name.invalid:1", "profile": "cloud"}
     entry = await start(pools=[away, nowhere | {"headless": True}], wait=False)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while (ready := await readiness(entry)).status != 200:
             assert ready.json()["ready"] is False
     assert ready.json()["pools"] == {"away": "starting", "b": "absent"}

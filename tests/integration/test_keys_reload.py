@@ -21,6 +21,7 @@ from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.test_process import ready, run
+from tests.patience import HANG_S
 from vllm_plugin.contracts import profile as profiles
 
 STRANGER = ("Authorization", f"Bearer {new_key(b's' * 32)}")
@@ -235,7 +236,7 @@ async def test_file_system_that_hangs_blocks_neither_requests_nor_revocation_nor
     monkeypatch.setattr("orch_sidecar.auth.key_file.os.open", hang)
     ring.add("carol")
     await eventually(lambda: "does not respond" in (keyed.sidecar.reloads.keys_error or ""))
-    await asyncio.wait_for(keyed.stop(), 10)
+    await asyncio.wait_for(keyed.stop(), HANG_S)
     over.set()
 
 

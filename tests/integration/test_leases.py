@@ -26,7 +26,7 @@ async def test_end_that_is_missing_from_the_stream_is_asked_for(
     await client.seen(b"data: more\n\n")
     await client.close()
     waiting = await started(sidecar)
-    assert (await waiting.response(within_s=4)).status == 200
+    assert (await waiting.response()).status == 200
     assert engine.revoked == [engine.generating[0].lease]
 
 
@@ -39,10 +39,10 @@ async def test_lease_that_the_engine_still_reports_is_not_given_back(
     await eventually(lambda: held.waiting)
     await client.close()
     waiting = await started(sidecar)
-    await eventually(lambda: len(engine.revoked) >= 2, within_s=5)  # asked, and asked again
+    await eventually(lambda: len(engine.revoked) >= 2)  # asked, and asked again
     assert (sidecar.ledger.leased, sidecar.queued) == (4, 1)
     engine.faults.holds_aborted.set()
-    await eventually(lambda: held.waiting, within_s=3)
+    await eventually(lambda: held.waiting)
     held.release()
     assert (await waiting.response()).status == 200
 
@@ -59,7 +59,7 @@ async def test_lease_that_was_given_back_is_turned_away_by_the_engine_if_it_come
     spent = engine.generating[0].lease
     assert spent is not None
     await client.close()
-    await eventually(lambda: not sidecar.ledger.leased, within_s=4)
+    await eventually(lambda: not sidecar.ledger.leased)
     late = await Client.connect(engine.port)
     late.send_request("POST", CHAT, {"model": "tiny"}, [("X-Orch-Lease", spent)])
     assert (await late.response()).status == 409
@@ -92,12 +92,12 @@ async def test_no_log_line_has_a_whole_lease(
         client.start()
         await client.seen(b"data: more\n\n")
         await client.close()
-        await eventually(lambda: "the engine's answer is invalid" in caplog.text, within_s=5)
+        await eventually(lambda: "the engine's answer is invalid" in caplog.text)
     lease = engine.generating[0].lease
     assert lease is not None
     assert f"lease {lease[:24]}: the engine's answer is invalid" in caplog.text
     assert lease not in caplog.text
-    await eventually(lambda: not sidecar.ledger.leased, within_s=5)
+    await eventually(lambda: not sidecar.ledger.leased)
 
 
 async def test_engine_restart_frees_all_leases_of_the_old_one(
@@ -111,7 +111,7 @@ async def test_engine_restart_frees_all_leases_of_the_old_one(
     await engine.restart()
     for client in clients:
         assert (await client.response()).status == 502
-    await eventually(lambda: held.waiting, within_s=3)
+    await eventually(lambda: held.waiting)
     assert sidecar.ledger.leased == 4
     assert sidecar.ledger.epoch != old
     held.release()

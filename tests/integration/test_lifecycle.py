@@ -36,7 +36,7 @@ async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
         assert_unavailable(await client.post(path), "engine_starting", path)
     assert_unavailable(await client.get("/v1/models"), "engine_starting")
     await engine.start()
-    await running.ready(within_s=1)
+    await running.ready()
     now = await readiness(running)
     assert (now.status, now.json()["last_error"], now.json()["state"]) == (200, None, "ready")
     assert (await client.post()).status == 200
@@ -197,7 +197,7 @@ async def test_engine_down_refuses_new_ones_and_serves_queued_ones_when_it_is_ba
     assert (await sidecar.capabilities())["slots_free"] == 0
     assert sidecar.queued == 2
     await engine.start()
-    await eventually(lambda: len(held.waiting) == 2, within_s=1.5)
+    await eventually(lambda: len(held.waiting) == 2)
     held.release_all()
     for client, seed in zip(queued, (1, 2), strict=True):
         assert (await client.response()).json() == {"seed": seed}
@@ -220,7 +220,7 @@ async def test_three_seconds_of_silence_are_stale_and_nothing_is_admitted_on_a_g
 ) -> None:
     engine.faults.mute = True
     begin = asyncio.get_running_loop().time()
-    await state_is(sidecar, "stale", within_s=5)
+    await state_is(sidecar, "stale")
     assert 1.5 < asyncio.get_running_loop().time() - begin < 4
     assert_unavailable(await (await sidecar.client()).post(), "engine_stale")
     assert (await readiness(sidecar)).status == 503
@@ -235,7 +235,7 @@ async def test_broken_state_stream_is_stale_at_once(
     engine.faults.stream_status = 500
     for wire in list(engine.wires):
         wire.reset()
-    await state_is(sidecar, "stale", within_s=1)
+    await state_is(sidecar, "stale")
     assert_unavailable(await (await sidecar.client()).post(), "engine_stale")
 
 

@@ -15,6 +15,7 @@ from tests.integration.keyed import KeyRing
 from tests.integration.live import LiveReader, Readers
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.patience import HANG_S
 
 LIVE = "live document"
 
@@ -184,7 +185,7 @@ async def test_reader_hears_of_a_quiet_sidecar_that_it_is_alive(
     monkeypatch.setattr(stream, "ALIVE_EVERY_S", 0.1)
     reader = await readers.open(sidecar)
     await reader.next()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while b": nothing new\n\n" not in await reader._response.content.readany():
             pass
 

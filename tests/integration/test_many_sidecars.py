@@ -41,9 +41,9 @@ async def all_at_once(recording: Recording, *backlogs: tuple[Running, range, int
     clients: dict[int, Client] = {}
     for sidecar, seeds, cost in backlogs:
         clients |= await backlog(sidecar, seeds, n=cost)
-    first = backlogs[0][0]  # only requests of it are in the engine
-    await eventually(lambda: all(sidecar.queued for sidecar, _, _ in backlogs))
-    await eventually(lambda: {instance(first)} >= set(recording.entered))
+    sidecars = [sidecar for sidecar, _, _ in backlogs]
+    await recording.came(len(clients), *sidecars)
+    assert {*recording.entered} <= {instance(sidecars[0])}, "the first one's have all slots"
     recording.flows.set()
     await answered(clients)
     assert set(recording.answered.values()) == {1}, "each request was answered once"
@@ -59,7 +59,7 @@ async def test_equal_backlogs_get_equal_shares_of_the_slots(
     engine: ScriptedEngine, start: Start, recording: Recording, count: int
 ) -> None:
     sidecars, numbers, each_sends = await knowing(start, count), Numbers(), 30
-    recording.takes_s = 0.02
+    recording.settled = recording.full(*sidecars)
     await all_at_once(recording, *((each, numbers.next(each_sends), 1) for each in sidecars))
     assert engine.peak == engine.slots
     # As long as all have requests; the first one had all slots in the beginning.
@@ -89,7 +89,7 @@ async def test_never_over_the_slots_with_random_costs_and_clients_that_leave(
                 await asyncio.sleep(dice.random() * 0.02)
                 await client.close()
             else:
-                statuses.append((await client.response(within_s=30)).status)
+                statuses.append((await client.response()).status)
 
     await asyncio.gather(*(user(number) for number in range(24)))
     assert set(statuses) == {200}
@@ -155,7 +155,7 @@ async def test_idle_sidecar_does_not_slow_the_other_down(
     engine: ScriptedEngine, start: Start, recording: Recording
 ) -> None:
     (busy, _), numbers = await knowing(start, 2), Numbers()
-    await answered(await backlog(busy, numbers.next(60)))
+    await all_at_once(recording, (busy, numbers.next(60), 1))
     assert engine.engine_state.rejected_for_slots == 0
     assert busy.pool.gate.offers.rejections == 0
     assert engine.peak == engine.slots

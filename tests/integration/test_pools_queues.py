@@ -9,6 +9,7 @@ from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
+from tests.patience import HANG_S
 
 EVERY_LOOP = True
 
@@ -98,4 +99,4 @@ async def test_waiting_ones_and_running_ones_of_all_pools_are_drained(
         await eventually(lambda: held.waiting)
         held.release()
     assert {json.loads((await c.response()).body)["seed"] for c in clients} == {1, 2, 3}
-    await asyncio.wait_for(stopping, 3)
+    await asyncio.wait_for(stopping, HANG_S)

@@ -18,6 +18,7 @@ from tests.integration.held import Held
 from tests.integration.otlp import http_collector
 from tests.integration.running import eventually
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.patience import HANG_S
 
 TESTED = [sys.executable, "-W", "error", "-m", "orch_sidecar", "sidecar"]
 
@@ -36,7 +37,7 @@ class Process:
         self.process = process
         self.port = port
 
-    async def client(self, within_s: float = 30.0) -> Client:
+    async def client(self, within_s: float = HANG_S) -> Client:
         """Connects as soon as it listens."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
@@ -48,7 +49,7 @@ class Process:
                 assert self.process.returncode is None
                 await asyncio.sleep(0.05)
 
-    async def ended(self, within_s: float = 10.0) -> tuple[int, str]:
+    async def ended(self, within_s: float = HANG_S) -> tuple[int, str]:
         """Waits for its exit. Returns the code and all that it logged."""
         async with asyncio.timeout(within_s):
             _, logged = await self.process.communicate()
@@ -99,7 +100,7 @@ async def test_signal_drains_and_exits_with_0(
         assert refused.header("connection") == "close"
         held.release()
         assert (await client.response()).json() == {"seed": 1}
-        code, logged = await process.ended(3)
+        code, logged = await process.ended()
         assert code == 0
         assert "Traceback" not in logged
         assert "Unclosed" not in logged
@@ -121,7 +122,7 @@ async def test_signal_sends_the_spans_that_wait(engine: ScriptedEngine) -> None:
             await client.close()
             assert collector.spans == []
             process.process.send_signal(signal.SIGTERM)
-            code, logged = await process.ended(10)
+            code, logged = await process.ended()
         assert (code, "Traceback" in logged) == (0, False)
         assert {CHAT, "admission.wait", "engine.request"} <= {s.name for s in collector.spans}
 
@@ -152,7 +153,7 @@ async def test_drain_limit_holds(engine: ScriptedEngine, held: Held) -> None:
         await eventually(lambda: held.waiting)
         process.process.terminate()
         assert (await client.response()).status == 503
-        code, logged = await process.ended(3)
+        code, logged = await process.ended()
         assert code == 0
         assert "Traceback" not in logged
         await client.close()
@@ -188,7 +189,7 @@ async def test_killed_sidecar_leaves_requests_that_its_successor_counts_as_forei
         held.release()
         assert (await client.response()).status == 200
         second.process.terminate()
-        assert (await second.ended(3))[0] == 0
+        assert (await second.ended())[0] == 0
         await client.close()
     assert engine.peak <= engine.slots
 

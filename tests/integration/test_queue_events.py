@@ -17,6 +17,7 @@ from tests.integration.scripted_answers import AnswerScript, nth_answer
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.watching import WATCH, busy, free, shown, watching
 from tests.integration.wire import Answer
+from tests.patience import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -225,8 +226,8 @@ async def test_slow_first_token_keeps_the_stream_alive(
     for _ in range(200):
         if shown(client.buffer).started > 1:
             break
-        await client.seen(b": started", 5.0)
+        await client.seen(b": started")
         await asyncio.sleep(0.01)
-        client.buffer += await asyncio.wait_for(client._reader.read(65_536), 5.0)
+        client.buffer += await asyncio.wait_for(client._reader.read(65_536), HANG_S)
     go.set()
     assert shown((await client.response()).body).started > 1

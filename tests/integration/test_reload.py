@@ -18,6 +18,7 @@ from tests.integration.held import Held, started
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.test_process import ready, run
+from tests.patience import HANG_S
 from vllm_plugin.contracts import profile as profiles
 
 
@@ -217,7 +218,7 @@ async def test_signal_reloads_a_process_and_ends_nothing(
         await eventually(lambda: held.waiting)
 
         async def readyz(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 while True:
                     document: dict[str, Any] = (await client.get("/readyz")).json()
                     if condition(document):
@@ -242,7 +243,7 @@ async def test_signal_reloads_a_process_and_ends_nothing(
         assert (await busy.response()).json() == {"seed": 1}
         assert (await full[0].response()).status == 200
         process.process.terminate()
-        code, logged = await process.ended(5)
+        code, logged = await process.ended()
         assert code == 0
         assert "Traceback" not in logged
         assert "queue_capacity: 5 -> 0" in logged

@@ -32,7 +32,7 @@ async def test_clients_that_wait_for_milliseconds_leak_no_slot(
     statuses = await short_waits(running.port, 48, SECONDS)
     assert statuses[200]
     assert set(statuses) <= {200, 429}
-    await running.idle(within_s=1.0)
+    await running.idle()
     assert engine.present == 0
     assert running.pool.gate.orphans == 0
 
@@ -47,7 +47,7 @@ async def test_faults_between_core_gate_and_follower_leak_no_slot(
         while raised.total() < ENOUGH or not statuses[200]:  # on a slow machine it takes longer
             statuses += await short_waits(running.port, 24, SECONDS)
     await running.ready()
-    await running.idle(within_s=3.0)
+    await running.idle()
     gate = running.pool.gate
     await eventually(lambda: not (gate._waiters or gate._tickets._decided or gate.owners))
     assert engine.present == 0
@@ -65,6 +65,6 @@ async def test_a_fault_at_one_pool_leaks_no_slot_at_another(
     with caplog.at_level(logging.CRITICAL), faults(running, 0.02, seed=1):
         await short_waits(running.port, 24, SECONDS)
     await running.ready()
-    await running.idle(within_s=3.0)
+    await running.idle()
     assert a.present == b.present == 0
     assert not running.sidecar.failed

@@ -6,8 +6,6 @@ in `tests/benchmarks/soak`.
 
 from __future__ import annotations
 
-import pytest
-
 from tests.benchmarks.soak.run import soak
 from tests.benchmarks.soak.scenes import scenes
 
@@ -16,7 +14,6 @@ CLIENTS = 24
 SEED = 20261
 
 
-@pytest.mark.timeout(600)
 async def test_nothing_leaks_and_every_answer_is_whole_and_its_own_whatever_happens() -> None:
     one_pool, _, several, _ = scenes(2 * SCENE_S, 2 * SCENE_S)
     report = await soak([one_pool, several], SEED, CLIENTS)

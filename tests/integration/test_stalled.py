@@ -14,7 +14,7 @@ from tests.integration.scripted_engine import ScriptedEngine
 
 async def stalls(engine: ScriptedEngine, running: Running) -> None:
     engine.report(state="stalled")
-    await eventually(lambda: running.sidecar.state == "stalled", 1.0)
+    await eventually(lambda: running.sidecar.state == "stalled")
 
 
 async def recovers(engine: ScriptedEngine, running: Running) -> None:
@@ -110,7 +110,7 @@ async def test_stall_is_reported_to_a_sidecar_above(start: Start, engine: Script
     url = f"http://127.0.0.1:{lower.port}"
     parent_leases = await start(pools=[{"name": "l", "url": url, "profile": "cloud", "tier": True}])
     engine.report(state="stalled")
-    await eventually(lambda: parent_leases.sidecar.state == "stalled", 1.0)
+    await eventually(lambda: parent_leases.sidecar.state == "stalled")
     assert "no progress" in parent_leases.pool.watcher.message
     refused = await (await parent_leases.client()).post()
     assert (refused.status, refused.error["code"]) == (503, "engine_stalled")

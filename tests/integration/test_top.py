@@ -19,6 +19,7 @@ from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.terminal import Terminal
+from tests.patience import HANG_S
 
 TOP = (sys.executable, "-W", "error", "-m", "orch_sidecar", "top")
 ALTERNATE, CURSOR = "\x1b[?1049l", "\x1b[?25h"
@@ -90,7 +91,7 @@ async def test_terminal_shows_the_sidecar_and_obeys_keys(
     assert len(terminal.lines) == 12
     assert max(map(len, terminal.lines)) <= 60
     terminal.press("q")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         assert await process.wait() == 0
     await eventually(lambda: ALTERNATE in terminal.output and CURSOR in terminal.output)
     held.release_all()
@@ -107,7 +108,7 @@ async def test_terminal_follows_a_restart_of_the_sidecar(start: Start, terminal:
     await start(**address)
     await terminal.shows(lambda picture: "AWAY" not in picture and "up " in picture)
     process.terminate()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         assert await process.wait() == 0
     await eventually(lambda: ALTERNATE in terminal.output)
 
@@ -120,7 +121,7 @@ async def test_once_prints_a_snapshot_of_all_pools(
     process = await asyncio.create_subprocess_exec(
         *TOP, *operators(both), "--once", stdout=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         printed, _ = await process.communicate()
     text = printed.decode()
     assert process.returncode == 0

@@ -14,6 +14,7 @@ from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import Streaming, above, empty, tier
 from tests.integration.wire import Answer
+from tests.patience import HANG_S
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
@@ -190,4 +191,4 @@ async def test_stopping_lower_informs_the_upper_while_it_drains(
     assert not stopping.done()
     held.release()
     assert (await client.response()).status == 200
-    await asyncio.wait_for(stopping, 2)  # the reader of its state does not hold it up
+    await asyncio.wait_for(stopping, HANG_S)  # the reader of its state does not hold it up

@@ -31,10 +31,10 @@ from tests.k8s.objects import ROOT, Manifest, containers, manifests, named, of_k
 from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.image import Image, python_image
 from tests.k8s.runner.pod import Pod
+from tests.patience import READY_WITHIN_S
 
 NAMESPACE: Final = "orch"
 POOLS: Final = ("orch-home", "orch-cloud")
-READY_WITHIN_S: Final = 400.0
 _COVERED: Final = "/tmp"
 
 

@@ -21,9 +21,9 @@ from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.events import What
 from tests.k8s.runner.image import SYSTEM_PATH, Image
 from tests.k8s.runner.pod import Pod
+from tests.patience import READY_WITHIN_S
 
 IMAGE: Final = "orch:1"
-READY_WITHIN_S: Final = 60.0
 ENGINE: Final = """
 import asyncio, signal, time
 from tests.integration.scripted_engine import ScriptedEngine

@@ -22,7 +22,7 @@ from orch_sidecar.tools.local.otlp import ReceivedSpan
 from tests.k8s.deployed import NAMESPACE, Deployed, deployed
 from tests.k8s.runner.events import Event, What
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 CHAT = "/v1/chat/completions"
 

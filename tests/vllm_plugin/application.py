@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from tests.patience import HANG_S
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, US
 from vllm_plugin.contracts.lease_protocol import API_VERSION
@@ -94,5 +95,5 @@ class Engine:
 
     async def stop(self, call: Call) -> None:
         self.client.is_running = False
-        await asyncio.wait_for(call.task, 5)
+        await asyncio.wait_for(call.task, HANG_S)
         assert self.engine_state._subscribers == set()

@@ -7,6 +7,8 @@ import json
 from collections.abc import MutableMapping
 from typing import Any
 
+from tests.patience import HANG_S
+
 
 class Call:
     """A request to an application, whose response messages are read one by one."""
@@ -53,7 +55,7 @@ class Call:
         self._gone.set()
 
     async def message(self) -> MutableMapping[str, Any]:
-        return await asyncio.wait_for(self._messages.get(), 5)
+        return await asyncio.wait_for(self._messages.get(), HANG_S)
 
     async def status(self) -> int:
         message = await self.message()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.patience import HANG_S
 from tests.vllm_plugin.application import STREAM, Engine
 from tests.vllm_plugin.examples import LEASE, THEM, US, lease_of, report
 from vllm_plugin import endpoint
@@ -157,13 +158,13 @@ async def test_stall_and_its_end_are_each_sent_with_one_heartbeat(
     for stream in (call, late):
         assert (await stream.event_named("heartbeat"))["state"] == "ready"
     engine.client.is_running = False
-    await asyncio.wait_for(asyncio.gather(call.task, late.task), 5)
+    await asyncio.wait_for(asyncio.gather(call.task, late.task), HANG_S)
 
 
 async def test_new_stream_of_a_sidecar_ends_the_one_before(engine: Engine) -> None:
     former, _ = await engine.stream()
     call, _ = await engine.stream()
-    await asyncio.wait_for(former.task, 5)
+    await asyncio.wait_for(former.task, HANG_S)
     entered = engine.engine_state.enter(LEASE)
     assert isinstance(entered, int)
     engine.engine_state.leave(entered)
@@ -187,7 +188,6 @@ async def test_pause_and_its_end_are_sent_at_once() -> None:
     await engine.start()
     call, first = await engine.stream()
     assert (first["state"], first["message"]) == ("ready", None)
-    began = time.monotonic()
     pausing = engine.call("POST", "/pause")
     beat = await call.event_named("heartbeat")
     while "state" not in beat:
@@ -200,7 +200,6 @@ async def test_pause_and_its_end_are_sent_at_once() -> None:
     while (beat := await call.event_named("heartbeat")).get("state") != "ready":
         pass
     assert beat["message"] is None
-    assert time.monotonic() - began < 5
     await engine.stop(call)
 
 
@@ -233,7 +232,7 @@ async def test_stream_ends_when_the_engine_stops(engine: Engine) -> None:
     call, _ = await engine.stream()
     engine.client.is_running = False
     assert await call.event() is None
-    await asyncio.wait_for(call.task, 5)
+    await asyncio.wait_for(call.task, HANG_S)
     assert engine.engine_state._subscribers == set()
 
 
@@ -255,7 +254,7 @@ async def test_stream_whose_reader_disconnects_unsubscribes(engine: Engine) -> N
     call, _ = await engine.stream()
     assert len(engine.engine_state._subscribers) == 1
     call.disconnect()
-    await asyncio.wait_for(call.task, 5)
+    await asyncio.wait_for(call.task, HANG_S)
     assert engine.engine_state._subscribers == set()
 
 
@@ -274,7 +273,7 @@ async def test_each_stream_reports_as_seen_by_its_instance(engine: Engine) -> No
     assert last is not None
     assert (last[0], last[1]["foreign"]) == ("change", 0)
     engine.client.is_running = False
-    await asyncio.wait_for(asyncio.gather(ours.task, theirs.task), 5)
+    await asyncio.wait_for(asyncio.gather(ours.task, theirs.task), HANG_S)
 
 
 def test_event_is_one_server_sent_event() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.patience import HANG_S
 from tests.vllm_plugin.application import STREAM, Engine
 from tests.vllm_plugin.examples import US, lease_of, report
 from vllm_plugin.contracts import lease_protocol
@@ -80,4 +81,4 @@ async def test_many_readers_together_get_no_more_changes_than_two(engine: Engine
     interval_s = lease_protocol.changes_every_s(40)
     assert seen <= 40 * (took_s / interval_s + 2)
     engine.client.is_running = False
-    await asyncio.wait_for(asyncio.gather(*(call.task for call in calls)), 10)
+    await asyncio.wait_for(asyncio.gather(*(call.task for call in calls)), HANG_S)

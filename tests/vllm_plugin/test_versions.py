@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.patience import HANG_S
 from tests.vllm_plugin.application import Engine
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import THEM, US, lease_of
@@ -87,7 +88,7 @@ async def test_sidecar_that_names_no_version_is_sent_no_event_that_it_does_not_k
     assert not state.claim(US, ClaimCall(Claim(2, urgent=True)))
     state.leave(full)
     names = set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while "heartbeat" not in names:
             event = await call.event()
             assert event is not None

@@ -25,6 +25,7 @@ from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
 from tests.integration.wire import Answer
+from tests.patience import HANG_S
 
 KEY, TOKEN = "sk-never-to-be-seen", "never-to-be-seen-either"
 ORCH = (sys.executable, "-W", "error", "-m", "orch_sidecar")
@@ -73,7 +74,7 @@ class Bench:
         )
 
     async def ended(self, process: asyncio.subprocess.Process) -> Ran:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             printed, _ = await process.communicate()
         assert process.returncode is not None
         text = printed.decode()
@@ -156,7 +157,8 @@ async def test_trace_is_replayed_with_the_prefixes_that_its_prompts_share(
     assert "12 requests of the trace mooncake.jsonl" in ran.printed
     prompts = [request.json()["prompt"] for request in engine.generating]
     replayed = [prompt for prompt in prompts if len(prompt) > 20]
-    assert [len(prompt) for prompt in replayed] == [64 + 2 * number for number in range(1, 13)]
+    # The order in which they come is not the trace's where the client is late for its schedule.
+    assert sorted(map(len, replayed)) == [64 + 2 * number for number in range(1, 13)]
     assert len({tuple(prompt[:64]) for prompt in replayed}) == 1
     assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
     [found] = ran.rows
@@ -179,7 +181,7 @@ async def test_invalid_result_exits_with_1_and_makes_no_row(
 ) -> None:
     client = await home.client()
     process = await bench.start(url_of(home), "single-stream", "--requests", "60")
-    await eventually(lambda: len(at_home.generating) > 10, 20)
+    await eventually(lambda: len(at_home.generating) > 10)
     prompt: Any = [1, 2, 3]
     assert (await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=2)).status == 200
     ran = await bench.ended(process)
@@ -212,7 +214,7 @@ async def test_interruption_writes_what_there_is_as_incomplete_and_exits_with_1(
     home: Running, at_home: ScriptedEngine, bench: Bench
 ) -> None:
     process = await bench.start(url_of(home), "single-stream", "--duration", "600")
-    await eventually(lambda: len(at_home.generating) > 10, 20)
+    await eventually(lambda: len(at_home.generating) > 10)
     process.send_signal(signal.SIGINT)
     ran = await bench.ended(process)
     assert ran.code == 1
@@ -228,7 +230,7 @@ async def test_second_interruption_does_not_wait_for_the_engine(
     home: Running, at_home: ScriptedEngine, bench: Bench
 ) -> None:
     process = await bench.start(url_of(home), "single-stream", "--duration", "600")
-    await eventually(lambda: len(at_home.generating) > 10, 20)
+    await eventually(lambda: len(at_home.generating) > 10)
     process.send_signal(signal.SIGINT)
     await eventually(lambda: not at_home.present)
     await asyncio.sleep(0.3)
@@ -246,7 +248,7 @@ async def test_interruption_of_the_warm_up_ends_cleanly_and_writes_nothing(
 ) -> None:
     at_home.answer = endless
     process = await bench.start(url_of(home), "single-stream")
-    await eventually(lambda: at_home.present, 20)
+    await eventually(lambda: at_home.present)
     process.send_signal(number)
     ran = await bench.ended(process)
     assert ran.code == 1

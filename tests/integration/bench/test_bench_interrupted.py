@@ -20,6 +20,7 @@ from tests.integration.bench.signing import Signing
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.usefixtures("fast_reports")
 
@@ -101,6 +102,6 @@ async def test_interruption_ends_the_wait_for_a_statement(
     interrupted, running = begun(url_of(cloud), CLOSED)
     await eventually(lambda: len(signing.asked) == 2)
     interrupted.set()
-    result = await asyncio.wait_for(running, 5)
+    result = await asyncio.wait_for(running, HANG_S)
     assert result.evidence.missing == "interrupted before the engine's statement"
     assert result.counts.answered == 24

@@ -19,6 +19,7 @@ from tests.integration.running import eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import closes, endless
 from tests.integration.wire import Answer
+from tests.patience import HANG_S
 
 EVERY_LOOP = True
 
@@ -173,7 +174,7 @@ async def test_stop_cuts_what_is_under_way_and_sends_nothing_more(
     running = asyncio.create_task(found.run(work))
     await eventually(lambda: [call.status for call in found.calls] == [200, 200])
     stopping.set()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_S):
         await running
     assert found.stopped
     assert [call.fate for call in found.calls] == [Fate.CUT] * 2

@@ -23,6 +23,7 @@ from tests.integration.bench.measuring import url_of
 from tests.integration.client import COMPLETIONS
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.wire import Answer
 
 pytestmark = pytest.mark.usefixtures("fast_reports")
 
@@ -215,11 +216,16 @@ async def test_sweep_whose_endpoint_fails_keeps_its_results(
 async def test_interrupted_sweep_keeps_its_results(
     run: Run, tmp_path: Path, interrupted: asyncio.Event, engine: ScriptedEngine
 ) -> None:
-    words = ("sweep", "--concurrency", "2,4", "--duration", "0.5")
-    running = asyncio.create_task(run(*words))
-    await eventually(lambda: engine.peak > 2, 10)
-    interrupted.set()
-    assert await running == 1
+    decoding = engine.answer
+
+    async def interrupts(answer: Answer) -> None:
+        """By the first that is more than two clients' work, however long the rest would take."""
+        if engine.present > 2:
+            interrupted.set()
+        await decoding(answer)
+
+    engine.answer = interrupts
+    assert await run("sweep", "--concurrency", "2,4", "--duration", "0.5") == 1
     found = sweep_of(tmp_path)
     assert not found.complete
     assert found.ended_by.startswith("at 4 clients: the user interrupted the run")

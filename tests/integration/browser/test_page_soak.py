@@ -17,7 +17,7 @@ from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import Engine
 from tests.integration.working import step, words
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.long
 
 MINUTES = 10
 # What a page of that many rows has; a leak of one row per second would add some thousands.

@@ -20,10 +20,11 @@ from tests.integration.keyed import KeyRing
 from tests.integration.monitoring.faults import FAULTS, SLOTS, Fault
 from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.patience import HANG_S
 from tests.prometheus import Prometheus, alerting_rules, in_seconds, needs_prometheus, prometheus
 
 Faulty = dict[str, tuple[ScriptedEngine, Running]]
-WITHIN_S = 120.0
+WITHIN_S = HANG_S
 # What a fault that does not last may set off while it begins.
 CALM_S = 15.0
 

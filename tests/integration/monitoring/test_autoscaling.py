@@ -14,10 +14,11 @@ from tests.integration.monitoring.traffic import load, reporting
 from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import tier
+from tests.patience import HANG_S
 from tests.prometheus import MANIFESTS, Prometheus, needs_prometheus, prometheus
 
 SLOTS = 4
-WITHIN_S = 90.0
+WITHIN_S = HANG_S
 
 
 def manifest(*path: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tests.orch_sidecar.admission.examples import (
     report,
     rules,
 )
+from tests.patience import HANG_S
 from vllm_plugin.contracts.profile import AdmissionRules
 
 Outcome = Lease | Refusal
@@ -44,7 +45,7 @@ def lease_at_once(gate: Gate, request: AdmissionRequest | None = None) -> Lease:
 
 
 async def lease_of(task: asyncio.Task[Outcome]) -> Lease:
-    outcome = await asyncio.wait_for(task, 5)
+    outcome = await asyncio.wait_for(task, HANG_S)
     assert isinstance(outcome, Lease), outcome
     return outcome
 

@@ -23,6 +23,7 @@ from tests.orch_sidecar.admission.gates import (
     lease_of,
     queued,
 )
+from tests.patience import HANG_S
 from vllm_plugin.contracts.profile import BatchBounds, FullQueue
 
 
@@ -106,7 +107,7 @@ async def test_evicted_request_gets_its_refusal() -> None:
     held = lease_at_once(gate)
     first = await queued(gate, bulk())
     gate.arrive("second", bulk())
-    assert reason_of(await asyncio.wait_for(first, 5)) is Reason.QUEUE_FULL_DROP_LRU
+    assert reason_of(await asyncio.wait_for(first, HANG_S)) is Reason.QUEUE_FULL_DROP_LRU
     gate.release(held.id)
     assert isinstance(await gate.wait("second"), Lease)
 
@@ -131,7 +132,7 @@ async def test_timer_serves_requests_after_the_one_that_it_was_set_for() -> None
     first = await queued(gate)
     gate.release(held.id)
     await lease_of(first)
-    outcome = await asyncio.wait_for(admit(gate, interactive()), 5)
+    outcome = await asyncio.wait_for(admit(gate, interactive()), HANG_S)
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
 
 
@@ -139,7 +140,7 @@ async def test_timer_serves_an_earlier_limit_that_came_later() -> None:
     gate = gate_of(1)
     lease_at_once(gate)
     await queued(gate)
-    outcome = await asyncio.wait_for(admit(gate, bulk(max_wait_ms=10.0)), 5)
+    outcome = await asyncio.wait_for(admit(gate, bulk(max_wait_ms=10.0)), HANG_S)
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
 
 
@@ -152,7 +153,7 @@ async def test_timer_ends_a_pause() -> None:
     gate.release(held.id)
     assert gate.requeue("again", interactive(), since) == Queued(0, None)
     assert gate.status().leased == 0
-    lease = await asyncio.wait_for(gate.wait("again"), 5)
+    lease = await asyncio.wait_for(gate.wait("again"), HANG_S)
     assert isinstance(lease, Lease)
     assert loop.time() - since >= 0.03
     gate.release(lease.id)

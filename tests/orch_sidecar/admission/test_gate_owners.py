@@ -13,6 +13,7 @@ from orch_sidecar.admission.types import Lease, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import class_rules, interactive, reason_of, rules
 from tests.orch_sidecar.admission.gates import Outcome, admit, assert_nothing_left, gate_of
+from tests.patience import HANG_S
 
 
 @dataclass
@@ -84,7 +85,7 @@ async def test_decision_that_was_not_delivered_reaches_the_waiting_request(grant
     else:
         gate._controller.leave(ticket, now)
     gate.reconcile()
-    outcome = await asyncio.wait_for(task, 5)
+    outcome = await asyncio.wait_for(task, HANG_S)
     if granted:
         assert isinstance(outcome, Lease)
     else:

@@ -13,6 +13,7 @@ import pytest
 
 from orch_sidecar.auth.key_file import KeyFile
 from orch_sidecar.auth.keys import MAX_FILE_BYTES, InvalidKeyFile, Keys, entry_of, new_key
+from tests.patience import HANG_S
 
 ALICE, BOB = entry_of(new_key(b"a" * 32), "alice"), entry_of(new_key(b"b" * 32), "bob")
 
@@ -220,6 +221,6 @@ async def test_hanging_read_times_out_and_is_not_repeated_until_it_ends(
             except InvalidKeyFile:  # it has yet to end
                 await asyncio.sleep(0.01)
 
-    keys = await asyncio.wait_for(read(), 10)
+    keys = await asyncio.wait_for(read(), HANG_S)
     assert names(keys) == ["alice"], "what the late one found is not lost"
     assert await file.read_if_changed() is None

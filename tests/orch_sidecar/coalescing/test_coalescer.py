@@ -19,6 +19,7 @@ from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from tests.orch_sidecar.broadcasting import STREAM, Engine
 from tests.orch_sidecar.proxy.stages import Client, NextStage, request_of
+from tests.patience import HANG_S
 from vllm_plugin.contracts.profile import ServiceClass
 
 SENT = Sent(keep_alive=True, outcome=Outcome.OK)
@@ -97,7 +98,7 @@ async def test_generation_is_cancelled_with_its_last_client_and_not_before() -> 
     await asyncio.sleep(0.01)
     assert not cancelled.is_set()
     tasks[1].cancel()
-    await asyncio.wait_for(cancelled.wait(), 5.0)
+    await asyncio.wait_for(cancelled.wait(), HANG_S)
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not shared._by_key
     assert not shared._running

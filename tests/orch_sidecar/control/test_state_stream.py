@@ -16,6 +16,7 @@ from orch_sidecar.engine_state.states import EngineState
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import entered, grant, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
+from tests.patience import HANG_S
 
 
 class Events:
@@ -24,7 +25,7 @@ class Events:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
 
-    async def next(self, within_s: float = 3.0) -> tuple[str, dict[str, Any]] | None:
+    async def next(self, within_s: float = HANG_S) -> tuple[str, dict[str, Any]] | None:
         """None: it has ended."""
         async with asyncio.timeout(within_s):
             lines = [(await self.response.content.readline()).decode() for _ in range(1)]

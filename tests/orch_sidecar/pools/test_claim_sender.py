@@ -16,6 +16,7 @@ from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
 from tests.orch_sidecar.admission.examples import bulk, interactive, report
 from tests.orch_sidecar.admission.gates import Outcome, gate_of, lease_at_once, lease_of, queued
+from tests.patience import HANG_S
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall, parse_claim
 
 SLOTS = 4
@@ -84,7 +85,7 @@ async def sender(engine: Recorder, gate: Gate) -> AsyncIterator[ClaimSender]:
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while not condition():  # noqa: ASYNC110 (a server of aiohttp sets no event)
             await asyncio.sleep(0.002)
 

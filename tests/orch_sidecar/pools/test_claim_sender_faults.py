@@ -15,6 +15,7 @@ from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
 from tests.orch_sidecar.admission.examples import STALE, interactive, report
 from tests.orch_sidecar.admission.gates import admit, cancelled, gate_of
+from tests.patience import HANG_S
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, Claim
 
 # Other sidecars have all slots, and wait for more.
@@ -40,7 +41,7 @@ class Claims:
         return web.Response(status=204)
 
     async def next(self) -> int:
-        return await asyncio.wait_for(self.taken.get(), 5)
+        return await asyncio.wait_for(self.taken.get(), HANG_S)
 
 
 @pytest.fixture

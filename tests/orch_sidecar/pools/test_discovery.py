@@ -11,6 +11,7 @@ import pytest
 from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.registry import PoolRegistry
 from tests.orch_sidecar.snapshots import CLOUD
+from tests.patience import HANG_S
 from vllm_plugin.contracts.profile import Profile
 
 
@@ -61,7 +62,7 @@ async def test_failed_task_is_raised_while_the_others_go_on_until_the_stop() -> 
     pools = Pools([FakePool("a", good), FakePool("b", bad)])
     discovery = Discovery(cast(PoolRegistry, pools))
     with pytest.raises(ValueError, match="broken") as raised:
-        await asyncio.wait_for(discovery.run(), 5)
+        await asyncio.wait_for(discovery.run(), HANG_S)
     assert raised.value.__notes__ == ["in the task: watch the engine of b"]
     assert good.running
     await discovery.stop()

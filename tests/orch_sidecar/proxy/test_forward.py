@@ -23,6 +23,7 @@ from orch_sidecar.wire import backpressure
 from tests.orch_sidecar.broadcasting import STREAM, STREAM_HEAD, WATCHDOG, chunk, json_answer
 from tests.orch_sidecar.proxy.stages import Client, asked, pool_of, request_of
 from tests.orch_sidecar.records import record_of
+from tests.patience import HANG_S
 
 EVENT = chunk(b"data: {}\n\n")
 
@@ -46,7 +47,7 @@ async def forwarded(
         connection.data_received(data)
     if lost:
         connection.connection_lost(None)
-    result = await asyncio.wait_for(task, 5.0)
+    result = await asyncio.wait_for(task, HANG_S)
     assert not len(watchdog)
     return result
 

@@ -10,6 +10,7 @@ import pytest
 
 from orch_sidecar.tools import terminal
 from orch_sidecar.tools.terminal import Progress, bad, good
+from tests.patience import HANG_S
 
 
 class Terminal(io.StringIO):
@@ -25,7 +26,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

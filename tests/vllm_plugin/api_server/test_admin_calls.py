@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import HANG_S
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin.api_server import admin_calls
@@ -114,7 +115,7 @@ async def test_failed_query_is_logged_and_repeated(
         raise RuntimeError("no answer")
 
     await asyncio.wait_for(
-        watch_readiness(engine_state, is_sleeping, lambda: bool(lives), asyncio.Event()), 5
+        watch_readiness(engine_state, is_sleeping, lambda: bool(lives), asyncio.Event()), HANG_S
     )
     assert "did not answer whether it is asleep" in caplog.messages[0]
     assert engine_state.heartbeat_fields()["state"] == "paused"
@@ -132,6 +133,6 @@ async def test_failed_query_of_a_dying_engine_is_not_logged_as_an_error(
 
     engine_state = EngineState(FACTS)
     await asyncio.wait_for(
-        watch_readiness(engine_state, is_sleeping, lambda: bool(lives), asyncio.Event()), 5
+        watch_readiness(engine_state, is_sleeping, lambda: bool(lives), asyncio.Event()), HANG_S
     )
     assert caplog.messages == []

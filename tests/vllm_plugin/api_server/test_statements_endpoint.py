@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 from starlette.types import Message
 
+from tests.patience import HANG_S
 from tests.vllm_plugin.evidence.test_chains import content, evidence, finished
 from vllm_plugin.api_server.routes import generates
 from vllm_plugin.api_server.statements_endpoint import (
@@ -104,7 +105,7 @@ async def test_answer_that_nobody_reads_is_not_made() -> None:
 
     scope = {"type": "http", "method": "POST", "path": STATEMENTS_PATH, "headers": []}
     serving = asyncio.create_task(app(scope | {"query_string": b""}, receive, send))
-    await asyncio.wait_for(full.wait(), 5)
+    await asyncio.wait_for(full.wait(), HANG_S)
     await asyncio.sleep(0.05)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)

@@ -129,7 +129,7 @@ async def test_shutdown_while_a_retry_waits_does_not_wait_for_it(
         )
         for trace in traces.traces:
             batcher.offer(Encoded(trace), 3)
-        await eventually(lambda: len(requests) > 0, 60)
+        await eventually(lambda: len(requests) > 0)
         await batcher.close(60)
         assert len(requests) == 2
         assert batcher.counts.dropped == NONE | {"undelivered": 6}
@@ -146,7 +146,7 @@ async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
             batcher.offer(Encoded(trace), 3)
         await batcher.close(0.3)
         assert batcher.counts.dropped == NONE | {"undelivered": 12}
-        await eventually(lambda: asyncio.all_tasks() <= before | receiver.tasks, 60)
+        await eventually(lambda: asyncio.all_tasks() <= before | receiver.tasks)
 
 
 async def test_collector_that_is_away_costs_spans_and_nothing_else(

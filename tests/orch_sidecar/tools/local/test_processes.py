@@ -14,6 +14,7 @@ import pytest
 
 from orch_sidecar.tools.local import processes
 from orch_sidecar.tools.local.processes import Child
+from tests.patience import HANG_S
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -24,7 +25,7 @@ def running(folder: Path, code: str, niceness: int = 0) -> Iterator[Child]:
     program = [sys.executable, "-u", "-c", code]
     child = Child("child", program, os.environ, folder / "log", niceness)
     try:
-        until = time.monotonic() + 10
+        until = time.monotonic() + HANG_S
         while not child.last_lines(1):
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -74,7 +75,7 @@ def test_start_appends_to_the_log_after_a_line_that_marks_it(tmp_path: Path) -> 
     for text in starts:
         program = [sys.executable, "-u", "-c", f"print('{text}')", "--api-key", "secret", "--x"]
         child = Child("engine", program, os.environ, log)
-        until = time.monotonic() + 10
+        until = time.monotonic() + HANG_S
         while child.exit_code is None:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -102,7 +103,7 @@ def test_log_that_is_too_long_is_set_aside_at_a_start(
 def test_last_lines_are_the_end_of_what_was_printed(tmp_path: Path) -> None:
     code = "print('\\n'.join(map(str, range(20_000))), flush=True);" + SLEEPS
     with running(tmp_path, code) as child:
-        until = time.monotonic() + 10
+        until = time.monotonic() + HANG_S
         while child.last_lines(1) != ["here"]:
             assert time.monotonic() < until
             time.sleep(0.01)

@@ -14,6 +14,7 @@ from orch_sidecar.tools.bench.load.call import Call, Fate
 from orch_sidecar.tools.bench.load.client import Connection
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.tools.bench.load.test_stream import ANSWER
+from tests.patience import HANG_S
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 CHUNKED = HEAD + b"Server-Timing: queue;dur=2.5\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -58,7 +59,7 @@ async def made_of(parts: Iterable[bytes], *, lost: Exception | bool | None = Fal
         connection.data_received(part)
     if not isinstance(lost, bool):
         connection.connection_lost(lost)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await running
     return call
 
