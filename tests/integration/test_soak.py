@@ -6,8 +6,11 @@ in `tests/benchmarks/soak`.
 
 from __future__ import annotations
 
+from tests.benchmarks.soak.ends import ENDS_WITHIN_S, Ends
+from tests.benchmarks.soak.report import Report
 from tests.benchmarks.soak.run import soak
 from tests.benchmarks.soak.scenes import scenes
+from tests.benchmarks.soak.trouble import Trouble
 
 SCENE_S = 6.0
 CLIENTS = 24
@@ -18,3 +21,18 @@ async def test_nothing_leaks_and_every_answer_is_whole_and_its_own_whatever_happ
     one_pool, _, several, _ = scenes(2 * SCENE_S, 2 * SCENE_S)
     report = await soak([one_pool, several], SEED, CLIENTS)
     assert not report.breaches, report.text()
+
+
+def test_engine_works_for_nobody_only_after_time_in_which_the_machine_let_it_run() -> None:
+    report = Report(SEED)
+    ends = Ends(report, Trouble(), ["a"], most=1)
+    for key in ("stays", "ends"):
+        ends.seen("began", key)
+        ends.left(key)
+    ends.check(0.5)  # however long it was: the machine stopped all of them meanwhile
+    assert not report.breaches
+    ends.seen("ended", "ends")
+    ends.check(ENDS_WITHIN_S)
+    assert [*report.breaches] == ["an engine works for nobody"]
+    [example] = report.breaches["an engine works for nobody"].examples
+    assert "stays, " in example

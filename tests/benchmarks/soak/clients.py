@@ -20,7 +20,7 @@ from tests.benchmarks.soak.verdict import Judge, Under
 ANSWERED_WITHIN_S: Final = 40.0
 
 _BACKS_OFF_MS: Final = 20.0  # at most: those who are refused must not be all that comes
-_LONG: Final = 150  # tokens, at 20 ms: what is left of it is work for nobody
+_LONG: Final = 300  # tokens, at 20 ms: what is left of it is work for nobody
 # With so much sent ahead of an answer a sidecar may close the connection behind it.
 _GIVEN_UP_BYTES: Final = 32_768
 _MANY: Final = 50  # requests ahead: aiohttp stops reading at 32

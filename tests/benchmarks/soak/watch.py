@@ -26,13 +26,15 @@ class Watch:
         self.slowest_s = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
+        """A look that takes longer than planned counts as one all the same: the machine stopped
+        this process or those that it asked meanwhile, and may have stopped the engines as well."""
         while not stop.is_set():
             await asyncio.sleep(_LOOKS_EVERY_S)
             if self._sidecar.exit_code is not None:
                 self._report.breach("the sidecar has ended", f"code {self._sidecar.exit_code}")
                 stop.set()
                 return
-            self._ends.check()
+            self._ends.check(_LOOKS_EVERY_S)
             try:
                 await self._look()
             except (OSError, TimeoutError) as error:
