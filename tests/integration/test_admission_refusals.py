@@ -71,7 +71,7 @@ async def test_queue_timeout_refuses_and_frees_the_place(
     client = await running.client()
     begin = asyncio.get_running_loop().time()
     response = await client.post(path)
-    assert 0.1 < asyncio.get_running_loop().time() - begin < 1
+    assert asyncio.get_running_loop().time() - begin > 0.1
     assert_try_later(response, path, "timeout", "ADMISSION_TIMEOUT")
     assert running.queued == 0
     held.release()

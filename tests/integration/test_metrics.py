@@ -179,7 +179,7 @@ async def test_gauges_are_those_of_the_moment(
     assert now[f"orch_slots_leased_by_class{bulk}"] == 0
     assert now[f"orch_slots_foreign{pool}"] == 0
     assert now[f"orch_leases{pool}"] == 1
-    assert 0 <= now[f"orch_engine_state_age_seconds{pool}"] < 3
+    assert 0 <= now[f"orch_engine_state_age_seconds{pool}"] < 30
     what = 'measurement_type="batched_online",pool="cloud",profile="cloud"'
     assert now[f"orch_pool_info{{{what}}}"] == 1
     queued = 'orch_queue_depth{{class="{}",measurement_type="batched_online",pool="cloud"}}'
@@ -207,6 +207,8 @@ async def test_waits_and_first_bytes_are_those_of_admitted_requests(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
     label = '{class="interactive",measurement_type="batched_online",pool="cloud"}'
+    clock = asyncio.get_running_loop().time
+    begin_s = clock()
     busy = await started(sidecar, n=4)
     await eventually(lambda: held.waiting)
     waiting = await started(sidecar)
@@ -221,7 +223,7 @@ async def test_waits_and_first_bytes_are_those_of_admitted_requests(
     await (await sidecar.client()).get("/v1/models")
     metrics = await sidecar.metrics()
     assert metrics[f"orch_admission_wait_seconds_count{label}"] == 2
-    assert 0.1 < metrics[f"orch_admission_wait_seconds_sum{label}"] < 1
+    assert 0.1 < metrics[f"orch_admission_wait_seconds_sum{label}"] < clock() - begin_s
     assert metrics[f"orch_time_to_first_byte_seconds_count{label}"] == 2
     assert metrics[f"orch_time_to_first_byte_seconds_sum{label}"] > 0.2
     bucket = label.replace("measurement_type", 'le="0.1",measurement_type')

@@ -78,7 +78,7 @@ async def test_parent_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
     assert parent.ledger.leased == 1
     tier.slots.release(own.id, 0.0)
     tier.leases.changed()
-    await eventually(lambda: not parent.ledger.leased, within_s=0.5)
+    await eventually(lambda: not parent.ledger.leased)
 
 
 async def test_parent_asks_for_leases_that_never_arrived(tier: Tier, parent: Parent) -> None:
@@ -159,5 +159,5 @@ async def test_parent_waits_for_a_pool_whose_engine_has_not_reported(tier: Tier)
         assert parent.watcher.state is EngineState.STARTING
         pool.changes = {}
         tier.leases.changed()
-        await eventually(lambda: parent.watcher.ready, within_s=0.5)
+        await eventually(lambda: parent.watcher.ready)
         await parent.stop()
