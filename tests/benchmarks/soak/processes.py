@@ -17,8 +17,9 @@ from orch_sidecar.tools.local.stack import free_port
 from tests.benchmarks.soak.report import Readings, Report
 from tests.benchmarks.soak.responses import ask
 from tests.benchmarks.soak.scenes import PoolPlan
+from tests.patience import HANG_S
 
-_STARTS_WITHIN_S: Final = 60.0
+_STARTS_WITHIN_S: Final = HANG_S
 _SAMPLE: Final = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 # What `orch sidecar` runs, on asyncio's own event loop: uvloop is all that it knows.
@@ -86,7 +87,7 @@ class Engine:
         sidecar has begun to follow its state (`followed`)."""
         self._count = asyncio.get_running_loop().create_future()
         self.do("count")
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(HANG_S):
             return await self._count
 
     async def _read(self) -> None:

@@ -12,8 +12,9 @@ from tests.benchmarks.soak.report import Report
 from tests.benchmarks.soak.responses import ask
 
 _LOOKS_EVERY_S: Final = 0.5
-# Two cores carry engines and clients, too: a page that takes longer was not slow by chance.
-_LIVE_WITHIN_S: Final = 5.0
+# Two cores carry engines and clients, too, and what else runs: a page that takes longer was not
+# slow by chance. The report has the slowest.
+_LIVE_WITHIN_S: Final = 30.0
 
 
 class Watch:
@@ -42,7 +43,7 @@ class Watch:
 
     async def _look(self) -> None:
         began = time.monotonic()
-        live = await ask(self._sidecar.port, "GET", "/livez")
+        live = await ask(self._sidecar.port, "GET", "/livez", within_s=2 * _LIVE_WITHIN_S)
         took_s = time.monotonic() - began
         self.slowest_s = max(self.slowest_s, took_s)
         if live.status != 200 or took_s > _LIVE_WITHIN_S:
