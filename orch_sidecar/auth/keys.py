@@ -87,6 +87,10 @@ class ApiKey:
         return self.tokens_per_minute is not None or self.requests_per_minute is not None
 
 
+# Whoever asks at the operators' listener, which needs no key, and may read all.
+OPERATOR: Final = ApiKey("operator", b"", metrics=True)
+
+
 def owner_of(key: ApiKey | None) -> str:
     """Returns what tells the instances that a parent sidecar names from those of other keys."""
     return "" if key is None else key.digest.hex()

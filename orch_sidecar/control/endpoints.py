@@ -29,7 +29,7 @@ from orch_sidecar.api.headers import ALLOW, HOST, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.allowed_hosts import AllowedHosts
 from orch_sidecar.auth.browsers import MOST_BODY_BYTES, check_browser
-from orch_sidecar.auth.keys import ApiKey
+from orch_sidecar.auth.keys import OPERATOR, ApiKey
 from orch_sidecar.control import request_status, ui
 from orch_sidecar.control.live.stream import LiveStream
 from orch_sidecar.control.pages import Pages
@@ -69,7 +69,7 @@ class Control:
     ) -> web.StreamResponse | None:
         """Answers a client. None: the request is not for the sidecar itself."""
         if http.method == "GET":
-            page = self._page(http, path, key, private=self._pages.sees_all(key))
+            page = self._page(http, path, key)
             if page is not None:
                 return self._with_headers(page)
             if path == STREAM:
@@ -103,7 +103,7 @@ class Control:
                 return self._with_headers(await self._live.stream(http, None, operator=True))
             if path == ENGINE_METRICS:
                 return None
-            if (page := self._page(http, path, None, private=True)) is not None:
+            if (page := self._page(http, path, OPERATOR)) is not None:
                 return self._with_headers(page)
         elif path in (LIVE, ENGINE_METRICS) or path in self._pages.at or path in self._ui:
             return self._with_headers(_wrong_method(path, ("GET",), http))
@@ -119,13 +119,13 @@ class Control:
         return self._with_headers(self._perform(*found, http))
 
     def _page(
-        self, http: web.BaseRequest, path: str, key: ApiKey | None, *, private: bool
+        self, http: web.BaseRequest, path: str, key: ApiKey | None
     ) -> web.Response | Refusal | None:
         """Returns the page at a path; None: there is none."""
         if path == ROOT:
             return ui.redirect(http)
         if (page := self._pages.at.get(path)) is not None:
-            return page(http, key, private)
+            return page(http, key)
         file = self._ui.get(path)
         return None if file is None else file()
 

@@ -25,12 +25,11 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.pools.snapshot import batching_stats, queued_by_class
 
-Page = Callable[[web.BaseRequest, ApiKey | None, bool], web.Response]
+Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 
 
 class Pages:
-    """Renders the pages. `at`: those with a path of their own, for the key that asks, with or
-    without what concerns other clients."""
+    """Renders the pages. `at`: those with a path of their own, for the key that asks."""
 
     def __init__(
         self,
@@ -41,16 +40,15 @@ class Pages:
     ) -> None:
         self._pools = pools
         self._authorizer = authorizer
-        self.sees_all = authorizer.sees_all
         self._metrics = metrics
         self._reloads = reloads
         self._readiness = Readiness(pools)
         self._version = version("orch-sidecar")
         self._started = int(time.time())
         self.at: Mapping[str, Page] = {
-            "/v1/capabilities": lambda _, key, private: self.capabilities(key, private=private),
-            METRICS: lambda http, _, private: self.metrics(http, private=private),
-            "/metrics/model-server": lambda http, *_: self.model_server(http),
+            "/v1/capabilities": lambda _, key: self.capabilities(key),
+            METRICS: self.metrics,
+            "/metrics/model-server": lambda http, _: self.model_server(http),
             "/livez": lambda *_: web.json_response({"live": True}),
             "/readyz": lambda *_: self.readiness(),
             "/healthz": lambda *_: self.readiness(),
@@ -59,12 +57,12 @@ class Pages:
         if pools.one is None:  # no single engine serves all models
             self.at = {**self.at, "/v1/models": lambda *_: self.models()}
 
-    def capabilities(self, key: ApiKey | None, *, private: bool) -> web.Response:
+    def capabilities(self, key: ApiKey | None) -> web.Response:
         """Describes this sidecar and all of its pools, piece by piece as `metrics` does."""
-        pieces = self._capabilities(key, private=private)
+        pieces = self._capabilities(key)
         return web.Response(body=pieces, content_type="application/json", charset="utf-8")
 
-    async def _capabilities(self, key: ApiKey | None, *, private: bool) -> AsyncIterator[bytes]:
+    async def _capabilities(self, key: ApiKey | None) -> AsyncIterator[bytes]:
         states = self._pools.states()
         head = capabilities.head(
             state=self._pools.state.value,
@@ -74,7 +72,7 @@ class Pages:
         )
         text, comma = json.dumps(head)[:-1] + ', "engines": [', ""
         until = time.monotonic() + PIECE_S
-        for entry in self._entries(key, states, private=private):
+        for entry in self._entries(key, states):
             text, comma = text + comma + json.dumps(entry), ", "
             if time.monotonic() > until:
                 yield text.encode()
@@ -82,12 +80,10 @@ class Pages:
                 text, until = "", time.monotonic() + PIECE_S
         yield (text + "]}").encode()
 
-    def _entries(
-        self, key: ApiKey | None, states: Mapping[str, str], *, private: bool
-    ) -> Iterator[dict[str, Any]]:
+    def _entries(self, key: ApiKey | None, states: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """The entries of all pools, and then of the absent ones, each as it is when it is its
         turn."""
-        absent = self._pools.absent()
+        absent, private = self._pools.absent(), self._authorizer.sees_all(key)
         budgets = key_shares.budgets(self._authorizer, key)
         names = self._authorizer.names() if private or key is None else {key.digest: key.name}
         for pool in self._pools:
@@ -121,8 +117,9 @@ class Pages:
         ]
         return web.json_response({"object": "list", "data": models})
 
-    def metrics(self, http: web.BaseRequest, *, private: bool) -> web.Response:
+    def metrics(self, http: web.BaseRequest, key: ApiKey | None) -> web.Response:
         """Exposes the metrics in the format that the `Accept` header selects, piece by piece."""
+        private = self._authorizer.sees_all(key)
         pieces, content_type = self._metrics.exposition(_accepted(http), private=private)
         return web.Response(body=pieces, headers={CONTENT_TYPE: content_type})
 

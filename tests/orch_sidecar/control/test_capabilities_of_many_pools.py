@@ -41,7 +41,7 @@ async def pages_of(keys: Keys | None, *, pools: int) -> tuple[Pages, PoolRegistr
 
 async def pieces_of(pages: Pages, key: ApiKey | None = None) -> list[bytes]:
     """What a client is sent."""
-    body, writer = pages.capabilities(key, private=True).body, create_autospec(AbstractStreamWriter)
+    body, writer = pages.capabilities(key).body, create_autospec(AbstractStreamWriter)
     assert isinstance(body, Payload)
     await body.write(writer)
     return [call.args[0] for call in writer.write.await_args_list]
