@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 from orch_sidecar.auth.authorizer import Authorizer
-from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.live import document, latency, words
 from orch_sidecar.control.live.document import (
     ADMITTED_LISTED,
@@ -52,6 +51,7 @@ class LiveSource:
         self._pools = pools
         self._metrics = metrics
         self._authorizer = authorizer
+        self.permits = authorizer.permits
         self._head = head
         self._loop = asyncio.get_running_loop()
         self._histories: dict[str, StepHistory] = {}
@@ -83,10 +83,6 @@ class LiveSource:
     def changed_requests(self) -> list[Row]:
         """Returns the rows of `requests` that are new or have changed since the last call."""
         return self._table.update(self._metrics.recent(), time.monotonic())
-
-    def permits(self, key: ApiKey | None) -> bool:
-        """Whether a client with this key, or without one, may still look."""
-        return self._authorizer.permits(key)
 
     def requests(self) -> list[Row]:
         """Returns the part `requests`, as of the last call of `changed_requests`."""

@@ -38,13 +38,10 @@ _ALIVE: Final = b": nothing new\n\n"
 
 
 class _Reader:
-    """One stream. `key`: of its client, None without one, and at the operators' listener."""
+    """One stream."""
 
-    def __init__(
-        self, channel: _Channel, key: ApiKey | None, transport: asyncio.Transport, now: float
-    ) -> None:
+    def __init__(self, channel: _Channel, transport: asyncio.Transport, now: float) -> None:
         self.channel = channel
-        self.key = key
         self.closed = False
         self.woken = asyncio.Event()
         self._sent = -1  # the number of the last document that it got
@@ -171,7 +168,7 @@ class LiveStream:
         new = _Channel(self._source, self._trace_url, key, operator=operator)
         channel = self._channels.setdefault((operator, key), new)
         now = asyncio.get_running_loop().time()
-        reader = self._streams[place] = _Reader(channel, key, transport, now)
+        reader = self._streams[place] = _Reader(channel, transport, now)
         channel.readers.add(reader)
         response = web.StreamResponse(headers=self._headers)
         if self._producer is None:
@@ -212,7 +209,7 @@ class LiveStream:
                 for channel in self._channels.values():
                     channel.publish(sidecar, pools, changed)
                 for reader in self._streams.values():
-                    if reader.channel.operator or source.permits(reader.key):
+                    if reader.channel.operator or source.permits(reader.channel.key):
                         reader.check(loop.time())
                     else:
                         reader.close()
