@@ -17,7 +17,7 @@ class Reason(StrEnum):
     INFEASIBLE = "infeasible"  # no pool of this sidecar can ever serve it
     COST_EXCEEDS_SLOTS = "cost_exceeds_slots"
     NOT_FOUND = "not_found"
-    FORBIDDEN = "forbidden"  # a browser's, by its page or the name of this listener
+    FORBIDDEN = "forbidden"  # to this client: a browser, or one whose key is not for that
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
     BODY_TIMEOUT = "body_timeout"
