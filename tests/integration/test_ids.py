@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 
 import pytest
 
@@ -96,8 +97,7 @@ async def test_server_timing_has_queue_and_first_byte(
     first, second = await sidecar.client(), await sidecar.client()
     first.start(n=4)
     await eventually(lambda: engine.present == 4)
-    clock = asyncio.get_running_loop().time
-    begin_s = clock()
+    begin_s = time.monotonic()
     second.start()
     await eventually(lambda: sidecar.queued == 1)
     is_queued.set()
@@ -108,7 +108,7 @@ async def test_server_timing_has_queue_and_first_byte(
     queue_ms, ttft_ms = float(found[1]), float(found[2])
     assert queue_ms + 1 >= 50
     assert queue_ms + 50 <= ttft_ms + 1
-    assert ttft_ms < 1000 * (clock() - begin_s)
+    assert ttft_ms < 1000 * (time.monotonic() - begin_s)
     plain = (await first.post()).header("server-timing") or ""
     assert re.fullmatch(r"queue;dur=[0-9.]+, engine;dur=[0-9.]+", plain)
 
