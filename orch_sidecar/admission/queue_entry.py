@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.batch import MARGIN
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.forecast import Forecaster
@@ -160,7 +159,7 @@ class QueueEntry:
             # After that its first token would miss the SLO.
             latest = rules.ttft_p95_ms / 1000
             if first_token_s is not None:
-                latest = max(0.0, (1 - MARGIN) * latest - first_token_s)
+                latest = max(0.0, latest - first_token_s)
             limits.append((since + latest, Reason.SLO_MISS))
         expires, expiry = min(limits)
         if request.delay_s is None:

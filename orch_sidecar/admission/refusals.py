@@ -112,12 +112,16 @@ def late(
     """The refusal of a request whose first token would be late; None: it is in time.
 
     `first_token_s`: since its arrival, `waited_s` ago. `again_s`: by how much it must be early for
-    its SLO, for the sake of shorter prompts.
+    its SLO, for the sake of shorter prompts. Predictions may err: to the disadvantage of one that
+    arrives, which can go elsewhere, and to the advantage of one that has waited.
     """
     first_token_ms = 1000 * first_token_s
-    expected = f"the first token is expected in {round(first_token_ms - 1000 * waited_s)} ms"
+    expected = f"the first token is expected in {round(first_token_ms)} ms"
     if waited_s:
-        expected += f", {round(1000 * waited_s)} ms after the arrival of the request"
+        expected = (
+            f"the first token is expected {round(first_token_ms)} ms after the arrival of the "
+            f"request, {round(1000 * waited_s)} ms ago"
+        )
     if request.deadline_ms is not None and first_token_ms > request.deadline_ms:
         return Refusal(
             Reason.DEADLINE_MISS,
@@ -125,16 +129,18 @@ def late(
             "x-slo-ttft-ms): retry later or allow more time",
         )
     slo_ms = rules.ttft_p95_ms
-    if slo_ms is not None and first_token_ms + 1000 * again_s > slo_ms * (1 - MARGIN):
+    if slo_ms is None:
+        return None
+    slo = f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms"
+    if waited_s:
+        missed = first_token_ms > slo_ms * (1 + MARGIN)
+        return Refusal(Reason.SLO_MISS, f"{slo}: retry later") if missed else None
+    if first_token_ms + 1000 * again_s > slo_ms * (1 - MARGIN):
         left, remedy = f"{slo_ms * MARGIN:.0f} ms are left for prediction errors", "retry later"
         if again_ms := round(1000 * again_s):
             left += f", and {again_ms} ms for the many shorter prompts that arrive"
             remedy += f", with a shorter prompt than of {request.prompt_tokens} tokens, or as bulk"
-        return Refusal(
-            Reason.SLO_MISS,
-            f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms, of "
-            f"which {left}: {remedy}",
-        )
+        return Refusal(Reason.SLO_MISS, f"{slo}, of which {left}: {remedy}")
     return None
 
 
