@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
@@ -64,6 +65,11 @@ class Gate:
     @property
     def rules(self) -> AdmissionRules:
         return self._controller.rules
+
+    @property
+    def limits(self) -> Limits:
+        """The batches that keep the SLO per token, by the last report."""
+        return self._controller.constraints.limits
 
     @property
     def slots_total(self) -> int:

@@ -96,6 +96,7 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
                 **{each.value: {"batch": limits.batch(each)} for each in classes},
                 "mixed_batch": limits.mixed,
                 "measured": limits.measured,
+                "tpot_out_of_reach": limits.out_of_reach,
             },
             "step_time": engine.get("step_time"),
             "batching_stats": asdict(batching_stats(pool.document, admission)),

@@ -259,7 +259,11 @@ class EngineWatcher:
             self.since_s = time.time()
         self.state, self.message = EngineState.READY, ""
         self.ctx_max, self._reported = new.ctx_max, new
+        before = self._gate.limits.out_of_reach
         self._gate.engine_reports(new._replace(leases=leases) if leases else new)
+        if self._gate.limits.out_of_reach is not before:
+            text = "can be kept again" if before else "cannot be kept, not even by a batch of one"
+            logger.warning("engine at %s: the SLO per token %s", self._url, text)
 
     def _measure_busy(self, document: Document, *, first: bool) -> None:
         busy_s, now = document.get("busy_seconds_total"), self._loop.time()

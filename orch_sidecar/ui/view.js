@@ -98,7 +98,8 @@ function fillPool(node, pool, live, actions, now) {
   show(part["curve-section"], batches);
   if (batches) drawCurve(part.curve, pool);
   const fit = pool.curve.fit;
-  text(part.fit, fit?.good ? `${fit.t0_ms.toFixed(1)} + ${fit.c_ms.toFixed(2)} · b^${fit.alpha.toFixed(2)} ms` : fit ? "not yet sure" : "not yet measured");
+  const curve = fit?.good ? `${fit.t0_ms.toFixed(1)} + ${fit.c_ms.toFixed(2)} · b^${fit.alpha.toFixed(2)} ms` : fit ? "not yet sure" : "not yet measured";
+  text(part.fit, pool.state === "ready" && pool.advice ? `${curve}. ${pool.advice}` : curve);
   fillSpeed(part, pool);
   fillFigures(part.figures, pool);
   const button = part.drain;

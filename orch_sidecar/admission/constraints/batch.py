@@ -3,12 +3,15 @@
 Pure. A batch b keeps an SLO while k * fit(b) is within it: fit is the engine's own measurement of
 decode-only steps, t0 + c * b^alpha, and k what real traffic adds to it (prompts between the
 decodes, long contexts, a shared machine), measured over the last seconds. A batch that the engine
-has not been seen with is approached by doubling. An SLO that is null bounds nothing.
+has not been seen with is approached by doubling. An SLO that is null bounds nothing. Nor does one
+that even a single sequence misses: fewer sequences would not help, so the SLO of the first token
+alone decides, and without it the throughput, which grows with the batch (alpha is at most 1).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from orch_sidecar.admission.types import StepTime
@@ -20,6 +23,9 @@ FIRST_BATCH: Final = 8
 EXTRAPOLATION: Final = 2
 # A smaller change of a limit is noise of the measurement.
 DEAD_BAND: Final = 0.1
+# So is this difference between the steps of two batches: where twice the sequences cost no more
+# than that, they are worth more than a step that may not even be shorter.
+FIT_NOISE: Final = 0.1
 # The share of the SLO left for what the step time does not include: the queue, the network, a
 # slow step.
 MARGIN: Final = 0.1
@@ -31,13 +37,15 @@ class Limits:
 
     `interactive`: interactive sequences at once. `bulk`: the batch of both classes up to which
     bulk requests may fill the engine. `mixed`: the same while there is interactive traffic.
-    `measured`: the step time is known.
+    `measured`: the step time is known. `out_of_reach`: the SLO per token of interactive requests,
+    which no batch keeps.
     """
 
     interactive: int
     bulk: int
     mixed: int
     measured: bool
+    out_of_reach: bool = False
 
     def batch(self, service_class: ServiceClass) -> int:
         return self.interactive if service_class is ServiceClass.INTERACTIVE else self.bulk
@@ -68,11 +76,21 @@ def limits_for(
         fitting_ms = None if step_ms is None else step_ms / k
         return _batch(of_class, fitting_ms, slots_total, step_time, batch_seen)
 
-    interactive_ms = _step_ms(interactive, step_time)
-    of_bulk = batch(bulk, _step_ms(bulk, step_time))
+    def misses(step_ms: float | None, share: float = 1.0) -> bool:
+        """Whether a single sequence takes longer than this share of it."""
+        if step_ms is None or step_time is None:
+            return False
+        return k * step_time.ms(1) > share * step_ms
+
+    interactive_ms, bulk_ms = _step_ms(interactive, step_time), _step_ms(bulk, step_time)
     # A first token takes the rest of the current step, and the next one.
     first_ms = interactive.ttft_p95_ms
     two_steps_ms = None if first_ms is None else first_ms * (1 - MARGIN) / 2
+    was_out_of_reach = before is not None and before.out_of_reach
+    out_of_reach = misses(interactive_ms, 1 - DEAD_BAND if was_out_of_reach else 1.0)
+    if out_of_reach:
+        interactive_ms = inf if two_steps_ms is None or misses(two_steps_ms) else two_steps_ms
+    of_bulk = batch(bulk, inf if misses(bulk_ms) else bulk_ms)
     mixed = min(batch(bulk, interactive_ms), batch(bulk, two_steps_ms), of_bulk)
     of_interactive = batch(interactive, interactive_ms)
     if before is not None:
@@ -84,6 +102,7 @@ def limits_for(
         bulk=of_bulk,
         mixed=mixed,
         measured=step_time is not None and step_time.good,
+        out_of_reach=out_of_reach,
     )
 
 
@@ -108,7 +127,8 @@ def _batch(
     if step_ms is None:
         return most
     least = min(rules.batch.least, most)
-    low, high = least, min(most, max(least, FIRST_BATCH, EXTRAPOLATION * batch_seen))
+    low = least
+    high = longest = min(most, max(least, FIRST_BATCH, EXTRAPOLATION * batch_seen))
     if step_time is None:
         return high
     while low < high:  # the step time grows with the batch
@@ -117,6 +137,9 @@ def _batch(
             low = middle
         else:
             high = middle - 1
+    same_ms = (1 + FIT_NOISE) * step_time.ms(low)
+    while low < longest and step_time.ms(2 * low) <= same_ms:
+        low = min(2 * low, longest)
     return low
 
 

@@ -22,7 +22,8 @@ readers, a few times per second, and only while there is a reader:
       "name": "cloud", "profile": "cloud", "measurement_type": "batched_online", "tier": false,
       "models": ["tiny"], "engine": "vllm 0.32.0", "gpu": "…", "weights": "…",
       "state": "ready", "since_at": 1795425010000,   # or absent; since when it is ready, or not
-      "message": "", "advice": "",    # not ready: why, and what to do about it
+      "message": "", "advice": "",    # not ready: why; and what to do about it, or about an SLO
+                                      #   per token that no batch keeps
       "drain": null,                  # {"ordered_by": "operator", "since_at": …}
       "slots": {"total": 8, "free": 1, "interactive": 4, "bulk": 2, "foreign": 0, "closing": 1},
       "limits": {"interactive": 8, "bulk": 8},       # sequences at once that keep the SLO per token

@@ -171,7 +171,6 @@ def pool_entry(
     """
     engine, drain = pool.document or {}, status.draining
     ready = pool.state is EngineState.READY
-    ordered_by = None if drain is None else drain.ordered_by
     version = engine.get("engine_version")
     return {
         "name": pool.name,
@@ -185,7 +184,7 @@ def pool_entry(
         "state": pool.state.value,
         "since_at": round(1000 * since_s),
         "message": "" if ready else pool.message,
-        "advice": words.advice(pool.state, ordered_by, pool.profile.name),
+        "advice": words.advice(pool.state, status, pool.profile.name),
         "drain": None
         if drain is None
         else {"ordered_by": drain.ordered_by.value, "since_at": round(1000 * drain.since_s)},

@@ -33,6 +33,10 @@ _ADVICE: Final = {
 ABSENT_ADVICE: Final = (
     "Start a replica, or check the name: the sidecar looks its addresses up every second."
 )
+_OUT_OF_REACH: Final = (
+    "Raise tpot_p95_ms of interactive requests in the profile, or use a faster engine: this one "
+    "cannot keep it, not even for one request at a time. Until then it serves as many as it can."
+)
 _DRAINING: Final = {
     OrderedBy.OPERATOR: "An operator has drained it: Resume makes it take requests again.",
     OrderedBy.ENGINE_STOP: "Its engine is about to stop; it takes requests again when the next one "
@@ -103,8 +107,10 @@ def waits(admission: AdmissionStatus) -> dict[str, str] | None:
     return {"reason": ENGINE if blocked_by is None else blocked_by.value, "text": text}
 
 
-def advice(state: EngineState, ordered_by: OrderedBy | None, profile: str) -> str:
-    """Returns what to do about an engine in this state; empty for one that is ready."""
-    if ordered_by is not None:
-        return _DRAINING[ordered_by]
+def advice(state: EngineState, admission: AdmissionStatus, profile: str) -> str:
+    """Returns what to do about an engine in this state; empty for one that keeps its SLOs."""
+    if admission.draining is not None:
+        return _DRAINING[admission.draining.ordered_by]
+    if state is EngineState.READY and admission.limits.out_of_reach:
+        return _OUT_OF_REACH
     return _ADVICE.get(state, "").format(profile=profile)

@@ -165,6 +165,7 @@ async def test_limits_are_those_of_now() -> None:
         "bulk": {"batch": 8},
         "mixed_batch": 8,
         "measured": False,
+        "tpot_out_of_reach": False,
     }
     assert entry["step_time"] is None
 
@@ -176,7 +177,7 @@ async def test_only_classes_of_the_profile_are_listed() -> None:
     seen = pool_of(ENGINE, core, used=offline)
     entry = entry_of(*seen, None)
     assert entry["queue"] == {"bulk": 0}
-    assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured"}
+    assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured", "tpot_out_of_reach"}
     assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk"}
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live.words import advice, end_of
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.record import Outcome
+from tests.orch_sidecar.admission.examples import STEP_TIME, class_rules, core_of, rules
+
+READY = core_of(4).status(0.0)
 
 
 @pytest.mark.parametrize("outcome", [*Outcome, *Reason], ids=str)
@@ -20,14 +23,21 @@ def test_every_end_of_a_request_has_words(outcome: Outcome | Reason) -> None:
     "state", [each for each in EngineState if each not in (EngineState.READY, EngineState.DRAINING)]
 )
 def test_every_state_in_which_nothing_is_served_shows_what_to_do(state: EngineState) -> None:
-    assert advice(state, None, "home").endswith(".")
-    assert "{" not in advice(state, None, "home")
+    assert advice(state, READY, "home").endswith(".")
+    assert "{" not in advice(state, READY, "home")
 
 
 def test_engine_that_is_ready_needs_nothing_done() -> None:
-    assert advice(EngineState.READY, None, "home") == ""
+    assert advice(EngineState.READY, READY, "home") == ""
+
+
+def test_ready_engine_that_can_never_keep_its_slo_shows_what_to_do() -> None:
+    misses = class_rules(tpot_p95_ms=STEP_TIME.ms(1) / 2)
+    slow = core_of(4, rules(misses), step_time=STEP_TIME).status(0.0)
+    assert "tpot_p95_ms" in advice(EngineState.READY, slow, "cloud")
 
 
 @pytest.mark.parametrize("ordered_by", OrderedBy)
 def test_drain_shows_how_it_ends(ordered_by: OrderedBy) -> None:
-    assert advice(EngineState.DRAINING, ordered_by, "home").endswith(".")
+    drained = READY._replace(draining=Drain(ordered_by, 0.0))
+    assert advice(EngineState.DRAINING, drained, "home").endswith(".")
