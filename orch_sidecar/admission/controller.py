@@ -6,9 +6,11 @@ Pure: times are seconds of a monotonic clock; decisions about other requests are
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Final
 
 from orch_sidecar.admission import refusals
+from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.demand import UNKNOWN_TOKENS
 from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
@@ -22,10 +24,8 @@ from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus, status_of
 from orch_sidecar.admission.types import (
     AdmissionRequest,
-    BlockedBy,
     Decision,
     EngineReport,
-    KvNeed,
     Lease,
     Queued,
 )
@@ -40,13 +40,21 @@ _LEAST_SLEEP_S: Final = 0.001
 class AdmissionController:
     """The admission of one engine. Tickets are chosen by the caller, unique and secret."""
 
-    def __init__(self, rules: AdmissionRules, jitter: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        rules: AdmissionRules,
+        jitter: random.Random | None = None,
+        more: Iterable[Constraint] = (),
+    ) -> None:
+        """`more`: constraints beside those that every engine has."""
         self.rules = rules
         self.ledger = Ledger()
         self.queues = Queues()
         self.service_times = ServiceTimes(self.ledger)
-        self.constraints = AdmissionConstraints(rules, self.ledger, self.queues, self.service_times)
-        self.order = QueueOrder(self.queues, self.constraints)
+        self.constraints = AdmissionConstraints(
+            rules, self.ledger, self.queues, self.service_times, more
+        )
+        self.order = QueueOrder(self.ledger, self.queues, self.constraints)
         self.forecaster = Forecaster(
             self.ledger,
             self.queues,
@@ -112,8 +120,8 @@ class AdmissionController:
         tokens = self.service_times.lengths.expected(request.service_class, request.max_tokens)
         request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
         timed = request.deadline_ms is not None or request.tpot_ms is not None
-        kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
-        blocked_by = self.order.blocks(request, kv, now)
+        request.kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
+        blocked_by = self.order.blocks(request, now)
         outcome: Lease | Refusal | Queued | None = None
         if blocked_by is not None:
             outcome = self._enqueue(ticket, request, blocked_by, now)
@@ -129,7 +137,7 @@ class AdmissionController:
                 self.forecaster.shorter.arrived(request, now)
         if outcome is not None:
             return outcome
-        granted = self._grant(ticket, request, kv, now)
+        granted = self._grant(ticket, request, now)
         self.queues.fair(request.service_class).granted_at_once(granted, request)
         if self.queues.depth:
             self.displaced += self.dispatch(now)
@@ -144,7 +152,8 @@ class AdmissionController:
         """Dispatches nothing for `pause_s`: the upstream rejected the request with this lease, and
         would others. To be called before the lease is released."""
         lease = self.ledger.get(lease_id)
-        self.order.pause(pause_s, now, offered=lease is not None and lease.offered)
+        offered = lease is not None and lease.offered
+        self.constraints.pause.begin(pause_s, now, offered=offered)
 
     def requeue(
         self, ticket: str, request: AdmissionRequest, since: float, now: float
@@ -155,7 +164,7 @@ class AdmissionController:
         """
         outcome = self._queue_entry.reenter(ticket, request, since, self.unavailable, now)
         if isinstance(outcome, Queued):
-            self.order.blocked_by = BlockedBy.PAUSE
+            self.order.blocked_by = self.constraints.pause
             self.constraints.reserve.update(now)
         return outcome
 
@@ -186,7 +195,7 @@ class AdmissionController:
             self.constraints.offers.give_back(lease.cost)
         request, cost = lease.request, lease.cost
         if request is not None:
-            self.constraints.released(request)
+            self.constraints.ended(request, now)
             charged = served and not lease.reclaimed
             took = self.service_times.took(lease, request, output_tokens, now) if charged else 0
             self.queues.settle(lease, request, took)
@@ -241,7 +250,7 @@ class AdmissionController:
         return self.queues.depth
 
     @property
-    def blocked_by(self) -> BlockedBy | None:
+    def blocked_by(self) -> Constraint | None:
         """The constraint that blocks the head of the queue."""
         return self.order.blocked_by if self.queues.depth else None
 
@@ -254,9 +263,8 @@ class AdmissionController:
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""
-        blocked_by = self.order.blocks(request, self.constraints.kv_need(request), now)
-        clears_at = None if blocked_by is None else self.order.clears_at(blocked_by, now)
-        return self.forecaster.forecast(request, blocked_by, clears_at, now)
+        self.constraints.set_kv(request)
+        return self.forecaster.forecast(request, self.order.blocks(request, now), now)
 
     # Dispatch
 
@@ -270,26 +278,26 @@ class AdmissionController:
             if (late := self._queue_entry.refuse_late(head, now)) is not None:
                 decisions.append(Decision(head.ticket, late))
                 continue
-            kv = self.constraints.kv_need(head.request)
-            lease = self._grant(head.ticket, head.request, kv, now)
+            lease = self._grant(head.ticket, head.request, now)
             self.queues.fair(head.request.service_class).granted(lease, head)
             decisions.append(Decision(head.ticket, lease))
         if self.queues.depth != waiting:
             reserve.update(now)
         return decisions
 
-    def _grant(self, ticket: str, request: AdmissionRequest, kv: KvNeed, now: float) -> Lease:
-        lease = self.ledger.grant(ticket, request, kv, now)
+    def _grant(self, ticket: str, request: AdmissionRequest, now: float) -> Lease:
+        lease = self.ledger.grant(ticket, request, now)
         self.service_times.granted(lease, request, now)
         self.constraints.granted(lease, request, now)
+        if self.queues.passed:
+            self.order.gone(request, now)
         return lease
 
     def _enqueue(
-        self, ticket: str, request: AdmissionRequest, blocked_by: BlockedBy, now: float
+        self, ticket: str, request: AdmissionRequest, blocked_by: Constraint, now: float
     ) -> Lease | Refusal | Queued:
-        clears_at = self.order.clears_at(blocked_by, now)
         outcome: Lease | Refusal | Queued
-        outcome, evicted = self._queue_entry.enter(ticket, request, blocked_by, clears_at, now)
+        outcome, evicted = self._queue_entry.enter(ticket, request, blocked_by, now)
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return outcome

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from orch_sidecar.admission import refusals
+from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.fair_queue import FEW
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
@@ -27,7 +28,7 @@ from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes, Start
 from orch_sidecar.admission.prediction.shorter_prompts import MOST, ShorterPrompts
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import ClassRules, ServiceClass
 
@@ -61,17 +62,19 @@ class Forecaster:
         self._jitter = jitter
 
     def _schedule_of(
-        self, service_class: ServiceClass, blocked_by: BlockedBy | None, now: float
+        self, service_class: ServiceClass, blocked_by: Constraint | None, now: float
     ) -> Schedule | None:
         """The slots as the queued requests of a class will find them. None: unknown."""
         ledger, is_bulk = self._ledger, service_class is _BULK
         free = max(0, ledger.room)
         reserved = ledger.slots_total - self._constraints.bulk_capacity(now)
-        if blocked_by in (BlockedBy.KV, BlockedBy.BATCH):  # slots are free, but cannot be used
-            reserved -= free
-            free = 0
-        among_themselves = blocked_by is BlockedBy.BATCH and not is_bulk
-        only = _INTERACTIVE if among_themselves else None
+        only = None
+        if blocked_by is not None:
+            if blocked_by.wastes_slots:
+                reserved -= free
+                free = 0
+            if blocked_by.scope is Scope.CLASS and not is_bulk:
+                only = _INTERACTIVE  # only the ends of such requests let it in
         schedule = self._service_times.schedule(now, free, only)
         if schedule is None:
             return None
@@ -91,33 +94,29 @@ class Forecaster:
     ) -> None:
         """Puts the queued requests of a class into the slots: all, or those before a new one."""
         queues, service_times = self._queues, self._service_times
-        size = queues.size(service_class)
-        if not size:
+        line = queues.fair(service_class)
+        if not line.size:
             return
-        if size <= FEW:  # one by one
+        if line.size <= FEW:  # one by one
             for each in queues.of(service_class) if until is None else queues.before(until):
                 service_times.place(schedule, each.request)
             return
-        prompt_work, charge = queues.tokens(service_class)
-        sequences, tokens = queues.cost(service_class), float(charge)
+        sequences, tokens = line.cost, float(line.charge)
         if until is not None:
             _, sequences, tokens = queues.ahead(until)
         if sequences <= 0:
             return
-        share = min(1.0, tokens / charge)
-        service_times.fill(schedule, share * prompt_work, tokens, sequences)
+        share = min(1.0, tokens / line.charge)
+        service_times.fill(schedule, share * line.prompt_work, tokens, sequences)
 
     def start(
         self,
         request: AdmissionRequest,
-        blocked_by: BlockedBy | None,
-        clears_at: float | None,
+        blocked_by: Constraint | None,
         now: float,
     ) -> Start | None:
-        """Predicts the start of a request that arrives now. None: unknown.
-
-        `clears_at`: when the constraint that blocks it clears, if that is predictable.
-        """
+        """Predicts the start of a request that arrives now and is `blocked_by` a constraint. None:
+        unknown."""
         times = self._service_times
         if blocked_by is None:
             return Start(0.0, times.first_token_s(request, times.prompts.left(now)))
@@ -135,14 +134,20 @@ class Forecaster:
             slots_s = times.start_s(schedule, request.cost)
         if slots_s is None:
             return None
-        if is_bulk and blocked_by is BlockedBy.PREFILL:
-            ahead = self._constraints.bulk_prompts_ahead(request)
-            slots_s = max(slots_s, self._constraints.prefill_in_s(request, ahead, now))
-        if blocked_by is BlockedBy.PAUSE and clears_at is not None:
-            slots_s = max(slots_s, clears_at - now)
+        blocked_s = blocked_by.starts_in_s(request, self._prompts_ahead(request), now)
+        if blocked_s is None:
+            return None
+        slots_s = max(slots_s, blocked_s)
         unread = times.prompts.left_after(schedule.prompt_tokens, slots_s)
         own_s = times.first_token_s(request, unread)
         return Start(slots_s, None if own_s is None else slots_s + own_s)
+
+    def _prompts_ahead(self, request: AdmissionRequest) -> float:
+        """Prompt tokens of the bulk requests that go before a bulk one that arrives now."""
+        line = self._queues.bulk
+        if request.service_class is not _BULK or not line.charge:
+            return 0.0
+        return line.prompt_work * self._queues.ahead(request).tokens / line.charge
 
     def _lent(self, cost: int, now: float) -> LentSlots | None:
         """The slots of bulk requests beside interactive traffic, at least `cost`. None: there is no
@@ -162,27 +167,35 @@ class Forecaster:
     def starts(
         self,
         service_class: ServiceClass,
-        blocked_by: BlockedBy | None,
-        clears_at: float | None,
+        blocked_by: Constraint | None,
         now: float,
     ) -> Iterator[tuple[QueuedRequest, float | None]]:
         """Predicts in how many seconds each queued request of a class gets its slots, in the order
         of their dispatch. None: unknown. Where the ends of the running requests are unknown, it is
         the time in which so many slots of the class came free of late.
 
-        `blocked_by`: what the head of the queue waits for, until `clears_at` if predictable.
+        `blocked_by`: what the head of the queue waits for.
         """
+        for group in self._queues.aside(service_class):
+            for queued in group:
+                yield queued, group.constraint.starts_in_s(queued.request, 0.0, now)
         times, is_bulk = self._service_times, service_class is _BULK
-        least_s = 0.0 if clears_at is None or blocked_by is not BlockedBy.PAUSE else clears_at - now
         lent = self._lent(1, now) if is_bulk else None
         schedule = lent.schedule if lent else self._schedule_of(service_class, blocked_by, now)
         slots_s, unread, ahead = None, 0.0, 0
         rate = self.release_rates.of(is_bulk).per_second(now) if schedule is None else None
         for number, queued in enumerate(self._queues.of(service_class)):
             request = queued.request
+            blocked_s: float | None = 0.0
+            if blocked_by is not None:
+                blocked_s = blocked_by.starts_in_s(request, unread, now)
+                unread += request.cost * request.prompt_tokens if is_bulk else 0
+            if blocked_s is None:
+                yield queued, None
+                continue
             if schedule is None:
                 ahead += request.cost
-                yield queued, max(ahead / rate, least_s) if rate else None
+                yield queued, max(ahead / rate, blocked_s) if rate else None
                 continue
             if number < _ONE_BY_ONE:
                 cost = request.cost
@@ -192,18 +205,12 @@ class Forecaster:
                 each_s = slots_s
             else:
                 each_s = None if slots_s is None else slots_s * (number + 1) / _ONE_BY_ONE
-            if each_s is not None:
-                if is_bulk and blocked_by is BlockedBy.PREFILL:
-                    each_s = max(each_s, self._constraints.prefill_in_s(request, unread, now))
-                    unread += request.cost * request.prompt_tokens
-                each_s = max(each_s, least_s)
-            yield queued, each_s
+            yield queued, None if each_s is None else max(each_s, blocked_s)
 
     def forecast(
         self,
         request: AdmissionRequest,
-        blocked_by: BlockedBy | None,
-        clears_at: float | None,
+        blocked_by: Constraint | None,
         now: float,
     ) -> Forecast | None:
         """Predicts the course of a request that arrives now and is `blocked_by`. None: unknown."""
@@ -213,7 +220,7 @@ class Forecaster:
         if blocked_by is None and self._service_times.prompts.clears_at <= now:
             first_s = self._service_times.first_token_s(request)
             return Forecast(0.0, 1000 * (first_s or 0.0), 1000 * service_s)
-        start = self.start(request, blocked_by, clears_at, now)
+        start = self.start(request, blocked_by, now)
         if start is None:
             return None
         alone_s = self._service_times.first_token_s(request) or 0.0

@@ -29,6 +29,8 @@ from orch_sidecar.admission.types import (
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
+_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+
 
 class Gate:
     """Performs the decisions of an admission controller. Lives on one event loop."""
@@ -67,6 +69,11 @@ class Gate:
         return self._controller.rules
 
     @property
+    def reasons(self) -> list[str]:
+        """What requests can wait for."""
+        return self._controller.constraints.reasons
+
+    @property
     def limits(self) -> Limits:
         """The batches that keep the SLO per token, by the last report."""
         return self._controller.constraints.limits
@@ -102,8 +109,11 @@ class Gate:
         return self._controller.forecast(request, self._loop.time())
 
     def outlook(self) -> tuple[float | None, int]:
-        """`pace_s` and `free_slots`: what the next request has to expect."""
-        return self._controller.service_times.pace_s(), self._controller.constraints.free_slots()
+        """The pace and the free slots of the most urgent class: what the next request has to
+        expect."""
+        controller, now = self._controller, self._loop.time()
+        urgent = _BULK if controller.rules.interactive is None else _INTERACTIVE
+        return controller.service_times.pace_s(), controller.constraints.free(urgent, now)
 
     def status(self) -> AdmissionStatus:
         """Returns the current state, for metrics and reports."""

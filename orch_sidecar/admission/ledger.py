@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orch_sidecar.admission.types import AdmissionRequest, KvNeed, Lease
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from vllm_plugin.contracts.profile import ServiceClass
 
 _BULK = ServiceClass.BULK
@@ -49,12 +49,12 @@ class Ledger:
         """Sequences of leases whose requests are unknown."""
         return self.leased - self.interactive - self.bulk
 
-    def grant(self, lease_id: str, request: AdmissionRequest, kv: KvNeed, now: float) -> Lease:
+    def grant(self, lease_id: str, request: AdmissionRequest, now: float) -> Lease:
         """Grants a lease. The caller has checked `room`; a grant beyond it is a violation."""
         cost, service_class = request.cost, request.service_class
         if cost > self.slots_total - self.leased - self.foreign:
             self.violations += 1
-        lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, kv)
+        lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, request.kv)
         self.granted[service_class] += 1
         self._add(lease, 1, now)
         return lease

@@ -2,129 +2,163 @@
 
 Pure: times are seconds of a monotonic clock. The order: a bulk request that is due (it is owed
 slots, or interactive traffic has delayed it for as long as it may); else interactive requests;
-else bulk ones; within a class fair between API keys (`fairness`). A blocked request blocks those
-behind it, so that one that needs many slots is not overtaken forever; only a request that waits for
-others of its own class to end (an interactive one for `BlockedBy.BATCH`) lets the other class pass.
-Dispatch is work-conserving: the head of the queue waits only for what `BlockedBy` names.
+else bulk ones; within a class fair between API keys (`fairness`). A blocked request keeps those
+behind it waiting, so that one that needs many slots is not overtaken forever, but for those that
+the `Scope` of what blocks it lets pass. Dispatch is work-conserving: the head of the queue waits
+only for a constraint.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, KvNeed
+from orch_sidecar.admission.types import AdmissionRequest
 from vllm_plugin.contracts.lease_protocol import Claim
 from vllm_plugin.contracts.profile import ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
-
-# How long dispatch pauses after an upstream rejected a request.
-_SHORTEST_PAUSE_S: Final = 0.02
-_LONGEST_PAUSE_S: Final = 1.0
+_ONE_PASSES: Final = Scope.REQUEST
 
 
 class QueueOrder:
     """The order in which the queued requests of one engine are dispatched."""
 
-    def __init__(self, queues: Queues, constraints: AdmissionConstraints) -> None:
-        self.blocked_by: BlockedBy | None = None  # the head of the queue
-        self.paused_until = float("-inf")
-        self._claims_in_pause = False
+    def __init__(self, ledger: Ledger, queues: Queues, constraints: AdmissionConstraints) -> None:
+        self.blocked_by: Constraint | None = None  # what the first request waits for
         self.claim: Claim | None = None  # if the head of the queue lacks slots
+        self._blocked: QueuedRequest | None = None  # which keeps others waiting
+        self._ledger = ledger
         self._queues = queues
         self._constraints = constraints
         self._reserve = constraints.reserve
 
-    def pause(self, pause_s: float, now: float, *, offered: bool = False) -> None:
-        """Dispatches nothing for `pause_s`, within bounds, but under an offer.
-
-        `offered`: the request that the upstream rejected came under an offer. Then it lacks
-        something else than slots, and none are claimed meanwhile.
-        """
-        pause_s = min(max(pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
-        self.paused_until = max(self.paused_until, now + pause_s)
-        self._claims_in_pause = not offered
-
     def next(self, now: float) -> QueuedRequest | None:
-        """The request to dispatch now; if there is none, `blocked_by` names the constraint."""
-        self.blocked_by = self.claim = None
+        """The request to dispatch now; if there is none, `blocked_by` is the constraint."""
+        self.blocked_by = self._blocked = self.claim = None
         if not self._queues.depth:
             return None
-        offers = self._constraints.offers
-        paused = now < self.paused_until and not offers.left
-        if paused and not (offers.shared and self._claims_in_pause):
-            self.blocked_by = BlockedBy.PAUSE
-            return None
-        bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
-        due = bulk is not None and self._reserve.is_due(bulk, now)
-        for head in (bulk, interactive) if due else (interactive, bulk):
+        bulk = self._queues.head(_BULK)
+        bulk_first = bulk is not None and self._reserve.is_due(bulk, now)
+        for service_class in (_BULK, _INTERACTIVE) if bulk_first else (_INTERACTIVE, _BULK):
+            due = bulk_first and service_class is _BULK
+            head, blocked_by = self._head(service_class, now, due=due)
             if head is None:
                 continue
-            kv = self._constraints.kv_need(head.request)
-            is_bulk = head is bulk
-            blocked_by = self._constraints.blocked_by(head.request, kv, now, due=due and is_bulk)
-            if blocked_by is None and not paused:
+            if blocked_by is None:
                 return head
-            if blocked_by in (None, BlockedBy.SLOT) and offers.shared:
-                blocked_by = self._claim(head.request, now, due=due and is_bulk)
-                if paused and blocked_by is BlockedBy.SLOT:
-                    blocked_by = BlockedBy.PAUSE
-            self.blocked_by = self.blocked_by or blocked_by
-            if is_bulk or blocked_by is not BlockedBy.BATCH:
-                return None
+            if blocked_by.for_slots and self._constraints.offers.shared:
+                blocked_by = self._claim(head.request, blocked_by, now, due=due)
+            if self._blocked is None:
+                self.blocked_by, self._blocked = blocked_by, head
+            if due or blocked_by.scope is not Scope.CLASS:
+                break
+        if self.blocked_by is None and self._queues.passed:
+            self.blocked_by = self._set_aside_for()
         return None
 
-    def blocks(self, request: AdmissionRequest, kv: KvNeed, now: float) -> BlockedBy | None:
-        """What blocks a request that arrives now; None: nothing. `kv`: its KV need."""
-        offered = self._constraints.offers.left  # for this request, of a parent sidecar
-        if self._queues.depth and not offered and self._must_queue(request.service_class, now):
-            return self.blocked_by or BlockedBy.SLOT
-        if now < self.paused_until and not offered:
-            return BlockedBy.PAUSE
-        return self._constraints.blocked_by(request, kv, now)
+    def _head(
+        self, service_class: ServiceClass, now: float, *, due: bool
+    ) -> tuple[QueuedRequest | None, Constraint | None]:
+        """The first request of a class that nobody passes, and what blocks it; None: there is
+        none."""
+        if self._queues.passed:
+            for group in self._queues.aside(service_class):
+                first = next(iter(group))
+                blocked_by = self._blocks(first.request, now, due=False)
+                if blocked_by is None or blocked_by.scope is not _ONE_PASSES:
+                    return first, blocked_by
+        while (head := self._queues.head(service_class)) is not None:
+            blocked_by = self._blocks(head.request, now, due=due)
+            if blocked_by is None or blocked_by.scope is not _ONE_PASSES:
+                return head, blocked_by
+            self._queues.set_aside(head, blocked_by, now)
+        return None, None
 
-    def clears_at(self, blocked_by: BlockedBy, now: float) -> float | None:
-        """When the constraint may clear without any event; None: unpredictable."""
-        if blocked_by is BlockedBy.PAUSE:
-            return self.paused_until
-        return self._constraints.clears_at(blocked_by, now)
+    def _blocks(self, request: AdmissionRequest, now: float, *, due: bool) -> Constraint | None:
+        self._constraints.set_kv(request)
+        blocked_by = self._constraints.first(request, now, due=due)
+        if blocked_by is None and self._queues.passed:
+            return self._kept_by(request, now)
+        return blocked_by
+
+    def _kept_by(self, request: AdmissionRequest, now: float) -> Constraint | None:
+        """What a request that could go has to leave to those that it would pass once too often."""
+        for service_class in ServiceClass:
+            aside = self._queues.aside(service_class)
+            kept_by = aside.keeps(request, self._ledger.slots_total, now)
+            if kept_by is not None:
+                return kept_by
+        return None
+
+    def blocks(self, request: AdmissionRequest, now: float) -> Constraint | None:
+        """What blocks a request that arrives now, whose `kv` is set; None: nothing."""
+        queued = self._queues.depth
+        if queued and not self._constraints.offers.left and self._must_queue(request, now):
+            return self.blocked_by or self._constraints.slots
+        blocked_by = self._constraints.first(request, now)
+        if blocked_by is None and self._queues.passed:
+            return self._kept_by(request, now)
+        return blocked_by
+
+    def gone(self, request: AdmissionRequest, now: float) -> None:
+        """A request got its slots, and may have passed some that are set aside."""
+        for service_class in ServiceClass:
+            self._queues.aside(service_class).gone(request, now)
 
     def changes_at(self, now: float) -> float | None:
         """When a request may be dispatched without any event; None: unpredictable."""
         bulk = self._queues.head(_BULK)
-        times = [] if self.blocked_by is None else [self.clears_at(self.blocked_by, now)]
+        blocked = self._blocked or self._queues.head(_INTERACTIVE) or bulk
+        times: list[float | None] = []
+        if self.blocked_by is not None and blocked is not None:
+            times.append(self.blocked_by.clears_at(blocked.request, now))
         if bulk is not None:
             times.append(self._reserve.due_at(bulk, now))
+        if self._queues.passed:
+            for service_class in ServiceClass:
+                for group in self._queues.aside(service_class):
+                    times.append(group.constraint.clears_at(next(iter(group)).request, now))
         return min((at for at in times if at is not None), default=None)
 
-    def _claim(self, request: AdmissionRequest, now: float, *, due: bool) -> BlockedBy:
+    def _set_aside_for(self) -> Constraint | None:
+        """What the first request waits for that is set aside."""
+        for service_class in ServiceClass:
+            for group in self._queues.aside(service_class):
+                return group.constraint
+        return None
+
+    def _claim(
+        self, request: AdmissionRequest, blocked_by: Constraint, now: float, *, due: bool
+    ) -> Constraint:
         """Claims slots for the head of the queue and those behind it, unless it would be blocked
         with them, too. Returns what blocks it."""
-        obstacle = self._constraints.obstacle_to_claim(request, now, due=due)
+        obstacle = self._constraints.obstacle(request, now, due=due)
         if obstacle is not None:
             return obstacle
         urgent = due or request.service_class is _INTERACTIVE
         most = self._constraints.claimable(request, now, due=due)
-        more = min(most, self._queues.cost(request.service_class)) - request.cost
+        more = min(most, self._queues.fair(request.service_class).cost) - request.cost
         self.claim = Claim(request.cost, urgent, max(0, more))
-        return BlockedBy.SLOT
+        return blocked_by
 
-    def _must_queue(self, service_class: ServiceClass, now: float) -> bool:
-        """Whether a request is queued that a new one of this class must not overtake."""
+    def _must_queue(self, request: AdmissionRequest, now: float) -> bool:
+        """Whether a request is queued that this new one must not overtake. An expired one leaves,
+        and the next may wait for another constraint."""
         bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
-        if service_class is _BULK:
-            # Interactive requests that wait only for each other let bulk ones pass.
-            return bulk is not None or not self._waits_only_for(BlockedBy.BATCH, interactive, now)
-        if interactive is not None:
-            return True
-        return bulk is not None and self._reserve.is_due(bulk, now)
-
-    def _waits_only_for(
-        self, blocked_by: BlockedBy, head: QueuedRequest | None, now: float
-    ) -> bool:
-        """Whether the head waits for that. An expired one leaves, and the next may wait for
-        another constraint."""
-        return self.blocked_by is blocked_by and head is not None and now < head.expires
+        blocked, blocked_by = self._blocked, self.blocked_by
+        if blocked is not None and blocked.request.service_class is _BULK:
+            bulk = bulk or blocked
+        elif blocked is not None:
+            interactive = interactive or blocked
+        if request.service_class is _INTERACTIVE:
+            return interactive is not None or (bulk is not None and self._reserve.is_due(bulk, now))
+        if bulk is not None or interactive is None:
+            return bulk is not None
+        # Interactive requests that wait only for each other let bulk ones pass.
+        passes = blocked_by is not None and blocked_by.scope is Scope.CLASS
+        return not (passes and now < interactive.expires)

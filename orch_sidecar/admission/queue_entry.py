@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orch_sidecar.admission import refusals
+from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.forecast import Forecaster
@@ -16,7 +17,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.prediction.shorter_prompts import MOST
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, FullQueue, ServiceClass
 
@@ -46,17 +47,16 @@ class QueueEntry:
         self,
         ticket: str,
         request: AdmissionRequest,
-        blocked_by: BlockedBy,
-        clears_at: float | None,
+        blocked_by: Constraint,
         now: float,
     ) -> tuple[Queued | Refusal, list[Decision]]:
-        """Queues a request that is `blocked_by` a constraint, until `clears_at` if predictable.
+        """Queues a request that is `blocked_by` a constraint.
 
         Returns its outcome, and the evictions that made room for it.
         """
         forecaster = self._forecaster
         position = self._queues.before_all(request).requests
-        start = forecaster.start(request, blocked_by, clears_at, now)
+        start = forecaster.start(request, blocked_by, now)
         start_ms = None if start is None else start.ms
         rules = self.rules.of(request.service_class)
         refusal = forecaster.queue_refusal(request, rules, start, now)

@@ -1,4 +1,5 @@
-"""The queued requests: one fair queue per class, and the times at which their waits expire.
+"""The queued requests: one fair queue per class, those of it that others pass, and the times at
+which their waits expire.
 
 Pure: times are seconds of a monotonic clock.
 """
@@ -8,10 +9,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 
+from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.fairness.set_aside import SetAside
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -46,38 +49,38 @@ class Queues:
 
     def __init__(self) -> None:
         self.interactive, self.bulk = FairQueue(), FairQueue()
+        self._aside = {each: SetAside() for each in ServiceClass}
+        self.passed = 0  # requests of both classes that are set aside
         self._queued: dict[str, QueuedRequest] = {}
         self._expiring = _Earliest(self._queued)
         self._delayed = _Earliest(self._queued)  # bulk requests, by their places on the delay clock
         self.depth = 0  # requests of both classes
 
     def fair(self, service_class: ServiceClass) -> FairQueue:
-        """The queue of a class."""
+        """The requests of a class that are in line."""
         return self.bulk if service_class is _BULK else self.interactive
+
+    def aside(self, service_class: ServiceClass) -> SetAside:
+        """Those of a class that others pass."""
+        return self._aside[service_class]
 
     # What is queued
 
     def size(self, service_class: ServiceClass) -> int:
         """Requests of a class."""
-        return self.fair(service_class).size
+        return self.fair(service_class).size + self._aside[service_class].size
 
     def cost(self, service_class: ServiceClass) -> int:
         """Sequences of a class."""
-        return self.fair(service_class).cost
-
-    def tokens(self, service_class: ServiceClass) -> tuple[int, int]:
-        """Prompt tokens of a class, each as often as its request has sequences, and the tokens
-        charged for its requests."""
-        queue = self.fair(service_class)
-        return queue.prompt_work, queue.charge
+        return self.fair(service_class).cost + self._aside[service_class].cost
 
     def head(self, service_class: ServiceClass) -> QueuedRequest | None:
-        """The request to dispatch next."""
+        """The first request in line."""
         queue = self.bulk if service_class is _BULK else self.interactive
         return queue.head() if queue.size else None
 
     def of(self, service_class: ServiceClass) -> Iterator[QueuedRequest]:
-        """The requests of a class in the order of their dispatch."""
+        """The requests in the line of a class, in the order of their dispatch."""
         return iter(self.fair(service_class))
 
     def before(self, request: AdmissionRequest) -> Iterator[QueuedRequest]:
@@ -108,8 +111,9 @@ class Queues:
         return self.fair(service_class).oldest()
 
     def all(self) -> list[QueuedRequest]:
-        """All requests, interactive ones first, in the order of their dispatch."""
-        return [*self.interactive, *self.bulk]
+        """All requests: those that are set aside, then the interactive ones in line, then bulk."""
+        aside = (each for of in self._aside.values() for group in of for each in group)
+        return [*aside, *self.interactive, *self.bulk]
 
     def __contains__(self, ticket: str) -> bool:
         return ticket in self._queued
@@ -134,11 +138,21 @@ class Queues:
         queued = self._queued.pop(ticket, None)
         if queued is None:
             return None
-        self.fair(queued.request.service_class).remove(queued)
+        service_class = queued.request.service_class
+        if self.passed and self._aside[service_class].remove(queued):
+            self.passed -= 1
+        else:
+            self.fair(service_class).remove(queued)
         self.depth -= 1
         self._expiring.prune()
         self._delayed.prune()
         return queued
+
+    def set_aside(self, queued: QueuedRequest, constraint: Constraint, now: float) -> None:
+        """Takes a request out of the line: those behind it do not wait for what it waits for."""
+        self.fair(queued.request.service_class).remove(queued)
+        self._aside[queued.request.service_class].add(queued, constraint, now)
+        self.passed += 1
 
     def next_expiry(self) -> float | None:
         """When the first wait expires; None if no request is queued."""

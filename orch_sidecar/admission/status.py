@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from orch_sidecar.admission.constraints.batch import Limits
+from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
-
-# What the next request of a class needs at least.
-_SMALLEST: Final = {each: AdmissionRequest(each, max_tokens=1) for each in ServiceClass}
 
 
 class ClassStatus(NamedTuple):
@@ -57,7 +55,7 @@ class AdmissionStatus(NamedTuple):
     kv_committed: int
     interactive: ClassStatus
     bulk: ClassStatus
-    blocked_by: BlockedBy | None
+    blocked_by: Constraint | None
     effective_capacity: int
     demand_ratio: float
     reserved: int
@@ -99,8 +97,9 @@ def status_of(
     closed = draining is not None or unavailable is not None
 
     def of(service_class: ServiceClass) -> ClassStatus:
-        smallest = _SMALLEST[service_class]
-        blocked = closed or order.blocks(smallest, constraints.kv_need(smallest), now) is not None
+        smallest = AdmissionRequest(service_class, max_tokens=1)  # what the next needs at least
+        constraints.set_kv(smallest)
+        blocked = closed or order.blocks(smallest, now) is not None
         return ClassStatus(
             queues.size(service_class),
             ledger.of(service_class),

@@ -6,12 +6,33 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import ceil
 from typing import Final, NamedTuple, Protocol
 
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.profile import ServiceClass
+
+
+class KvNeed(NamedTuple):
+    """KV cache blocks that a request is expected to take.
+
+    `prompt`: after its prefill. `reading`: in addition, during its prefill. `output`: in addition,
+    at its end; None: unknown. `swing`: blocks among these that it frees for a while and takes
+    again.
+    """
+
+    prompt: int = 0
+    reading: int = 0
+    output: int | None = None
+    swing: int = 0
+
+    @property
+    def counted(self) -> int:
+        """Blocks at its end, as far as they are known."""
+        return self.prompt + (self.output or 0)
+
+
+NO_KV_NEED: Final = KvNeed()
 
 
 @dataclass(slots=True)
@@ -25,7 +46,8 @@ class AdmissionRequest:
     its flow; empty: none. `weight`: share of the key within its class. `parent`: instance of the
     parent sidecar that sent it; empty: none. Set by admission: `work`, the expected output tokens
     of all sequences; `reclaimed`, how often it had to give its slots back; `delay_s`, the delay
-    clock of bulk requests when it was first queued, None if it never was.
+    clock of bulk requests when it was first queued, None if it never was; `kv`, its expected blocks
+    of the KV cache.
     """
 
     service_class: ServiceClass
@@ -43,6 +65,7 @@ class AdmissionRequest:
     weight: float = 1.0
     tpot_ms: float | None = None
     delay_s: float | None = None
+    kv: KvNeed = field(default=NO_KV_NEED, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +74,6 @@ class Queued:
 
     position: int
     predicted_start_ms: int | None
-
-
-class BlockedBy(StrEnum):
-    """The constraint that keeps the head of the queue waiting."""
-
-    SLOT = "slot"
-    BATCH = "batch"
-    RESERVE = "reserve"
-    KV = "kv"
-    PREFILL = "prefill"
-    PAUSE = "pause"  # the upstream rejected a request a moment ago
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,28 +162,6 @@ class KvCache:
             for group in self.groups
             if group.blocks_reading is not None and group.blocks_most is not None
         )
-
-
-class KvNeed(NamedTuple):
-    """KV cache blocks that a request is expected to take.
-
-    `prompt`: after its prefill. `reading`: in addition, during its prefill. `output`: in addition,
-    at its end; None: unknown. `swing`: blocks among these that it frees for a while and takes
-    again.
-    """
-
-    prompt: int = 0
-    reading: int = 0
-    output: int | None = None
-    swing: int = 0
-
-    @property
-    def counted(self) -> int:
-        """Blocks at its end, as far as they are known."""
-        return self.prompt + (self.output or 0)
-
-
-NO_KV_NEED: Final = KvNeed()
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
             "leased": admission.leased,
             "foreign": admission.foreign,
             "queue": queued_by_class(admission),
-            "hold": None if admission.blocked_by is None else admission.blocked_by.value,
+            "hold": None if admission.blocked_by is None else admission.blocked_by.reason,
             "limits": {
                 **{each.value: {"batch": limits.batch(each)} for each in classes},
                 "mixed_batch": limits.mixed,

@@ -9,7 +9,7 @@ from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus, ClassStatus
-from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, Lease
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
@@ -35,7 +35,7 @@ def ledger(slots_total: int = 8) -> Ledger:
 
 
 def grant(slots: Ledger, lease_id: str, cost: int) -> Lease:
-    return slots.grant(lease_id, AdmissionRequest(ServiceClass.BULK, cost), NO_KV_NEED, 0.0)
+    return slots.grant(lease_id, AdmissionRequest(ServiceClass.BULK, cost), 0.0)
 
 
 def entered(leases: ParentLeases, header: str) -> ParentLease:

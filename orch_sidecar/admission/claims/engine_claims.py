@@ -11,7 +11,7 @@ from typing import Final
 
 from orch_sidecar.admission.claims.parent_claims import ParentClaims
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 from vllm_plugin.contracts.profile import ServiceClass
@@ -43,8 +43,8 @@ class EngineClaims:
         """What is claimed for all that wait, while the engine has to know."""
         if not self.offers.shared or self._controller.unavailable is not None:
             return None
-        own, order = self.own, self._controller.order
-        if self.queued and own is None and order.blocked_by is BlockedBy.PAUSE:
+        own, pause = self.own, self._controller.constraints.pause
+        if self.queued and own is None and self._controller.order.blocked_by is pause:
             return None  # the engine lacks something else than slots
         return self.parents.total(own, self._controller.ledger.slots_total)
 
@@ -60,7 +60,7 @@ class EngineClaims:
         if not self.offers.shared or self._controller.unavailable is not None:
             return False
         own, queues = self.own, self._controller.queues
-        sequences = sum(queues.cost(each) for each in ServiceClass)
+        sequences = sum(queues.fair(each).cost for each in ServiceClass)
         return sequences > (0 if own is None else own.slots) or self.parents.books.any_waits
 
     def update(self) -> None:

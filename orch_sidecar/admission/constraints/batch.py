@@ -10,12 +10,18 @@ alone decides, and without it the throughput, which grows with the batch (alpha 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import ClassVar, Final
 
-from orch_sidecar.admission.types import StepTime
+from orch_sidecar.admission.constraints.constraint import ANY, POLL_S, Beside, Constraint, Scope
+from orch_sidecar.admission.constraints.slot_offers import SlotOffers
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import AdmissionRequest, StepTime
 from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, ServiceClass
+
+_INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 # The first batch of an engine of which nothing is known; any engine worth batching keeps it.
 FIRST_BATCH: Final = 8
@@ -147,3 +153,53 @@ def _steady(batch: int, before: int, slots_total: int) -> int:
     """The batch, or the one before where that is as good."""
     same = abs(batch - before) <= DEAD_BAND * before and batch < slots_total
     return before if same and before <= slots_total else batch
+
+
+class BatchLimit(Constraint):
+    """No more sequences than keep the SLO of the time per token.
+
+    Interactive requests count among themselves; bulk ones may fill what the bulk SLO allows, and
+    only what the interactive one allows while there is interactive traffic: some runs or is
+    expected, because bulk requests keep their slots for long. Others' interactive sequences count
+    as this sidecar's own. A sidecar may have its equal share of that in any case, so that none is
+    kept out by others which refill their places first: until these have ended, there are too many.
+    """
+
+    reason: ClassVar[str] = "batch"
+    scope: ClassVar[Scope] = Scope.CLASS
+    wastes_slots: ClassVar[bool] = True
+
+    def __init__(
+        self, limits: Limits, ledger: Ledger, offers: SlotOffers, traffic: Callable[[float], bool]
+    ) -> None:
+        """`traffic`: whether there is interactive traffic now."""
+        self.limits = limits
+        self._ledger = ledger
+        self._offers = offers
+        self._traffic = traffic
+
+    def room(
+        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+    ) -> int:
+        limits, total = self.limits, self._ledger.slots_total
+        if service_class is not _INTERACTIVE:
+            limit = limits.bulk if due or not self._traffic(now) else limits.mixed
+            return ANY if limit >= total else limit - beside.taken
+        limit, others = limits.interactive, self._ledger.foreign_interactive
+        if limit >= total:
+            return ANY
+        room = limit - beside.interactive - others
+        return max(room, limit // self._offers.sidecars - beside.interactive) if others else room
+
+    def blocks(
+        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+    ) -> bool:
+        if request.service_class is _INTERACTIVE and not beside.interactive:
+            return False  # to wait would not help
+        return request.cost > self.room(request.service_class, beside, now, due=due)
+
+    def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
+        return now + POLL_S
+
+    def text(self) -> str:
+        return "a smaller batch: a larger one would break the SLO of the time per token"

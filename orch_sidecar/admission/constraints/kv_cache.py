@@ -7,10 +7,18 @@ from the engine's own groups of layers, and is corrected where the engine takes 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import ClassVar, Final
 
+from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.types import NO_KV_NEED, EngineReport, KvCache, KvNeed
+from orch_sidecar.admission.types import (
+    NO_KV_NEED,
+    AdmissionRequest,
+    EngineReport,
+    KvCache,
+    KvNeed,
+    Lease,
+)
 
 # The engine preempts when the cache is full. The rest is a margin for what cannot be predicted.
 KV_FULL: Final = 0.9
@@ -27,7 +35,7 @@ SHOWS_FROM: Final = 0.5
 SETTLED_S: Final = 0.5
 
 
-class KvBudget:
+class KvBudget(Constraint):
     """The KV blocks that all leases are expected to take by their ends.
 
     A request fits while these blocks and its own stay within the cache. Prompts that share a
@@ -39,6 +47,9 @@ class KvBudget:
     longer than earlier ones), the usage shows it: then the estimates may only fill the same
     share of the cache.
     """
+
+    reason: ClassVar[str] = "kv"
+    wastes_slots: ClassVar[bool] = True
 
     def __init__(self, ledger: Ledger) -> None:
         self.cache: KvCache | None = None
@@ -77,7 +88,6 @@ class KvBudget:
         return KvNeed(sequences * prompt, sequences * reading, output, sequences * swing)
 
     def begin_epoch(self) -> None:
-        """The engine restarted, with an empty cache."""
         self._known_preemptions = None
         self._share, self._lowered_at = 1.0, float("-inf")
         self._preempted_at = self._shrunk_at = float("-inf")
@@ -105,13 +115,26 @@ class KvBudget:
                 self._lower(min(self._factor(now), before * SHRINK), now)
         self._known_preemptions = preemptions
 
-    def granted(self, need: KvNeed, now: float) -> None:
-        """A request was granted a lease: the reported usage misses its prompt for now."""
+    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
+        """The reported usage misses the prompt of the request for now."""
+        need = lease.kv
         if len(self._unseen) >= MOST_UNSEEN:
             self._forget_oldest()
         self._unseen.append((now, need))
         self._unseen_blocks += need.prompt
         self._unseen_reading += need.reading
+
+    def blocks(
+        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+    ) -> bool:
+        # Those that have ended to make room for it have left their blocks, too.
+        return not beside.freed and not self.fits(request.kv, now)
+
+    def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
+        return now + POLL_S  # a lowered share recovers without any event
+
+    def text(self) -> str:
+        return "room in the KV cache: the running requests are expected to fill it"
 
     def fits(self, need: KvNeed, now: float) -> bool:
         """Whether a request fits."""

@@ -5,9 +5,18 @@ Pure: times are seconds of a monotonic clock. Counts are tokens.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import ClassVar, Final
 
-from orch_sidecar.admission.types import EngineReport, StepTime
+from orch_sidecar.admission.constraints.batch import BatchLimit
+from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint, Scope
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
+from orch_sidecar.admission.queues import Queues
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
+
+_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 # Prefill of bulk prompts may delay interactive requests by this: a quarter of what their queue
 # leaves of the SLO of their first token, and never long enough for a reader to notice.
@@ -124,3 +133,76 @@ def stall_s(ttft_p95_ms: float | None, waits_s: float) -> float:
     if ttft_p95_ms is None:
         return LONGEST_STALL_S
     return min(LONGEST_STALL_S, STALL_SHARE * max(0.0, ttft_p95_ms / 1000 - waits_s))
+
+
+class PrefillLimit(Constraint):
+    """While there is interactive traffic, no more bulk prompts than are read in a moment."""
+
+    reason: ClassVar[str] = "prefill"
+    scope: ClassVar[Scope] = Scope.CLASS
+
+    def __init__(
+        self,
+        rules: AdmissionRules,
+        ledger: Ledger,
+        queues: Queues,
+        service_times: ServiceTimes,
+        batch: BatchLimit,
+        traffic: Callable[[float], bool],
+    ) -> None:
+        """`traffic`: whether there is interactive traffic now."""
+        self.rules = rules
+        self.budget = PrefillBudget()
+        self._ledger = ledger
+        self._queues = queues
+        self._service_times = service_times
+        self._batch = batch
+        self._traffic = traffic
+
+    def blocks(
+        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+    ) -> bool:
+        if due or request.service_class is not _BULK or not self._traffic(now):
+            return False
+        return not self.budget.fits(request.prompt_tokens, self._stall_s(), now)
+
+    def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
+        at = self.budget.fits_at(request.prompt_tokens, self._stall_s(), now)
+        return now + POLL_S if at is None else min(max(at, now + 1e-3), now + POLL_S)
+
+    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
+        if request.service_class is not _BULK:
+            return 0.0
+        return self.budget.fits_in_s(before, request.prompt_tokens, self._stall_s(), now)
+
+    def begin_epoch(self) -> None:
+        self.budget.begin_epoch()
+
+    def reported(self, report: EngineReport, now: float) -> None:
+        self.budget.reported(report, self._ledger.leased)
+
+    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
+        if request.service_class is _BULK:
+            self.budget.granted(request.prompt_tokens, now)
+        else:
+            self.budget.granted_interactive(request.prompt_tokens)
+
+    def ended(self, request: AdmissionRequest, now: float) -> None:
+        if request.service_class is _BULK:
+            self.budget.released()
+
+    def text(self) -> str:
+        return "the engine to read the prompts that it has"
+
+    def _stall_s(self) -> float:
+        return stall_s(self.rules.of(_INTERACTIVE).ttft_p95_ms, self._interactive_wait_s())
+
+    def _interactive_wait_s(self) -> float:
+        """The predicted wait of the next interactive request: the work queued before it, by the
+        measured step time and output lengths, over the sequences that run at once. 0: unknown."""
+        head = self._queues.head(_INTERACTIVE)
+        if head is None:
+            return 0.0
+        service_s = self._service_times.service_s(head.request)
+        most = max(1, self._batch.limits.interactive)
+        return 0.0 if service_s is None else self._queues.cost(_INTERACTIVE) * service_s / most

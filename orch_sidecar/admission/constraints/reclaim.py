@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import Final
 
 from orch_sidecar.admission.constraints.accounts import ACCOUNT_S
+from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
@@ -57,7 +58,7 @@ class Reclaim:
         self,
         request: AdmissionRequest,
         outcome: Lease | Refusal | Queued,
-        blocked_by: BlockedBy,
+        blocked_by: Constraint,
         rules: AdmissionRules,
         now: float,
     ) -> Lease | None:
@@ -66,7 +67,7 @@ class Reclaim:
 
         Until `settle` it counts as about to end, for predictions.
         """
-        if not rules.reclaim or blocked_by is not BlockedBy.SLOT or self._offers.contended:
+        if not rules.reclaim or not blocked_by.for_slots or self._offers.contended:
             return None  # what others claim might go to them
         if not isinstance(outcome, Refusal) or outcome.reason is not Reason.SLO_MISS:
             return None

@@ -15,7 +15,7 @@ requests start while they leave that many slots. Two accounts bound what it cost
 from __future__ import annotations
 
 from math import sqrt
-from typing import Final
+from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.accounts import (
     ACCOUNT_S,
@@ -24,6 +24,7 @@ from orch_sidecar.admission.constraints.accounts import (
     IdleAccount,
 )
 from orch_sidecar.admission.constraints.batch import Limits
+from orch_sidecar.admission.constraints.constraint import ANY, POLL_S, Beside, Constraint, Scope
 from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
@@ -41,8 +42,12 @@ LENT_S: Final = (1.0, 60.0)
 LEARN_EVERY_S: Final = 0.01
 
 
-class InteractiveReserve:
+class InteractiveReserve(Constraint):
     """The slots of interactive requests, and the claims of bulk requests on all of them."""
+
+    reason: ClassVar[str] = "reserve"
+    scope: ClassVar[Scope] = Scope.CLASS
+    of_free_slots: ClassVar[bool] = True
 
     def __init__(self, rules: AdmissionRules, ledger: Ledger, queues: Queues) -> None:
         self.rules = rules
@@ -144,14 +149,23 @@ class InteractiveReserve:
         """Slots that bulk requests and foreign sequences may have together."""
         return self._ledger.slots_total - self.reserved(now)
 
-    def bulk_capacity(self, limits: Limits, now: float) -> int:
-        """The batch of both classes up to which bulk requests may fill the engine now."""
-        ledger = self._ledger
-        most = limits.mixed if self.traffic(now) else limits.bulk
-        guaranteed = max(1, round(self._bulk_share * ledger.slots_total))
-        return min(
-            most, max(guaranteed, self.lendable(now)) + ledger.interactive, ledger.slots_total
-        )
+    def room(
+        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+    ) -> int:
+        if due or service_class is _INTERACTIVE:
+            return ANY
+        return self.lendable(now) - (beside.taken - beside.interactive)
+
+    def guaranteed(self, service_class: ServiceClass) -> int:
+        if service_class is _INTERACTIVE:
+            return 0
+        return max(1, round(self._bulk_share * self._ledger.slots_total))
+
+    def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
+        return now + POLL_S
+
+    def text(self) -> str:
+        return "a slot of its own class: the free ones are reserved for interactive requests"
 
     def idle(self, now: float) -> int:
         """Free slots that bulk requests wait for, and that are kept for interactive ones."""

@@ -1,10 +1,11 @@
-"""Follows what an engine grants, where other sidecars want its slots, too.
+"""The slots that an engine has, and what it grants of them where other sidecars want some, too.
 
-Pure. The engine itself keeps the count of its slots: it rejects a request for which it has none,
-keeps a claim for it, and offers slots as they come free. A sidecar knows what is free and waits for
-no offers while it is alone at an engine, or nothing waits at the others. While requests wait there,
-for slots or something else, or after a rejection, the next request is dispatched only under an
-offer: else all that wait would be sent into the same slot as soon as it is seen free.
+Pure. Leased and foreign sequences together stay within the slots, always. The engine itself keeps
+the count of its slots: it rejects a request for which it has none, keeps a claim for it, and offers
+slots as they come free. A sidecar knows what is free and waits for no offers while it is alone at
+an engine, or nothing waits at the others. While requests wait there, for slots or something else,
+or after a rejection, the next request is dispatched only under an offer: else all that wait would
+be sent into the same slot as soon as it is seen free.
 
 An offer is taken as soon as it is heard of. What is left of it then is given back at once, if
 others wait for it.
@@ -12,13 +13,48 @@ others wait for it.
 
 from __future__ import annotations
 
-from orch_sidecar.admission.types import EngineReport
+from typing import ClassVar
+
+from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
+from vllm_plugin.contracts.profile import ServiceClass
 
 
-class SlotOffers:
-    """The grants of one engine, as this sidecar knows them."""
+class Slots(Constraint):
+    """The slots that the engine reported."""
 
-    def __init__(self) -> None:
+    reason: ClassVar[str] = "slot"
+    absolute: ClassVar[bool] = True
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @property
+    def for_slots(self) -> bool:
+        return True
+
+    def room(
+        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+    ) -> int:
+        return self._ledger.slots_total - beside.taken
+
+    def text(self) -> str:
+        total, room = self._ledger.slots_total, self._ledger.room
+        if room > 0:
+            return (
+                f"more slots: {room} of {total} are free, and it needs more, or other sidecars at "
+                "this engine are next"
+            )
+        return f"a slot: {'the only one is' if total == 1 else f'all {total} are'} in use"
+
+
+class SlotOffers(Slots):
+    """The grants of one engine, as this sidecar knows them. The last of the constraints, so that no
+    slot is booked for a request that waits for something else."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
         self.sidecars = 1  # that read the engine's state, this one included
         self.contended = False  # requests wait at others
         self.parents_wait = False  # requests wait at parents of this sidecar
@@ -34,12 +70,10 @@ class SlotOffers:
         return self.sidecars > 1 or self.rejected
 
     def begin_epoch(self) -> None:
-        """The engine restarted."""
         self.rejected = False
         self.taken = self.left = self.unused = 0
 
-    def reported(self, report: EngineReport) -> None:
-        """The engine reported its state."""
+    def reported(self, report: EngineReport, now: float) -> None:
         self.sidecars, self.contended = max(1, report.sidecars), report.contended
 
     def reject(self) -> None:
@@ -52,13 +86,12 @@ class SlotOffers:
         `settle`."""
         self.left, self.taken = slots, number
 
-    def granted(self, slots: int) -> bool:
-        """A request was dispatched. Returns whether under an offer, which it uses up."""
-        if not self.left:
-            return False
-        self.left = max(0, self.left - slots)
-        self.rejected = False
-        return True
+    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
+        """A request was dispatched, maybe under an offer, which it uses up."""
+        if self.left:
+            lease.offered = True
+            self.left = max(0, self.left - lease.cost)
+            self.rejected = False
 
     def kept(self, slots_total: int, leased: int) -> float:
         """The share of the slots that come free here which does not go to other sidecars: while
@@ -88,6 +121,8 @@ class SlotOffers:
         without an offer."""
         self.rejected = False
 
-    def block(self, slots: int) -> bool:
-        """Whether a request has to wait for an offer."""
-        return (self.contended or self.parents_wait or self.rejected) and slots > self.left
+    def room(
+        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+    ) -> int:
+        """Where others want slots, too, an offer has to come first."""
+        return self.left if self.contended or self.parents_wait or self.rejected else ANY

@@ -48,13 +48,10 @@ class Places:
         controller, places = self._controller, dict[str, Place]()
         blocked_by = controller.blocked_by
         away = controller.unavailable is not None
-        clears_at = None if blocked_by is None else controller.order.clears_at(blocked_by, now)
         for service_class in (ServiceClass.INTERACTIVE, ServiceClass.BULK):
             if not controller.queues.size(service_class):
                 continue
-            for queued, start_s in controller.forecaster.starts(
-                service_class, blocked_by, clears_at, now
-            ):
+            for queued, start_s in controller.forecaster.starts(service_class, blocked_by, now):
                 if len(places) == _MOST:
                     return places
                 starts_at = None if start_s is None or away else now + start_s

@@ -104,7 +104,7 @@ def waits(admission: AdmissionStatus) -> dict[str, str] | None:
     if text is None:
         return None
     blocked_by = None if admission.unavailable is not None else admission.blocked_by
-    return {"reason": ENGINE if blocked_by is None else blocked_by.value, "text": text}
+    return {"reason": ENGINE if blocked_by is None else blocked_by.reason, "text": text}
 
 
 def advice(state: EngineState, admission: AdmissionStatus, profile: str) -> str:

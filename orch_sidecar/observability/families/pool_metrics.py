@@ -10,7 +10,6 @@ from typing import Final
 
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.status import ClassStatus
-from orch_sidecar.admission.types import BlockedBy
 from orch_sidecar.engine_state.states import EngineState
 from orch_sidecar.observability.families.metric_family import Family, Sample, Scraped, per_pool
 from orch_sidecar.pools.generation_call import PrefixUse
@@ -146,7 +145,10 @@ FAMILIES: Final = (
     Family(
         "orch_queue_hold",
         "1 for the constraint that blocks the head of the queue, 0 for all others.",
-        lambda at: [([each.value], int(at.status.blocked_by is each)) for each in BlockedBy],
+        lambda at: [
+            ([each], int(at.status.blocked_by is not None and at.status.blocked_by.reason == each))
+            for each in at.pool.gate.reasons
+        ],
         ("reason",),
     ),
     Family(

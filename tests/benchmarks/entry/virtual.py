@@ -107,7 +107,7 @@ class Sidecar:
             return self._turn % count
         if self._way == "drawn":
             for pool in self.changed:
-                self._update(pool)
+                self._update(pool, now)
             self.changed.clear()
             compared = [int(name) for name in self._candidates.draw(ASKED)]
         elif self._way == "random":
@@ -120,12 +120,12 @@ class Sidecar:
         assert isinstance(found, tuple), found
         return int(found[0])
 
-    def _update(self, pool: int) -> None:
+    def _update(self, pool: int, now: float) -> None:
         core = self.pools[pool]
         new = standing(
             self._kinds[pool],
             core.service_times.pace_s(),
-            core.constraints.free_slots(),
+            core.constraints.free(ServiceClass.INTERACTIVE, now),
             core.queue_depth,
             core.ledger.room,
         )

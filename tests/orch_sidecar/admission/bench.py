@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from orch_sidecar.admission.constraints.batch import Limits, limits_for
+from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.refusal import Reason
-from tests.orch_sidecar.admission.examples import rules
-from vllm_plugin.contracts.profile import AdmissionRules
+from tests.orch_sidecar.admission.examples import bulk, rules
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 
 class Bench:
@@ -33,20 +34,28 @@ class Bench:
         self.constraints.reserve.resized(self.ledger.slots_total, interactive)
 
     def grant(self, request: AdmissionRequest, now: float = 0.0) -> Lease:
-        kv = self.constraints.kv_need(request)
-        lease = self.ledger.grant(f"lease {sum(self.ledger.granted.values())}", request, kv, now)
+        self.constraints.set_kv(request)
+        lease = self.ledger.grant(f"lease {sum(self.ledger.granted.values())}", request, now)
         self.constraints.granted(lease, request, now)
         return lease
 
     def release(self, lease: Lease, now: float) -> None:
         self.ledger.release(lease.id, now)
         assert lease.request is not None
-        self.constraints.released(lease.request)
+        self.constraints.ended(lease.request, now)
 
     def wait(self, request: AdmissionRequest, name: str = "waiting") -> None:
         self.queues.add(QueuedRequest(name, request, 0.0, 60.0, Reason.QUEUE_TIMEOUT, 0.0))
 
     def blocked_by(
         self, request: AdmissionRequest, now: float = 0.0, *, due: bool = False
-    ) -> BlockedBy | None:
-        return self.constraints.blocked_by(request, self.constraints.kv_need(request), now, due=due)
+    ) -> Constraint | None:
+        self.constraints.set_kv(request)
+        return self.constraints.first(request, now, due=due)
+
+    def clears_at(self, reason: str, now: float) -> float | None:
+        """When the first constraint with this name clears for the head of bulk requests."""
+        head = self.queues.head(ServiceClass.BULK)
+        request = bulk() if head is None else head.request
+        [found, *_] = (each for each in self.constraints.all if each.reason == reason)
+        return found.clears_at(request, now)

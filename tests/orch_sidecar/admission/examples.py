@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.types import (
@@ -115,6 +116,11 @@ def is_refused(decision: Decision) -> bool:
 def reason_of(outcome: Lease | Refusal | Queued) -> Reason:
     assert isinstance(outcome, Refusal), outcome
     return outcome.reason
+
+
+def reason(constraint: Constraint | None) -> str | None:
+    """The name of what blocks a request."""
+    return None if constraint is None else constraint.reason
 
 
 def fill(

@@ -9,11 +9,18 @@ from math import sqrt
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from orch_sidecar.admission.constraints.batch import MARGIN
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, ended, reason_of, report, rules
+from tests.orch_sidecar.admission.examples import (
+    BULK,
+    INTERACTIVE,
+    ended,
+    reason,
+    reason_of,
+    report,
+    rules,
+)
 from tests.orch_sidecar.admission.model import Model
 from vllm_plugin.contracts.profile import AdmissionRules, FullQueue, ServiceClass
 
@@ -116,7 +123,7 @@ class Checked(RuleBasedStateMachine):
         first_token_s = self.core.service_times.first_token_s(request) or 0.0
         if slo_ms is None or self.core.service_times.prompts.clears_at > self.model.now:
             return slo_ms is not None
-        return self.model.now - since + first_token_s > (1 - MARGIN) * slo_ms / 1000 - 1e-6
+        return self.model.now - since + first_token_s > slo_ms / 1000 - 1e-6
 
     def after(self, *, surely: bool) -> None:
         """Something happened. `surely`: and the controller has dispatched what it can."""
@@ -125,7 +132,7 @@ class Checked(RuleBasedStateMachine):
 
     def head_of_the_queue_is_blocked(self) -> None:
         """Dispatch is work-conserving: the constraint reported for the head does block it."""
-        model, blocked_by = self.model, self.core.blocked_by
+        model, blocked_by = self.model, reason(self.core.blocked_by)
         bulk, interactive = model.head(BULK), model.head(INTERACTIVE)
         if not model.depth:
             assert blocked_by is None
@@ -141,16 +148,15 @@ class Checked(RuleBasedStateMachine):
             interactive,
             blocked_by,
         )
-        if blocked_by is BlockedBy.BATCH and bulk is not None:
+        if blocked_by == "batch" and bulk is not None:
             request = model.queues[BULK][bulk].request
             self.is_truly_blocked(
                 request, "interactive ones that wait for each other block no other"
             )
 
     def is_truly_blocked(self, request: AdmissionRequest, why: str) -> None:
-        blocked_by = self.core.constraints.blocked_by(
-            request, self.core.constraints.kv_need(request), self.model.now
-        )
+        self.core.constraints.set_kv(request)
+        blocked_by = reason(self.core.constraints.first(request, self.model.now))
         assert blocked_by is not None, why
         assert self.model.is_blocked(request, blocked_by), (request, blocked_by)
 

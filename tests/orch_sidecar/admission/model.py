@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from orch_sidecar.admission.constraints.batch import Limits, limits_for
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, EngineReport, Lease
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
 from vllm_plugin.contracts.profile import AdmissionRules, FullQueue, ServiceClass
@@ -125,39 +125,38 @@ class Model:
 
     # Constraints
 
-    def is_blocked(
-        self, request: AdmissionRequest, blocked_by: BlockedBy, *, due: bool = False
-    ) -> bool:
+    def is_blocked(self, request: AdmissionRequest, blocked_by: str, *, due: bool = False) -> bool:
         """Whether it is true that a request waits for that."""
         limits, mine, cost = self.limits, self.leased(INTERACTIVE), request.cost
         slots, taken, is_bulk = self.engine.slots_total, self.taken, request.service_class is BULK
         blocked_for_others = is_bulk and bool(taken) and not due
         traffic = self.reserve.traffic(self.now)
         match blocked_by:
-            case BlockedBy.SLOT:
+            case "slot":
                 return taken + cost > slots
-            case BlockedBy.PAUSE:
+            case "pause":
                 return self.now < self.paused_until
-            case BlockedBy.KV:
+            case "kv":
                 return bool(taken) and self.engine.kv is not None
-            case BlockedBy.PREFILL:
+            case "prefill":
                 return blocked_for_others and traffic and self.unread
-            case BlockedBy.RESERVE:
+            case "reserve":
                 return blocked_for_others and taken - mine + cost > self.lendable()
-            case BlockedBy.BATCH if is_bulk:
+            case "batch" if is_bulk:
                 small = blocked_for_others and traffic and taken + cost > limits.mixed
                 return small or (taken > 0 and taken + cost > limits.bulk)
-            case BlockedBy.BATCH:
+            case _:
+                assert blocked_by == "batch"
                 return mine > 0 and mine + cost > limits.interactive
 
     def check_grant(self, ticket: str, request: AdmissionRequest) -> None:
         """It is dispatched: it fits, and it overtakes no other of its class."""
         assert self.unavailable is None, "nothing is admitted on a guess"
         assert self.now >= self.paused_until
-        assert not self.is_blocked(request, BlockedBy.SLOT), "never over"
+        assert not self.is_blocked(request, "slot"), "never over"
         assert self.head(request.service_class) in (None, ticket), "first come, first served"
         if request.service_class is INTERACTIVE:
-            assert not self.is_blocked(request, BlockedBy.BATCH)
+            assert not self.is_blocked(request, "batch")
         elif self.taken:
             assert self.taken + request.cost <= self.limits.bulk
 

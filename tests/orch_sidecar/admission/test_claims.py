@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import BlockedBy, Lease, Queued
+from orch_sidecar.admission.types import Lease, Queued
 from tests.orch_sidecar.admission.examples import (
     BULK,
     INTERACTIVE,
@@ -17,6 +17,7 @@ from tests.orch_sidecar.admission.examples import (
     granted,
     interactive,
     queue,
+    reason,
     report,
     rules,
 )
@@ -50,7 +51,7 @@ def test_request_that_waits_for_something_else_claims_nothing() -> None:
     core = core_of(8, FEW, foreign=8, sidecars=2, contended=True)
     assert isinstance(core.arrive("a", bulk(), 0.0), Queued)
     assert core.order.claim is None
-    assert core.order.blocked_by is BlockedBy.BATCH
+    assert reason(core.order.blocked_by) == "batch"
     assert core.next_event(0.0) is not None, "it looks again, whether anything happens or not"
     core.engine_reports(report(8, foreign=4, sidecars=2, contended=True), 1.0)
     assert core.order.claim is None
@@ -167,7 +168,7 @@ def test_interactive_sequences_of_other_sidecars_count() -> None:
     core = beside(2)
     fill(core, interactive(), *"abcd")
     queue(core, interactive(), "e")
-    assert core.blocked_by is BlockedBy.BATCH
+    assert reason(core.blocked_by) == "batch"
     assert core.order.claim is None
 
 
@@ -184,7 +185,7 @@ def test_sidecar_may_have_its_share_of_the_batch_whatever_the_others_have(
     core = beside(6, sidecars)
     fill(core, interactive(), *"abc"[:share])
     queue(core, interactive(), "d")
-    assert core.blocked_by is BlockedBy.BATCH
+    assert reason(core.blocked_by) == "batch"
     assert core.constraints.free(INTERACTIVE, 0.0) == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import BlockedBy, Decision, Queued
+from orch_sidecar.admission.types import Decision, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -19,6 +19,7 @@ from tests.orch_sidecar.admission.examples import (
     interactive,
     kv_of,
     queue,
+    reason,
     reason_of,
     refused,
     report,
@@ -43,7 +44,7 @@ def test_reserve_comes_back_to_bulk_when_interactive_requests_stay_away() -> Non
     busy(core, until=30.0)
     fill(core, bulk(), "a", "b", "b2", at=30.0)
     queue(core, bulk(), "c", at=30.0)
-    assert core.blocked_by is BlockedBy.RESERVE
+    assert reason(core.blocked_by) == "reserve"
     now, decisions = 30.0, list[Decision]()
     while not decisions:
         at = core.next_event(now)
@@ -60,7 +61,7 @@ def test_the_next_interactive_request_finds_a_slot() -> None:
     fill(core, bulk(6), "a", at=30.0)
     fill(core, bulk(), "b", at=30.0)
     queue(core, bulk(), "c", at=30.0)
-    assert core.blocked_by is BlockedBy.RESERVE
+    assert reason(core.blocked_by) == "reserve"
     fill(core, interactive(), "i", at=30.5)
 
 
@@ -69,7 +70,7 @@ def test_preemption_blocks_requests_until_the_cache_has_recovered() -> None:
     fill(core, bulk(prompt_tokens=700, max_tokens=100), "a")
     core.engine_reports(report(4, kv=kv_of(1000), kv_usage=0.95, preemptions_total=1), 1.0)
     queue(core, bulk(prompt_tokens=100, max_tokens=50), "b", at=1.0)
-    assert core.blocked_by is BlockedBy.KV
+    assert reason(core.blocked_by) == "kv"
     now, decisions = 1.0, list[Decision]()
     while not decisions:
         at = core.next_event(now)
@@ -85,7 +86,7 @@ def test_blocked_prompt_is_dispatched_after_the_prefill_of_the_one_before() -> N
     fill(core, interactive(), "i")
     fill(core, bulk(prompt_tokens=600), "a")
     queue(core, bulk(prompt_tokens=100), "b")
-    assert core.blocked_by is BlockedBy.PREFILL
+    assert reason(core.blocked_by) == "prefill"
     at = core.next_event(0.0)
     assert at is not None
     assert at == pytest.approx(0.2)

@@ -191,7 +191,7 @@ class KeysMachine(RuleBasedStateMachine):
     def no_slot_is_free_that_the_head_could_have(self) -> None:
         core = self.core
         head = core.queues.head(self.service_class)
-        if head is not None and self.now >= core.order.paused_until:
+        if head is not None and self.now >= core.constraints.pause.until:
             core_would = core.next_event(self.now)
             waits_for_timer = core_would is not None and core_would <= self.now + 0.0011
             assert head.request.cost > core.ledger.room or waits_for_timer

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.prediction.service_time import Forecast
-from orch_sidecar.admission.types import BlockedBy, Lease, Queued
+from orch_sidecar.admission.types import Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
@@ -24,6 +24,7 @@ from tests.orch_sidecar.admission.examples import (
     interactive,
     kv_of,
     queue,
+    reason,
     reason_of,
     refused,
     report,
@@ -155,7 +156,7 @@ def test_interactive_requests_that_wait_for_each_other_count_only_their_ends() -
     assert queue(core, request, "i2", "i3", "i4") == [
         Queued(0, 1600), Queued(1, 1600), Queued(2, 3200),
     ]  # fmt: skip
-    assert core.blocked_by is BlockedBy.BATCH
+    assert reason(core.blocked_by) == "batch"
 
 
 def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> None:
@@ -163,7 +164,7 @@ def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> N
     fill(core, bulk(3, max_tokens=100), "b")
     fill(core, interactive(max_tokens=50), "i")
     assert queue(core, bulk(max_tokens=100), "b2", "b3") == [Queued(0, 700), Queued(1, 1400)]
-    assert core.blocked_by is BlockedBy.BATCH
+    assert reason(core.blocked_by) == "batch"
     assert core.forecast(interactive(max_tokens=100), 0.0) == Forecast(0, 15, 1500)
 
 
@@ -172,7 +173,7 @@ def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
     fill(core, bulk(prompt_tokens=800, max_tokens=100), "a")
     request = bulk(prompt_tokens=300, max_tokens=100)
     assert queue(core, request, "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
-    assert core.blocked_by is BlockedBy.KV
+    assert reason(core.blocked_by) == "kv"
 
 
 def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
@@ -181,7 +182,7 @@ def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
     core.constraints.reserve.interactive._at = 0.1
     fill(core, bulk(3, max_tokens=100), "b", at=0.1)
     assert queue(core, bulk(max_tokens=100), "b2", at=0.1) == [Queued(0, 1300)]
-    assert core.blocked_by is BlockedBy.RESERVE
+    assert reason(core.blocked_by) == "reserve"
 
 
 def test_free_slots_are_of_no_use_while_the_engine_reads_bulk_prompts() -> None:
@@ -191,7 +192,7 @@ def test_free_slots_are_of_no_use_while_the_engine_reads_bulk_prompts() -> None:
     fill(core, bulk(prompt_tokens=500, max_tokens=100), "a")
     request = bulk(prompt_tokens=500, max_tokens=100)
     assert queue(core, request, "b", "c") == [Queued(0, 500), Queued(1, 1000)]
-    assert core.blocked_by is BlockedBy.PREFILL
+    assert reason(core.blocked_by) == "prefill"
 
 
 def test_forecast_of_a_free_engine_and_of_a_full_one() -> None:

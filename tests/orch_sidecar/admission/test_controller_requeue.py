@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
     DRAIN,
@@ -20,6 +20,7 @@ from tests.orch_sidecar.admission.examples import (
     granted,
     interactive,
     queue,
+    reason,
     reason_of,
     refused,
     report,
@@ -47,7 +48,7 @@ def test_requeued_request_goes_first_after_a_pause() -> None:
     fill(core, bulk(), "x")
     queue(core, interactive(), "b", at=0.5)
     refused_below(core, "a", interactive(), 0.5, 1.0)
-    assert core.blocked_by is BlockedBy.PAUSE
+    assert reason(core.blocked_by) == "pause"
     assert core.next_event(1.0) == 1.5
     queue(core, bulk(), "c", at=1.2)
     assert reason_of(core.arrive("d", bulk(may_queue=False), 1.2)) is Reason.DO_NOT_QUEUE
@@ -62,7 +63,7 @@ def test_pause_blocks_new_requests_although_the_queue_is_empty() -> None:
     core.pause("none", 0.5, 1.0)
     assert core.release("a", 1.0) == []
     queue(core, interactive(), "b", at=1.1)
-    assert (core.blocked_by, core.next_event(1.1)) == (BlockedBy.PAUSE, 1.5)
+    assert (reason(core.blocked_by), core.next_event(1.1)) == ("pause", 1.5)
     assert granted(core.dispatch(1.5)) == ["b"]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from orch_sidecar.admission.constraints.reclaim import MOST_TIMES
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Decision, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.fuzz import examples
 from tests.orch_sidecar.admission.engine_events import EngineEvents
@@ -24,6 +24,7 @@ from tests.orch_sidecar.admission.examples import (
     DRAIN,
     INTERACTIVE,
     is_refused,
+    reason,
     reason_of,
 )
 from tests.orch_sidecar.admission.happenings import PASSED_S, PICK, REQUESTS, RULES
@@ -116,8 +117,8 @@ class AdmissionMachine(EngineEvents):
             # waits may be due since the last event.
             first = request.service_class is BULK or not model.leased(INTERACTIVE)
             return None if first or model.depth else False
-        blocked_by = core.order.blocks(request, core.constraints.kv_need(request), model.now)
-        if blocked_by in (BlockedBy.KV, BlockedBy.PREFILL):
+        core.constraints.set_kv(request)
+        if reason(core.order.blocks(request, model.now)) in ("kv", "prefill"):
             return None  # it needs more than the smallest
         limited = request.deadline_ms is not None or request.tpot_ms is not None
         return None if limited or core.service_times.prompts.clears_at > model.now else True

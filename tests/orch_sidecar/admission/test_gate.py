@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from orch_sidecar.admission.types import BlockedBy, Lease, Queued
+from orch_sidecar.admission.types import Lease, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
     STALE,
     bulk,
     class_rules,
     interactive,
+    reason,
     reason_of,
     report,
     rules,
@@ -173,7 +174,7 @@ async def test_timer_dispatches_a_bulk_request_that_was_delayed_enough() -> None
     lease_at_once(gate, interactive())
     lease_at_once(gate, bulk(prompt_tokens=100))
     waiting = await queued(gate, bulk(prompt_tokens=100))
-    assert gate.status().blocked_by is BlockedBy.PREFILL
+    assert reason(gate.status().blocked_by) == "prefill"
     await lease_of(waiting)
 
 

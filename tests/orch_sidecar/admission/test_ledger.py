@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.types import NO_KV_NEED, KvNeed, Lease
+from orch_sidecar.admission.types import KvNeed, Lease
 from tests.orch_sidecar.admission.examples import bulk, interactive
 
 
@@ -15,7 +17,7 @@ def ledger_of(slots: int, epoch: str = "e1") -> Ledger:
 
 
 def grant(ledger: Ledger, lease_id: str, cost: int) -> Lease:
-    return ledger.grant(lease_id, bulk(cost), NO_KV_NEED, 1.0)
+    return ledger.grant(lease_id, bulk(cost), 1.0)
 
 
 def released(ledger: Ledger, lease_id: str) -> int | None:
@@ -128,8 +130,8 @@ def test_engine_beyond_its_slots_is_a_violation_once_per_rise() -> None:
 
 def test_sums_follow_grants_and_releases() -> None:
     ledger = ledger_of(8)
-    ledger.grant("bulk", bulk(3), KvNeed(10, 0, 5, swing=2), 0.0)
-    ledger.grant("interactive", interactive(2), KvNeed(7, 4, None), 0.0)
+    ledger.grant("bulk", replace(bulk(3), kv=KvNeed(10, 0, 5, swing=2)), 0.0)
+    ledger.grant("interactive", replace(interactive(2), kv=KvNeed(7, 4, None)), 0.0)
     ledger.adopt("unknown", 1)
     assert (ledger.leased, ledger.bulk, ledger.interactive, ledger.adopted) == (6, 3, 2, 1)
     assert (ledger.kv_committed, ledger.kv_growth, ledger.kv_unknown) == (22, 7, 1)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from orch_sidecar.admission.constraints.batch import Limits
+from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, BlockedBy
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason
-from tests.orch_sidecar.admission.examples import bulk, interactive, rules
+from tests.orch_sidecar.admission.examples import bulk, interactive, reason, rules
 from vllm_plugin.contracts.lease_protocol import Claim
 
 
@@ -25,11 +26,11 @@ class Line:
         self.constraints = AdmissionConstraints(rules(), self.ledger, self.queues, service_times)
         self.constraints.limits = Limits(interactive_batch, 4, 4, True)
         self.constraints.reserve.resized(4, interactive_batch)
-        self.order = QueueOrder(self.queues, self.constraints)
+        self.order = QueueOrder(self.ledger, self.queues, self.constraints)
 
     def run(self, request: AdmissionRequest) -> None:
         name = f"running {self.ledger.lease_count}"
-        lease = self.ledger.grant(name, request, NO_KV_NEED, 0.0)
+        lease = self.ledger.grant(name, request, 0.0)
         self.constraints.granted(lease, request, 0.0)
 
     def wait(self, name: str, request: AdmissionRequest) -> None:
@@ -42,8 +43,12 @@ class Line:
         waiting = self.order.next(now)
         return None if waiting is None else waiting.ticket
 
-    def blocks(self, request: AdmissionRequest, now: float = 0.0) -> BlockedBy | None:
-        return self.order.blocks(request, self.constraints.kv_need(request), now)
+    def blocks(self, request: AdmissionRequest, now: float = 0.0) -> Constraint | None:
+        self.constraints.set_kv(request)
+        return self.order.blocks(request, now)
+
+    def pause(self, pause_s: float, now: float, *, offered: bool = False) -> None:
+        self.constraints.pause.begin(pause_s, now, offered=offered)
 
     def delay(self) -> None:
         """From 0 s on interactive requests take everything."""
@@ -88,9 +93,9 @@ def test_no_request_overtakes_an_aged_bulk_request_that_does_not_fit() -> None:
     line.wait("i", interactive())
     assert line.next(9.9) == "i"
     assert line.next(10.0) is None
-    assert line.order.blocked_by is BlockedBy.SLOT
-    assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT
-    assert line.blocks(bulk(), 10.0) is BlockedBy.SLOT
+    assert reason(line.order.blocked_by) == "slot"
+    assert reason(line.blocks(interactive(), 10.0)) == "slot"
+    assert reason(line.blocks(bulk(), 10.0)) == "slot"
 
 
 def test_blocked_request_blocks_those_behind_it() -> None:
@@ -100,7 +105,7 @@ def test_blocked_request_blocks_those_behind_it() -> None:
     line.wait("small", interactive())
     line.wait("bulk", bulk())
     assert line.next() is None
-    assert line.order.blocked_by is BlockedBy.SLOT
+    assert reason(line.order.blocked_by) == "slot"
 
 
 def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> None:
@@ -108,13 +113,13 @@ def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> Non
     line.run(interactive())
     line.wait("i", interactive())
     assert line.next() is None
-    assert line.order.blocked_by is BlockedBy.BATCH
-    assert line.blocks(interactive()) is BlockedBy.BATCH
+    assert reason(line.order.blocked_by) == "batch"
+    assert reason(line.blocks(interactive())) == "batch"
     assert line.blocks(bulk()) is None
     line.wait("b", bulk())
     assert line.next() == "b"
-    assert line.order.blocked_by is BlockedBy.BATCH
-    assert line.blocks(bulk()) is BlockedBy.BATCH, "one of its class is ahead"
+    assert reason(line.order.blocked_by) == "batch"
+    assert reason(line.blocks(bulk())) == "batch", "one of its class is ahead"
 
 
 def test_constraint_of_the_head_is_reported_even_if_another_blocks_the_second() -> None:
@@ -123,7 +128,7 @@ def test_constraint_of_the_head_is_reported_even_if_another_blocks_the_second() 
     line.wait("i", interactive())
     line.wait("b", bulk(4))
     assert line.next() is None
-    assert line.order.blocked_by is BlockedBy.BATCH
+    assert reason(line.order.blocked_by) == "batch"
 
 
 def test_no_request_overtakes_one_of_its_own_class() -> None:
@@ -132,8 +137,8 @@ def test_no_request_overtakes_one_of_its_own_class() -> None:
     line.wait("i", interactive(4))
     line.wait("b", bulk(4))
     line.next()
-    assert line.blocks(interactive()) is BlockedBy.SLOT
-    assert line.blocks(bulk()) is BlockedBy.SLOT
+    assert reason(line.blocks(interactive())) == "slot"
+    assert reason(line.blocks(bulk())) == "slot"
 
 
 def test_interactive_requests_pass_by_bulk_ones() -> None:
@@ -142,21 +147,21 @@ def test_interactive_requests_pass_by_bulk_ones() -> None:
     line.wait("b", bulk(4))
     line.next()
     assert line.blocks(interactive()) is None
-    assert line.blocks(bulk()) is BlockedBy.SLOT
+    assert reason(line.blocks(bulk())) == "slot"
 
 
 def test_first_request_waits_only_for_its_own_constraint() -> None:
     line = Line()
     line.run(bulk(3))
     assert line.blocks(bulk()) is None
-    assert line.blocks(bulk(2)) is BlockedBy.SLOT
+    assert reason(line.blocks(bulk(2))) == "slot"
 
 
 def test_request_that_arrives_before_a_dispatch_waits_for_those_ahead() -> None:
     line = Line()
     line.wait("b", bulk())
     assert line.order.blocked_by is None
-    assert line.blocks(bulk()) is BlockedBy.SLOT
+    assert reason(line.blocks(bulk())) == "slot"
     assert line.blocks(interactive()) is None
 
 
@@ -165,25 +170,25 @@ def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
     line.constraints.reserve.interactive.slots = 4.0
     line.run(interactive())
     line.wait("b", bulk(3))
-    assert line.blocks(bulk(3)) is BlockedBy.SLOT, "one of its class is ahead"
-    assert line.constraints.blocked_by(bulk(3), NO_KV_NEED, 0.0) is BlockedBy.RESERVE
+    assert reason(line.blocks(bulk(3))) == "slot", "one of its class is ahead"
+    assert reason(line.constraints.first(bulk(3), 0.0)) == "reserve"
     line.delay()
     line.wait("i", interactive(4))
     assert line.next(10.0) == "b"
     line.run(interactive())
     assert line.next(10.0) is None
-    assert line.order.blocked_by is BlockedBy.SLOT
-    assert line.blocks(interactive(), 10.0) is BlockedBy.SLOT, "no other overtakes it now"
+    assert reason(line.order.blocked_by) == "slot"
+    assert reason(line.blocks(interactive(), 10.0)) == "slot", "no other overtakes it now"
 
 
 def test_pause_blocks_all_requests() -> None:
     line = Line()
-    line.order.paused_until = 5.0
-    assert line.blocks(interactive(), 4.9) is BlockedBy.PAUSE
+    line.constraints.pause.until = 5.0
+    assert reason(line.blocks(interactive(), 4.9)) == "pause"
     assert line.blocks(interactive(), 5.0) is None
     line.wait("i", interactive())
     assert line.next(4.9) is None
-    assert line.order.blocked_by is BlockedBy.PAUSE
+    assert reason(line.order.blocked_by) == "pause"
     assert line.order.changes_at(4.9) == 5.0
     assert line.next(5.0) == "i"
 
@@ -192,9 +197,9 @@ def test_offer_ends_a_pause_for_which_slots_are_claimed() -> None:
     line = Line()
     line.constraints.offers.sidecars = 2
     line.wait("b", bulk(2))
-    line.order.pause(0.5, 0.0)
+    line.pause(0.5, 0.0)
     assert line.next(0.1) is None
-    assert (line.order.blocked_by, line.order.changes_at(0.1)) == (BlockedBy.PAUSE, 0.5)
+    assert (reason(line.order.blocked_by), line.order.changes_at(0.1)) == ("pause", 0.5)
     assert line.order.claim == Claim(2, urgent=False)
     line.constraints.offers.offer(2, 1)
     assert line.next(0.1) == "b"
@@ -205,18 +210,19 @@ def test_rejection_under_an_offer_claims_no_slots_until_the_pause_has_ended() ->
     line = Line()
     line.constraints.offers.sidecars = 2
     line.wait("b", bulk(2))
-    line.order.pause(0.5, 0.0, offered=True)
+    line.pause(0.5, 0.0, offered=True)
     assert line.next(0.1) is None
-    assert (line.order.blocked_by, line.order.claim) == (BlockedBy.PAUSE, None)
+    assert (reason(line.order.blocked_by), line.order.claim) == ("pause", None)
     assert line.next(0.5) == "b"
 
 
 def test_predictable_ends_of_constraints_are_known() -> None:
     line = Line()
-    line.order.paused_until = 5.0
-    assert line.order.clears_at(BlockedBy.PAUSE, 4.0) == 5.0
-    assert line.order.clears_at(BlockedBy.KV, 4.0) == 4.25, "then it looks again"
-    assert line.order.clears_at(BlockedBy.SLOT, 4.0) is None
+    line.constraints.pause.until = 5.0
+    constraints, request = line.constraints, interactive()
+    assert constraints.pause.clears_at(request, 4.0) == 5.0
+    assert constraints.kv.clears_at(request, 4.0) == 4.25, "then it looks again"
+    assert constraints.slots.clears_at(request, 4.0) is None
 
 
 def test_the_time_of_a_delayed_request_is_foreseen() -> None:
@@ -225,7 +231,7 @@ def test_the_time_of_a_delayed_request_is_foreseen() -> None:
     line.wait("b", bulk())
     line.constraints.reserve.clock.set_share(0.5, 0.0)
     line.next(0.0)
-    assert line.order.blocked_by is BlockedBy.SLOT
+    assert reason(line.order.blocked_by) == "slot"
     assert line.order.changes_at(0.0) == 20.0
     assert line.order.changes_at(20.0) is None, "it has come, and the slot has not"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy, Lease
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from tests.orch_sidecar.admission.examples import (
     BULK,
     DRAIN,
@@ -18,6 +18,7 @@ from tests.orch_sidecar.admission.examples import (
     interactive,
     kv_of,
     queue,
+    reason,
     report,
     rules,
 )
@@ -69,7 +70,7 @@ def test_interactive_requests_that_wait_only_for_their_batch_leave_slots_to_bulk
     core = core_of(4, rules(class_rules(batch=BatchBounds(least=1, most=1))))
     fill(core, interactive(), "i")
     queue(core, interactive(), "waits")
-    assert core.blocked_by is BlockedBy.BATCH
+    assert reason(core.blocked_by) == "batch"
     assert free(core) == (0, 3)
     assert starts(core, bulk())
 

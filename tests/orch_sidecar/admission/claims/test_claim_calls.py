@@ -6,8 +6,10 @@ import pytest
 
 from orch_sidecar.admission.claims.claim_calls import ClaimCalls
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.constraints.constraint import ANY, Beside
 from orch_sidecar.admission.controller import AdmissionController
 from tests.orch_sidecar.admission.examples import (
+    INTERACTIVE,
     bulk,
     class_rules,
     core_of,
@@ -121,9 +123,9 @@ def test_next_request_needs_no_offer_of_an_engine_that_takes_no_claims(
     offers = core.constraints.offers
     offers.reject()
     calls.next(again=False)
-    assert offers.block(1)
+    assert offers.room(INTERACTIVE, Beside(0, 0), 0.0) == 0
     calls.failed()
-    assert not offers.block(1)
+    assert offers.room(INTERACTIVE, Beside(0, 0), 0.0) == ANY
 
 
 def test_unused_slots_are_given_back_once(core: AdmissionController, calls: ClaimCalls) -> None:

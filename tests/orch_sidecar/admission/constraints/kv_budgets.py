@@ -19,10 +19,11 @@ class LeasedBudget(KvBudget):
         self.ledger.begin_epoch("e2")
         super().begin_epoch()
 
-    def granted(self, need: KvNeed, now: float, sequences: int = 1) -> None:
+    def grant(self, need: KvNeed, now: float, sequences: int = 1) -> None:
+        request = bulk(sequences)
+        request.kv = need
         lease_id = f"lease {sum(self.ledger.granted.values())}"
-        self.ledger.grant(lease_id, bulk(sequences), need, now)
-        super().granted(need, now)
+        self.granted(self.ledger.grant(lease_id, request, now), request, now)
 
     def released(self, need: KvNeed) -> None:
         """Releases the last lease with this need."""

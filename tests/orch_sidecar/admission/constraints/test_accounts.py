@@ -15,7 +15,6 @@ from orch_sidecar.admission.constraints.accounts import (
     IdleAccount,
 )
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.types import NO_KV_NEED
 from tests.orch_sidecar.admission.bench import Bench
 from tests.orch_sidecar.admission.examples import BULK, bulk, interactive, rules
 
@@ -82,7 +81,7 @@ def test_nothing_is_owed_while_none_waits() -> None:
 def test_what_bulk_requests_use_is_charged_whether_others_wait_or_not() -> None:
     ledger, guarantee = guarantee_of(1)
     guarantee.update(0.1, True, True, 0.0)
-    ledger.grant("b", bulk(), NO_KV_NEED, 0.0)
+    ledger.grant("b", bulk(), 0.0)
     ledger.release("b", 5.0)
     guarantee.update(0.1, False, True, 5.0)
     assert guarantee.owed == -ACCOUNT_S / 20, "half of what is earned in a minute, at most"
@@ -92,7 +91,7 @@ def test_what_bulk_requests_use_is_charged_whether_others_wait_or_not() -> None:
 
 def test_a_debt_from_times_of_plenty_is_forgiven() -> None:
     ledger, guarantee = guarantee_of(4)
-    ledger.grant("b", bulk(4), NO_KV_NEED, 0.0)
+    ledger.grant("b", bulk(4), 0.0)
     guarantee.update(0.1, True, False, 1000.0)
     assert guarantee.owed == 0
     guarantee.update(0.1, True, True, 1000.5)
@@ -104,18 +103,18 @@ def test_neither_debt_nor_credit_outlasts_a_minute() -> None:
     guarantee.update(0.1, True, True, 0.0)
     guarantee.update(0.1, True, True, 1000.0)
     assert guarantee.owed == ACCOUNT_S
-    ledger.grant("b", bulk(10), NO_KV_NEED, 1000.0)
+    ledger.grant("b", bulk(10), 1000.0)
     guarantee.update(0.1, True, True, 2000.0)
     assert guarantee.owed == -ACCOUNT_S / 2
 
 
 def test_time_at_which_a_bulk_request_will_be_due_is_predicted() -> None:
     ledger, guarantee = guarantee_of(16)
-    ledger.grant("b", bulk(), NO_KV_NEED, 0.0)
+    ledger.grant("b", bulk(), 0.0)
     guarantee.update(0.1, True, True, 0.0)
     guarantee.update(0.1, True, True, 1.0)
     assert guarantee.owed == pytest.approx(0.6)
-    ledger.grant("b2", bulk(3), NO_KV_NEED, 1.0)
+    ledger.grant("b2", bulk(3), 1.0)
     guarantee.update(0.1, True, True, 2.0)
     assert guarantee.owed == pytest.approx(-1.8)
     assert guarantee.reaches_at(0.0) is None, "while so many run it will never be"
@@ -196,7 +195,7 @@ def test_a_restart_of_the_engine_owes_bulk_nothing() -> None:
     ledger = Ledger()
     ledger.slots_total = 10
     guarantee = BulkGuarantee(ledger)
-    ledger.grant("b", bulk(cost=2), NO_KV_NEED, 0.0)
+    ledger.grant("b", bulk(cost=2), 0.0)
     for now in (0.0, 50.0):
         guarantee.update(0.1, True, True, now)
     before = guarantee.owed

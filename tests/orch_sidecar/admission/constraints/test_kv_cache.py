@@ -26,7 +26,7 @@ def test_everything_fits_while_the_size_of_the_cache_is_not_known() -> None:
 
 def test_a_request_fits_if_all_fit_to_their_ends() -> None:
     kv = budget_of(1000, usage=KV_FULL)
-    kv.granted(need(300, 200), 0.0)
+    kv.grant(need(300, 200), 0.0)
     assert kv.ledger.kv_committed == 500
     assert kv.fits(need(300, 200), 1.0)
     assert not kv.fits(need(300, 201), 1.0)
@@ -37,7 +37,7 @@ def test_a_request_fits_if_all_fit_to_their_ends() -> None:
 def test_prompts_that_share_a_prefix_are_counted_as_the_cache_has_them() -> None:
     kv = budget_of(1000)
     for _ in range(4):
-        kv.granted(need(240, 10), 0.0)
+        kv.grant(need(240, 10), 0.0)
     kv.reports(kv_of(1000), 0.3, 0, 1.0)
     assert kv.fits(need(240, 10), 1.0), "1210 tokens, but 240 of each are the same"
     assert kv.fits(need(650, 10), 1.0)
@@ -46,8 +46,8 @@ def test_prompts_that_share_a_prefix_are_counted_as_the_cache_has_them() -> None
 
 def test_prompts_count_in_full_until_the_cache_was_reported_with_them() -> None:
     kv = budget_of(1000, usage=0.3)
-    kv.granted(need(600, 0), 1.0)
-    kv.granted(need(300, 0), 1.0)
+    kv.grant(need(600, 0), 1.0)
+    kv.grant(need(300, 0), 1.0)
     assert not kv.fits(need(200, 0), 1.0)
     kv.reports(kv_of(1000), 0.4, 0, 2.0)
     assert kv.fits(need(200, 0), 2.0)
@@ -55,7 +55,7 @@ def test_prompts_count_in_full_until_the_cache_was_reported_with_them() -> None:
 
 def test_a_report_just_after_a_grant_need_not_have_it() -> None:
     kv = budget_of(1000, usage=0.3)
-    kv.granted(need(900, 0), 1.0)
+    kv.grant(need(900, 0), 1.0)
     kv.reports(kv_of(1000), 0.3, 0, 1.0 + UNSEEN_S / 2)
     assert not kv.fits(need(200, 0), 1.0 + UNSEEN_S / 2)
     kv.reports(kv_of(1000), 0.4, 0, 1.0 + 2 * UNSEEN_S)
@@ -66,7 +66,7 @@ def test_prompts_that_the_engine_has_yet_to_read_are_not_in_the_usage() -> None:
     """Four of five wait in the engine, while it reads the first for a second."""
     kv = budget_of(1000)
     for number in range(5):
-        kv.granted(need(100, 50), number * UNSEEN_S)
+        kv.grant(need(100, 50), number * UNSEEN_S)
     kv.reports(kv_of(1000), 0.1, 0, 1.0, unread=4)
     assert not kv.fits(need(251, 0), 1.0), "750 of 1000 are taken"
     kv.reports(kv_of(1000), 0.4, 0, 2.0, unread=1)
@@ -79,7 +79,7 @@ def test_prompts_that_the_engine_has_yet_to_read_are_not_in_the_usage() -> None:
 def test_what_has_to_be_read_is_bounded() -> None:
     kv = budget_of(10**9)
     for _ in range(3 * MOST_UNSEEN):
-        kv.granted(need(1, 0), 0.0)
+        kv.grant(need(1, 0), 0.0)
     for _ in range(3 * MOST_UNSEEN - 10):
         kv.released(need(1, 0))
     kv.reports(kv_of(20 + MOST_UNSEEN), 0.0, 0, 0.0)
@@ -93,7 +93,7 @@ def test_grants_that_never_pause_are_seen_in_the_end() -> None:
     for number in range(1000):
         now = number * UNSEEN_S / 10
         assert kv.fits(need(100, 0), now), number
-        kv.granted(need(100, 0), now)
+        kv.grant(need(100, 0), now)
         if number >= 30:
             kv.released(need(100, 0))
         if number % 3 == 0:
@@ -103,7 +103,7 @@ def test_grants_that_never_pause_are_seen_in_the_end() -> None:
 
 def test_a_nearly_full_cache_takes_only_what_surely_fits() -> None:
     kv = budget_of(1000)
-    kv.granted(need(900, 90), 0.0)
+    kv.grant(need(900, 90), 0.0)
     kv.reports(kv_of(1000), KV_FULL, 0, 1.0)
     assert not kv.fits(need(20, 0), 1.0)
     assert kv.fits(need(5, 5), 1.0)
@@ -119,12 +119,12 @@ def test_unknown_output_counts_as_no_blocks_of_the_current_cache() -> None:
 
 def test_another_engine_begins_with_an_empty_cache() -> None:
     kv = budget_of(1000)
-    kv.granted(need(900, 90), 9.99)
+    kv.grant(need(900, 90), 9.99)
     kv.reports(kv_of(1000), 1.0, 5, 10.0)
     kv.begin_epoch()
     kv.reports(kv_of(1000), 0.0, 0, 10.0)
     assert (kv.ledger.kv_committed, limit(kv, 10.0)) == (0, 1000)
-    kv.granted(need(600, 600), 10.0)
+    kv.grant(need(600, 600), 10.0)
     kv.reports(kv_of(1000), 0.0, 0, 11.0)
     assert kv.fits(need(400, 0), 11.0), "no unseen blocks are left"
 
@@ -133,7 +133,7 @@ def test_another_engine_begins_with_an_empty_cache() -> None:
 def test_what_was_granted_is_given_back_whole(leases: list[tuple[int, int | None]]) -> None:
     kv = budget_of(1000)
     for prompt, output in leases:
-        kv.granted(need(prompt, output), 0.0)
+        kv.grant(need(prompt, output), 0.0)
     for prompt, output in reversed(leases):
         kv.released(need(prompt, output))
     assert kv.ledger.kv_committed == 0
@@ -164,7 +164,7 @@ def test_short_sequences_fill_a_cache_of_many_groups_early() -> None:
     kv.reports(GEMMA, 0.0, 0, 0.0)
     each, granted = kv.need(500, 0, 1), 0
     while kv.fits(each, 0.0):
-        kv.granted(each, 0.0)
+        kv.grant(each, 0.0)
         granted += 1
     assert granted == 6000 // 192, "187 by its tokens alone"
 
@@ -173,8 +173,8 @@ def test_what_prompts_take_while_they_are_read_is_kept_free_until_then() -> None
     kv = LeasedBudget()
     cache = KvCache(1000, (KvGroup(1), KvGroup(1, 100, 400)))
     kv.reports(cache, 0.0, 0, 0.0)
-    kv.granted(need(100, 0, reading=200), 0.0)
-    kv.granted(need(100, 0, reading=50), 0.0)
+    kv.grant(need(100, 0, reading=200), 0.0)
+    kv.grant(need(100, 0, reading=50), 0.0)
     assert kv.fits(need(550, 0), 0.0)
     assert not kv.fits(need(551, 0), 0.0)
     assert not kv.fits(need(550, 0, reading=1), 0.0)
@@ -188,7 +188,7 @@ def test_what_prompts_take_while_they_are_read_is_kept_free_until_then() -> None
 def test_what_a_window_gives_back_it_takes_again() -> None:
     """At the end of a block it looks back at one less than at its beginning."""
     kv = budget_of(1000)
-    kv.granted(KvNeed(700, 0, 10, swing=50), 0.0)
+    kv.grant(KvNeed(700, 0, 10, swing=50), 0.0)
     kv.reports(kv_of(1000), 0.65, 0, 1.0)
     assert kv.fits(need(290), 1.0), "it surely fits"
     assert not kv.fits(need(291), 1.0), "650 + 10 + 50 + 291"

@@ -55,7 +55,7 @@ def test_reports_without_another_preemption_shrink_nothing() -> None:
 
 def test_just_after_a_preemption_only_what_surely_fits_goes() -> None:
     kv = budget_of(1000)
-    kv.granted(need(700, 0), 0.0)
+    kv.grant(need(700, 0), 0.0)
     kv.reports(kv_of(1000), 0.1, 1, 10.0)
     assert not kv.fits(need(60, 0), 10.0 + QUIET_S / 2)
     assert kv.fits(need(60, 0), 10.0 + QUIET_S)
@@ -71,7 +71,7 @@ def taking(
     """A cache of 1000 blocks that is so full from 9 s on. `counted`: for each lease; none: 100."""
     kv = budget_of(1000)
     for each in counted or (100,):
-        kv.granted(need(each, 0), 0.0)
+        kv.grant(need(each, 0), 0.0)
     at = 9.0
     while at <= until:
         kv.reports(kv_of(1000), usage, 0, at, unbegun=unbegun, foreign=foreign)
@@ -106,7 +106,7 @@ def test_long_prompt_that_is_read_before_short_ones_is_not_more_than_was_counted
 
 def test_sequences_of_one_lease_that_are_not_begun_are_counted_one_by_one() -> None:
     kv = budget_of(1000)
-    kv.granted(need(200, 0), 0.0, sequences=4)
+    kv.grant(need(200, 0), 0.0, sequences=4)
     for at in (9.0, 9.5, 10.0):
         kv.reports(kv_of(1000), 0.7, 0, at, unbegun=2)
     assert not kv.fits(need(0, 0), SEEN), "two of four have begun: 100 of 700 that are taken"
@@ -130,7 +130,7 @@ def test_what_is_taken_for_a_moment_shows_nothing() -> None:
 
 def test_answers_of_unknown_length_show_nothing() -> None:
     kv = budget_of(1000)
-    kv.granted(need(100, None), 0.0)
+    kv.grant(need(100, None), 0.0)
     for at in (8.0, 9.0, 10.0):
         kv.reports(kv_of(1000), 0.7, 0, at)
     assert kv.fits(need(300, 0), 10.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest, BlockedBy
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.bench import Bench
 from tests.orch_sidecar.admission.examples import (
@@ -17,6 +17,7 @@ from tests.orch_sidecar.admission.examples import (
     bulk,
     class_rules,
     interactive,
+    reason,
     rules,
 )
 
@@ -47,7 +48,7 @@ def test_reserve_is_the_demand_and_its_deviation() -> None:
     assert reserved(bench) == 6
     bench.grant(bulk(9))
     assert bench.blocked_by(bulk()) is None
-    assert bench.blocked_by(bulk(2)) is BlockedBy.RESERVE
+    assert reason(bench.blocked_by(bulk(2))) == "reserve"
     assert bench.blocked_by(bulk(2), due=True) is None
     assert bench.blocked_by(interactive(2)) is None
 
@@ -126,7 +127,7 @@ def test_free_slots_are_what_the_next_requests_of_a_class_would_get() -> None:
     assert constraints.free(BULK, 0.0) == 5, "up to the mixed batch"
     bench.grant(bulk(5))
     assert constraints.free(BULK, 0.0) == 0
-    assert bench.blocked_by(bulk()) is BlockedBy.BATCH
+    assert reason(bench.blocked_by(bulk())) == "batch"
 
 
 # What it costs

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.types import BlockedBy, EngineReport, KvNeed
+from orch_sidecar.admission.types import EngineReport, KvNeed
 from tests.orch_sidecar.admission.bench import Bench
-from tests.orch_sidecar.admission.examples import bulk, class_rules, interactive, kv_of, rules
+from tests.orch_sidecar.admission.examples import (
+    bulk,
+    class_rules,
+    interactive,
+    kv_of,
+    reason,
+    rules,
+)
 
 
 def test_slots_are_leased_and_foreign_ones() -> None:
@@ -14,8 +21,8 @@ def test_slots_are_leased_and_foreign_ones() -> None:
     bench.grant(bulk(2))
     bench.ledger.foreign = 1
     assert bench.blocked_by(interactive()) is None
-    assert bench.blocked_by(interactive(2)) is BlockedBy.SLOT
-    assert bench.blocked_by(bulk(2), due=True) is BlockedBy.SLOT
+    assert reason(bench.blocked_by(interactive(2))) == "slot"
+    assert reason(bench.blocked_by(bulk(2), due=True)) == "slot"
 
 
 def test_interactive_requests_count_among_themselves() -> None:
@@ -24,7 +31,7 @@ def test_interactive_requests_count_among_themselves() -> None:
     bench.grant(bulk(8))
     bench.grant(interactive())
     assert bench.blocked_by(interactive()) is None
-    assert bench.blocked_by(interactive(2)) is BlockedBy.BATCH
+    assert reason(bench.blocked_by(interactive(2))) == "batch"
 
 
 def test_an_interactive_request_beyond_the_batch_goes_when_no_other_runs() -> None:
@@ -41,8 +48,8 @@ def test_bulk_fills_what_its_slo_allows_of_both_classes_and_foreign_ones() -> No
     bench.grant(bulk(4))
     bench.ledger.foreign = 1
     assert bench.blocked_by(bulk()) is None
-    assert bench.blocked_by(bulk(2)) is BlockedBy.BATCH
-    assert bench.blocked_by(bulk(2), due=True) is BlockedBy.BATCH
+    assert reason(bench.blocked_by(bulk(2))) == "batch"
+    assert reason(bench.blocked_by(bulk(2), due=True)) == "batch"
 
 
 def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
@@ -51,12 +58,12 @@ def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
     bench.grant(bulk(2))
     assert bench.blocked_by(bulk(2)) is None
     run = bench.grant(interactive())
-    assert bench.blocked_by(bulk()) is BlockedBy.BATCH
+    assert reason(bench.blocked_by(bulk())) == "batch"
     assert bench.blocked_by(bulk(), due=True) is None
     demand = bench.constraints.reserve.interactive
     demand.slots, demand._at = 1.0, 1.0
     bench.release(run, 1.0)
-    assert bench.blocked_by(bulk(2), 1.0) is BlockedBy.BATCH, "the next one is expected"
+    assert reason(bench.blocked_by(bulk(2), 1.0)) == "batch", "the next one is expected"
     assert bench.blocked_by(bulk(2), 61.0) is None
 
 
@@ -74,7 +81,7 @@ def test_one_bulk_prompt_at_a_time_beside_interactive_traffic_of_unknown_speed()
     run = bench.grant(bulk(prompt_tokens=100))
     assert bench.blocked_by(bulk(prompt_tokens=100)) is None, "no interactive request waits"
     bench.grant(interactive(prompt_tokens=100))
-    assert bench.blocked_by(bulk(prompt_tokens=100)) is BlockedBy.PREFILL
+    assert reason(bench.blocked_by(bulk(prompt_tokens=100))) == "prefill"
     assert bench.blocked_by(bulk(prompt_tokens=100), due=True) is None
     assert bench.blocked_by(interactive(prompt_tokens=100)) is None
     bench.release(run, 1.0)
@@ -87,7 +94,7 @@ def test_bulk_prompts_are_read_within_a_quarter_of_the_interactive_slo() -> None
     bench.grant(interactive())
     bench.grant(bulk(prompt_tokens=60))
     assert bench.blocked_by(bulk(prompt_tokens=40)) is None
-    assert bench.blocked_by(bulk(prompt_tokens=50)) is BlockedBy.PREFILL
+    assert reason(bench.blocked_by(bulk(prompt_tokens=50))) == "prefill"
     assert bench.blocked_by(bulk(prompt_tokens=50), 0.02) is None
 
 
@@ -97,22 +104,21 @@ def test_a_request_waits_for_room_in_the_cache_whatever_its_class() -> None:
     bench.grant(bulk(prompt_tokens=500, max_tokens=100))
     fits, too_much = {"prompt_tokens": 200, "max_tokens": 100}, {"prompt_tokens": 400}
     assert bench.blocked_by(interactive(2, **fits)) is None
-    assert bench.blocked_by(interactive(3, **fits)) is BlockedBy.KV
+    assert reason(bench.blocked_by(interactive(3, **fits))) == "kv"
     for request in (interactive(**too_much), bulk(**too_much)):
-        assert bench.blocked_by(request, due=True) is BlockedBy.KV
+        assert reason(bench.blocked_by(request, due=True)) == "kv"
 
 
 def test_a_sequence_takes_whole_blocks_of_the_cache() -> None:
     bench = Bench(8)
     bench.constraints.reported(EngineReport("e", 8, kv=kv_of(64, 16)), 0.0)
-    assert bench.constraints.kv_need(bulk(2, prompt_tokens=20, max_tokens=7)) == KvNeed(2, 0, 2)
-    assert bench.constraints.kv_need(bulk(2, prompt_tokens=20, max_tokens=6)) == KvNeed(2, 0, 0)
-    assert bench.constraints.kv_need(bulk(2, prompt_tokens=20, max_tokens=None)) == KvNeed(
-        2, 0, None
-    )
+    for max_tokens, output in ((7, 2), (6, 0), (None, None)):
+        request = bulk(2, prompt_tokens=20, max_tokens=max_tokens)
+        bench.constraints.set_kv(request)
+        assert request.kv == KvNeed(2, 0, output)
     bench.grant(bulk(prompt_tokens=30, max_tokens=2))
     assert bench.blocked_by(interactive(2, prompt_tokens=20, max_tokens=6)) is None
-    assert bench.blocked_by(interactive(2, prompt_tokens=20, max_tokens=7)) is BlockedBy.KV
+    assert reason(bench.blocked_by(interactive(2, prompt_tokens=20, max_tokens=7))) == "kv"
 
 
 def test_blocks_that_are_only_begun_are_counted_whole() -> None:
@@ -123,7 +129,7 @@ def test_blocks_that_are_only_begun_are_counted_whole() -> None:
     request = interactive(prompt_tokens=130, max_tokens=130)
     while bench.blocked_by(request) is None:
         bench.grant(request)
-    assert bench.blocked_by(request) is BlockedBy.KV
+    assert reason(bench.blocked_by(request)) == "kv"
     assert bench.ledger.lease_count == 16
 
 
@@ -135,7 +141,7 @@ def test_what_is_on_its_way_to_the_scheduler_is_in_no_usage() -> None:
         bench.grant(interactive(prompt_tokens=100, max_tokens=100))
     reading = EngineReport("e", 8, 1, kv=kv_of(1000), kv_usage=0.1, prefilling=1, scheduled=1)
     bench.constraints.reported(reading, 5.0)
-    assert bench.blocked_by(interactive(prompt_tokens=100, max_tokens=200), 5.0) is BlockedBy.KV
+    assert reason(bench.blocked_by(interactive(prompt_tokens=100, max_tokens=200), 5.0)) == "kv"
     read = EngineReport("e", 8, 1, kv=kv_of(1000), kv_usage=0.3, scheduled=4)
     bench.constraints.reported(read, 6.0)
     assert bench.blocked_by(interactive(prompt_tokens=100, max_tokens=200), 6.0) is None
@@ -151,19 +157,19 @@ def test_another_engine_begins_empty() -> None:
     assert (bench.ledger.interactive, bench.ledger.bulk) == (1, 0)
 
 
-@pytest.mark.parametrize("blocked_by", [BlockedBy.KV, BlockedBy.RESERVE, BlockedBy.BATCH])
-def test_what_comes_back_slowly_is_looked_at_now_and_then(blocked_by: BlockedBy) -> None:
-    assert Bench(4).constraints.clears_at(blocked_by, 10.0) == 10.25
+@pytest.mark.parametrize("name", ["kv", "reserve", "batch"])
+def test_what_comes_back_slowly_is_looked_at_now_and_then(name: str) -> None:
+    assert Bench(4).clears_at(name, 10.0) == 10.25
 
 
 def test_end_of_a_lack_of_slots_is_unpredictable() -> None:
-    assert Bench(4).constraints.clears_at(BlockedBy.SLOT, 10.0) is None
+    assert Bench(4).clears_at("slot", 10.0) is None
 
 
 def test_prompts_are_looked_at_when_they_will_have_been_read() -> None:
     bench = Bench(4)
     bench.grant(bulk(prompt_tokens=600))
     bench.wait(bulk(prompt_tokens=0))
-    assert bench.constraints.clears_at(BlockedBy.PREFILL, 0.0) == 0.25, "of unknown speed"
+    assert bench.clears_at("prefill", 0.0) == 0.25, "of unknown speed"
     bench.constraints.reported(EngineReport("e", 4, prefill_tokens_per_s=1000.0), 0.0)
-    assert bench.constraints.clears_at(BlockedBy.PREFILL, 0.0) == pytest.approx(0.1)
+    assert bench.clears_at("prefill", 0.0) == pytest.approx(0.1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from orch_sidecar.admission.constraints.constraint import Beside
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
-from orch_sidecar.admission.types import BlockedBy
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import Lease
 from tests.orch_sidecar.admission.examples import (
     bulk,
     core_of,
@@ -13,6 +15,7 @@ from tests.orch_sidecar.admission.examples import (
     granted,
     interactive,
     queue,
+    reason,
     report,
 )
 from vllm_plugin.contracts.lease_protocol import Claim
@@ -23,27 +26,38 @@ SLOTS = 4
 @pytest.fixture
 def offers() -> SlotOffers:
     """Another sidecar claims slots."""
-    made = SlotOffers()
-    made.reported(report(SLOTS, sidecars=2, contended=True))
+    made = SlotOffers(Ledger())
+    made.reported(report(SLOTS, sidecars=2, contended=True), 0.0)
     return made
 
 
+def blocks(offers: SlotOffers, slots: int) -> bool:
+    return offers.blocks(interactive(slots), Beside(0, 0), 0.0)
+
+
+def grant(offers: SlotOffers, slots: int) -> bool:
+    """Returns whether that was under an offer."""
+    lease = Lease("a", slots, "e1")
+    offers.granted(lease, interactive(slots), 0.0)
+    return lease.offered
+
+
 def test_request_waits_for_an_offer_of_its_slots(offers: SlotOffers) -> None:
-    assert offers.block(1)
+    assert blocks(offers, 1)
     offers.offer(2, 1)
-    assert not offers.block(1)
-    assert not offers.block(2)
-    assert offers.block(3)
+    assert not blocks(offers, 1)
+    assert not blocks(offers, 2)
+    assert blocks(offers, 3)
 
 
 def test_requests_use_up_an_offer(offers: SlotOffers) -> None:
     offers.offer(3, 1)
-    assert offers.granted(2)
-    assert not offers.block(1)
-    assert offers.block(2)
-    assert offers.granted(1)
-    assert offers.block(1)
-    assert not offers.granted(1), "it took a slot that was seen free"
+    assert grant(offers, 2)
+    assert not blocks(offers, 1)
+    assert blocks(offers, 2)
+    assert grant(offers, 1)
+    assert blocks(offers, 1)
+    assert not grant(offers, 1), "it took a slot that was seen free"
     assert offers.taken == 1
 
 
@@ -51,9 +65,9 @@ def test_rest_of_an_offer_is_given_back_and_so_are_slots_of_requests_that_are_no
     offers: SlotOffers,
 ) -> None:
     offers.offer(3, 1)
-    offers.granted(1)
+    grant(offers, 1)
     offers.settle()
-    assert offers.block(1)
+    assert blocks(offers, 1)
     offers.give_back(1)
     assert offers.unused == 3
     assert (offers.take_unused(), offers.unused) == (3, 0)
@@ -62,10 +76,10 @@ def test_rest_of_an_offer_is_given_back_and_so_are_slots_of_requests_that_are_no
 def test_rejection_lasts_until_a_request_is_dispatched_under_an_offer(offers: SlotOffers) -> None:
     offers.reject()
     assert offers.rejected
-    offers.granted(1)
+    grant(offers, 1)
     assert offers.rejected, "there was no offer"
     offers.offer(1, 1)
-    offers.granted(1)
+    grant(offers, 1)
     assert not offers.rejected
 
 
@@ -81,24 +95,24 @@ def test_rejection_lasts_until_a_request_is_dispatched_under_an_offer(offers: Sl
 def test_offer_is_needed_while_requests_wait_elsewhere_or_after_a_rejection(
     sidecars: int, contended: bool, rejected: bool, waits: bool
 ) -> None:
-    offers = SlotOffers()
-    offers.reported(report(SLOTS, sidecars=sidecars, contended=contended))
+    offers = SlotOffers(Ledger())
+    offers.reported(report(SLOTS, sidecars=sidecars, contended=contended), 0.0)
     if rejected:
         offers.reject()
-    assert offers.block(1) is waits
+    assert blocks(offers, 1) is waits
 
 
 def test_rest_of_an_offer_is_kept_for_requests_on_their_way_where_nobody_else_waits() -> None:
     """They were sent into the slot that is offered, as soon as it was seen free."""
-    offers = SlotOffers()
-    offers.reported(report(SLOTS, sidecars=2))
+    offers = SlotOffers(Ledger())
+    offers.reported(report(SLOTS, sidecars=2), 0.0)
     offers.offer(3, 1)
     offers.settle()
     assert (offers.left, offers.unused) == (0, 0)
 
 
 def test_rejections_are_counted() -> None:
-    offers = SlotOffers()
+    offers = SlotOffers(Ledger())
     for _ in range(3):
         offers.reject()
     offers.begin_epoch()
@@ -107,7 +121,7 @@ def test_rejections_are_counted() -> None:
 
 
 def test_rejection_ends_when_nothing_waits_and_when_the_engine_restarts() -> None:
-    offers = SlotOffers()
+    offers = SlotOffers(Ledger())
     offers.reject()
     offers.withdraw()
     assert not offers.rejected
@@ -119,11 +133,11 @@ def test_rejection_ends_when_nothing_waits_and_when_the_engine_restarts() -> Non
 
 
 def test_engine_knows_what_waits_only_where_that_concerns_others() -> None:
-    offers = SlotOffers()
+    offers = SlotOffers(Ledger())
     assert not offers.shared
-    offers.reported(report(SLOTS, sidecars=2))
+    offers.reported(report(SLOTS, sidecars=2), 0.0)
     assert offers.shared
-    offers.reported(report(SLOTS, sidecars=0))  # its own stream is not counted yet
+    offers.reported(report(SLOTS, sidecars=0), 0.0)  # its own stream is not counted yet
     assert (offers.sidecars, offers.shared) == (1, False)
     offers.reject()
     assert offers.shared
@@ -142,7 +156,7 @@ def test_alone_and_uncontended_no_offer_is_needed() -> None:
 def test_request_waits_for_an_offer_although_slots_are_free_while_others_claim_them() -> None:
     core = core_of(SLOTS, sidecars=2, contended=True)
     queue(core, interactive(2), "a", "b")
-    assert core.blocked_by is BlockedBy.SLOT
+    assert reason(core.blocked_by) == "slot"
     assert core.order.claim == Claim(2, urgent=True, more=2)
     core.constraints.offers.offer(3, 1)
     assert granted(core.dispatch(1.0)) == ["a"], "it has no slots for two"

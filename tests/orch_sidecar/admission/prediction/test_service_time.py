@@ -9,7 +9,7 @@ import pytest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import FEW, FRESH_S, ServiceTimes
-from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, EngineReport, Lease
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from tests.orch_sidecar.admission.examples import INTERACTIVE, STEP_TIME, bulk, interactive
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -23,7 +23,7 @@ class LeasedServiceTimes(ServiceTimes):
         super().__init__(self.ledger)
 
     def run(self, lease_id: str, request: AdmissionRequest) -> None:
-        self.ledger.grant(lease_id, request, NO_KV_NEED, 0.0)
+        self.ledger.grant(lease_id, request, 0.0)
         self.ledger.foreign -= request.cost
 
     def end(self, lease_id: str) -> None:
@@ -233,7 +233,7 @@ def test_a_request_is_charged_its_prompt_and_twice_its_expected_output() -> None
 def test_a_request_is_charged_what_it_took() -> None:
     service_times = service_times_of()
     request = interactive(2, prompt_tokens=50, max_tokens=100)
-    lease = service_times.ledger.grant("a", request, NO_KV_NEED, 0.0)
+    lease = service_times.ledger.grant("a", request, 0.0)
     lease.charge = service_times.charge(request)
     assert service_times.took(lease, request, 60, 1.0) == 171
 

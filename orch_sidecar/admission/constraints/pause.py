@@ -1,0 +1,50 @@
+"""Dispatches nothing for a moment after an upstream rejected a request. Pure."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint
+from orch_sidecar.admission.constraints.slot_offers import SlotOffers
+from orch_sidecar.admission.types import AdmissionRequest
+from vllm_plugin.contracts.profile import ServiceClass
+
+_SHORTEST_S: Final = 0.02
+_LONGEST_S: Final = 1.0
+
+
+class Pause(Constraint):
+    """A pause that ends at its time. What comes under an offer of the engine is dispatched."""
+
+    reason: ClassVar[str] = "pause"
+    absolute: ClassVar[bool] = True
+
+    def __init__(self, offers: SlotOffers) -> None:
+        self.until = float("-inf")
+        self._offers = offers
+        self._for_slots = False
+
+    @property
+    def for_slots(self) -> bool:
+        return self._for_slots and self._offers.shared
+
+    def begin(self, pause_s: float, now: float, *, offered: bool) -> None:
+        """Pauses for `pause_s`, within bounds. `offered`: the request that the upstream rejected
+        came under an offer. Then it lacks something else than slots, and none are claimed."""
+        pause_s = min(max(pause_s, _SHORTEST_S), _LONGEST_S)
+        self.until = max(self.until, now + pause_s)
+        self._for_slots = not offered
+
+    def room(
+        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+    ) -> int:
+        return 0 if now < self.until and not self._offers.left else ANY
+
+    def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
+        return self.until
+
+    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
+        return max(0.0, self.until - now)
+
+    def text(self) -> str:
+        return "a moment: the engine, or the sidecar below, rejected a request just now"
