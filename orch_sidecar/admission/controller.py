@@ -18,6 +18,7 @@ from orch_sidecar.admission.draining import Drain, after_restart, stronger
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
+from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
 from orch_sidecar.admission.queue_entry import QueueEntry
 from orch_sidecar.admission.queues import Queues
@@ -73,6 +74,9 @@ class AdmissionController:
         self.reclaim = Reclaim(self.ledger, self.queues, self.service_times, self.constraints)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
         self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
+        self.absence = Absence()
+        # Whether requests wait here for an engine that is away; else another may serve them.
+        self.keeps_queue = True
         self.draining: Drain | None = None
 
     # Engine events
@@ -92,14 +96,26 @@ class AdmissionController:
         ledger.foreign_interactive = report.foreign_interactive
         self.constraints.reported(report, now)
         service_times.reported(report, self.constraints.reserve.step_time, now)
-        self.unavailable = None
+        if self.unavailable is not None:
+            self.unavailable = None
+            self.absence.back(now)
         if not self.queues.depth:
             return []
         return self._queue_entry.refuse_too_large(slots_before) + self.dispatch(now)
 
-    def engine_unavailable(self, refusal: Refusal) -> None:
-        """Admits nothing until the engine reports again; queued requests keep waiting."""
+    def engine_unavailable(
+        self, refusal: Refusal, now: float, *, expected: bool | None = None
+    ) -> None:
+        """Admits nothing until the engine reports again; queued requests keep waiting. `expected`:
+        whether it will be back by itself, None where nothing new is known of that."""
         self.unavailable = refusal
+        if expected is None and self.draining is not None and self.draining.ends_with_engine:
+            expected = True  # its stop was ordered: another takes its place
+        self.absence.away(refusal.reason, now, expected=expected)
+
+    def away(self, now: float) -> Refusal | None:
+        """Why nothing can be admitted, and until when as far as that is known; None: it can."""
+        return None if self.unavailable is None else self.absence.refusal(self.unavailable, now)
 
     # Request events
 
@@ -108,10 +124,10 @@ class AdmissionController:
     ) -> Lease | Refusal | Queued:
         """Decides about a new request. Queued: its outcome follows as a decision; those on others
         (evicted for it, or dispatched with it) are in `take_displaced`."""
-        if self.draining is not None:
+        if self.draining is not None and not (self.unavailable and self.draining.ends_with_engine):
             return refusals.draining(self.draining.ordered_by)
         if self.unavailable is not None:
-            return self.unavailable
+            return self._wait_for_engine(ticket, request, now)
         if request.cost > self.ledger.slots_total:
             return refusals.too_large(request.cost, self.ledger.slots_total)
         if self.queues.has_expired(now):  # a request that has expired must not block this one
@@ -162,7 +178,7 @@ class AdmissionController:
 
         `since`: its arrival, from which its time limits count. `dispatch` has to follow.
         """
-        outcome = self._queue_entry.reenter(ticket, request, since, self.unavailable, now)
+        outcome = self._queue_entry.reenter(ticket, request, since, self.away(now), now)
         if isinstance(outcome, Queued):
             self.order.blocked_by = self.constraints.pause
             self.constraints.reserve.update(now)
@@ -270,7 +286,7 @@ class AdmissionController:
 
     def dispatch(self, now: float) -> list[Decision]:
         """Refuses requests whose wait has expired, then dispatches those that can start."""
-        decisions = self._queue_entry.expire(self.unavailable, now)
+        decisions = self._queue_entry.expire(self.away(now), now)
         reserve, waiting = self.constraints.reserve, self.queues.depth
         reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
@@ -293,11 +309,29 @@ class AdmissionController:
             self.order.gone(request, now)
         return lease
 
+    def _wait_for_engine(
+        self, ticket: str, request: AdmissionRequest, now: float
+    ) -> Refusal | Queued:
+        """Queues a request that may wait until the engine is expected back."""
+        away = self.away(now)
+        assert away is not None
+        if not self.keeps_queue or away.predicted_start_ms is None:
+            return away
+        start = self.forecaster.start_after(request, away.predicted_start_ms / 1000)
+        outcome, evicted = self._queue_entry.enter(ticket, request, start, now)
+        self.displaced += evicted
+        if isinstance(outcome, Refusal):
+            return away
+        request.work = request.cost * UNKNOWN_TOKENS
+        self.constraints.reserve.demand(request.service_class).arrived(request, now)
+        return outcome
+
     def _enqueue(
         self, ticket: str, request: AdmissionRequest, blocked_by: Constraint, now: float
     ) -> Lease | Refusal | Queued:
+        start = self.forecaster.start(request, blocked_by, now)
         outcome: Lease | Refusal | Queued
-        outcome, evicted = self._queue_entry.enter(ticket, request, blocked_by, now)
+        outcome, evicted = self._queue_entry.enter(ticket, request, start, now)
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return outcome

@@ -138,9 +138,19 @@ class Forecaster:
         if blocked_s is None:
             return None
         slots_s = max(slots_s, blocked_s)
+        if slots_s <= 0 and not blocked_by.for_slots:  # it is blocked, so that is not known
+            at = blocked_by.clears_at(request, now)
+            if at is None:
+                return None
+            slots_s = max(0.0, at - now)
         unread = times.prompts.left_after(schedule.prompt_tokens, slots_s)
         own_s = times.first_token_s(request, unread)
         return Start(slots_s, None if own_s is None else slots_s + own_s)
+
+    def start_after(self, request: AdmissionRequest, wait_s: float) -> Start:
+        """The start of a request that has its slots after this time."""
+        own_s = self._service_times.first_token_s(request)
+        return Start(wait_s, None if own_s is None else wait_s + own_s)
 
     def _prompts_ahead(self, request: AdmissionRequest) -> float:
         """Prompt tokens of the bulk requests that go before a bulk one that arrives now."""

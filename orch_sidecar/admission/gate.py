@@ -16,6 +16,7 @@ from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
+from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.prediction.service_time import Forecast
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.tickets import Tickets
@@ -26,7 +27,7 @@ from orch_sidecar.admission.types import (
     Lease,
     Queued,
 )
-from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -35,7 +36,10 @@ _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 class Gate:
     """Performs the decisions of an admission controller. Lives on one event loop."""
 
-    def __init__(self, controller: AdmissionController) -> None:
+    def __init__(
+        self, controller: AdmissionController, lasted_s: dict[Reason, float] | None = None
+    ) -> None:
+        """`lasted_s`: how long engines like this one were away, learned together."""
         # Called after each change, while a parent sidecar subscribes to them.
         self.on_change: Callable[[], None] | None = None
         self.orphans = 0  # leases found without an owner, since the start
@@ -43,6 +47,7 @@ class Gate:
         self.ledger, self._queues = controller.ledger, controller.queues
         self.offers = controller.constraints.offers
         self._loop = asyncio.get_running_loop()
+        controller.absence = Absence(self._loop.time(), lasted_s)
         self._tickets = Tickets(self._loop.create_future)
         self.ids, self.open = self._tickets.ids, self._tickets.open  # to be closed in a `finally`
         self.instance = self.ids.instance
@@ -59,6 +64,14 @@ class Gate:
     def unavailable(self) -> Refusal | None:
         """Why no request is admitted now; a drain is not a reason."""
         return self._controller.unavailable
+
+    def away(self) -> Refusal | None:
+        """The same, with the time at which requests are admitted again, as far as it is known."""
+        return self._controller.away(self._loop.time())
+
+    @property
+    def absence(self) -> Absence:
+        return self._controller.absence
 
     @property
     def draining(self) -> Drain | None:
@@ -93,8 +106,9 @@ class Gate:
 
     def obstacle(self, lease_id: str) -> Refusal | None:
         """Why a request with this lease can no longer be sent to the engine; None: it can."""
-        away = self._controller.unavailable
-        return away or (None if self.ledger.owns(lease_id) else refusals.RESTARTED)
+        if self._controller.unavailable is not None:
+            return self.away()
+        return None if self.ledger.owns(lease_id) else refusals.RESTARTED
 
     def closing(self) -> list[str]:
         """The ids of leases whose end the engine has yet to confirm."""
@@ -107,6 +121,10 @@ class Gate:
     def forecast(self, request: AdmissionRequest) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""
         return self._controller.forecast(request, self._loop.time())
+
+    def pace_s(self) -> float | None:
+        """Seconds per token of each running sequence, as measured; None: unknown."""
+        return self._controller.service_times.pace_s(0)
 
     def outlook(self) -> tuple[float | None, int]:
         """The pace and the free slots of the most urgent class: what the next request has to
@@ -212,8 +230,8 @@ class Gate:
     def engine_reports(self, report: EngineReport) -> None:
         self._perform(self._controller.engine_reports(report, self._loop.time()))
 
-    def engine_unavailable(self, refusal: Refusal) -> None:
-        self._controller.engine_unavailable(refusal)
+    def engine_unavailable(self, refusal: Refusal, *, expected: bool | None = None) -> None:
+        self._controller.engine_unavailable(refusal, self._loop.time(), expected=expected)
         self._perform([])
 
     def offered(self, slots: int, number: int) -> None:

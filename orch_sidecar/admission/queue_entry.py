@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.service_time import ServiceTimes
+from orch_sidecar.admission.prediction.service_time import ServiceTimes, Start
 from orch_sidecar.admission.prediction.shorter_prompts import MOST
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued
@@ -47,16 +46,15 @@ class QueueEntry:
         self,
         ticket: str,
         request: AdmissionRequest,
-        blocked_by: Constraint,
+        start: Start | None,
         now: float,
     ) -> tuple[Queued | Refusal, list[Decision]]:
-        """Queues a request that is `blocked_by` a constraint.
+        """Queues a request that is predicted to `start` then, unless that is too late for it.
 
         Returns its outcome, and the evictions that made room for it.
         """
         forecaster = self._forecaster
         position = self._queues.before_all(request).requests
-        start = forecaster.start(request, blocked_by, now)
         start_ms = None if start is None else start.ms
         rules = self.rules.of(request.service_class)
         refusal = forecaster.queue_refusal(request, rules, start, now)
@@ -135,7 +133,7 @@ class QueueEntry:
     def refuse_too_large(self, slots_before: int) -> list[Decision]:
         """Refuses queued requests that need more slots than the engine has left of those it had."""
         slots_total = self._ledger.slots_total
-        if slots_total >= slots_before:
+        if 0 < slots_before <= slots_total:
             return []
         return [
             self._refuse(each, refusals.too_large(each.request.cost, slots_total))
@@ -147,25 +145,14 @@ class QueueEntry:
         self, ticket: str, request: AdmissionRequest, since: float, now: float
     ) -> QueuedRequest:
         rules = self.rules.of(request.service_class)
-        # One that gave its slots back may wait as long again.
-        longest_s = rules.max_wait_s * (1 + request.reclaimed)
-        limits = [(since + longest_s, Reason.QUEUE_TIMEOUT)]
-        if request.max_wait_ms is not None:
-            limits.append((since + request.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
-        if request.deadline_ms is not None:
-            limits.append((since + request.deadline_ms / 1000, Reason.DEADLINE_MISS))
         first_token_s = self._service_times.first_token_s(request)
-        if rules.ttft_p95_ms is not None:
-            # After that its first token would miss the SLO.
-            latest = rules.ttft_p95_ms / 1000
-            if first_token_s is not None:
-                latest = max(0.0, latest - first_token_s)
-            limits.append((since + latest, Reason.SLO_MISS))
-        expires, expiry = min(limits)
+        longest_s, expiry = refusals.longest_wait(request, rules, first_token_s or 0.0)
         if request.delay_s is None:
             request.delay_s = self._reserve.clock.value(now)
         charge = self._service_times.charge(request)
-        return QueuedRequest(ticket, request, since, expires, expiry, request.delay_s, charge)
+        return QueuedRequest(
+            ticket, request, since, since + longest_s, expiry, request.delay_s, charge
+        )
 
     def _is_full(self, request: AdmissionRequest) -> bool:
         return self._queues.size(request.service_class) >= self._capacity(request)

@@ -79,6 +79,24 @@ def may_not_queue() -> Refusal:
     )
 
 
+def longest_wait(
+    request: AdmissionRequest, rules: ClassRules, first_token_s: float = 0.0
+) -> tuple[float, Reason]:
+    """Seconds for which a request may wait for its slots, and what it misses after that.
+
+    `first_token_s`: from its slots to its first token. One that gave its slots back may wait as
+    long again.
+    """
+    limits = [(rules.max_wait_s * (1 + request.reclaimed), Reason.QUEUE_TIMEOUT)]
+    if request.max_wait_ms is not None:
+        limits.append((request.max_wait_ms / 1000, Reason.QUEUE_TIMEOUT))
+    if request.deadline_ms is not None:
+        limits.append((request.deadline_ms / 1000, Reason.DEADLINE_MISS))
+    if rules.ttft_p95_ms is not None:
+        limits.append((max(0.0, rules.ttft_p95_ms / 1000 - first_token_s), Reason.SLO_MISS))
+    return min(limits)
+
+
 def waits_too_long(
     request: AdmissionRequest, rules: ClassRules, start_ms: float | None
 ) -> Refusal | None:

@@ -35,6 +35,7 @@ from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.queue_events.watchers import Watchers
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.proxy.waiting_room import WaitingRoom
 from orch_sidecar.wire.request_body import BodyReader
 
 
@@ -45,6 +46,7 @@ class Pipeline(NamedTuple):
     frontend: Frontend
     coalesce: Coalesce
     watchers: Watchers
+    waiting_room: WaitingRoom
 
 
 def build(
@@ -65,7 +67,9 @@ def build(
     forward = Forward(watchdog)
     watchers = Watchers(pools, watchdog)
     admit = Admit(forward, parent_leases, watchers)
-    route = Route(admit, forward, pools, bodies)
+    room = WaitingRoom()
+    pools.on_ready = room.open
+    route = Route(admit, forward, pools, bodies, room)
     coalesce = Coalesce(route, pools, watchdog, watchers, metrics)
     frontend = Frontend(
         coalesce,
@@ -81,7 +85,8 @@ def build(
         common_headers,
         salts,
     )
-    return Pipeline(OwnEndpoints(control, frontend, authorizer), frontend, coalesce, watchers)
+    entry = OwnEndpoints(control, frontend, authorizer)
+    return Pipeline(entry, frontend, coalesce, watchers, room)
 
 
 class OwnEndpoints:

@@ -144,6 +144,7 @@ class Sidecar:
         self.admin_port = 0  # known once `start` has returned
         self.frontend, self.coalesce = built.frontend, built.coalesce
         self.watchers = built.watchers
+        self.waiting_room = built.waiting_room
         self.reloader = Reloader(
             self.reloads,
             read or (lambda: settings),

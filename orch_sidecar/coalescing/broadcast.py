@@ -78,7 +78,8 @@ class Broadcast:
             subscriber.own_id = self._own_id(subscriber)
         if self.admitted:
             writer.record.admitted = time.monotonic_ns()
-            self._watchdog.add(subscriber)
+            limit = None if self.pool is None else self.pool.silence_limit_s
+            self._watchdog.add(subscriber, limit)
         self._subscribers[subscriber] = None
         return subscriber
 
@@ -111,7 +112,8 @@ class Broadcast:
         for subscriber in self._subscribers:
             if subscriber.record.admitted is None:  # it has waited for the slots, too
                 subscriber.record.admitted = self.record.admitted
-            self._watchdog.add(subscriber)  # before that nothing could make progress
+            # Before that nothing could make progress.
+            self._watchdog.add(subscriber, pool.silence_limit_s)
             if pool.gate.draining:
                 subscriber.keep_alive = False
 

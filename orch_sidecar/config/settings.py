@@ -221,10 +221,11 @@ class SidecarSettings(BaseSettings):
     connect_timeout_s: float = Field(
         5.0, gt=0, description="longest time to connect to the engine, seconds"
     )
-    engine_silence_s: float = Field(
-        600.0,
+    engine_silence_s: float | None = Field(
+        None,
         gt=0,
-        description="time without data from the engine after which a request fails, seconds",
+        description="time without data from the engine after which a request fails, seconds; by "
+        "default 600 while its state is heard of, else a multiple of what its steps take",
     )
     client_stall_s: float = Field(
         120.0,

@@ -58,6 +58,17 @@ _REASONS: Final = {
     EngineState.UNUSABLE: Reason.ENGINE_DOWN,
 }
 
+# An engine that is starting, stopping (another will be in its place), or alive and not going on;
+# and those for which somebody has to do something.
+_EXPECTED_BACK: Final = {
+    EngineState.STARTING: True,
+    EngineState.DRAINING: True,
+    EngineState.STALLED: True,
+    EngineState.PAUSED: False,
+    EngineState.ASLEEP: False,
+    EngineState.UNUSABLE: False,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Outage:
@@ -70,6 +81,12 @@ class Outage:
     reason: Reason
     message: str
     detail: str = ""
+
+    @property
+    def expected_back(self) -> bool | None:
+        """Whether the engine will take requests again by itself; None: that does not show, as where
+        it is only known to be unreachable."""
+        return _EXPECTED_BACK.get(self.state)
 
 
 def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Outage | None:

@@ -73,11 +73,13 @@ class EngineWatcher:
         tier: bool = False,
         child_pool: str | None = None,
         changes_every_s: Callable[[], float] = float,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
         """`keeps_queue`: requests stay queued while the engine is unavailable; else they are
         refused, because another engine may serve them. `tier`: the upstream is a sidecar, and
         `child_pool` the name of its pool, which is required if it has several.
-        `changes_every_s`: the least time between two changes that the engine is asked for."""
+        `changes_every_s`: the least time between two changes that the engine is asked for.
+        `on_ready`: called when the engine begins to take requests."""
         self._session = session
         self._url = url
         self._engine = "the engine"  # in messages to clients; the log names the address
@@ -87,6 +89,7 @@ class EngineWatcher:
         self._keeps_queue = keeps_queue
         self._tier = tier
         self._changes_every_s = changes_every_s
+        self._on_ready = on_ready
         self._params = {"instance": gate.instance, "api_version": API_VERSION}
         if child_pool is not None:
             self._params["pool"] = child_pool
@@ -249,7 +252,8 @@ class EngineWatcher:
             return
         if new == self._reported and not leases:
             return
-        if self.state is not EngineState.READY:
+        begins = self.state is not EngineState.READY
+        if begins:
             logger.info(
                 "engine ready: profile %s, %d slots, epoch %s",
                 self._profile.name,
@@ -264,6 +268,8 @@ class EngineWatcher:
         if self._gate.limits.out_of_reach is not before:
             text = "can be kept again" if before else "cannot be kept, not even by a batch of one"
             logger.warning("engine at %s: the SLO per token %s", self._url, text)
+        if begins and self._on_ready is not None:
+            self._on_ready()
 
     def _measure_busy(self, document: Document, *, first: bool) -> None:
         busy_s, now = document.get("busy_seconds_total"), self._loop.time()
@@ -284,7 +290,7 @@ class EngineWatcher:
         self._detail = detail
         self.state, self.message, self._reported = state, message, None
         refusal = Refusal(outage.reason, message)
-        self._gate.engine_unavailable(refusal)
+        self._gate.engine_unavailable(refusal, expected=outage.expected_back)
         if not self._keeps_queue:
             self._gate.refuse_queued(refusal)
 

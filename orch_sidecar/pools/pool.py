@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -38,7 +39,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import ANSWERING, EngineState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.candidates import Kind, Standing, standing
@@ -49,6 +50,12 @@ from orch_sidecar.wire.engine_connection import ConnectionPool
 from vllm_plugin.contracts.profile import AdmissionRules, Profile, ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
+
+# Seconds for which an engine may send nothing of a response: at most, and if it is not heard of.
+LONGEST_SILENCE_S: Final = 600.0
+_HUNG_S: Final = 30.0
+_HUNG_STEPS: Final = 20
+_HUNG_TIMES: Final = 3
 
 # At most one log line about failed connections per second.
 _LOG_EVERY_S: Final = 1.0
@@ -79,10 +86,14 @@ class Pool:
         group: str | None = None,
         changes_every_s: Callable[[], float] = float,
         sidecar_key: SecretStr | None = None,
+        lasted_s: dict[Reason, float] | None = None,
+        on_ready: Callable[[Pool], None] | None = None,
     ) -> None:
         """`keeps_queue`: requests stay queued while the engine is unavailable. `group`: the name of
         the headless pool that this is one address of. `changes_every_s`: see EngineWatcher.
-        `sidecar_key`: by which engines know this sidecar; child sidecars are not sent it."""
+        `sidecar_key`: by which engines know this sidecar; child sidecars are not sent it.
+        `lasted_s`: how long the addresses of its group were away. `on_ready`: called when it begins
+        to take requests."""
         self.name = settings.name
         self.group = group or settings.name
         self.on_request = settings.on_request
@@ -94,7 +105,8 @@ class Pool:
         )
         self.profile = profile
         controller = AdmissionController(rules)
-        self.gate, self.queues = Gate(controller), controller.queues
+        controller.keeps_queue = keeps_queue
+        self.gate, self.queues = Gate(controller, lasted_s), controller.queues
         self.places = Places(controller)
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
         # The first lines of every request head.
@@ -117,6 +129,7 @@ class Pool:
             tier=settings.tier,
             child_pool=settings.below,
             changes_every_s=changes_every_s,
+            on_ready=None if on_ready is None else partial(on_ready, self),
         )
         self._kind: Kind | None = None
         self._kind_models: Collection[str] | None = None  # as the watcher has them
@@ -179,7 +192,20 @@ class Pool:
             cause = str(error) or type(error).__name__  # a timeout has no text
             logger.warning("pool %s: no connection to %s: %s", self.name, self.url, cause)
         text = "no connection to the engine could be opened"
-        return self.gate.unavailable or Refusal(Reason.ENGINE_DOWN, text)
+        return self.gate.away() or Refusal(Reason.ENGINE_DOWN, text)
+
+    def silence_limit_s(self) -> float:
+        """Seconds for which a response of the engine may be silent.
+
+        An engine that is heard of tells itself when it makes no progress. Of one that is not, as
+        the plugin judges stalls: many of its steps, and longer than it was not heard of before.
+        """
+        if self.watcher.state in ANSWERING:
+            return LONGEST_SILENCE_S
+        gate = self.gate
+        steps_s = _HUNG_STEPS * (gate.pace_s() or 0.0)
+        before_s = _HUNG_TIMES * gate.absence.last_s(Reason.ENGINE_STALE)
+        return min(LONGEST_SILENCE_S, max(_HUNG_S, steps_s, before_s))
 
     def labels_of(self, service_class: ServiceClass) -> dict[str, Any]:
         """Returns the span attributes of a request of that class."""
@@ -253,7 +279,7 @@ class Pool:
         """Returns the pool as it is now. With `request` (and while the pool takes requests) it
         predicts when that request would end here."""
         gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
-        drain, unavailable = gate.draining, gate.unavailable
+        drain, unavailable = gate.draining, gate.away()
         state, message = watcher.state, watcher.message
         if drain is not None:
             unavailable = refusals.draining(drain.ordered_by)

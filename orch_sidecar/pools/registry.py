@@ -7,7 +7,8 @@ grow with the number of pools.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from secrets import randbits
 from typing import Final, NamedTuple
@@ -17,6 +18,7 @@ import aiohttp
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
+from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -63,6 +65,16 @@ class PoolRegistry:
         self.affinity = PrefixAffinity(randbits(32)) if settings.prefix_affinity else None
         self.all: tuple[Pool, ...]
         self._shortlist = Shortlist()
+        # Called when a pool begins to take requests.
+        self.on_ready: Callable[[], None] | None = None
+        # How long the addresses of a pool were away, by configured name; and whether all are.
+        self._lasted_s: dict[str, dict[Reason, float]] = {each.name: {} for each in self.settings}
+        now = asyncio.get_running_loop().time()
+        self._absences = {
+            each.name: Absence(now, self._lasted_s[each.name], Reason.NO_POOL)
+            for each in self.settings
+            if each.headless
+        }
         self._single = len(self.settings) == 1 and not self.settings[0].headless
         self.coalescing = False  # whether any pool coalesces identical requests
         self.not_coalescing: frozenset[str] = frozenset()  # groups that do not
@@ -146,8 +158,11 @@ class PoolRegistry:
         running requests go on."""
         self._replace(each for each in self.all if each is not pool)
         refusal = Refusal(Reason.ENGINE_DOWN, why)
+        now = pool.connections.loop.time()
         if not any(each.group == pool.group for each in self.all):
             self.without_address[pool.group] = refusal
+            # Its name had addresses, and will have others.
+            self._absences[pool.group].away(Reason.NO_POOL, now, expected=True)
         pool.gate.drain(OrderedBy.SHUTDOWN)
         pool.gate.engine_unavailable(refusal)
         pool.gate.refuse_queued(refusal)
@@ -201,7 +216,10 @@ class PoolRegistry:
         snapshots: list[PoolSnapshot] = []
         for pool in pools:
             requests[pool.name] = request = pool.admission_request(call, spent_ms)
-            snapshots.append(pool.snapshot(request if predicts else None))
+            snapshot = pool.snapshot(request if predicts else None)
+            if pool.keeps_queue and snapshot.unavailable is not None:
+                snapshot = snapshot._replace(unavailable=None)  # its own admission decides
+            snapshots.append(snapshot)
         found: tuple[str, PlacementReason] | Refusal
         if drawn and len(pools) > 1 and served_by is None and call.options is NO_OPTIONS:
             found = routing.best(snapshots, asked, load)  # each of them takes it
@@ -224,6 +242,23 @@ class PoolRegistry:
             affinity.placed(call.cache_owner, call.prefixes, name)
         return Placement(pool, request, reason)
 
+    def longest_wait_s(
+        self, call: GenerationCall, refusal: Refusal, spent_ms: float, waiting: int
+    ) -> float:
+        """Seconds for which a request may wait, with so many others, for a pool that is expected
+        back; 0: it must not, or none is."""
+        start_ms, options = refusal.predicted_start_ms, call.options
+        group = options.pool if options.pool in self._rules else self.settings[0].name
+        rules = self._rules[group].of(call.service_class)
+        if start_ms is None or options.do_not_queue or waiting >= rules.queue_capacity:
+            return 0.0
+        request = AdmissionRequest(
+            call.service_class, deadline_ms=options.deadline_ms, max_wait_ms=options.max_wait_ms
+        )
+        longest_s, _ = refusals.longest_wait(request, rules)
+        longest_s -= spent_ms / 1000
+        return longest_s if start_ms <= 1000 * longest_s else 0.0
+
     def choose_unadmitted(self, model: str, options: RequestOptions) -> Pool | Refusal:
         """Chooses the pool for a request that takes no slot: the first that can serve it."""
         if self.one is not None and options is NO_OPTIONS:
@@ -238,13 +273,14 @@ class PoolRegistry:
         """Snapshots of the headless pools without an address, which are unavailable."""
         if not self.without_address:
             return []
+        now = asyncio.get_running_loop().time()
         return [
             PoolSnapshot(
                 name,
                 group=name,
                 profile=self._profiles[name],
                 on_request=settings.on_request,
-                unavailable=self.without_address[name],
+                unavailable=self._absences[name].refusal(self.without_address[name], now),
             )
             for settings in self.settings
             if (name := settings.name) in self.without_address
@@ -261,7 +297,15 @@ class PoolRegistry:
             group=group,
             changes_every_s=lambda: len(self.all) / CHANGES_PER_S,
             sidecar_key=self._sidecar_key,
+            lasted_s=self._lasted_s[group],
+            on_ready=self._ready,
         )
+
+    def _ready(self, pool: Pool) -> None:
+        if (absence := self._absences.get(pool.group)) is not None:
+            absence.back(pool.connections.loop.time())
+        if self.on_ready is not None:
+            self.on_ready()
 
     def _replace(self, pools: Iterable[Pool]) -> None:
         """Sets the pools, and what follows from all of them."""

@@ -102,7 +102,7 @@ class ClientWriter:
         if pool.gate.draining:
             self.keep_alive = False
         client.response = self
-        self._watchdog.add(self)
+        self._watchdog.add(self, pool.silence_limit_s)
         if client.writing_paused:
             self.pause()  # full of an earlier response, to a pipelined request
 

@@ -28,6 +28,7 @@ from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLease
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
+from orch_sidecar.proxy.waiting_room import WaitingRoom
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import Names, request_head
@@ -53,9 +54,10 @@ class Request:
     `parent_lease`, `body`, `salt` (follows the first byte of the body for the engine),
     `reserved_bytes` (of the body budget), `options`.
     Of admission: `call`, `ticket` (under which it waits for slots or owns them), `waiting` (the
-    gate at which it waits, and that ticket), `moved` (it waited at another address of the pool
-    before), `excluded` (pools it must not be sent to), `lost` (why an engine that received it did
-    not answer), `generation` (the request that goes to the engine for it and others).
+    gate at which it waits, or the room where it does for a pool to be back, and its ticket there),
+    `moved` (it waited at another address of the pool before), `excluded` (pools it must not be sent
+    to), `lost` (why an engine that received it did not answer), `generation` (the request that goes
+    to the engine for it and others).
     Of the response: `sink` (None: the client alone), `response` (of the engine, once that got
     something), `failure` (why the response ended early), `reclaimed` (it gave its
     slots to another request, and is to be queued again), `cancelled`.
@@ -74,7 +76,7 @@ class Request:
     call: GenerationCall | None = None
     parent_lease: ParentLease | None = None
     ticket: str | None = None
-    waiting: tuple[Gate, str] | None = None
+    waiting: tuple[Gate | WaitingRoom, str] | None = None
     moved: bool = False
     cancelled: Refusal | None = None
     sink: Sink | None = None

@@ -6,7 +6,8 @@ one other pool, and never to a third.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import time
+from collections.abc import Collection, Coroutine
 from typing import Any, Final
 
 from orch_sidecar.admission.types import AdmissionRequest
@@ -19,11 +20,12 @@ from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.placement.routing import PlacementReason
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.rebalancer import REBALANCED
-from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.pools.registry import Placement, PoolRegistry
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.waiting_room import WaitingRoom
 from orch_sidecar.wire.request_body import BodyReader, model_of
 
 _ONLY: Final = PlacementReason.ONLY  # looking up a member of an enum is slow
@@ -33,13 +35,19 @@ class Route:
     """The stage that places requests on pools."""
 
     def __init__(
-        self, admit: Admit, forward: Forward, pools: PoolRegistry, bodies: BodyReader
+        self,
+        admit: Admit,
+        forward: Forward,
+        pools: PoolRegistry,
+        bodies: BodyReader,
+        room: WaitingRoom,
     ) -> None:
-        """`forward`: for requests that occupy no slot."""
+        """`forward`: for requests that occupy no slot. `room`: opens when a pool is back."""
         self._admit = admit
         self._forward = forward
         self._pools = pools
         self._bodies = bodies
+        self._room = room
 
     def handle(self, request: Request) -> Coroutine[Any, Any, Result]:
         """Places a request that generates; directly, where there is nothing to choose."""
@@ -56,9 +64,9 @@ class Route:
         record, pools = request.record, self._pools
         pools.read_prefixes(call, request.body)
         tried = set(request.excluded)
-        chosen = pools.choose(call, record.spent_ms(), tried or None)
+        chosen = await self._choose(request, call, tried or None)
         if isinstance(chosen, Refusal):
-            return NotSent(chosen)
+            return NotSent(request.cancelled or chosen)
         refusal: Refusal | None = None
         while True:
             pool, ask, why = chosen
@@ -79,14 +87,36 @@ class Route:
                 return NotSent(request.lost or refusal)
             if result.retry is Retry.OTHER_POOL:
                 tried.add(pool.name)
-            again = pools.choose(call, record.spent_ms(), tried)
+            again = await self._choose(request, call, tried)
             if isinstance(again, Refusal):
+                if request.cancelled is not None:
+                    return NotSent(request.cancelled)
                 if refusal is None or errors.BY_REASON[again.reason].status == 429:
                     refusal = again  # a working pool is busy: the client should come back
                 return NotSent(request.lost or refusal, Retry.OTHER_POOL)
             chosen = again
             request.trace.retried(result.refusal.reason)
             request.begin_attempt()
+
+    async def _choose(
+        self, request: Request, call: GenerationCall, tried: Collection[str] | None
+    ) -> Placement | Refusal:
+        """Chooses a pool. Where none takes the request and one is expected back in time, waits."""
+        record, pools, room = request.record, self._pools, self._room
+        while True:
+            chosen = pools.choose(call, record.spent_ms(), tried)
+            if not isinstance(chosen, Refusal) or request.cancelled is not None:
+                return chosen
+            longest_s = pools.longest_wait_s(call, chosen, record.spent_ms(), len(room))
+            if longest_s <= 0:
+                return chosen
+            record.queued = record.queued or time.monotonic_ns()
+            request.waiting = room, room.enter()
+            try:
+                if not await room.wait(request.waiting[1], longest_s):
+                    return pools.choose(call, record.spent_ms(), tried)
+            finally:
+                request.waiting = None
 
     async def handle_unadmitted(self, request: Request) -> Result:
         """Forwards a request that occupies no slot to the first pool that can take it."""

@@ -21,6 +21,8 @@ from tests.patience import HANG_S
 Fields = Iterable[tuple[str, str]]
 
 CHAT = "/v1/chat/completions"
+# Of a request that is refused where it would have to wait.
+AT_ONCE = [("X-Orch-Do-Not-Queue", "true")]
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"

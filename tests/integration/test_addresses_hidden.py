@@ -10,7 +10,7 @@ import pytest
 
 from orch_sidecar.admission.draining import OrderedBy
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Aborted
+from tests.integration.client import AT_ONCE, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Aborted
 from tests.integration.running import Running, Start, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.scripts import closes, resets
@@ -57,7 +57,7 @@ async def answers_of(running: Running) -> tuple[bytes, set[str]]:
             ):
                 client = await running.client()
                 try:
-                    response = await client.post(path, headers, stream=stream)
+                    response = await client.post(path, [*headers, *AT_ONCE], stream=stream)
                 except Aborted as aborted:
                     received.append(aborted.body)
                     continue

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, MESSAGES
+from tests.integration.client import AT_ONCE, CHAT, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.readiness import assert_unavailable, readiness, state_is
 from tests.integration.running import Running, Start, eventually
@@ -33,7 +33,7 @@ async def test_sidecar_starts_before_the_engine_and_becomes_ready_with_it(
     assert (entry["pool"], entry["profile"], entry["state"]) == ("cloud", "cloud", "starting")
     assert (await client.get("/metrics")).status == 200
     for path in (CHAT, MESSAGES):
-        assert_unavailable(await client.post(path), "engine_starting", path)
+        assert_unavailable(await client.post(path, AT_ONCE), "engine_starting", path)
     assert_unavailable(await client.get("/v1/models"), "engine_starting")
     await engine.start()
     await running.ready()
@@ -261,7 +261,7 @@ async def test_stalled_engine_makes_unready_and_keeps_its_queue_until_it_moves(
     response = await readiness(sidecar)
     assert response.status == 503
     assert "makes no progress" in response.json()["last_error"]
-    assert_unavailable(await (await sidecar.client()).post(), "engine_stalled")
+    assert_unavailable(await (await sidecar.client()).post(CHAT, AT_ONCE), "engine_stalled")
     metrics = await sidecar.metrics()
     assert metrics['orch_engine_state{pool="cloud",state="stalled"}'] == 1
     assert sidecar.queued == 1

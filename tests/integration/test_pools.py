@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.client import CHAT
+from tests.integration.client import AT_ONCE, CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
@@ -80,7 +80,7 @@ async def test_model_is_not_missing_while_a_pool_has_yet_to_report(
     await late.stop()
     running = await start(**pools(a=engine, b=late))
     client = await running.client()
-    response = await client.post(model="large")
+    response = await client.post(CHAT, AT_ONCE, model="large")
     assert (response.status, response.error["code"]) == (503, "engine_starting")
     await late.start()
     await all_ready(running)
@@ -235,7 +235,7 @@ async def test_stalled_engine_takes_nothing_until_it_moves_again(
     await eventually(lambda: pair.pool.watcher.state == "stalled")
     client = await pair.client()
     assert (await client.post(seed=1)).status == 200
-    pinned = await client.post(CHAT, [("X-Orch-Pool", "a")])
+    pinned = await client.post(CHAT, [("X-Orch-Pool", "a"), *AT_ONCE])
     assert (pinned.status, pinned.error["code"]) == (503, "engine_stalled")
     assert (await client.get("/readyz")).json()["pools"] == {"a": "stalled", "b": "ready"}
     engine.report(state="ready")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.integration.client import CHAT, MESSAGES
+from tests.integration.client import AT_ONCE, CHAT, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
@@ -30,7 +30,7 @@ async def test_stall_makes_unready_and_refuses_until_it_is_over(
     await eventually(lambda: held.waiting)
     await stalls(engine, sidecar)
     client = await sidecar.client()
-    refused = await client.post(path)
+    refused = await client.post(path, AT_ONCE)
     assert (refused.status, refused.error["code"]) == (503, "engine_stalled")
     assert "no progress" in refused.error["message"]
     assert refused.header("retry-after") == "1"
@@ -112,7 +112,7 @@ async def test_stall_is_reported_to_a_sidecar_above(start: Start, engine: Script
     engine.report(state="stalled")
     await eventually(lambda: parent_leases.sidecar.state == "stalled")
     assert "no progress" in parent_leases.pool.watcher.message
-    refused = await (await parent_leases.client()).post()
+    refused = await (await parent_leases.client()).post(CHAT, AT_ONCE)
     assert (refused.status, refused.error["code"]) == (503, "engine_stalled")
     await recovers(engine, lower)
     await parent_leases.ready(1.0)
@@ -125,6 +125,6 @@ async def test_engine_that_is_stalled_from_the_start_is_not_ready(
     engine.report(state="stalled")
     running = await start(wait=False)
     await eventually(lambda: running.sidecar.state == "stalled")
-    assert (await (await running.client()).post()).status == 503
+    assert (await (await running.client()).post(CHAT, AT_ONCE)).status == 503
     await recovers(engine, running)
     assert (await (await running.client()).post()).status == 200

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.client import CHAT, MESSAGES
+from tests.integration.client import AT_ONCE, CHAT, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -200,7 +200,7 @@ async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
         client = await running.client()
         assert (await client.get("/v1/capabilities")).status == 200
         assert (await client.get("/metrics")).status == 200
-        assert (await client.post()).status == 503
+        assert (await client.post(CHAT, AT_ONCE)).status == 503
     engine.state_fields.clear()
     await parent_leases.ready()
     assert (await (await parent_leases.client()).post()).status == 200
@@ -225,7 +225,7 @@ async def test_state_of_the_sidecar_below_is_believed(
 ) -> None:
     engine.report(state=reported, message="because of this")
     await eventually(lambda: parent_leases.pool.watcher.state == state)
-    response = await (await parent_leases.client()).post()
+    response = await (await parent_leases.client()).post(CHAT, AT_ONCE)
     assert (response.status, response.error["code"]) == (503, code)
     assert "because of this" in response.error["message"]
     engine.report(state="ready", message="")

@@ -218,7 +218,15 @@ def _none_available(capable: Sequence[PoolSnapshot]) -> Refusal:
         f"{pool.name}: {'failed it' if pool.unavailable is None else pool.unavailable.message}"
         for pool in capable
     )
-    return Refusal(Reason.NO_POOL, f"no pool can take this request now: {causes}")
+    away = [pool.unavailable for pool in capable if pool.unavailable is not None]
+    back_ms = [each.predicted_start_ms for each in away if each.predicted_start_ms is not None]
+    retry_ms = [each.retry_after_ms for each in away if each.retry_after_ms is not None]
+    return Refusal(
+        Reason.NO_POOL,
+        f"no pool can take this request now: {causes}",
+        retry_after_ms=min(retry_ms, default=None),
+        predicted_start_ms=min(back_ms, default=None),
+    )
 
 
 def _unknown_model(pools: Sequence[PoolSnapshot], request: PlacementRequest) -> Refusal:

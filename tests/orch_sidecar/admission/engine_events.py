@@ -62,7 +62,7 @@ class EngineEvents(Checked):
     @rule()
     def engine_unavailable(self) -> None:
         self.disturbed = self.serial
-        self.core.engine_unavailable(STALE)
+        self.core.engine_unavailable(STALE, self.model.now)
         self.model.unavailable = STALE
 
     @precondition(lambda self: self.is_calm and self.model.engine.epoch)

@@ -15,6 +15,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     BULK,
     INTERACTIVE,
+    STALE,
     ended,
     reason,
     reason_of,
@@ -35,6 +36,7 @@ class Checked(RuleBasedStateMachine):
     def take_up(self, of_rules: AdmissionRules) -> None:
         """Begins anew."""
         self.core = AdmissionController(of_rules, random.Random(1))
+        self.core.engine_unavailable(STALE, 0.0, expected=False)  # nothing waits for it
         reserve = self.core.constraints.reserve
         self.model = Model(of_rules, reserve, unavailable=self.core.unavailable)
         self.core.reclaim.unseen = lambda lease: lease in self.model.out  # the engine has got it
@@ -84,7 +86,7 @@ class Checked(RuleBasedStateMachine):
         model, waits = self.model, self.model.waiting[decision.ticket]
         assert waits.expires <= model.now
         assert isinstance(decision.outcome, Refusal)
-        assert decision.outcome is model.unavailable or decision.outcome.reason is waits.expiry
+        assert decision.outcome.reason in (_reason(model.unavailable), waits.expiry)
 
     def settle(self, decisions: Iterable[Decision]) -> None:
         for each in decisions:
@@ -165,7 +167,7 @@ class Checked(RuleBasedStateMachine):
         model = self.model
         if not usual:
             too_large = refusal.reason is Reason.COST_EXCEEDS_SLOTS
-            assert model.draining or refusal is model.unavailable or too_large
+            assert model.draining or refusal.reason is _reason(model.unavailable) or too_large
             return
         match refusal.reason:
             case Reason.QUEUE_FULL:
@@ -202,9 +204,9 @@ class Checked(RuleBasedStateMachine):
             assert expires > model.now
             assert not too_large
         elif expires <= model.now:
-            assert outcome is model.unavailable or outcome.reason in (expiry, Reason.SLO_MISS)
+            assert outcome.reason in (_reason(model.unavailable), expiry, Reason.SLO_MISS)
         elif not too_large:
-            assert outcome is model.unavailable or outcome.reason is Reason.SLO_MISS
+            assert outcome.reason is _reason(model.unavailable) or outcome.reason is Reason.SLO_MISS
             assert self.misses_slo(request, since), "a request with time left is not refused"
 
     # Invariants
@@ -304,3 +306,7 @@ class Checked(RuleBasedStateMachine):
         assert core.ledger.kv_committed == 0
         assert core.next_event(model.now) is None
         self.every_request_is_in_exactly_one_place()
+
+
+def _reason(refusal: Refusal | None) -> Reason | None:
+    return None if refusal is None else refusal.reason

@@ -21,7 +21,6 @@ from tests.orch_sidecar.admission.examples import (
     interactive,
     queue,
     reason,
-    reason_of,
     refused,
     report,
     rules,
@@ -31,8 +30,9 @@ from vllm_plugin.contracts.profile import AdmissionRules, BatchBounds
 
 def test_nothing_is_admitted_before_the_engine_has_reported() -> None:
     core = AdmissionController(rules())
-    assert reason_of(core.arrive("a", interactive(), 0.0)) is Reason.ENGINE_STARTING
-    assert core.next_event(0.0) is None
+    assert isinstance(core.arrive("a", interactive(), 0.0), Queued)
+    assert core.dispatch(1.0) == []
+    assert granted(core.engine_reports(report(1), 2.0)) == ["a"]
 
 
 def test_request_that_fits_gets_its_lease_at_once() -> None:

@@ -66,9 +66,9 @@ def test_unavailable_engine_refuses_arrivals_and_keeps_those_queued() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
-    core.engine_unavailable(STALE)
+    core.engine_unavailable(STALE, 0.0)
     assert core.unavailable is STALE
-    assert core.arrive("c", interactive(), 1.0) is STALE
+    assert reason_of(core.arrive("c", interactive(), 1.0)) is STALE.reason
     assert core.release("a", 2.0) == [], "stale fails closed"
     assert core.queue_depth == 1
     assert granted(core.engine_reports(report(1), 3.0)) == ["b"]
@@ -79,16 +79,16 @@ def test_expiry_while_the_engine_is_unavailable_states_that_reason() -> None:
     core = core_of(1, rules(class_rules(max_wait_s=10.0)))
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
-    core.engine_unavailable(STALE)
+    core.engine_unavailable(STALE, 0.0)
     assert core.next_event(1.0) == 10.0
-    assert core.dispatch(10.0) == [Decision("b", STALE)]
+    assert refused(core.dispatch(10.0)) == {"b": STALE.reason}
 
 
 def test_nothing_blocks_the_queue_once_all_requests_have_left() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
-    core.engine_unavailable(STALE)
+    core.engine_unavailable(STALE, 0.0)
     core.leave("b", 1.0)
     core.engine_reports(report(1), 2.0)
     assert core.blocked_by is None

@@ -209,7 +209,7 @@ def test_a_pause_is_delay_as_far_as_interactive_requests_take_slots() -> None:
 def test_requeued_request_waits_while_the_engine_is_unavailable() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
-    core.engine_unavailable(STALE)
+    core.engine_unavailable(STALE, 0.0)
     refused_below(core, "a", interactive(), 0.1, 1.0)
     assert core.dispatch(5.0) == []
     assert granted(core.engine_reports(report(1), 6.0)) == ["a'"]

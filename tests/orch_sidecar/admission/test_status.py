@@ -98,5 +98,5 @@ def test_none_is_free_while_nothing_is_admitted() -> None:
     core.drain(DRAIN)
     assert free(core) == (0, 0)
     core.resume()
-    core.engine_unavailable(STALE)
+    core.engine_unavailable(STALE, 0.0)
     assert free(core) == (0, 0)

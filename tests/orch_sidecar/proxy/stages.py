@@ -88,6 +88,7 @@ def pool_of(slots: int = 1, **more: Any) -> Any:
             "queued_models": {},
             "not_admitted": Counter(),
             "prompt_size": SimpleNamespace(learn=lambda *_: None),
+            "silence_limit_s": lambda: 600.0,
             "class_fields": lambda _: b"",
             "labels_of": lambda _: {},
             "admission_request": lambda *_: interactive(),

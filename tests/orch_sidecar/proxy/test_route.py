@@ -31,6 +31,9 @@ class Pools:
         self.refusal = refusal
         self.tried: list[set[str] | None] = []
 
+    def longest_wait_s(self, call: Any, refusal: Refusal, spent_ms: float, waiting: int) -> float:
+        return 0.0
+
     def read_prefixes(self, call: Any, body: bytes) -> None:
         return
 
@@ -45,7 +48,8 @@ def request(**more: Any) -> Any:
 
 
 async def routed(pools: Pools, stage: NextStage, asking: Any = None) -> Result:
-    route = Route(cast(Any, stage), cast(Any, None), cast(Any, pools), cast(Any, None))
+    room = cast(Any, [])
+    route = Route(cast(Any, stage), cast(Any, None), cast(Any, pools), cast(Any, None), room)
     return await route.handle(asking or request())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.pools.pool import LONGEST_SILENCE_S
 from orch_sidecar.proxy.stall_watchdog import AT_ONCE, StallWatchdog
 
 
@@ -92,3 +93,29 @@ def test_event_loop_runs_between_parts_of_a_check() -> None:
     watch.discard(answers[-1])  # it ends meanwhile
     assert len(list(check)) == 1
     assert [len(answer.failures) for answer in answers] == [1] * 2 * AT_ONCE + [0]
+
+
+def test_silence_is_limited_by_what_is_known_of_the_engine_unless_it_is_set() -> None:
+    hung, reading, unknown = Answer(), Answer(), Answer()
+    watch = StallWatchdog(None, client_stall_s=3.0)
+    watch.add(hung, lambda: 30.0)
+    watch.add(reading, lambda: LONGEST_SILENCE_S)
+    watch.add(unknown)
+    for _ in range(31):
+        list(watch.check(1.0))
+    assert (hung.failures, reading.failures, unknown.failures) == ([Reason.ENGINE_TIMEOUT], [], [])
+    watch.configure(20.0, 3.0)
+    list(watch.check(1.0))
+    assert (reading.failures, unknown.failures) == ([Reason.ENGINE_TIMEOUT],) * 2
+
+
+def test_engine_that_is_heard_of_again_may_be_silent_for_longer() -> None:
+    limits_s, answer = [30.0], Answer()
+    watch = StallWatchdog(None, client_stall_s=3.0)
+    watch.add(answer, lambda: limits_s[-1])
+    for _ in range(29):
+        list(watch.check(1.0))
+    limits_s.append(LONGEST_SILENCE_S)
+    for _ in range(30):
+        list(watch.check(1.0))
+    assert answer.failures == []

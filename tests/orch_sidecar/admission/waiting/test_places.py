@@ -100,7 +100,7 @@ def test_starts_are_unknown_while_the_engine_is_away() -> None:
     core = measured(1)
     fill(core, interactive(max_tokens=100), "a")
     queue(core, interactive(max_tokens=100), "b")
-    core.engine_unavailable(refusals.RESTARTED)
+    core.engine_unavailable(refusals.RESTARTED, 0.0)
     assert Places(core).of("b", 0.0) == Place(0, None)
 
 

@@ -35,7 +35,7 @@ def test_an_engine_that_is_away_is_named_with_its_reason() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
-    core.engine_unavailable(refusals.RESTARTED)
+    core.engine_unavailable(refusals.RESTARTED, 0.0)
     assert waits_for(core.status(0.0)) == f"the engine: {refusals.RESTARTED.message}"
 
 
