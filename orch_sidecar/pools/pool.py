@@ -279,7 +279,7 @@ class Pool:
         """Returns the pool as it is now. With `request` (and while the pool takes requests) it
         predicts when that request would end here."""
         gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
-        drain, unavailable = gate.draining, gate.away()
+        drain, unavailable = gate.draining, gate.unavailable and gate.away()
         state, message = watcher.state, watcher.message
         if drain is not None:
             unavailable = refusals.draining(drain.ordered_by)

@@ -158,11 +158,11 @@ class PoolRegistry:
         running requests go on."""
         self._replace(each for each in self.all if each is not pool)
         refusal = Refusal(Reason.ENGINE_DOWN, why)
-        now = pool.connections.loop.time()
         if not any(each.group == pool.group for each in self.all):
             self.without_address[pool.group] = refusal
-            # Its name had addresses, and will have others.
-            self._absences[pool.group].away(Reason.NO_POOL, now, expected=True)
+            if (absence := self._absences.get(pool.group)) is not None:
+                # Its name had addresses, and will have others.
+                absence.away(Reason.NO_POOL, pool.connections.loop.time(), expected=True)
         pool.gate.drain(OrderedBy.SHUTDOWN)
         pool.gate.engine_unavailable(refusal)
         pool.gate.refuse_queued(refusal)

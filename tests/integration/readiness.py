@@ -22,7 +22,7 @@ def assert_unavailable(response: Response, code: str, path: str = CHAT) -> None:
     assert response.status == 503
     assert response.error["code"] == code
     assert response.error["retriable"] is True
-    assert response.header("retry-after") == "1"
+    assert 1 <= int(response.header("retry-after") or "") <= 60
     assert int(response.header("retry-after-ms") or "") > 0
     expected = "overloaded_error" if path == MESSAGES else "service_unavailable_error"
     assert response.error["type"] == expected

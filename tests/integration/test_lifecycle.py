@@ -174,7 +174,7 @@ async def test_state_that_is_not_understood_makes_unready_until_it_is(
         running = await start(wait=False)
         await state_is(running, "stale")
         assert (await readiness(running)).status == 503
-        assert_unavailable(await (await running.client()).post(), "engine_stale")
+        assert_unavailable(await (await running.client()).post(CHAT, AT_ONCE), "engine_stale")
     await running.ready()
     assert (await (await running.client()).post()).status == 200
 

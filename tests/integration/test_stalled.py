@@ -33,7 +33,7 @@ async def test_stall_makes_unready_and_refuses_until_it_is_over(
     refused = await client.post(path, AT_ONCE)
     assert (refused.status, refused.error["code"]) == (503, "engine_stalled")
     assert "no progress" in refused.error["message"]
-    assert refused.header("retry-after") == "1"
+    assert refused.header("retry-after") == "1", "it stalls for the first time, and just began to"
     ready = await client.get("/readyz")
     assert (ready.status, ready.json()["state"]) == (503, "stalled")
     assert "no progress" in ready.json()["last_error"]

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, MESSAGES, Client
+from tests.integration.client import AT_ONCE, CHAT, MESSAGES, Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -107,7 +107,7 @@ async def test_lower_that_restarts_is_followed_again_and_nobody_is_lost(
     await first.stop()
     await eventually(lambda: not held.waiting and parent_leases.queued == 2)
     await eventually(lambda: parent_leases.sidecar.state == "down")
-    refused = await (await parent_leases.client()).post(MESSAGES)
+    refused = await (await parent_leases.client()).post(MESSAGES, AT_ONCE)
     assert (refused.status, refused.error["code"]) == (503, "engine_down")
     second = await start(port=first.port)
     await parent_leases.ready()

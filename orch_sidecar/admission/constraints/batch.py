@@ -179,7 +179,7 @@ class BatchLimit(Constraint):
         self._traffic = traffic
 
     def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         limits, total = self.limits, self._ledger.slots_total
         if service_class is not _INTERACTIVE:
@@ -192,11 +192,13 @@ class BatchLimit(Constraint):
         return max(room, limit // self._offers.sidecars - beside.interactive) if others else room
 
     def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
-        if request.service_class is _INTERACTIVE and not beside.interactive:
-            return False  # to wait would not help
-        return request.cost > self.room(request.service_class, beside, now, due=due)
+        if request.service_class is _INTERACTIVE and (
+            not beside.interactive or self.limits.interactive >= self._ledger.slots_total
+        ):
+            return False  # alone, to wait would not help
+        return request.cost > self.room(request.service_class, beside, now, due)
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return now + POLL_S

@@ -61,17 +61,17 @@ class Constraint:
     # What it lets in
 
     def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         """How many more sequences of a class it lets in. `due`: of bulk requests that go before
         interactive ones."""
         return ANY
 
     def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
         """Whether a request has to wait."""
-        return request.cost > self.room(request.service_class, beside, now, due=due)
+        return request.cost > self.room(request.service_class, beside, now, due)
 
     def guaranteed(self, service_class: ServiceClass) -> int:
         """Sequences that a class gets in the long run, although it has no room for them now."""

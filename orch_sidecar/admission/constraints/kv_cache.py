@@ -125,7 +125,7 @@ class KvBudget(Constraint):
         self._unseen_reading += need.reading
 
     def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
         # Those that have ended to make room for it have left their blocks, too.
         return not beside.freed and not self.fits(request.kv, now)

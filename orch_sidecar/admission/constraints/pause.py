@@ -36,9 +36,14 @@ class Pause(Constraint):
         self._for_slots = not offered
 
     def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         return 0 if now < self.until and not self._offers.left else ANY
+
+    def blocks(
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
+    ) -> bool:
+        return now < self.until and not self._offers.left
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return self.until

@@ -160,7 +160,7 @@ class PrefillLimit(Constraint):
         self._traffic = traffic
 
     def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
         if due or request.service_class is not _BULK or not self._traffic(now):
             return False

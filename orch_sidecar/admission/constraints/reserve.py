@@ -150,11 +150,18 @@ class InteractiveReserve(Constraint):
         return self._ledger.slots_total - self.reserved(now)
 
     def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         if due or service_class is _INTERACTIVE:
             return ANY
         return self.lendable(now) - (beside.taken - beside.interactive)
+
+    def blocks(
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
+    ) -> bool:
+        if due or request.service_class is _INTERACTIVE:
+            return False
+        return request.cost > self.lendable(now) - (beside.taken - beside.interactive)
 
     def guaranteed(self, service_class: ServiceClass) -> int:
         if service_class is _INTERACTIVE:

@@ -141,7 +141,7 @@ class AdmissionConstraints:
         taken = ledger.leased + ledger.foreign
         beside = Beside(taken, ledger.interactive)
         for each in self.all if taken else self._absolute:
-            if each.blocks(request, beside, now, due=due):
+            if each.blocks(request, beside, now, due):
                 return each
         return None
 
@@ -155,7 +155,7 @@ class AdmissionConstraints:
         freed = max(0, taken - others)
         beside = Beside(taken - freed, min(ledger.interactive, others), freed)
         for each in self.all if beside.taken else ():
-            if not each.absolute and each.blocks(request, beside, now, due=due):
+            if not each.absolute and each.blocks(request, beside, now, due):
                 return each
         return None
 

@@ -35,9 +35,14 @@ class Slots(Constraint):
         return True
 
     def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         return self._ledger.slots_total - beside.taken
+
+    def blocks(
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
+    ) -> bool:
+        return beside.taken + request.cost > self._ledger.slots_total
 
     def text(self) -> str:
         total, room = self._ledger.slots_total, self._ledger.room
@@ -122,7 +127,14 @@ class SlotOffers(Slots):
         self.rejected = False
 
     def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         """Where others want slots, too, an offer has to come first."""
         return self.left if self.contended or self.parents_wait or self.rejected else ANY
+
+    def blocks(
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
+    ) -> bool:
+        if self.contended or self.parents_wait or self.rejected:
+            return request.cost > self.left
+        return False

@@ -46,7 +46,7 @@ class AtMost(Constraint):
         self.running = 0
 
     def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
         return self.takes(request) and self.running >= self.most
 
@@ -99,7 +99,7 @@ class Nights(Constraint):
     wastes_slots: ClassVar[bool] = True
 
     def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, *, due: bool = False
+        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         return 0 if now % 120 >= 60 else ANY
 
@@ -130,7 +130,7 @@ class Colours(Constraint):
         return request.prompt_tokens
 
     def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, *, due: bool = False
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
         colour = request.prompt_tokens
         return bool(colour and self.running and colour not in self.running)
