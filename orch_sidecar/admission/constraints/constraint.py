@@ -46,6 +46,8 @@ class Constraint:
     lacks are slots, so these are claimed where the engine has other users, and a bulk request that
     ends would give it some. `wastes_slots`: while it blocks, free slots are of no use.
     `of_free_slots`: it says whose the free slots are; one that comes free may be of the same class.
+    `only`: the class that it limits, None: both. `inactive`: it limits nothing now, and need not be
+    asked.
     """
 
     reason: ClassVar[str]
@@ -53,6 +55,8 @@ class Constraint:
     absolute: ClassVar[bool] = False
     wastes_slots: ClassVar[bool] = False
     of_free_slots: ClassVar[bool] = False
+    only: ClassVar[ServiceClass | None] = None
+    inactive: bool = False
 
     @property
     def for_slots(self) -> bool:

@@ -98,6 +98,7 @@ class KvBudget(Constraint):
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its cache, how full it is, and its preemptions so far."""
         cache = self.cache = report.kv
+        self.inactive = cache is None
         self._usage = report.kv_usage
         self._bounded = cache is not None and any(each.blocks_most for each in cache.groups)
         arriving = 0  # sequences of leases that are on their way to the engine's scheduler

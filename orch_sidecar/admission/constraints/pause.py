@@ -21,6 +21,7 @@ class Pause(Constraint):
 
     def __init__(self, offers: SlotOffers) -> None:
         self.until = float("-inf")
+        self.inactive = True
         self._offers = offers
         self._for_slots = False
 
@@ -34,6 +35,7 @@ class Pause(Constraint):
         pause_s = min(max(pause_s, _SHORTEST_S), _LONGEST_S)
         self.until = max(self.until, now + pause_s)
         self._for_slots = not offered
+        self.inactive = False
 
     def room(
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
@@ -43,7 +45,8 @@ class Pause(Constraint):
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
-        return now < self.until and not self._offers.left
+        self.inactive = now >= self.until
+        return not self.inactive and not self._offers.left
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return self.until

@@ -140,6 +140,7 @@ class PrefillLimit(Constraint):
 
     reason: ClassVar[str] = "prefill"
     scope: ClassVar[Scope] = Scope.CLASS
+    only: ClassVar[ServiceClass | None] = _BULK
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class PrefillLimit(Constraint):
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
-        if due or request.service_class is not _BULK or not self._traffic(now):
+        if due or not self._traffic(now):
             return False
         return not self.budget.fits(request.prompt_tokens, self._stall_s(), now)
 

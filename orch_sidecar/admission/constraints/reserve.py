@@ -47,6 +47,7 @@ class InteractiveReserve(Constraint):
 
     reason: ClassVar[str] = "reserve"
     scope: ClassVar[Scope] = Scope.CLASS
+    only: ClassVar[ServiceClass | None] = _BULK
     of_free_slots: ClassVar[bool] = True
 
     def __init__(self, rules: AdmissionRules, ledger: Ledger, queues: Queues) -> None:
@@ -159,7 +160,7 @@ class InteractiveReserve(Constraint):
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
-        if due or request.service_class is _INTERACTIVE:
+        if due:
             return False
         return request.cost > self.lendable(now) - (beside.taken - beside.interactive)
 

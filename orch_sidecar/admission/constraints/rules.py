@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from orch_sidecar.admission.constraints.batch import BatchLimit, Limits, limits_for
-from orch_sidecar.admission.constraints.constraint import Beside, Constraint
+from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.constraints.pause import Pause
 from orch_sidecar.admission.constraints.prefill import PrefillLimit
@@ -58,6 +58,12 @@ class AdmissionConstraints:
             self.offers,
         )
         self._absolute = tuple(each for each in self.all if each.absolute)
+        self._of_interactive = tuple(each for each in self.all if each.only is not _BULK)
+        self._of_bulk = tuple(each for each in self.all if each.only is not _INTERACTIVE)
+        self._rooms_of_interactive, self._rooms_of_bulk = (
+            tuple(each for each in of_class if _defines(each, "room"))
+            for of_class in (self._of_interactive, self._of_bulk)
+        )
         self._granting = tuple(each for each in self.all if _defines(each, "granted"))
         self._ending = tuple(each for each in self.all if _defines(each, "ended"))
         # What the limits were computed from: slots, the largest batch seen, the step time.
@@ -139,9 +145,15 @@ class AdmissionConstraints:
         """
         ledger = self._ledger
         taken = ledger.leased + ledger.foreign
+        if not taken:
+            constraints = self._absolute
+        elif request.service_class is _BULK:
+            constraints = self._of_bulk
+        else:
+            constraints = self._of_interactive
         beside = Beside(taken, ledger.interactive)
-        for each in self.all if taken else self._absolute:
-            if each.blocks(request, beside, now, due):
+        for each in constraints:
+            if not each.inactive and each.blocks(request, beside, now, due):
                 return each
         return None
 
@@ -154,7 +166,8 @@ class AdmissionConstraints:
         taken, others = ledger.leased + ledger.foreign, ledger.slots_total - request.cost
         freed = max(0, taken - others)
         beside = Beside(taken - freed, min(ledger.interactive, others), freed)
-        for each in self.all if beside.taken else ():
+        of_class = self._of_bulk if request.service_class is _BULK else self._of_interactive
+        for each in of_class if beside.taken else ():
             if not each.absolute and each.blocks(request, beside, now, due):
                 return each
         return None
@@ -197,8 +210,12 @@ class AdmissionConstraints:
     def free(self, service_class: ServiceClass, now: float) -> int:
         """Slots that the next requests of a class could get now, if none waits before them. One
         that is alone may get more."""
-        beside = self._beside()
-        return max(0, min(each.room(service_class, beside, now) for each in self.all))
+        beside, least = self._beside(), ANY
+        is_bulk = service_class is _BULK
+        for each in self._rooms_of_bulk if is_bulk else self._rooms_of_interactive:
+            if not each.inactive and (room := each.room(service_class, beside, now)) < least:
+                least = room
+        return max(0, least)
 
     def _beside(self) -> Beside:
         ledger = self._ledger

@@ -183,14 +183,15 @@ def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
 
 def test_pause_blocks_all_requests() -> None:
     line = Line()
-    line.constraints.pause.until = 5.0
+    line.pause(1.0, 4.0)
     assert reason(line.blocks(interactive(), 4.9)) == "pause"
-    assert line.blocks(interactive(), 5.0) is None
     line.wait("i", interactive())
     assert line.next(4.9) is None
     assert reason(line.order.blocked_by) == "pause"
     assert line.order.changes_at(4.9) == 5.0
     assert line.next(5.0) == "i"
+    line.queues.remove("i")
+    assert line.blocks(interactive(), 5.0) is None
 
 
 def test_offer_ends_a_pause_for_which_slots_are_claimed() -> None:
@@ -218,7 +219,7 @@ def test_rejection_under_an_offer_claims_no_slots_until_the_pause_has_ended() ->
 
 def test_predictable_ends_of_constraints_are_known() -> None:
     line = Line()
-    line.constraints.pause.until = 5.0
+    line.pause(1.0, 4.0)
     constraints, request = line.constraints, interactive()
     assert constraints.pause.clears_at(request, 4.0) == 5.0
     assert constraints.kv.clears_at(request, 4.0) == 4.25, "then it looks again"
