@@ -313,8 +313,10 @@ class AdmissionController:
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Refusal | Queued:
         """Queues a request that may wait until the engine is expected back."""
-        away = self.away(now)
+        away, slots_total = self.away(now), self.ledger.slots_total
         assert away is not None
+        if 0 < slots_total < request.cost:
+            return refusals.too_large(request.cost, slots_total)
         if not self.keeps_queue or away.predicted_start_ms is None:
             return away
         start = self.forecaster.start_after(request, away.predicted_start_ms / 1000)

@@ -65,7 +65,7 @@ class PoolRegistry:
         self.affinity = PrefixAffinity(randbits(32)) if settings.prefix_affinity else None
         self.all: tuple[Pool, ...]
         self._shortlist = Shortlist()
-        # Called when a pool begins to take requests.
+        # Called when a pool begins to take requests, or none will again.
         self.on_ready: Callable[[], None] | None = None
         # How long the addresses of a pool were away, by configured name; and whether all are.
         self._lasted_s: dict[str, dict[Reason, float]] = {each.name: {} for each in self.settings}
@@ -189,6 +189,8 @@ class PoolRegistry:
         self.shutting_down = True
         for pool in self.all:
             pool.gate.drain(OrderedBy.SHUTDOWN)
+        if self.on_ready is not None:
+            self.on_ready()  # those that wait for a pool wait for none any more
 
     def read_prefixes(self, call: GenerationCall, body: bytes) -> None:
         """Sets the prefixes of a call from its body, where pools are chosen by them."""

@@ -110,7 +110,9 @@ class Route:
             longest_s = pools.longest_wait_s(call, chosen, record.spent_ms(), len(room))
             if longest_s <= 0:
                 return chosen
-            record.queued = record.queued or time.monotonic_ns()
+            if record.queued is None:
+                record.queued, record.queue_position = time.monotonic_ns(), len(room)
+                record.predicted_start_ms = chosen.predicted_start_ms
             request.waiting = room, room.enter()
             try:
                 if not await room.wait(request.waiting[1], longest_s):

@@ -34,6 +34,7 @@ ORDER = (
         "test_coalescing",
         "test_operators",
         "test_check",
+        "test_slow_machine",
     ),
     "test_tenants",
     # these end and restart the engine of cloud, the last one that of home

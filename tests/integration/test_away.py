@@ -9,7 +9,7 @@ import pytest
 from orch_sidecar.admission.draining import OrderedBy
 from tests.integration.cancelling import assert_cancelled, cancel, named
 from tests.integration.client import AT_ONCE, CHAT
-from tests.integration.held import started
+from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.test_headless import Names, names, ready
@@ -143,6 +143,36 @@ async def test_wait_for_a_pool_ends_with_the_time_of_the_request(nobody: Running
     assert refused.error["retry_after_ms"] >= 1000
     assert (await client.post(CHAT, [("X-Orch-Max-Wait-Ms", "1")])).status == 503
     assert (await client.post(CHAT, AT_ONCE)).status == 503
+
+
+async def test_shutdown_ends_the_wait_for_a_pool(nobody: Running) -> None:
+    client = await started(nobody)
+    await eventually(lambda: waiting(nobody) == 1)
+    nobody.sidecar.pools.shut_down()
+    refused = await client.response()
+    assert (refused.status, refused.error["code"]) == (503, "draining")
+    assert waiting(nobody) == 0
+
+
+async def test_requests_that_waited_at_an_address_wait_for_the_next_one_when_it_leaves(
+    names: Names, start: Start
+) -> None:
+    old = await names.come("127.0.0.2", slots=1)
+    old.answer = held = Held()
+    running = await start(pools=[names.setting])
+    busy = await started(running)
+    await eventually(lambda: held.waiting)
+    queued = [await started(running, seed=seed) for seed in (1, 2)]
+    await eventually(lambda: running.queued == 2)
+    old.report(state="draining")
+    await eventually(lambda: waiting(running) == 2)
+    held.release()
+    assert (await busy.response()).status == 200
+    await names.go("127.0.0.2")
+    new = await names.come("127.0.0.3", slots=4)
+    for client in queued:
+        assert (await client.response()).status == 200
+    assert [request.json()["seed"] for request in new.generating] == [1, 2]
 
 
 async def test_nobody_waits_for_pools_that_an_operator_drains(

@@ -107,6 +107,10 @@ def test_request_that_is_too_large_for_the_engine_is_refused_when_that_is_known(
     assert granted(decisions) == ["small"]
 
 
+def test_request_that_was_too_large_for_the_engine_before_does_not_wait_for_it() -> None:
+    assert reason_of(away(1.0).arrive("large", bulk(3), 100.0)) is Reason.COST_EXCEEDS_SLOTS
+
+
 def test_requests_that_run_are_no_reason_to_wait_elsewhere() -> None:
     core = core_of(1, OF_RULES)
     fill(core, interactive(), "a")
