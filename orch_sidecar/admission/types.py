@@ -41,7 +41,8 @@ class AdmissionRequest:
 
     `cost`: sequences. `prompt_tokens`: of all prompts together, estimated where not counted.
     `max_tokens`: limit per sequence; None: no limit was requested. `deadline_ms`: time to the
-    first token. `max_wait_ms`: time to the slot. `tpot_ms`: time per token. `identity`: equal for
+    first token. `max_wait_ms`: time to the slot. `tpot_ms`: time per token. `adapter`: the LoRA
+    adapter, None for the base model. `identity`: equal for
     a request that comes back unchanged, 0 if unknown. `key`: digest of the client's API key, or of
     its flow; empty: none. `weight`: share of the key within its class. `parent`: instance of the
     parent sidecar that sent it; empty: none. Set by admission: `work`, the expected output tokens
@@ -64,6 +65,7 @@ class AdmissionRequest:
     key: bytes = b""
     weight: float = 1.0
     tpot_ms: float | None = None
+    adapter: str | None = None
     delay_s: float | None = None
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
 
@@ -206,6 +208,7 @@ class EngineReport(NamedTuple):
     not complete, which that usage may miss; `waiting`: those of them that have not started.
     `batch_seen`: the largest batch of which the engine has made some steps.
     `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
+    `max_loras`: LoRA adapters of a batch, 0 without; `adapters_running`: of all requests in it.
     `sidecars`: that read its state, this one included; `contended`: others claim slots;
     `foreign_interactive`: sequences of others' interactive requests, a part of `foreign`.
     `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
@@ -233,6 +236,8 @@ class EngineReport(NamedTuple):
     sidecars: int = 1
     contended: bool = False
     foreign_interactive: int = 0
+    max_loras: int = 0
+    adapters_running: frozenset[str] = frozenset()
 
 
 class Owner(Protocol):

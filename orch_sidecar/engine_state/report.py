@@ -19,7 +19,7 @@ FIELDS: Final = frozenset(
         "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
         "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "batch_seen",
         "step_time", "prefill_tokens_per_s", "features", "sidecars", "contended",
-        "foreign_interactive",
+        "foreign_interactive", "lora",
     }
 )  # fmt: skip
 
@@ -70,7 +70,14 @@ def report_of(
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
         chunk_tokens=chunk_tokens,
         step_tokens=step_tokens,
+        max_loras=_positive(document.get("features", {}).get("max_loras")) or 0,
+        adapters_running=_adapters(document.get("lora")),
     )
+
+
+def _adapters(lora: Mapping[str, Any] | None) -> frozenset[str]:
+    """The LoRA adapters of the requests in the engine, by its statistics."""
+    return frozenset() if lora is None else frozenset((*lora["running"], *lora["waiting"]))
 
 
 def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:

@@ -102,6 +102,7 @@ class EngineWatcher:
         self._busy: tuple[float, float] | None = None  # loop time, busy_seconds_total
         self.busy_ratio: float | None = None  # of the time between two heartbeats
         self.models: Collection[str] | None = None  # in the engine's order
+        self.adapters: frozenset[str] = frozenset()  # those of the models that are LoRA adapters
         self.ctx_max: int | None = None
         self.document: Document | None = None
         self.failed = False  # to read its stream, at least once
@@ -211,6 +212,8 @@ class EngineWatcher:
         concerns_admission = whole or not _ADMISSION_FIELDS.isdisjoint(data)
         new = self._read(document, None if whole else data) if concerns_admission else None
         self.document = document
+        if "lora" in data:
+            self.adapters = frozenset(data["lora"]["adapters"])
         if "models" in data:
             self.models = dict.fromkeys(report.models_of(document) or ()).keys() or None
         if name != CHANGE:

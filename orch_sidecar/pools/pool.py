@@ -227,6 +227,8 @@ class Pool:
             ctx_max = self.watcher.ctx_max
             most = None if ctx_max is None else ctx_max * generation.cost
             prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
+        adapters = self.watcher.adapters
+        adapter = generation.model if adapters and generation.model in adapters else None
         if options is NO_OPTIONS:
             return AdmissionRequest(
                 service_class,
@@ -235,6 +237,7 @@ class Pool:
                 generation.max_tokens,
                 key=call.key,
                 weight=call.weight,
+                adapter=adapter,
             )
         return AdmissionRequest(
             service_class,
@@ -247,6 +250,7 @@ class Pool:
             key=options.flow or call.key,  # it has none unless it may name flows
             weight=call.weight,
             tpot_ms=options.tpot_ms,
+            adapter=adapter,
         )
 
     def standing(self) -> Standing | None:

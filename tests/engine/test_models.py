@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.clients import body, post, session, until
-from tests.engine.sidecars import all_ready, sidecar
+from tests.engine.clients import body, engine_state, post, session, until
+from tests.engine.sidecars import all_ready, sidecar, states
+from tests.patience import HANG_S
 
 RANK = 4
 
@@ -135,3 +136,48 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
 
         await until(unloaded)
         assert await status("sql") == 404
+
+
+async def test_request_of_another_adapter_waits_in_the_sidecar_and_holds_no_slot(
+    sliding: Stack, alone: str, tmp_path: Path
+) -> None:
+    """The engine runs one adapter at once, vLLM's default. In the engine the second one would wait
+    for the end of the first, in a slot."""
+    names = ("first", "second")
+    async with session() as http:
+        await all_ready(http, alone, 10.0)
+        for name in names:
+            adapter = write_adapter(tmp_path / name, Path(sliding.plan.model))
+            asked = {"lora_name": name, "lora_path": str(adapter)}
+            async with http.post(f"{sliding.engine_url}/v1/load_lora_adapter", json=asked) as done:
+                assert done.status == 200, await done.text()
+
+        async def known() -> bool:
+            return set(names) <= set((await states(http, alone))["a"]["models"])
+
+        await until(known)
+        begun = asyncio.Event()
+        long = body("chat", 300, stream=True, model="first")
+        first = asyncio.create_task(post(http, alone, "chat", long, on_data=begun.set))
+        await asyncio.wait_for(begun.wait(), HANG_S)
+        second = asyncio.create_task(
+            post(http, alone, "chat", body("chat", 4, stream=True, model="second"))
+        )
+
+        async def waits() -> bool:
+            return (await states(http, alone))["a"]["hold"] == "adapter"
+
+        await until(waits)
+        base = await post(http, alone, "chat", body("chat", 4, stream=True))
+        assert base.status == 200
+        assert not first.done(), "it has passed"
+        engine = await engine_state(http, sliding.engine_url)
+        assert (engine["leased"], engine["waiting"]) == (1, 0)
+        assert not second.done()
+        done = [await first, await second]
+        assert [each.status for each in done] == [200, 200]
+        assert done[1].first_byte_at >= done[0].last_byte_at
+        for name in names:
+            asked = {"lora_name": name}
+            async with http.post(f"{sliding.engine_url}/v1/unload_lora_adapter", json=asked) as end:
+                assert end.status == 200, await end.text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from orch_sidecar.admission.constraints.adapter import Adapters
 from orch_sidecar.admission.constraints.batch import BatchLimit, Limits, limits_for
 from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
@@ -50,6 +51,7 @@ class AdmissionConstraints:
         self.all: tuple[Constraint, ...] = (
             self.pause,
             *more,
+            Adapters(ledger, queues, service_times),
             self.slots,
             self._batch,
             self.reserve,

@@ -1,0 +1,139 @@
+"""Decides whether the engine has room for the LoRA adapter of a request.
+
+Pure: times are seconds of a monotonic clock. vLLM runs sequences of at most `max_loras` adapters at
+once; one of another adapter waits inside the engine, in a slot that it does not use, until all of
+one adapter have ended. So an adapter is taken by the first lease that has it, and given back by the
+last. Requests of the base model, and of adapters that are in use, need none of that room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from heapq import heapify, heapreplace
+from typing import ClassVar, Final
+
+from orch_sidecar.admission.constraints.constraint import Beside, Constraint, Scope
+from orch_sidecar.admission.fairness.set_aside import PASSED_S
+from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
+from orch_sidecar.admission.queues import Queues
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
+from vllm_plugin.contracts.profile import ServiceClass
+
+# By how much the interval between two requests of adapters in use follows each of them.
+_INTERVAL_WEIGHT: Final = 0.25
+
+
+class Adapters(Constraint):
+    """The adapters that the engine runs, and for which requests wait."""
+
+    reason: ClassVar[str] = "adapter"
+    scope: ClassVar[Scope] = Scope.REQUEST
+
+    def __init__(self, ledger: Ledger, queues: Queues, service_times: ServiceTimes) -> None:
+        self.inactive = True
+        self._most = 0
+        self._sequences = Counter[str]()  # of this sidecar's leases, by adapter
+        self._foreign: frozenset[str] = frozenset()  # adapters that others use
+        self._interval_s = PASSED_S  # between two grants of adapters that were in use
+        self._granted_at = float("-inf")
+        self._ledger = ledger
+        self._queues = queues
+        self._service_times = service_times
+
+    def in_use(self) -> set[str]:
+        """The adapters that run now."""
+        return {*self._sequences, *self._foreign}
+
+    def takes(self, request: AdmissionRequest) -> bool:
+        return request.adapter is not None
+
+    def group(self, request: AdmissionRequest) -> Hashable:
+        return request.adapter
+
+    def blocks(
+        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
+    ) -> bool:
+        adapter = request.adapter
+        if adapter is None or adapter in self._sequences or adapter in self._foreign:
+            return False
+        return len(self.in_use()) >= self._most
+
+    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
+        """When the first adapter has no sequences any more that is not for those who wait longer.
+        While others are in demand, they pass until it is enough, and have to end then."""
+        free_s = self._drained_in_s(now)
+        if request.adapter is None or not free_s:
+            return 0.0 if request.adapter is None else None
+        for service_class in ServiceClass:
+            for group in self._queues.aside(service_class):
+                if group.constraint is not self:
+                    continue
+                if self.group(first := next(iter(group)).request) == request.adapter:
+                    return self._in_its_turn_s(free_s[0], group.since, now)
+                service_s = self._service_times.service_s(first)
+                if service_s is None:
+                    return None
+                heapreplace(free_s, free_s[0] + service_s)
+        return self._in_its_turn_s(free_s[0], now, now)
+
+    def _drained_in_s(self, now: float) -> list[float]:
+        """Seconds until each adapter has no running sequences; empty: unknown."""
+        ends: dict[str, float] = {}
+        for lease in self._ledger.all():
+            of = lease.request
+            if of is None or of.adapter is None:
+                continue
+            remaining_s = self._service_times.remaining_s(lease, of, now)
+            if remaining_s is None:
+                return []
+            ends[of.adapter] = max(ends.get(of.adapter, 0.0), remaining_s)
+        found = [*ends.values()]
+        heapify(found)
+        return found
+
+    def _in_its_turn_s(self, drained_s: float, since: float, now: float) -> float:
+        """Seconds until a group has waited for those that run, and for those that may pass it and
+        come so often that some will."""
+        if self._interval_s > drained_s or now - self._granted_at > PASSED_S:
+            return drained_s
+        passing_s = min(PASSED_S, self._interval_s * self._ledger.slots_total)
+        service_s = [
+            self._service_times.service_s(lease.request) or 0.0
+            for lease in self._ledger.all()
+            if lease.request is not None and lease.request.adapter is not None
+        ]
+        return max(drained_s, since + passing_s - now + max(service_s, default=0.0))
+
+    def begin_epoch(self) -> None:
+        self._sequences.clear()
+        self._foreign = frozenset()
+
+    def reported(self, report: EngineReport, now: float) -> None:
+        self._most = report.max_loras
+        self.inactive = not report.max_loras
+        # Its statistics lag behind: without sequences of others, the adapters are this sidecar's.
+        others = report.foreign > 0 or self._ledger.adopted > 0
+        self._foreign = report.adapters_running if others else frozenset()
+
+    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
+        adapter = request.adapter
+        if adapter is None:
+            return
+        if adapter in self._sequences:
+            interval_s = min(now - self._granted_at, PASSED_S)
+            self._interval_s += _INTERVAL_WEIGHT * (interval_s - self._interval_s)
+            self._granted_at = now
+        self._sequences[adapter] += lease.cost
+
+    def ended(self, request: AdmissionRequest, now: float) -> None:
+        adapter = request.adapter
+        if adapter is not None:
+            self._sequences[adapter] -= request.cost
+            if not self._sequences[adapter]:
+                del self._sequences[adapter]
+
+    def text(self) -> str:
+        names = ", ".join(sorted(self.in_use()))
+        return f"its LoRA adapter: the engine runs {self._most} at once, and has {names}"
