@@ -165,7 +165,7 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_and_holds_no_slot
         )
 
         async def waits() -> bool:
-            return (await states(http, alone))["a"]["hold"] == "adapter"
+            return bool((await states(http, alone))["a"]["hold"] == "adapter")
 
         await until(waits)
         base = await post(http, alone, "chat", body("chat", 4, stream=True))
@@ -174,9 +174,9 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_and_holds_no_slot
         engine = await engine_state(http, sliding.engine_url)
         assert (engine["leased"], engine["waiting"]) == (1, 0)
         assert not second.done()
-        done = [await first, await second]
-        assert [each.status for each in done] == [200, 200]
-        assert done[1].first_byte_at >= done[0].last_byte_at
+        seen = [await first, await second]
+        assert [each.status for each in seen] == [200, 200]
+        assert seen[1].first_byte_at >= seen[0].last_byte_at
         for name in names:
             asked = {"lora_name": name}
             async with http.post(f"{sliding.engine_url}/v1/unload_lora_adapter", json=asked) as end:

@@ -75,7 +75,7 @@ async def test_adapters_that_come_at_run_time_are_known_from_then_on(
     await started(running, model="a")
     await eventually(lambda: len(held.waiting) == 1)
     await started(running, model="c")
-    await eventually(lambda: len(held.waiting) == 2), "no adapter, as far as is known"
+    await eventually(lambda: len(held.waiting) == 2)  # no adapter, as far as is known
     lora = {"adapters": ["a", "b", "c"], "running": ["a"], "waiting": []}
     engine.report(models=["tiny", "a", "b", "c"], lora=lora)
     await eventually(lambda: "c" in running.pool.watcher.adapters)
