@@ -135,5 +135,5 @@ class Adapters(Constraint):
                 del self._sequences[adapter]
 
     def text(self) -> str:
-        names = ", ".join(sorted(self.in_use()))
-        return f"its LoRA adapter: the engine runs {self._most} at once, and has {names}"
+        has = ", ".join(sorted(self.in_use())) or "none now"
+        return f"its LoRA adapter: the engine runs {self._most} at once, and has {has}"

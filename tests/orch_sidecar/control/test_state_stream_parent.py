@@ -97,7 +97,8 @@ async def test_parent_admits_nothing_while_the_pool_is_not_ready(
     await eventually(lambda: not parent.watcher.ready)
     assert parent.watcher.state is EngineState(state)
     assert "because of this" in parent.watcher.message or state == "stalled"
-    refusal = parent.gate.arrive(parent.gate.ids.new(1), AdmissionRequest(ServiceClass.BULK))
+    ours = parent.gate.ids.new(1)
+    refusal = parent.gate.arrive(ours, AdmissionRequest(ServiceClass.BULK, may_queue=False))
     assert isinstance(refusal, Refusal)
     assert refusal.reason in {Reason(reason) for reason in Reason if reason.startswith("engine_")}
     tier.pools["cloud"].changes = {}
