@@ -71,7 +71,8 @@ def open_device(name: str, dtype: str | None, threads: int | None) -> Device:
     place = torch.device(name)
     if place.type == "cpu":
         return _cpu(torch, place, dtype, threads)
-    if (place.index or 0) >= torch.cuda.device_count():
+    place = torch.device("cuda", place.index or 0)  # `set_device` needs an index
+    if place.index >= torch.cuda.device_count():
         raise DeviceUnavailable(f"--device {name}: there are {torch.cuda.device_count()} GPUs")
     if threads is not None:
         raise DeviceUnavailable(f"--threads {threads}: only a CPU has threads, not {name}")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,26 @@ def test_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         open_device("cuda:1", None, None)
     with pytest.raises(DeviceUnavailable, match="--threads 4: only a CPU has threads, not cuda"):
         open_device("cuda", None, 4)
+
+
+@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_gpu_is_selected_by_its_index(
+    name: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torch.cuda.set_device` raises ValueError for a device without an index."""
+    cuda = torch.cuda
+    selected: list[torch.device] = []
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "set_device", selected.append)
+    monkeypatch.setattr(cuda, "is_bf16_supported", lambda **_options: True)
+    monkeypatch.setattr(cuda, "get_device_name", lambda _place: "H200")
+    monkeypatch.setattr(cuda, "mem_get_info", lambda _place: (1, 2))
+    properties = SimpleNamespace(L2_cache_size=60)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda _place: properties)
+    device = open_device(name, None, None)
+    assert selected == [device.place] == [torch.device("cuda", index)]
+    assert device.name == "H200"
 
 
 def test_auto_is_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
