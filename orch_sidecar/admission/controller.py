@@ -171,6 +171,14 @@ class AdmissionController:
         offered = lease is not None and lease.offered
         self.constraints.pause.begin(pause_s, now, offered=offered)
 
+    def rejected(self, lease_id: str, kind: str, now: float) -> None:
+        """The engine rejected the request with this lease for want of something, by the type of its
+        error. To be called before the lease is released."""
+        lease = self.ledger.get(lease_id)
+        for each in self.constraints.all:
+            if each.rejection == kind:
+                each.reject(None if lease is None else lease.request, now)
+
     def requeue(
         self, ticket: str, request: AdmissionRequest, since: float, now: float
     ) -> Queued | Refusal:

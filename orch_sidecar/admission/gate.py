@@ -168,6 +168,10 @@ class Gate:
         """Pauses dispatch: the upstream rejected a request, whose lease is released after this."""
         self._controller.pause(lease_id, retry_after_ms / 1000, self._loop.time())
 
+    def rejected(self, lease_id: str, kind: str) -> None:
+        """The engine rejected a request for want of something, by the type of its error."""
+        self._controller.rejected(lease_id, kind, self._loop.time())
+
     def requeue(self, ticket: str, request: AdmissionRequest, since_s: float) -> Queued | Refusal:
         """Queues a request again that the upstream rejected, before all that arrived later.
 

@@ -15,6 +15,7 @@ from typing import Final
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.fairness.set_aside import Group
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest
@@ -68,8 +69,9 @@ class QueueOrder:
         none."""
         if self._queues.passed:
             for group in self._queues.aside(service_class):
-                first = next(iter(group))
-                blocked_by = self._blocks(first.request, now, due=False)
+                first = group.first
+                due = service_class is _BULK and self._reserve.is_due(first, now)
+                blocked_by = self._blocks(first.request, now, due=due)
                 if blocked_by is None or blocked_by.scope is not _ONE_PASSES:
                     return first, blocked_by
         while (head := self._queues.head(service_class)) is not None:
@@ -88,11 +90,18 @@ class QueueOrder:
 
     def _kept_by(self, request: AdmissionRequest, now: float) -> Constraint | None:
         """What a request that could go has to leave to those that it would pass once too often."""
+        is_bulk, slots_total = request.service_class is _BULK, self._ledger.slots_total
+        waiting: list[tuple[tuple[bool, bool, float], int, Group]] = []
         for service_class in ServiceClass:
-            aside = self._queues.aside(service_class)
-            kept_by = aside.keeps(request, self._ledger.slots_total, now)
-            if kept_by is not None:
-                return kept_by
+            for group in self._queues.aside(service_class):
+                if group.constraint.takes(request) and now >= group.ends_at(slots_total):
+                    due = service_class is _BULK and self._reserve.is_due(group.first, now)
+                    if is_bulk or due or service_class is _INTERACTIVE:
+                        rank = not due, service_class is _BULK, group.since
+                        waiting.append((rank, len(waiting), group))
+        for _, _, group in sorted(waiting):
+            constraint, first = group.constraint, group.first.request
+            return None if constraint.group(request) == constraint.group(first) else constraint
         return None
 
     def blocks(self, request: AdmissionRequest, now: float) -> Constraint | None:
@@ -122,7 +131,7 @@ class QueueOrder:
         if self._queues.passed:
             for service_class in ServiceClass:
                 for group in self._queues.aside(service_class):
-                    times.append(group.constraint.clears_at(next(iter(group)).request, now))
+                    times.append(group.constraint.clears_at(group.first.request, now))
         return min((at for at in times if at is not None), default=None)
 
     def _set_aside_for(self) -> Constraint | None:

@@ -208,7 +208,9 @@ class EngineReport(NamedTuple):
     not complete, which that usage may miss; `waiting`: those of them that have not started.
     `batch_seen`: the largest batch of which the engine has made some steps.
     `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
-    `max_loras`: LoRA adapters of a batch, 0 without; `adapters_running`: of all requests in it.
+    `max_loras`: LoRA adapters of a batch, 0 without; `adapters_running`: of all requests in it;
+    `adapters_foreign`: of other users' requests; `adapters_wanted`: for which other users wait, and
+    did before this one; `adapters_joinable`: none of them has waited for long.
     `sidecars`: that read its state, this one included; `contended`: others claim slots;
     `foreign_interactive`: sequences of others' interactive requests, a part of `foreign`.
     `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
@@ -238,6 +240,9 @@ class EngineReport(NamedTuple):
     foreign_interactive: int = 0
     max_loras: int = 0
     adapters_running: frozenset[str] = frozenset()
+    adapters_foreign: frozenset[str] = frozenset()
+    adapters_wanted: frozenset[str] = frozenset()
+    adapters_joinable: bool = True
 
 
 class Owner(Protocol):

@@ -149,6 +149,11 @@ class StateFeed:
         sequences = self._leases.sequences(instance, self._pool.ledger)
         run, claims = self._leases.run, claim_fields(pool.claims, instance)
         state = state_of(pool.snapshot(), pool.status(), run, sequences) | claims
+        if "lora" in state:
+            ours = (lease.request for lease in pool.ledger.all() if lease.request is not None)
+            others = (each.adapter for each in ours if each.parent != instance and each.adapter)
+            foreign = {*state["lora"].get("foreign", ()), *others}
+            state["lora"] = state["lora"] | {"foreign": sorted(foreign)}
         if not self._private:
             state.pop(PRIVATE, None)
         sent, self._sent = self._sent, state

@@ -119,8 +119,12 @@ def _prefix_cache(value: Any) -> bool:
 
 
 def _lora(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _texts(value.get(name)) for name in ("adapters", "running", "waiting")
+    return (
+        isinstance(value, dict)
+        and all(_texts(value.get(name)) for name in ("adapters", "running", "waiting"))
+        and all(_texts(value.get(name, [])) for name in ("foreign", "wanted", "resident"))
+        and isinstance(value.get("joinable", True), bool)
+        and count(0, EVENTS).holds(value.get("loads_total", 0))
     )
 
 
@@ -203,7 +207,7 @@ FIELDS: Final[Mapping[str, Rule]] = {
     "prefill": Rule("an object of tokens and seconds, from 0", _prefill),
     "prefix_cache": Rule("an object of queries_total and hits_total, from 0", _prefix_cache),
     "models": _NAMES,
-    "lora": Rule("an object of adapters, running and waiting, lists of names", _lora),
+    "lora": Rule("an object of lists of names, such as adapters, running and waiting", _lora),
     "supported_workloads": _NAMES,
     "leases": Rule("a list of leases", _leases),
     "queue": _OBJECT,

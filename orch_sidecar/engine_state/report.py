@@ -71,13 +71,20 @@ def report_of(
         chunk_tokens=chunk_tokens,
         step_tokens=step_tokens,
         max_loras=_positive(document.get("features", {}).get("max_loras")) or 0,
-        adapters_running=_adapters(document.get("lora")),
+        **_adapters(document.get("lora")),
     )
 
 
-def _adapters(lora: Mapping[str, Any] | None) -> frozenset[str]:
-    """The LoRA adapters of the requests in the engine, by its statistics."""
-    return frozenset() if lora is None else frozenset((*lora["running"], *lora["waiting"]))
+def _adapters(lora: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of a report about LoRA adapters."""
+    if lora is None:
+        return {}
+    return {
+        "adapters_running": frozenset((*lora["running"], *lora["waiting"])),
+        "adapters_foreign": frozenset(lora.get("foreign", ())),
+        "adapters_wanted": frozenset(lora.get("wanted", ())),
+        "adapters_joinable": lora.get("joinable", True),
+    }
 
 
 def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:

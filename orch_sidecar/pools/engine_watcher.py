@@ -103,6 +103,8 @@ class EngineWatcher:
         self.busy_ratio: float | None = None  # of the time between two heartbeats
         self.models: Collection[str] | None = None  # in the engine's order
         self.adapters: frozenset[str] = frozenset()  # those of the models that are LoRA adapters
+        self.resident: frozenset[str] = frozenset()  # those in use, or used last
+        self._most_adapters = 0
         self.ctx_max: int | None = None
         self.document: Document | None = None
         self.failed = False  # to read its stream, at least once
@@ -214,6 +216,9 @@ class EngineWatcher:
         self.document = document
         if "lora" in data:
             self.adapters = frozenset(data["lora"]["adapters"])
+            self.resident = frozenset(data["lora"].get("resident", ()))
+            most = document.get("features", {}).get("max_loras")
+            self._most_adapters = most if type(most) is int else 0
         if "models" in data:
             self.models = dict.fromkeys(report.models_of(document) or ()).keys() or None
         if name != CHANGE:
@@ -233,6 +238,16 @@ class EngineWatcher:
             self.claim_sender.reported(*report.claim_of(document))
         self._gate.notify()
         return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for one more LoRA adapter beside those that are resident."""
+        return len(self.resident) < self._most_adapters
+
+    def will_have(self, adapter: str) -> None:
+        """A request of this LoRA adapter will go there, which the next report may know."""
+        if adapter not in self.resident:
+            self.resident |= {adapter}
 
     def _reads_too_often(self, asked_s: float) -> bool:
         """Whether there are many more streams to read than when this one was opened."""

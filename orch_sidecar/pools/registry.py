@@ -210,7 +210,10 @@ class PoolRegistry:
         served_by: str | None = None
         if affinity is not None and call.prefixes:
             served_by = affinity.served_by(call.cache_owner, call.prefixes)
-        asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, served_by)
+        home, why = served_by, PlacementReason.PREFIX
+        if home is None:
+            home, why = self._shortlist.home_of(generation.model), PlacementReason.ADAPTER
+        asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, home, why)
         pools, load = self._shortlist.of(asked, tried or ())
         drawn = pools is not self.all
         predicts = drawn or len(pools) <= FEW
@@ -223,7 +226,7 @@ class PoolRegistry:
                 snapshot = snapshot._replace(unavailable=None)  # its own admission decides
             snapshots.append(snapshot)
         found: tuple[str, PlacementReason] | Refusal
-        if drawn and len(pools) > 1 and served_by is None and call.options is NO_OPTIONS:
+        if drawn and len(pools) > 1 and home is None and call.options is NO_OPTIONS:
             found = routing.best(snapshots, asked, load)  # each of them takes it
         else:
             found = routing.place(snapshots + self._absent(), asked, tried or (), load)
@@ -234,6 +237,8 @@ class PoolRegistry:
             return found
         name, reason = found
         pool, request = self._by_name[name], requests[name]
+        if request.adapter is not None:
+            pool.watcher.will_have(request.adapter)
         limit_s = pool.gate.rules.of(request.service_class).max_wait_s
         if tried is not None and spent_ms > 1000 * limit_s:
             text = f"no slot of any pool became free within {limit_s:g} s"

@@ -21,6 +21,7 @@ class Shortlist:
         self._all: Sequence[Pool] = ()
         self._by_name: dict[str, Pool] = {}
         self._candidates = Candidates(Random())  # noqa: S311 (it spreads load, and keeps no secret)
+        self._with_adapters: set[Pool] = set()
         self._contexts: dict[str, int | None] = {}
         self._ctx_max: int | None = None
 
@@ -30,6 +31,7 @@ class Shortlist:
             self._candidates.update(name, None)
             self._contexts.pop(name, None)
         self._all, self._by_name = pools, {pool.name: pool for pool in pools}
+        self._with_adapters.clear()
         self.changed.update(pools)
 
     @property
@@ -38,6 +40,24 @@ class Shortlist:
         if self.changed:
             self._update()
         return self._ctx_max
+
+    def home_of(self, model: str) -> str | None:
+        """The pool whose engine has, or has room for, the LoRA adapter that is this model; of
+        several the one with most free slots. None: `model` is no adapter, or all are full of
+        others."""
+        pools: Collection[Pool] = self._all
+        if len(pools) > FEW:
+            if self.changed:
+                self._update()
+            pools = self._with_adapters
+        found = [
+            (resident, pool.gate.ledger.room, pool.name)
+            for pool in pools
+            if model in pool.watcher.adapters
+            and pool.gate.unavailable is None
+            and ((resident := model in pool.watcher.resident) or pool.watcher.has_room)
+        ]
+        return max(found)[2] if found else None
 
     def of(
         self, request: PlacementRequest, tried: Collection[str]
@@ -55,13 +75,13 @@ class Shortlist:
         names = candidates.draw(request, tried)
         if options.prefers:
             names += candidates.draw(request, tried, options.pool)
-        named = (options.pool, request.served_by)
+        named = (options.pool, request.home)
         names += [each for each in named if each is not None and each in candidates]
         if not names:
             return self._all, None
         if options.measurement_type is not None:  # that there is another is why it was chosen
             names += candidates.another(options.measurement_type)
-        load = candidates.load(request) if request.served_by is not None else None
+        load = candidates.load(request) if request.home is not None else None
         return [self._by_name[name] for name in dict.fromkeys(names)], load
 
     def _update(self) -> None:
@@ -72,6 +92,8 @@ class Shortlist:
             if self._by_name.get(name) is not pool:
                 continue  # it has been removed, and ends its last requests
             self._candidates.update(name, pool.standing())
+            if pool.watcher.adapters:
+                self._with_adapters.add(pool)
             if name not in self._contexts or self._contexts[name] != ctx_max:
                 self._contexts[name], new_contexts = ctx_max, True
         self.changed.clear()

@@ -19,7 +19,7 @@ from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.queue_events.watchers import Watchers
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.wire.backpressure import AT_OFFER, LONGEST_PAUSE_MS
+from orch_sidecar.wire.backpressure import LONGEST_PAUSE_MS
 
 # Immediate refusals of a pool that is busier than it was thought to be: another may be less so.
 _BUSY: Final = frozenset(
@@ -116,7 +116,7 @@ class Admit:
             if tokens is not None:
                 record.generated_tokens = tokens
         if record.lease == ticket and (response is None or response.complete):
-            served = response is not None and response.retry_after_ms is None
+            served = response is not None and response.rejected is None
             pool.gate.release(ticket, tokens, served=served, sent=response is not None)
         pool.gate.close(ticket)
 
@@ -188,12 +188,14 @@ def _identity(body: bytes) -> int:
 def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
     """Whether the request returns to this pool's queue, whose dispatching is paused then."""
     response, pause_ms = request.response, LONGEST_PAUSE_MS
+    rejected = None if response is None else response.rejected
     if request.reclaimed:
         if request.cancelled is None:
             request.trace.retried(result.refusal.reason)
         return request.cancelled is None
-    if result.retry is _REQUEUE and response is not None and response.retry_after_ms is not None:
-        pause_ms = min(response.retry_after_ms, LONGEST_PAUSE_MS)
+    if result.retry is _REQUEUE and rejected is not None:
+        if isinstance(rejected, int):
+            pause_ms = min(rejected, LONGEST_PAUSE_MS)
     elif not (
         response is None
         and result.retry is Retry.OTHER_POOL
@@ -202,10 +204,10 @@ def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
     ):
         return False  # a request that has waited for the only pool waits for its return, too
     # Before its lease is released, which would dispatch another.
-    if response is not None and response.retry_after_ms == AT_OFFER:
-        pool.gate.offers.reject()
+    assert request.record.lease is not None  # it was sent under one
+    if isinstance(rejected, str):
+        pool.gate.rejected(request.record.lease, rejected)
     else:
-        assert request.record.lease is not None  # it was sent under one
         pool.gate.pause(request.record.lease, pause_ms)
     if request.cancelled is not None:
         return False

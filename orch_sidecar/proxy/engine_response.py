@@ -61,7 +61,7 @@ class EngineResponse:
 
     `status`: 0 before the head has arrived. `complete`: the engine has finished, so the request's
     lease can be released. `failure`: why it did not. `unanswered`: the connection was lost before
-    any byte of a response. `retry_after_ms`: the upstream rejected the request for now, and the
+    any byte of a response. `rejected`: by the upstream, for now (`backpressure.Rejection`), and the
     sink has nothing of it. `client_limited`: the sink paused the engine. `reads`: in a stream,
     about one per token.
     """
@@ -84,7 +84,7 @@ class EngineResponse:
         "failure",
         "outcome",
         "reads",
-        "retry_after_ms",
+        "rejected",
         "status",
         "unanswered",
     )
@@ -113,7 +113,7 @@ class EngineResponse:
         self.outcome: Outcome = _ENGINE_ERROR
         self.failure: Refusal | None = None
         self.unanswered = False
-        self.retry_after_ms: int | None = None
+        self.rejected: backpressure.Rejection | None = None
         self.status = 0
         self.reads = 0
         self.done: asyncio.Future[None] = connections.loop.create_future()
@@ -266,8 +266,8 @@ class EngineResponse:
             return  # it failed, or its handler is gone
         withheld = self._withheld
         if withheld is not None and self._rejection is not None:
-            self.retry_after_ms = self._rejection(head, withheld)
-        if self.retry_after_ms is None:
+            self.rejected = self._rejection(head, withheld)
+        if self.rejected is None:
             self.answer.end()
             status = head.status
             if status < 400:

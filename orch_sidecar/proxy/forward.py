@@ -13,10 +13,11 @@ from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from orch_sidecar.wire.backpressure import AT_OFFER
+from vllm_plugin.contracts.lora import NO_ADAPTER
 
 _QUEUE_FULL: Final = Refusal(Reason.QUEUE_FULL, "the child sidecar has no free slot")
 _NO_SLOT: Final = Refusal(Reason.QUEUE_FULL, "the engine has no free slot")
+_NO_ADAPTER: Final = Refusal(Reason.QUEUE_FULL, "the engine has no room for the LoRA adapter")
 _STOPPING: Final = Refusal(
     Reason.ENGINE_DOWN, "the engine is shutting down and accepts no more requests"
 )
@@ -77,9 +78,10 @@ class Forward:
 def _result(response: EngineResponse, sink: Sink, pool: Pool) -> Result:
     failure = response.failure
     if failure is None:
-        if response.retry_after_ms is not None:
-            if response.retry_after_ms == AT_OFFER:
-                return NotSent(_NO_SLOT, Retry.REQUEUE)
+        if response.rejected is not None:
+            if isinstance(response.rejected, str):
+                lacks = _NO_ADAPTER if response.rejected == NO_ADAPTER else _NO_SLOT
+                return NotSent(lacks, Retry.REQUEUE)
             return NotSent(_QUEUE_FULL if pool.tier else _STOPPING, Retry.REQUEUE)
         return Sent(sink.keep_alive, response.outcome)
     if sink.started:

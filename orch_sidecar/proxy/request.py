@@ -16,6 +16,7 @@ from orch_sidecar.api.headers import (
     CONTENT_LENGTH,
     X_ORCH_LEASE,
     X_REQUEST_ID,
+    field_line,
     raw,
 )
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
@@ -32,12 +33,13 @@ from orch_sidecar.proxy.waiting_room import WaitingRoom
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import Names, request_head
+from vllm_plugin.contracts.lora import ADAPTER_HEADER, encoded
 
 _ACCEPT_ENCODING: Final = raw(ACCEPT_ENCODING)
 _REQUEST_ID, _CONTENT_LENGTH, _LEASE = (
     name.lower() for name in (X_REQUEST_ID, CONTENT_LENGTH, X_ORCH_LEASE)
 )
-
+_ADAPTER: Final = field_line(ADAPTER_HEADER, "%b")
 
 # Ends an attempt. No client sees it: the request is queued again.
 RECLAIMED: Final = Refusal(
@@ -143,6 +145,8 @@ class Request:
             ours += pool.class_fields(record.service_class)
             if pool.tier:
                 ours += backpressure.fields(record.service_class, self.options, record.spent_ms())
+            elif lease.request is not None and lease.request.adapter is not None:
+                ours += _ADAPTER % encoded(lease.request.adapter).encode()
         given, names = self.http.raw_headers, self.names
         if self.sink is not None:
             # Response ids cannot be replaced within a compressed body.

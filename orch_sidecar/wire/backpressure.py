@@ -26,11 +26,14 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.wire.http1 import Head
 from vllm_plugin.contracts.lease_protocol import NO_SLOT
+from vllm_plugin.contracts.lora import NO_ADAPTER
 from vllm_plugin.contracts.profile import ServiceClass
 
-# Returns after how many milliseconds to retry, if a response with one of these statuses is a
-# temporary rejection; else None.
-RejectionReader = Callable[[Head, bytes], int | None]
+# Returns after how many milliseconds to retry, or for want of what (NO_SLOT, NO_ADAPTER: its engine
+# tells when there is some), if a response with one of these statuses is a temporary rejection; else
+# None.
+Rejection = int | str
+RejectionReader = Callable[[Head, bytes], Rejection | None]
 REJECTION_STATUSES: Final = frozenset({429, 503})
 # Error envelopes are far shorter; a longer body is a response for the client.
 MOST_BYTES: Final = 65_536
@@ -47,8 +50,6 @@ _RETRY_AFTER_MS: Final = raw(RETRY_AFTER_MS)
 ENGINE_GONE: Final = "engine_gone"
 
 DEFAULT_RETRY_MS: Final = 1000
-# Not after a time: the engine has the request's claim, and offers slots for it.
-AT_OFFER: Final = 0
 # Dispatching pauses no longer than that, whatever the child asked for: its state is pushed, so
 # free slots are known here long before.
 LONGEST_PAUSE_MS: Final = 100
@@ -68,12 +69,12 @@ def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float
     return lines
 
 
-def by_engine(head: Head, body: bytes) -> int | None:
+def by_engine(head: Head, body: bytes) -> Rejection | None:
     """Returns when to retry, if this response of an engine rejects the request; else None."""
-    error = _error(body)
-    if error.get("type") == NO_SLOT:
-        return AT_OFFER
-    return DEFAULT_RETRY_MS if error.get("type") == ENGINE_GONE else None
+    kind: object = _error(body).get("type")
+    if kind in (NO_SLOT, NO_ADAPTER):
+        return str(kind)
+    return DEFAULT_RETRY_MS if kind == ENGINE_GONE else None
 
 
 def by_sidecar(head: Head, body: bytes) -> int | None:

@@ -21,6 +21,7 @@ from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
 from vllm_plugin.api_server.workloads import workloads_of
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, NO_SLOT, parse_claim, parse_lease
+from vllm_plugin.contracts.lora import NO_ADAPTER, parse_adapter
 from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, SidecarKeys
 from vllm_plugin.state.conditions import Conditions
 from vllm_plugin.state.engine_facts import EngineFacts, Hardware
@@ -41,6 +42,7 @@ STEP_TIME = {
 _REJECTIONS = {
     Rejected.SPENT: ("lease_spent", 409),
     Rejected.NO_SLOT: (NO_SLOT, 429),
+    Rejected.NO_ADAPTER: (NO_ADAPTER, 429),
     Rejected.BUSY: ("engine_gone", 503),
     Rejected.TOO_LARGE: ("invalid_request_error", 400),
 }
@@ -80,6 +82,8 @@ class ScriptedEngine:
         self.profile = profile
         self.models = models
         self.state_fields: dict[str, Any] = {}  # of its state, besides or instead of `engine_state`
+        self.features: dict[str, Any] = {}
+        self.adapters: tuple[str, ...] = ()  # LoRA adapters that it serves besides
         self.faults = Faults()
         self.api_key: str | None = None
         self.sidecar_keys: SidecarKeys | None = None  # None: of a release that asks for none
@@ -208,7 +212,8 @@ class ScriptedEngine:
     def _enter(self, answer: Answer) -> int | Rejected:
         lease = answer.request.lease if self._knows(answer) else None
         urgent = answer.request.header("x-orch-class") != "bulk"
-        return self.engine_state.enter(lease, urgent=urgent)
+        adapter = parse_adapter(answer.request.header("x-orch-adapter") or "")
+        return self.engine_state.enter(lease, urgent=urgent, adapter=adapter)
 
     async def _generate(self, answer: Answer) -> None:
         if self.faults.gone:
@@ -219,6 +224,8 @@ class ScriptedEngine:
         if isinstance(key, Rejected):
             _reject(answer, key)
             return
+        if self.engine_state.adapters:
+            self.engine_state.model_received(key, answer.request.json().get("model", ""))
         self.peak = max(self.peak, self.present)
         script = self.scripts.popleft() if self.scripts else self.answer
         engine_state = self.engine_state
@@ -261,13 +268,14 @@ class ScriptedEngine:
             batching=self.profile != "home",
             slots_total=self.slots,
             epoch=f"epoch-{self.epoch}",
-            features={},
+            features=self.features,
             hardware=Hardware("CPU (scripted)", 0, "FP32"),
             conditions=Conditions("none", "none", "float32", "off", "CPU_ATTN", 1, 1),
         )
         engine_state = EngineState(facts)
         engine_state.workloads = workloads_of(GENERATING)
         engine_state.kv_cache = KvCache(4096, (KvGroup(16),))
+        engine_state.set_models(self.models, self.adapters)
         return engine_state
 
     def _revoke(self, answer: Answer) -> None:

@@ -1,22 +1,21 @@
-"""Requests of LoRA adapters, at an engine that runs one adapter at once."""
+"""Requests of LoRA adapters, at engines that run one adapter at once."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+
+from tests.integration.backlogs import instance
 from tests.integration.client import AT_ONCE, CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
-from tests.integration.scripted_engine import ScriptedEngine
-
-FIELDS = {
-    "models": ["tiny", "a", "b"],
-    "features": {"max_loras": 1},
-    "lora": {"adapters": ["a", "b"], "running": [], "waiting": []},
-}
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.wire import Answer
 
 
-async def with_adapters(engine: ScriptedEngine, start: Start) -> Running:
-    engine.state_fields |= FIELDS
-    return await start()
+async def with_adapters(engine: ScriptedEngine, *names: str, max_loras: int = 1) -> None:
+    engine.features, engine.adapters = {"max_loras": max_loras}, names
+    await engine.restart()
 
 
 def models(engine: ScriptedEngine) -> list[str]:
@@ -26,7 +25,8 @@ def models(engine: ScriptedEngine) -> list[str]:
 async def test_request_of_another_adapter_waits_in_the_sidecar_while_others_pass(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
-    running = await with_adapters(engine, start)
+    await with_adapters(engine, "a", "b")
+    running = await start()
     first = await started(running, model="a")
     await eventually(lambda: len(held.waiting) == 1)
     other = await started(running, model="b")
@@ -56,7 +56,8 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_while_others_pass
 async def test_client_that_leaves_frees_its_adapter(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
-    running = await with_adapters(engine, start)
+    await with_adapters(engine, "a", "b")
+    running = await start()
     leaves = await started(running, model="a")
     await eventually(lambda: len(held.waiting) == 1)
     other = await started(running, model="b")
@@ -71,13 +72,13 @@ async def test_client_that_leaves_frees_its_adapter(
 async def test_adapters_that_come_at_run_time_are_known_from_then_on(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
-    running = await with_adapters(engine, start)
+    await with_adapters(engine, "a", "b")
+    running = await start()
     await started(running, model="a")
     await eventually(lambda: len(held.waiting) == 1)
     await started(running, model="c")
     await eventually(lambda: len(held.waiting) == 2)  # no adapter, as far as is known
-    lora = {"adapters": ["a", "b", "c"], "running": ["a"], "waiting": []}
-    engine.report(models=["tiny", "a", "b", "c"], lora=lora)
+    engine.engine_state.set_models(("tiny",), ("a", "b", "c"))
     await eventually(lambda: "c" in running.pool.watcher.adapters)
     await started(running, model="b")
     await eventually(lambda: running.queued == 1)
@@ -85,3 +86,124 @@ async def test_adapters_that_come_at_run_time_are_known_from_then_on(
     await eventually(lambda: len(models(engine)) == 3)
     held.release_all()
     await running.idle()
+
+
+async def test_adapter_is_named_beside_the_lease_and_clients_cannot_name_one(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    await with_adapters(engine, "b ä/1")
+    running = await start()
+    client = await running.client()
+    forged = [("X-Orch-Adapter", "a")]
+    for model in ("b ä/1", "tiny"):
+        assert (await client.post(CHAT, forged, model=model)).status == 200
+    named = [
+        [value for name, value in each.fields if name == "x-orch-adapter"]
+        for each in engine.generating
+    ]
+    assert named == [["b%20%C3%A4%2F1"], []]
+
+
+async def two(start: Start) -> tuple[Running, Running]:
+    ours, theirs = await start(), await start()
+    for each in (ours, theirs):
+        await eventually(lambda each=each: each.pool.gate.offers.sidecars == 2)  # type: ignore[misc]
+    return ours, theirs
+
+
+async def test_sidecars_learn_of_each_other_s_adapters_and_of_what_is_wanted(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    await with_adapters(engine, "a", "b", "c")
+    ours, theirs = await two(start)
+    first = await started(ours, model="a")
+    await eventually(lambda: len(held.waiting) == 1)
+    await eventually(lambda: theirs.pool.gate.ledger.foreign == 1)
+    waits = await started(theirs, model="b")
+    await eventually(lambda: theirs.queued == 1)
+    assert models(engine) == ["a"], "it was not even sent"
+    use = engine.engine_state.adapter_use
+    await eventually(lambda: use.fields(instance(ours))["wanted"] == ["b"])
+    plain = await started(ours)
+    await eventually(lambda: len(held.waiting) == 2)
+    later = await started(ours, model="c")
+    await eventually(lambda: ours.queued == 1)
+    held.release()
+    assert (await first.response()).status == 200
+    await eventually(lambda: models(engine)[-1] == "b")
+    assert ours.queued == 1, "it came later"
+    held.release_all()
+    await eventually(lambda: models(engine)[-1] == "c")
+    held.release_all()
+    for client in (waits, plain, later):
+        assert (await client.response()).status == 200
+
+
+async def test_adapters_that_others_wait_for_get_their_turn_under_load(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    """Requests of one adapter come without a pause at one sidecar: those of another still go."""
+    await with_adapters(engine, "a", "b")
+    ours, theirs = await two(start)
+    ended = asyncio.Event()
+
+    async def load(late_s: float) -> int:
+        client, sent = await ours.client(), 0
+        await asyncio.sleep(late_s)
+        while not ended.is_set():
+            assert (await client.post(CHAT, model="a")).status == 200
+            sent += 1
+        return sent
+
+    async def answer(answer: Answer) -> None:
+        await asyncio.sleep(0.05)
+        answer.json({})
+
+    engine.answer = answer
+    tasks = [asyncio.create_task(load(0.017 * number)) for number in range(3)]
+    await eventually(lambda: len(engine.generating) > 6)
+    for _ in range(2):
+        assert (await (await theirs.client()).post(CHAT, model="b")).status == 200
+    ended.set()
+    assert min(await asyncio.gather(*tasks)) > 0
+
+
+async def test_request_that_the_engine_rejects_waits_and_keeps_no_other(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    """A request without a sidecar has taken the room, which the sidecar has yet to hear of."""
+    await with_adapters(engine, "a", "b")
+    running = await start()
+    key = engine.engine_state.enter(None)
+    assert isinstance(key, int)
+    await eventually(lambda: running.pool.gate.ledger.foreign == 1)
+    engine.faults.mute = True
+    engine.engine_state.model_received(key, "a")
+    waits = await started(running, model="b")
+    await eventually(lambda: running.queued == 1)
+    plain = await started(running)
+    await eventually(lambda: len(held.waiting) == 1)
+    assert engine.engine_state.rejected_for_slots == 0
+    engine.engine_state.leave(key)
+    await eventually(lambda: len(held.waiting) == 2)
+    held.release_all()
+    for client in (waits, plain):
+        assert (await client.response()).status == 200
+
+
+async def test_adapters_stay_where_they_are_loaded(
+    engine: ScriptedEngine, another: Engine, start: Start
+) -> None:
+    names = ("a", "b", "c", "d")
+    await with_adapters(engine, *names, max_loras=2)
+    other = await another()
+    await with_adapters(other, *names, max_loras=2)
+    pools = {"cloud": engine.url, "other": other.url}
+    running = await start(
+        pools=[{"name": name, "url": url, "profile": "cloud"} for name, url in pools.items()]
+    )
+    client, order = await running.client(), random.Random(1)
+    for _ in range(60):
+        assert (await client.post(CHAT, model=order.choice(names))).status == 200
+    loads = [each.engine_state.adapter_use.loads_total for each in (engine, other)]
+    assert sum(loads) == len(names), loads

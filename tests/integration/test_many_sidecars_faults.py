@@ -168,7 +168,12 @@ class FormerState(EngineState):
     """The state of an engine of API version 1.0: it books what comes, and offers nothing."""
 
     def enter(
-        self, lease: str | None, traceparent: str | None = None, *, urgent: bool = True
+        self,
+        lease: str | None,
+        traceparent: str | None = None,
+        *,
+        urgent: bool = True,
+        adapter: str | None = None,
     ) -> int | Rejected:
         parsed = parse_lease(lease) if lease else None
         if parsed is not None and self.leases.used(parsed):

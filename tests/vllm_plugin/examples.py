@@ -51,7 +51,7 @@ def report(
 
 
 def subscribed(
-    engine_state: EngineState, instance: str | None = US
+    engine_state: EngineState, instance: str | None = US, *, claims: bool = True
 ) -> tuple[Subscriber, list[None]]:
     """Returns a subscriber that looks whenever it is woken, and a list with an entry for each time
     that it was."""
@@ -61,7 +61,7 @@ def subscribed(
         woken.append(None)
         engine_state.look(subscriber)
 
-    subscriber = Subscriber(instance, wake)
+    subscriber = Subscriber(instance, wake, claims=claims)
     engine_state.subscribe(subscriber)
     return subscriber, woken
 

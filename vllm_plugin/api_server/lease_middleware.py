@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm_plugin.api_server.routes import generates
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR
 from vllm_plugin.contracts.lease_protocol import NO_SLOT, parse_lease
+from vllm_plugin.contracts.lora import ADAPTER_HEADER, NO_ADAPTER, parse_adapter
 from vllm_plugin.contracts.profile import ServiceClass
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased
 from vllm_plugin.state.engine_state import EngineState
@@ -33,6 +35,7 @@ _FAILURES: Final = (b'data: {"error"', b"event: error")
 
 LEASE_HEADER: Final = b"x-orch-lease"
 CLASS_HEADER: Final = b"x-orch-class"
+_ADAPTER_HEADER: Final = ADAPTER_HEADER.lower().encode()
 TRACE_HEADER: Final = b"traceparent"
 AUTHORIZATION: Final = b"authorization"
 
@@ -96,6 +99,9 @@ class LeaseMiddleware:
             lease if counts else None,
             _first(headers, TRACE_HEADER),
             urgent=_first(headers, CLASS_HEADER) != ServiceClass.BULK.value,
+            adapter=parse_adapter(_first(headers, _ADAPTER_HEADER))
+            if self._engine_state.adapters
+            else None,
         )
 
     def _is_of_a_reader(self, lease: str) -> bool:
@@ -107,14 +113,21 @@ class LeaseMiddleware:
     async def _run(self, key: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs a request that has entered, until it has left."""
         engine_state, disconnected, succeeded, left = self._engine_state, False, False, False
+        # Read only where it may name an adapter.
+        body = bytearray() if engine_state.adapters else None
 
         async def receiving() -> Message:
             nonlocal disconnected
             message = await receive()
             if message["type"] == "http.disconnect":
                 disconnected = True
-            elif message["type"] == "http.request" and not message.get("more_body", False):
-                engine_state.body_received(key, time.time())
+            elif message["type"] == "http.request":
+                if body is not None:
+                    body.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    engine_state.body_received(key, time.time())
+                    if body is not None:
+                        engine_state.model_received(key, _model_of(body))
             return message
 
         async def sending(message: Message) -> None:
@@ -162,6 +175,17 @@ _REJECTIONS: Final[Mapping[Rejected, tuple[Mapping[str, Any], int]]] = {
         {
             "message": "the slots of this engine are taken, or others are before this request",
             "type": NO_SLOT,
+            "param": None,
+            "code": 429,
+            "retriable": True,
+            "retry_after_ms": RETRY_AFTER_S * 1000,
+        },
+        429,
+    ),
+    Rejected.NO_ADAPTER: (
+        {
+            "message": "this engine runs as many LoRA adapters as it can, and none of this request",
+            "type": NO_ADAPTER,
             "param": None,
             "code": 429,
             "retriable": True,
@@ -217,6 +241,15 @@ async def _rejection(
 def _first(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> str:
     """Returns a header's first value, as vLLM does; an empty text without one."""
     return next((value.decode("latin-1") for name, value in headers if name == wanted), "")
+
+
+def _model_of(body: bytearray) -> str:
+    """Returns the model that a body names; an empty text if it names none."""
+    try:
+        model = json.loads(body)["model"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return ""  # vLLM will reject it, or take its base model
+    return model if isinstance(model, str) else ""
 
 
 def _call_after_turns(turns: int, call: Callable[[], object]) -> None:

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 # Of what sidecars and engines report and accept. Another minor number is compatible.
-API_VERSION: Final = "1.2.0"
+API_VERSION: Final = "1.3.0"
 
 STATE: Final = "state"
 CHANGE: Final = "change"
@@ -72,8 +72,10 @@ LONGEST_OFFER_S: Final = 0.5
 CLAIM_S: Final = 5.0
 
 
-# A sidecar claims at most so many times the slots of the engine.
+# A sidecar claims at most so many times the slots of the engine, and so many LoRA adapters.
 MOST_CLAIMED: Final = 2
+MOST_ADAPTERS: Final = 16
+_NAME_CHARACTERS: Final = 512
 
 
 class Claim(NamedTuple):
@@ -103,6 +105,7 @@ class ClaimCall(NamedTuple):
     """A call of a sidecar: what it claims beyond the offers up to number `taken`, the last that it
     has heard of, and how many slots of these it gives back. `number`: later calls have higher ones;
     0: a sidecar of API version 1.1. `waits`: more is queued than it claims, for some other reason.
+    `adapters`: LoRA adapters that its requests wait for, and for no slots; the first MOST_ADAPTERS.
     """
 
     claim: Claim | None
@@ -110,6 +113,7 @@ class ClaimCall(NamedTuple):
     unused: int = 0
     number: int = 0
     waits: bool = False
+    adapters: tuple[str, ...] = ()
 
 
 class LeaseId(NamedTuple):
@@ -142,7 +146,8 @@ def require_lease(text: str) -> None:
 
 def parse_claim(body: bytes, slots_total: int) -> ClaimCall:
     """Parses the body of a ClaimCall: a JSON object of "cost" (0: it claims nothing) and "urgent",
-    and with 0 and false where they are missing "more", "taken", "unused", "number" and "waits".
+    and with 0, false and [] where they are missing "more", "taken", "unused", "number", "waits" and
+    "adapters".
 
     Raises ValueError, whose text names the value and the rule.
     """
@@ -164,8 +169,17 @@ def parse_claim(body: bytes, slots_total: int) -> ClaimCall:
     for name, value in (("urgent", urgent), ("waits", waits)):
         if type(value) is not bool:
             raise ValueError(f"{name} is {value!r:.80}: it must be true or false")
+    adapters: Any = given.get("adapters", [])
+    if (
+        not isinstance(adapters, list)
+        or len(adapters) > MOST_ADAPTERS
+        or not all(isinstance(each, str) and 0 < len(each) <= _NAME_CHARACTERS for each in adapters)
+    ):
+        rule = f"it must be a list of at most {MOST_ADAPTERS} names, of 1 to {_NAME_CHARACTERS}"
+        raise ValueError(f"adapters is {adapters!r:.80}: {rule} characters")
     cost, more = numbers.pop("cost"), numbers.pop("more")
-    return ClaimCall(Claim(cost, urgent, more) if cost else None, **numbers, waits=waits)
+    claim = Claim(cost, urgent, more) if cost else None
+    return ClaimCall(claim, **numbers, waits=waits, adapters=tuple(adapters))
 
 
 def claim_body(call: ClaimCall) -> bytes:

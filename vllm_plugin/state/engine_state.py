@@ -14,6 +14,8 @@ from typing import Any, Final
 from vllm_plugin.contracts.lease_protocol import API_VERSION, Claim, ClaimCall, parse_lease
 from vllm_plugin.contracts.slot_claims import SlotClaims
 from vllm_plugin.speed.engine_speed import EngineSpeed, Occupancy, SchedulerReport
+from vllm_plugin.speed.lora import NO_LORA
+from vllm_plugin.state.adapter_use import AdapterUse
 from vllm_plugin.state.engine_facts import EngineFacts
 from vllm_plugin.state.kv_cache import KvCache
 from vllm_plugin.state.leases import Leases, Rejected
@@ -41,6 +43,7 @@ class EngineState:
         self.speed = EngineSpeed(facts.slots_total)
         self.leases = Leases()
         self.claims = SlotClaims()
+        self.adapter_use = AdapterUse(int(facts.features.get("max_loras", 0)))
         self.rejected_for_slots = 0  # requests
         self.request_numbers = RequestNumbers()
         self.prefix_cache = PrefixCache()
@@ -73,6 +76,7 @@ class EngineState:
         self._subscribers.discard(subscriber)
         if subscriber.claims and subscriber.instance is not None:
             self.claims.closed(subscriber.instance)
+            self.adapter_use.closed(subscriber.instance)
             self._slots_changed()
 
     def record(self, report: SchedulerReport) -> None:
@@ -88,6 +92,9 @@ class EngineState:
         foreign_changed = self.leases.reported(in_engine, report.at_s)
         if foreign_changed:
             self._offer()
+        if self.adapters:
+            use = report.occupancy.lora if self.leases.unleased() else NO_LORA
+            self.adapter_use.reported((*use.running, *use.waiting))
         # Counts are taken after a step: a sequence that ended in it is in the batch only.
         in_step = max(report.running, report.batch or 0) + report.waiting
         occupancy = report.occupancy
@@ -112,13 +119,21 @@ class EngineState:
             self._subscribers.change()
 
     def enter(
-        self, lease: str | None, traceparent: str | None = None, *, urgent: bool = True
+        self,
+        lease: str | None,
+        traceparent: str | None = None,
+        *,
+        urgent: bool = True,
+        adapter: str | None = None,
     ) -> int | Rejected:
         """Adds a generating request with these headers, `X-Orch-Lease` and `traceparent`.
 
         Returns its number, the key for `leave`: the first request has 1. A rejected one takes no
         number. A request without a lease always enters. `urgent`: it is not a bulk request.
+        `adapter`: that it has, by its header.
         """
+        if adapter not in self.adapters:
+            adapter = None
         parsed = parse_lease(lease) if lease else None
         if parsed is not None:
             if self.leases.used(parsed):
@@ -126,12 +141,18 @@ class EngineState:
             if parsed.cost > self.facts.slots_total:
                 return Rejected.TOO_LARGE
             self.tick()
+            now_s, instance = self._clock(), parsed.instance
+            if adapter is not None and not self.adapter_use.enters(instance, adapter, now_s):
+                self._slots_changed()  # others learn that it is wanted
+                return Rejected.NO_ADAPTER
             claim = Claim(parsed.cost, urgent)
-            if not self.claims.enters(parsed.instance, claim, self._free(), self._clock()):
+            if not self.claims.enters(instance, claim, self._free(), now_s):
                 self.rejected_for_slots += 1
                 self._slots_changed()  # an offer that did not suffice is free again
-                return Rejected.NO_SLOT if self.claims.reads(parsed.instance) else Rejected.BUSY
+                return Rejected.NO_SLOT if self.claims.reads(instance) else Rejected.BUSY
         number = self.leases.enter(parsed, interactive=urgent)
+        if parsed is not None and adapter is not None:
+            self.adapter_use.entered(number, instance, adapter, now_s)
         self.request_numbers.enter(number, traceparent)
         self._slots_changed()  # more may have been offered than it took
         return number
@@ -140,10 +161,22 @@ class EngineState:
         """Expects the scheduler to report soon: the request has been received completely."""
         self._stall_detector.expect_report(key, at_s)
 
+    def model_received(self, key: int, model: str) -> None:
+        """Counts a request by the model that its body names, whatever its header said."""
+        use, request = self.adapter_use, self.leases.request(key)
+        adapter = model if model in self.adapters else None
+        if request is None or adapter == use.adapter_of(key):
+            return
+        use.left(key)
+        if adapter is not None:
+            use.entered(key, request.instance, adapter, self._clock())
+        self._subscribers.change()
+
     def leave(self, key: int) -> None:
         """Removes a request that has ended, and passes its lease to the owner's subscribers."""
         self._stall_detector.forget(key)
         self.request_numbers.leave(key)
+        self.adapter_use.left(key)
         request = self.leases.leave(key)
         for subscriber in self._subscribers:
             if request.lease is not None and request.instance == subscriber.instance:
@@ -156,20 +189,28 @@ class EngineState:
         """Takes a sidecar's call. False: it does not read the state, and can be offered nothing."""
         if not self.claims.reads(instance):
             return False
-        self.claims.call(instance, call, self._clock())
+        now_s = self._clock()
+        self.claims.call(instance, call, now_s)
+        if self.claims.number_of(instance) == call.number:  # no later call was first
+            self.adapter_use.wants(instance, call.adapters, now_s)
         self._slots_changed()
         return True
 
     def tick(self) -> None:
-        """Ends what has lasted until now: offers, and unleased sequences that no report renewed."""
+        """Ends what has lasted until now: offers, unleased sequences that no report renewed, and
+        the times for which adapters in use may go before others."""
         now_s = self._clock()
-        foreign_changed = self.leases.expire(now_s)
-        if self.claims.expire(now_s) or foreign_changed:
+        foreign_changed, wanted = self.leases.expire(now_s), self.adapter_use.expire(now_s)
+        if self.claims.expire(now_s) or foreign_changed or wanted:
             self._slots_changed()
 
     def ticks_at(self) -> float | None:
         """When `tick` has something to do; None: not before something changes."""
-        times = (self.claims.expires_at, self.leases.expires_at())
+        times = (
+            self.claims.expires_at,
+            self.leases.expires_at(),
+            self.adapter_use.expires_at(),
+        )
         return min((at for at in times if at is not None), default=None)
 
     def _free(self) -> int:
@@ -219,15 +260,16 @@ class EngineState:
             "models": list(self.models),
             "sidecars": self.claims.sidecars,
             "contended": self.claims.contended(instance),
-            **self._lora_field(),
+            **self._lora_field(instance),
             **self.claim_fields(instance),
         }
 
-    def _lora_field(self) -> State:
+    def _lora_field(self, instance: str | None) -> State:
         """Returns the adapters that can be asked for, and those of requests; without LoRA none."""
-        if "max_loras" not in self.facts.features:
+        if not self.adapter_use.most:
             return {}
-        return {"lora": {"adapters": list(self.adapters), **asdict(self._occupancy.lora)}}
+        use = asdict(self._occupancy.lora) | self.adapter_use.fields(instance)
+        return {"lora": {"adapters": list(self.adapters), **use}}
 
     def claim_fields(self, instance: str | None) -> State:
         """Returns what a sidecar claims, as the engine knows it, and from which of its calls."""

@@ -34,6 +34,7 @@ class Rejected(Enum):
 
     SPENT = "spent"  # its lease was used or revoked
     NO_SLOT = "no slot"  # for now: other requests have the slots, or are before it
+    NO_ADAPTER = "no adapter"  # for now: the engine runs as many LoRA adapters as it can
     BUSY = "busy"  # the same, for a sidecar that reads no offers
     TOO_LARGE = "too large"  # its lease is for more sequences than the engine has slots
     UNLEASED = "unleased"  # it has no lease of a sidecar, and the engine takes none without
@@ -107,6 +108,10 @@ class Leases:
                 self._bound = self._excess = 0
                 self._bounds.clear()
         return request
+
+    def request(self, key: int) -> EngineRequest | None:
+        """Returns a request; None: it has left."""
+        return self._requests.get(key)
 
     def cost(self, key: int) -> int:
         """Returns the sequences of a request that has not left."""

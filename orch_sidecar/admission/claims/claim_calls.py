@@ -9,7 +9,7 @@ later.
 
 from __future__ import annotations
 
-from orch_sidecar.admission.claims.engine_claims import EngineClaims
+from orch_sidecar.admission.claims.engine_claims import NOTHING, Claimed, EngineClaims
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
@@ -22,9 +22,7 @@ class ClaimCalls:
         self._claims = claims
         self._offers = offers
         self._ledger = ledger
-        # What is claimed, and whether more waits: recorded by the engine, as far as is known.
-        self._recorded: tuple[Claim | None, bool] = (None, False)
-        self._before: tuple[Claim | None, bool] = (None, False)  # the last call
+        self._recorded = self._before = NOTHING  # by the engine as far as is known; one call before
         self._number = 0  # of the last call
 
     def reported(self, claim: Claim | None, waits: bool, number: int) -> bool:
@@ -32,25 +30,25 @@ class ClaimCalls:
         the stream was opened. Returns whether it has to be called."""
         if 0 < number < self._number:
             return False  # the last call has not arrived yet
-        called = self._recorded[0]
+        called = self._recorded.claim
         if claim is not None and called is not None and number == self._number:
             # A key for bulk requests alone makes no claim urgent, however often it is called.
             claim = claim._replace(urgent=claim.urgent or called.urgent)
-        self._recorded = claim, waits
-        return not self._suffices(self._claims.current, self._claims.waits)
+        self._recorded = Claimed(claim, waits, self._recorded.adapters)
+        return not self._suffices(self._claims.all)
 
     def next(self, *, again: bool) -> ClaimCall | None:
         """The call that is to be made now; None: none. `again`: a claim that stands is repeated."""
-        claim, waits, offers = self._claims.current, self._claims.waits, self._offers
-        if claim is None:
+        claimed, offers = self._claims.all, self._offers
+        if claimed.claim is None:
             offers.withdraw()
         unused = offers.take_unused()
-        standing = claim is not None or waits
-        if not unused and self._suffices(claim, waits) and not (again and standing):
+        if not unused and self._suffices(claimed) and not (again and claimed != NOTHING):
             return None
         self._number += 1
-        self._before, self._recorded = self._recorded, (claim, waits)
-        return ClaimCall(claim, offers.taken, unused, self._number, waits)
+        self._before, self._recorded = self._recorded, claimed
+        claim, waits, adapters = claimed
+        return ClaimCall(claim, offers.taken, unused, self._number, waits, adapters)
 
     def failed(self) -> None:
         """The engine may not have got the call, and may offer nothing: the next request is
@@ -58,10 +56,10 @@ class ClaimCalls:
         self._recorded = self._before
         self._offers.withdraw()
 
-    def _suffices(self, claim: Claim | None, waits: bool) -> bool:
+    def _suffices(self, claimed: Claimed) -> bool:
         """Whether the engine need not know better what is claimed."""
-        recorded, waited = self._recorded
-        if waited != waits:
+        claim, recorded = claimed.claim, self._recorded.claim
+        if claimed[1:] != self._recorded[1:]:
             return False
         if claim is None or recorded is None:
             return claim is recorded

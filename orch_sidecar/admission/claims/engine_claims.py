@@ -7,16 +7,26 @@ and its parents (`parent_claims`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from orch_sidecar.admission.claims.parent_claims import ParentClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import MOST_ADAPTERS, Claim, ClaimCall
 from vllm_plugin.contracts.profile import ServiceClass
 
-_NOTHING: Final[tuple[Claim | None, bool]] = (None, False)
+
+class Claimed(NamedTuple):
+    """What the engine has to know: the slots that are claimed, whether more waits, and the LoRA
+    adapters that are waited for."""
+
+    claim: Claim | None = None
+    waits: bool = False
+    adapters: tuple[str, ...] = ()
+
+
+NOTHING: Final = Claimed()
 
 
 class EngineClaims:
@@ -31,7 +41,7 @@ class EngineClaims:
         self.on_parent_offers: Callable[[Collection[str]], None] | None = None
         self._controller = controller
         self.offers = controller.constraints.offers
-        self._reported = _NOTHING  # at the last call of `on_change`
+        self._reported = NOTHING  # at the last call of `on_change`
 
     @property
     def own(self) -> Claim | None:
@@ -63,15 +73,33 @@ class EngineClaims:
         sequences = sum(queues.fair(each).cost for each in ServiceClass)
         return sequences > (0 if own is None else own.slots) or self.parents.books.any_waits
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """What the requests that are set aside wait for, while the engine has to know."""
+        queues = self._controller.queues
+        if not queues.passed or not self.offers.shared or self._controller.unavailable is not None:
+            return ()
+        names = (
+            group.constraint.wanted(group.first.request)
+            for service_class in ServiceClass
+            for group in queues.aside(service_class)
+        )
+        return tuple(dict.fromkeys(filter(None, names)))[:MOST_ADAPTERS]
+
+    @property
+    def all(self) -> Claimed:
+        """All that is claimed."""
+        return Claimed(self.current, self.waits, self.adapters)
+
     def update(self) -> None:
         """Reports what has changed. To be called after each change of the admission."""
         offers = self.offers
         if self.on_change is None or not (
-            offers.sidecars > 1 or offers.rejected or offers.unused or self._reported != _NOTHING
+            offers.sidecars > 1 or offers.rejected or offers.unused or self._reported != NOTHING
         ):
             return
         offers.parents_wait = offers.sidecars > 1 and self.parents.wait
-        before, self._reported = self._reported, (self.current, self.waits)
+        before, self._reported = self._reported, self.all
         if self._reported != before or offers.unused:
             self.on_change()
 

@@ -3,7 +3,9 @@
 Pure: times are seconds of a monotonic clock. vLLM runs sequences of at most `max_loras` adapters at
 once; one of another adapter waits inside the engine, in a slot that it does not use, until all of
 one adapter have ended. So an adapter is taken by the first lease that has it, and given back by the
-last. Requests of the base model, and of adapters that are in use, need none of that room.
+last. Requests of the base model, and of adapters that are in use, need none of that room. The
+engine counts the adapters of all its users, and says which of them others wait for
+(`vllm_plugin.state.adapter_use`).
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from collections.abc import Hashable
 from heapq import heapify, heapreplace
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.constraint import Beside, Constraint, Scope
-from orch_sidecar.admission.fairness.set_aside import PASSED_S
+from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint, Scope
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
+from vllm_plugin.contracts.lora import NO_ADAPTER, PASSED_S
 from vllm_plugin.contracts.profile import ServiceClass
 
 # By how much the interval between two requests of adapters in use follows each of them.
@@ -30,12 +32,18 @@ class Adapters(Constraint):
 
     reason: ClassVar[str] = "adapter"
     scope: ClassVar[Scope] = Scope.REQUEST
+    absolute: ClassVar[bool] = True  # the engine knows better what runs in it
+    rejection: ClassVar[str | None] = NO_ADAPTER
 
     def __init__(self, ledger: Ledger, queues: Queues, service_times: ServiceTimes) -> None:
         self.inactive = True
         self._most = 0
         self._sequences = Counter[str]()  # of this sidecar's leases, by adapter
         self._foreign: frozenset[str] = frozenset()  # adapters that others use
+        self._wanted: frozenset[str] = frozenset()  # for which others wait, and did before
+        self._joinable = True  # by requests of adapters that are in use
+        # Rejected by the engine, until when: its next report says why.
+        self._rejected: dict[str | None, float] = {}
         self._interval_s = PASSED_S  # between two grants of adapters that were in use
         self._granted_at = float("-inf")
         self._ledger = ledger
@@ -52,13 +60,24 @@ class Adapters(Constraint):
     def group(self, request: AdmissionRequest) -> Hashable:
         return request.adapter
 
+    def wanted(self, request: AdmissionRequest) -> str | None:
+        return request.adapter
+
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
         adapter = request.adapter
-        if adapter is None or adapter in self._sequences or adapter in self._foreign:
+        if adapter is None:
             return False
-        return len(self.in_use()) >= self._most
+        if self._rejected and now < self._rejected.get(adapter, now):
+            return True
+        if adapter in self._sequences or adapter in self._foreign:
+            return not self._joinable
+        return len({*self._sequences, *self._foreign, *self._wanted} - {adapter}) >= self._most
+
+    def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
+        at = self._rejected.get(request.adapter, now)
+        return at if at > now else None
 
     def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
         """When the first adapter has no sequences any more that is not for those who wait longer.
@@ -66,17 +85,22 @@ class Adapters(Constraint):
         free_s = self._drained_in_s(now)
         if request.adapter is None or not free_s:
             return 0.0 if request.adapter is None else None
+        since = None
         for service_class in ServiceClass:
             for group in self._queues.aside(service_class):
                 if group.constraint is not self:
                     continue
-                if self.group(first := next(iter(group)).request) == request.adapter:
-                    return self._in_its_turn_s(free_s[0], group.since, now)
+                first = group.first.request
+                since = group.since if since is None else since
+                if self.group(first) == request.adapter:
+                    return self._in_its_turn_s(free_s[0], since, now)
                 service_s = self._service_times.service_s(first)
                 if service_s is None:
                     return None
-                heapreplace(free_s, free_s[0] + service_s)
-        return self._in_its_turn_s(free_s[0], now, now)
+                turn_s = self._in_its_turn_s(free_s[0], since, now)
+                heapreplace(free_s, turn_s + service_s)
+                since = now + turn_s
+        return self._in_its_turn_s(free_s[0], now if since is None else since, now)
 
     def _drained_in_s(self, now: float) -> list[float]:
         """Seconds until each adapter has no running sequences; empty: unknown."""
@@ -108,14 +132,22 @@ class Adapters(Constraint):
 
     def begin_epoch(self) -> None:
         self._sequences.clear()
-        self._foreign = frozenset()
+        self._rejected.clear()
+        self._foreign = self._wanted = frozenset()
+        self._joinable = True
 
     def reported(self, report: EngineReport, now: float) -> None:
         self._most = report.max_loras
         self.inactive = not report.max_loras
-        # Its statistics lag behind: without sequences of others, the adapters are this sidecar's.
-        others = report.foreign > 0 or self._ledger.adopted > 0
-        self._foreign = report.adapters_running if others else frozenset()
+        # Its statistics lag behind; only they tell of what this sidecar knows by its lease alone.
+        adopted = report.adapters_running if self._ledger.adopted > 0 else frozenset()
+        self._foreign = report.adapters_foreign | adopted
+        self._wanted, self._joinable = report.adapters_wanted, report.adapters_joinable
+        self._rejected.clear()
+
+    def reject(self, request: AdmissionRequest | None = None, now: float = 0.0) -> None:
+        if request is not None:
+            self._rejected[request.adapter] = now + POLL_S
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         adapter = request.adapter
@@ -125,6 +157,8 @@ class Adapters(Constraint):
             interval_s = min(now - self._granted_at, PASSED_S)
             self._interval_s += _INTERVAL_WEIGHT * (interval_s - self._interval_s)
             self._granted_at = now
+        elif adapter not in self._foreign:
+            self.turn_at = now
         self._sequences[adapter] += lease.cost
 
     def ended(self, request: AdmissionRequest, now: float) -> None:

@@ -47,7 +47,8 @@ class Constraint:
     ends would give it some. `wastes_slots`: while it blocks, free slots are of no use.
     `of_free_slots`: it says whose the free slots are; one that comes free may be of the same class.
     `only`: the class that it limits, None: both. `inactive`: it limits nothing now, and need not be
-    asked.
+    asked. `rejection`: the type of the error with which an engine rejects a request for want of it.
+    `turn_at`: when it last let in a group of which none ran (of REQUEST scope).
     """
 
     reason: ClassVar[str]
@@ -56,7 +57,9 @@ class Constraint:
     wastes_slots: ClassVar[bool] = False
     of_free_slots: ClassVar[bool] = False
     only: ClassVar[ServiceClass | None] = None
+    rejection: ClassVar[str | None] = None
     inactive: bool = False
+    turn_at: float = float("-inf")
 
     @property
     def for_slots(self) -> bool:
@@ -100,6 +103,10 @@ class Constraint:
         """Requests of one group need the same: they are let in one after the other."""
         return None
 
+    def wanted(self, request: AdmissionRequest) -> str | None:
+        """The name by which the engine knows what a request waits for; None: it need not know."""
+        return None
+
     # Events
 
     def begin_epoch(self) -> None:
@@ -107,6 +114,9 @@ class Constraint:
 
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its state; the ledger has its slots."""
+
+    def reject(self, request: AdmissionRequest | None = None, now: float = 0.0) -> None:
+        """The engine rejected a request that was granted a lease, for want of what this limits."""
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """A request was granted a lease."""

@@ -18,6 +18,7 @@ from typing import ClassVar
 from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
+from vllm_plugin.contracts.lease_protocol import NO_SLOT
 from vllm_plugin.contracts.profile import ServiceClass
 
 
@@ -58,6 +59,8 @@ class SlotOffers(Slots):
     """The grants of one engine, as this sidecar knows them. The last of the constraints, so that no
     slot is booked for a request that waits for something else."""
 
+    rejection: ClassVar[str | None] = NO_SLOT
+
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self.sidecars = 1  # that read the engine's state, this one included
@@ -81,7 +84,7 @@ class SlotOffers(Slots):
     def reported(self, report: EngineReport, now: float) -> None:
         self.sidecars, self.contended = max(1, report.sidecars), report.contended
 
-    def reject(self) -> None:
+    def reject(self, request: AdmissionRequest | None = None, now: float = 0.0) -> None:
         """The engine had no slots for a request that was dispatched."""
         self.rejections += 1
         self.rejected = True

@@ -4,7 +4,9 @@ Pure: times are seconds of a monotonic clock. A request that waits for something
 need (`Scope.REQUEST`) is set aside: those behind it go on, and it goes as soon as it can, before
 all that is in line. Those that need the same form a group, and go in their order. What passes a
 group and takes something of what it waits for may prolong its wait, so that ends: after as many
-sequences as the engine has slots, or PASSED_S, none of these goes before the group's first.
+sequences as the engine has slots, or PASSED_S, none of these goes before the group's first. A
+group whose turn it is keeps it for as long, so that groups which alternate do so in batches. Of
+several that have waited for long enough the order of dispatch decides, then who waits longest.
 """
 
 from __future__ import annotations
@@ -12,33 +14,44 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.types import AdmissionRequest
-
-# A fraction of what users wait for a first token, and several times what an answer takes, so that
-# what alternates does so in batches.
-PASSED_S: Final = 2.0
+from vllm_plugin.contracts.lora import PASSED_S
 
 
 @dataclass(slots=True)
 class Group:
     """Requests that wait for the same. `since`: when its first came to be first; `passed`:
-    sequences that have gone before it since then, and prolong its wait."""
+    sequences that have gone before it since then, and since the turn at `turn_at` began, and
+    prolong its wait."""
 
     constraint: Constraint
     since: float
+    turn_at: float
     passed: int = 0
     queued: OrderedDict[str, QueuedRequest] = field(default_factory=OrderedDict)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         return iter(self.queued.values())
 
+    @property
+    def first(self) -> QueuedRequest:
+        return next(iter(self.queued.values()))
+
+    def passes(self, request: AdmissionRequest) -> None:
+        """A request went before it."""
+        if self.turn_at != self.constraint.turn_at:
+            self.turn_at, self.passed = self.constraint.turn_at, 0
+        self.passed += request.cost
+
     def ends_at(self, slots_total: int) -> float:
         """Until when others may pass it."""
-        return float("-inf") if self.passed >= slots_total else self.since + PASSED_S
+        turn_at = self.constraint.turn_at
+        if self.passed >= slots_total and turn_at == self.turn_at:
+            return float("-inf")
+        return max(self.since, turn_at) + PASSED_S
 
 
 class SetAside:
@@ -56,7 +69,7 @@ class SetAside:
     def add(self, queued: QueuedRequest, constraint: Constraint, now: float) -> None:
         """Sets a request aside."""
         key = constraint, constraint.group(queued.request)
-        group = self._groups.setdefault(key, Group(constraint, now))
+        group = self._groups.setdefault(key, Group(constraint, now, constraint.turn_at))
         group.queued[queued.ticket] = queued
         self._group_of[queued.ticket] = key
         self.size += 1
@@ -85,16 +98,4 @@ class SetAside:
                 group.passed, group.since = 0, now
                 self._groups[key] = self._groups.pop(key)  # the others are before it
             else:
-                group.passed += request.cost
-
-    def keeps(self, request: AdmissionRequest, slots_total: int, now: float) -> Constraint | None:
-        """What a request has to wait for that others have waited for long enough; None: it may
-        pass."""
-        for (constraint, name), group in self._groups.items():
-            if (
-                constraint.takes(request)
-                and now >= group.ends_at(slots_total)
-                and constraint.group(request) != name
-            ):
-                return constraint
-        return None
+                group.passes(request)

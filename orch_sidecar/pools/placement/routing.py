@@ -18,8 +18,9 @@ from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.snapshot import PoolSnapshot
 
-# A pool that has the prefix of a prompt is preferred if the request would end there at most this
-# much later than at the best one, and if it has at most this multiple of its share of the load.
+# A pool that has the prefix of a prompt, or its adapter, is preferred if the request would end
+# there at most this much later than at the best one, and if it has at most this multiple of its
+# share of the load.
 NEARLY_AS_GOOD: Final = 1.1
 LOAD_BOUND: Final = 1.25
 _SHOWN_MODELS: Final = 20  # in a refusal; an engine may have hundreds of adapters
@@ -33,6 +34,7 @@ class PlacementReason(StrEnum):
     PREFERRED = "preferred"
     MEASUREMENT_TYPE = "measurement_type"
     PREFIX = "prefix"  # it last served the beginning of this prompt
+    ADAPTER = "adapter"  # its engine has the LoRA adapter, or has room for it
     PREDICTED_END = "predicted_end"
     FREE_SLOTS = "free_slots"
     NAME = "name"  # the pools differ in nothing else
@@ -40,14 +42,15 @@ class PlacementReason(StrEnum):
 
 class PlacementRequest(NamedTuple):
     """What a request requires of a pool. `cost` in sequences; 0: it takes no slot. `tokens`: the
-    smallest context that it fits into, None where unknown. `served_by`: the pool that last served
-    the beginning of its prompt."""
+    smallest context that it fits into, None where unknown. `home`: the pool that has something of
+    the request already, which is preferred; `home_for`: what."""
 
     model: str
     cost: int
     tokens: int | None
     options: RequestOptions
-    served_by: str | None = None
+    home: str | None = None
+    home_for: PlacementReason = PlacementReason.PREFIX
 
     @property
     def pinned(self) -> bool:
@@ -167,14 +170,14 @@ def _reason_of_only(pools: Sequence[PoolSnapshot], request: PlacementRequest) ->
 def best(
     available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load | None
 ) -> tuple[str, PlacementReason]:
-    """Chooses among several pools that take the request: by its prefix, else by predicted end."""
+    """Chooses among several pools that take the request: its home, else by predicted end."""
     predicted = all(pool.end_ms is not None for pool in available)
-    if request.served_by is not None:
+    if request.home is not None:
         if total is None:
             slots = sum(pool.slots_total for pool in available)
             total = Load(sum(pool.load for pool in available), slots)
         if _is_nearly_best(available, request, total, predicted=predicted):
-            return request.served_by, PlacementReason.PREFIX
+            return request.home, request.home_for
 
     def load(pool: PoolSnapshot) -> tuple[float, float]:
         if predicted:
@@ -195,9 +198,9 @@ def best(
 def _is_nearly_best(
     available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load, *, predicted: bool
 ) -> bool:
-    """Whether the pool that has the prompt's prefix can take the request, nearly as early as the
-    best one, and without more than its share of the `total` load."""
-    own = next((pool for pool in available if pool.name == request.served_by), None)
+    """Whether the request's home can take it, nearly as early as the best pool, and without more
+    than its share of the `total` load."""
+    own = next((pool for pool in available if pool.name == request.home), None)
     if own is None:
         return False
     if predicted:

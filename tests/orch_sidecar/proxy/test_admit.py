@@ -28,7 +28,7 @@ def admit(stage: NextStage) -> Admit:
 def response(**more: Any) -> Any:
     """An engine's response, complete by default."""
     values: dict[str, Any] = {
-        "complete": True, "retry_after_ms": None, "status": 200, "outcome": Outcome.OK,
+        "complete": True, "rejected": None, "status": 200, "outcome": Outcome.OK,
         "client_limited": False, "reads": 3, "answer": SimpleNamespace(counts=(5, 7)),
     }  # fmt: skip
     return SimpleNamespace(**(values | more))
@@ -152,7 +152,7 @@ async def test_waiting_request_is_placed_again_when_engine_and_address_go_at_onc
 
 async def test_rejected_request_is_queued_again_and_gets_another_lease() -> None:
     rejected = NotSent(Refusal(Reason.QUEUE_FULL, "full"), Retry.REQUEUE)
-    stage = NextStage(answers(rejected, retry_after_ms=20), answers(SENT))
+    stage = NextStage(answers(rejected, rejected=20), answers(SENT))
     pool, request = pool_of(), request_of()
     assert await admit(stage).handle(request, pool, asked()) is SENT
     (_, _, first), (_, _, second) = stage.calls
@@ -165,7 +165,7 @@ async def test_rejected_request_that_was_cancelled_is_not_queued_again() -> None
     rejected = NotSent(Refusal(Reason.QUEUE_FULL, "full"), Retry.REQUEUE)
     request, pool = request_of(), pool_of()
     request.cancelled = Refusal(Reason.CANCELLED, "cancelled")
-    stage = NextStage(answers(rejected, retry_after_ms=20))
+    stage = NextStage(answers(rejected, rejected=20))
     assert await admit(stage).handle(request, pool, asked()) is rejected
     assert pool.gate.status().leases == 0
 

@@ -243,7 +243,7 @@ async def test_rejection_by_a_child_sidecar_leaves_the_clients_waiting() -> None
     below.sends(json_answer(body, b"429 Too Many Requests"))
     ending = below.ending
     assert (ending.failure, ending.answered) == (None, False)
-    assert below.response.retry_after_ms == 70
+    assert below.response.rejected == 70
     assert below.kept
     assert not client.subscriber.done.done()
     assert broadcast.joinable

@@ -142,7 +142,7 @@ async def test_temporary_rejection_by_the_upstream_asks_for_a_requeue() -> None:
     assert isinstance(result, NotSent)
     assert (result.refusal.reason, result.retry) == (Reason.QUEUE_FULL, Retry.REQUEUE)
     assert request.response is not None
-    assert request.response.retry_after_ms == 70
+    assert request.response.rejected == 70
     assert client.data == b""
 
 

@@ -21,7 +21,8 @@ SLOTS = 3
 )
 def test_call_is_read_as_it_was_written(call: ClaimCall) -> None:
     body = claim_body(call)
-    assert set(json.loads(body)) == {"cost", "urgent", "more", "taken", "unused", "number", "waits"}
+    names = {"cost", "urgent", "more", "taken", "unused", "number", "waits", "adapters"}
+    assert set(json.loads(body)) == names
     assert parse_claim(body, SLOTS) == call
 
 

@@ -114,13 +114,75 @@ def test_later_turns_are_predicted_behind_earlier_ones() -> None:
     ]
 
 
-def test_adapters_of_others_take_room_as_long_as_others_have_sequences() -> None:
-    core = engine(foreign=1, adapters_running=frozenset({"x"}))
+def test_adapters_of_others_take_room_as_long_as_the_engine_reports_them() -> None:
+    core = engine(foreign=1, adapters_foreign=frozenset({"x"}))
     queue(core, of("b"), "b")
     fill(core, of("x"), "x")
-    later = report(SLOTS, max_loras=1, adapters_running=frozenset({"x"}), **KNOWN)
+    later = report(SLOTS, max_loras=1, **KNOWN)
     assert granted(core.engine_reports(later, 1.0)) == [], "its own still runs"
-    assert granted(core.release("x", 2.0, 100)) == ["b"], "the statistics lag behind"
+    assert granted(core.release("x", 2.0, 100)) == ["b"]
+
+
+def test_statistics_count_while_leases_are_known_by_their_names_alone() -> None:
+    core = engine()
+    running = frozenset({"x"})
+    lease = "a" * 16 + "." + "b" * 32 + ".1"
+    adopted = report(SLOTS, max_loras=1, adapters_running=running, leases=((lease, 1),), **KNOWN)
+    core.engine_reports(adopted, 0.0)
+    queue(core, of("b"), "b")
+    fill(core, of("x"), "x")
+
+
+def test_adapters_that_others_wait_for_go_first() -> None:
+    core = engine(max_loras=2, adapters_wanted=frozenset({"x"}))
+    fill(core, of("a"), "a")
+    queue(core, of("b"), "b")
+    fill(core, of("x"), "x")
+    later = report(SLOTS, max_loras=2, **KNOWN)
+    assert granted(core.engine_reports(later, 1.0)) == []
+    assert granted(core.release("x", 2.0, 100)) == ["b"]
+
+
+def test_adapters_in_use_end_when_others_have_waited_for_long_enough() -> None:
+    core = engine()
+    fill(core, of("a"), "a1")
+    core.engine_reports(report(SLOTS, max_loras=1, adapters_joinable=False, **KNOWN), 1.0)
+    queue(core, of("a"), "a2", at=1.0)
+    fill(core, of(None), "base", at=1.0)
+    core.engine_reports(report(SLOTS, max_loras=1, **KNOWN), 2.0)
+    assert core.ledger.get("a2") is not None
+
+
+def test_rejected_adapter_is_held_until_the_engine_reports_and_no_other_request_is() -> None:
+    core = engine()
+    fill(core, of("a"), "a1")
+    core.rejected("a1", "no_adapter", 0.0)
+    core.release("a1", 0.0, served=False)
+    assert isinstance(core.requeue("a1", of("a"), 0.0, 0.0), Queued)
+    assert granted(core.dispatch(0.0)) == []
+    fill(core, of(None), "base", at=0.1)
+    assert core.next_event(0.1) == pytest.approx(0.25)
+    assert granted(core.dispatch(0.25)) == ["a1"], "a report may be lost"
+    core.rejected("a1", "no_adapter", 0.3)
+    core.release("a1", 0.3, served=False)
+    core.requeue("a1", of("a"), 0.0, 0.3)
+    foreign = report(SLOTS, max_loras=1, foreign=1, adapters_foreign=frozenset({"x"}), **KNOWN)
+    assert granted(core.engine_reports(foreign, 0.35)) == []
+    assert granted(core.engine_reports(report(SLOTS, max_loras=1, **KNOWN), 0.4)) == ["a1"]
+
+
+def test_adapters_that_have_waited_long_still_follow_each_other_in_batches() -> None:
+    core = engine()
+    fill(core, of("a"), "a")
+    queue(core, of("b"), "b1", "b2", "b3")
+    queue(core, of("c"), "c1", "c2")
+    assert granted(core.release("a", 3.0, 100)) == ["b1", "b2", "b3"]
+    queue(core, of("b"), "b4", at=5.5)
+    core.release("b1", 5.5, 100)
+    core.release("b2", 5.5, 100)
+    assert granted(core.release("b3", 5.5, 100)) == ["c1", "c2"]
+    core.release("c1", 6.0, 100)
+    assert granted(core.release("c2", 6.0, 100)) == ["b4"]
 
 
 def test_bulk_and_interactive_requests_share_the_room() -> None:
