@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.vllm_plugin.api_server.generating import GeneratingApp
@@ -109,3 +111,48 @@ async def test_lease_for_more_than_the_engine_has_is_a_bad_request(engine: Gener
     assert await call.status() == 400
     assert "more sequences than the engine has slots" in (await call.json())["error"]["message"]
     assert engine.engine_state.claims.of(US) is None
+
+
+async def test_request_without_room_for_its_adapter_is_rejected_before_its_body_is_read(
+    engine: GeneratingApp,
+) -> None:
+    engine.engine_state.adapter_use.most = 1
+    engine.engine_state.set_models(("tiny",), ("a", "b ä"))
+
+    def call(number: int, adapter: str, model: str) -> Call:
+        headers = {"X-Orch-Lease": lease_of(US, number), "X-Orch-Adapter": adapter}
+        body = json.dumps({"model": model}).encode()
+        return Call(engine.app, "POST", "/v1/completions", headers, body)
+
+    first = call(1, "a", "a")
+    await engine.entered.wait()
+    engine.entered.clear()
+    rejected = call(2, "b%20%C3%A4", "b ä")
+    message = await rejected.message()
+    assert message["status"] == 429
+    assert (b"retry-after", b"1") in message["headers"]
+    error = (await rejected.json())["error"]
+    assert (error["type"], error["retriable"]) == ("no_adapter", True)
+    assert not engine.entered.is_set()
+    assert engine.engine_state.claims.of(US) is None, "it lacks no slot"
+    engine.go_on.set()
+    await first.task
+    assert await call(3, "b%20%C3%A4", "b ä").status() == 200
+    engine.assert_no_request_left()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b'{"model": 1}', b'{"model": "other"}', b"\xff", b"[" * 100_000]
+)
+async def test_body_that_names_no_adapter_counts_for_none(
+    engine: GeneratingApp, body: bytes
+) -> None:
+    engine.engine_state.adapter_use.most = 1
+    engine.engine_state.set_models(("tiny",), ("a",))
+    headers = {"X-Orch-Lease": LEASE, "X-Orch-Adapter": "a"}
+    call = Call(engine.app, "POST", "/v1/completions", headers, body)
+    await engine.entered.wait()
+    await engine.settled()
+    assert engine.engine_state.adapter_use.fields(None)["foreign"] == []
+    engine.go_on.set()
+    assert await call.status() == 200
