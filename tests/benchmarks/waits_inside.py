@@ -50,6 +50,10 @@ THINKS_S: Final = 0.5
 _QUEUE: Final = re.compile(r"queue;dur=([0-9.]+)")
 
 
+class RefusedError(Exception):
+    """A request was refused for now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer. Times in milliseconds; `waited`, `predicted`: None directly, or not queued."""
@@ -74,6 +78,8 @@ async def ask(
     traced = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
     asked = body("chat", tokens, stream=True, model=model, **more)
     seen = await post(http, url, "chat", asked, traced | dict(headers))
+    if seen.status == 429:
+        raise RefusedError(json.loads(seen.data)["error"]["message"])
     assert seen.status == 200, seen.data[:300]
     fields = {name.lower(): value for name, value in seen.headers.items()}
     waited = _QUEUE.search(fields.get("server-timing", ""))
@@ -97,7 +103,10 @@ async def load(http: ClientSession, urls: Sequence[str], seconds: float) -> list
         while time.monotonic() < until:
             model = draw.choice((*ADAPTERS, *ADAPTERS, "tiny"))
             url = urls[number % len(urls)]
-            answers.append(await ask(http, url, model, draw.randint(*TOKENS)))
+            try:
+                answers.append(await ask(http, url, model, draw.randint(*TOKENS)))
+            except RefusedError as refused:
+                print(f"  refused: {refused}")
             await asyncio.sleep(draw.uniform(0, THINKS_S))
 
     await asyncio.gather(*(client(number) for number in range(2 * CLIENTS)))

@@ -207,3 +207,21 @@ async def test_adapters_stay_where_they_are_loaded(
         assert (await client.post(CHAT, model=order.choice(names))).status == 200
     loads = [each.engine_state.adapter_use.loads_total for each in (engine, other)]
     assert sum(loads) == len(names), loads
+
+
+async def test_engine_of_api_version_1_2_is_told_and_its_own_sidecar_counts(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    engine.features = {"max_loras": 1}
+    await engine.restart()
+    lora = {"adapters": ["a", "b"], "running": [], "waiting": []}
+    engine.state_fields |= {"api_version": "1.2.0", "models": ["tiny", "a", "b"], "lora": lora}
+    running = await start()
+    first = await started(running, model="a")
+    await eventually(lambda: len(held.waiting) == 1)
+    second = await started(running, model="b")
+    await eventually(lambda: running.queued == 1)
+    held.release()
+    await eventually(lambda: models(engine) == ["a", "b"])
+    held.release_all()
+    assert [(await each.response()).status for each in (first, second)] == [200, 200]

@@ -23,8 +23,10 @@ from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from vllm_plugin.contracts.lora import NO_ADAPTER, PASSED_S
 from vllm_plugin.contracts.profile import ServiceClass
 
-# By how much the interval between two requests of adapters in use follows each of them.
-_INTERVAL_WEIGHT: Final = 0.25
+# By how much the length of a turn follows each of them, and what one counts at most: requests may
+# have left that waited for it.
+_TURN_WEIGHT: Final = 0.25
+_LONGEST_TURN_S: Final = 4 * PASSED_S
 
 
 class Adapters(Constraint):
@@ -44,8 +46,8 @@ class Adapters(Constraint):
         self._joinable = True  # by requests of adapters that are in use
         # Rejected by the engine, until when: its next report says why.
         self._rejected: dict[str | None, float] = {}
-        self._interval_s = PASSED_S  # between two grants of adapters that were in use
-        self._granted_at = float("-inf")
+        self._turn_s: float | None = None  # between the beginnings of turns for which others wait
+        self._waited = False  # others, since the last one began
         self._ledger = ledger
         self._queues = queues
         self._service_times = service_times
@@ -73,34 +75,40 @@ class Adapters(Constraint):
             return True
         if adapter in self._sequences or adapter in self._foreign:
             return not self._joinable
-        return len({*self._sequences, *self._foreign, *self._wanted} - {adapter}) >= self._most
+        if len({*self._sequences, *self._foreign, *self._wanted} - {adapter}) < self._most:
+            return False
+        self._waited = True
+        return True
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         at = self._rejected.get(request.adapter, now)
         return at if at > now else None
 
     def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
-        """When the first adapter has no sequences any more that is not for those who wait longer.
-        While others are in demand, they pass until it is enough, and have to end then."""
-        free_s = self._drained_in_s(now)
-        if request.adapter is None or not free_s:
-            return 0.0 if request.adapter is None else None
-        since = None
+        """When all sequences of one adapter have ended, and those that wait for longer have had
+        their turns, each as long as turns take lately."""
+        if request.adapter is None:
+            return 0.0
+        free_s, turn_s = self._drained_in_s(now), self._turn_s
+        if not free_s and turn_s is None:
+            return None
+        starts_s = max(0.0, 0.0 if turn_s is None else self.turn_at + turn_s - now, *free_s[:1])
         for service_class in ServiceClass:
             for group in self._queues.aside(service_class):
                 if group.constraint is not self:
                     continue
                 first = group.first.request
-                since = group.since if since is None else since
                 if self.group(first) == request.adapter:
-                    return self._in_its_turn_s(free_s[0], since, now)
+                    return starts_s
+                if turn_s is not None:
+                    starts_s += turn_s
+                    continue
                 service_s = self._service_times.service_s(first)
                 if service_s is None:
                     return None
-                turn_s = self._in_its_turn_s(free_s[0], since, now)
-                heapreplace(free_s, turn_s + service_s)
-                since = now + turn_s
-        return self._in_its_turn_s(free_s[0], now if since is None else since, now)
+                heapreplace(free_s, starts_s + service_s)
+                starts_s = free_s[0]
+        return starts_s
 
     def _drained_in_s(self, now: float) -> list[float]:
         """Seconds until each adapter has no running sequences; empty: unknown."""
@@ -117,19 +125,6 @@ class Adapters(Constraint):
         heapify(found)
         return found
 
-    def _in_its_turn_s(self, drained_s: float, since: float, now: float) -> float:
-        """Seconds until a group has waited for those that run, and for those that may pass it and
-        come so often that some will."""
-        if self._interval_s > drained_s or now - self._granted_at > PASSED_S:
-            return drained_s
-        passing_s = min(PASSED_S, self._interval_s * self._ledger.slots_total)
-        service_s = [
-            self._service_times.service_s(lease.request) or 0.0
-            for lease in self._ledger.all()
-            if lease.request is not None and lease.request.adapter is not None
-        ]
-        return max(drained_s, since + passing_s - now + max(service_s, default=0.0))
-
     def begin_epoch(self) -> None:
         self._sequences.clear()
         self._rejected.clear()
@@ -141,6 +136,8 @@ class Adapters(Constraint):
         self.inactive = not report.max_loras
         # Its statistics lag behind; only they tell of what this sidecar knows by its lease alone.
         adopted = report.adapters_running if self._ledger.adopted > 0 else frozenset()
+        if not report.adapters_foreign <= self._foreign | self._sequences.keys():
+            self._begin_turn(now)  # of another user
         self._foreign = report.adapters_foreign | adopted
         self._wanted, self._joinable = report.adapters_wanted, report.adapters_joinable
         self._rejected.clear()
@@ -153,13 +150,17 @@ class Adapters(Constraint):
         adapter = request.adapter
         if adapter is None:
             return
-        if adapter in self._sequences:
-            interval_s = min(now - self._granted_at, PASSED_S)
-            self._interval_s += _INTERVAL_WEIGHT * (interval_s - self._interval_s)
-            self._granted_at = now
-        elif adapter not in self._foreign:
-            self.turn_at = now
+        if adapter not in self._sequences and adapter not in self._foreign:
+            self._begin_turn(now)
         self._sequences[adapter] += lease.cost
+
+    def _begin_turn(self, now: float) -> None:
+        """An adapter came into use."""
+        if self._waited:
+            turn_s = min(now - self.turn_at, _LONGEST_TURN_S)
+            before_s = turn_s if self._turn_s is None else self._turn_s
+            self._turn_s = before_s + _TURN_WEIGHT * (turn_s - before_s)
+        self.turn_at, self._waited = now, False
 
     def ended(self, request: AdmissionRequest, now: float) -> None:
         adapter = request.adapter

@@ -187,3 +187,14 @@ def test_engine_forgets_adapters_that_it_does_not_serve() -> None:
     engine_state.set_models(("tiny",))
     us.entered("b")
     assert us.lora["foreign"] == []
+
+
+def test_sidecar_that_names_no_adapter_is_served_as_before_and_counted_by_its_bodies() -> None:
+    """Of API version 1.2: vLLM has the requests wait, in slots."""
+    engine_state = engine([0.0])
+    us, them = Sidecar(engine_state, US), Sidecar(engine_state, THEM)
+    for model in ("a", "b"):
+        engine_state.model_received(us.entered(None), model)
+    assert them.lora["foreign"] == ["a", "b"]
+    assert them.enter("c") is Rejected.NO_ADAPTER
+    them.entered("b")
