@@ -13,14 +13,16 @@ A stage returns `Sent`, or `NotSent` with what may be tried next (`proxy/result.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from aiohttp import web
 
+from orch_sidecar.api import errors
 from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.auth.authorizer import Authorizer
+from orch_sidecar.auth.origins import AllowedOrigins
 from orch_sidecar.coalescing.coalescer import Coalesce
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
@@ -36,6 +38,7 @@ from orch_sidecar.proxy.queue_events.watchers import Watchers
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.proxy.waiting_room import WaitingRoom
+from orch_sidecar.wire.client_connection import AlreadySent, ClientConnection
 from orch_sidecar.wire.request_body import BodyReader
 
 
@@ -85,19 +88,53 @@ def build(
         common_headers,
         salts,
     )
-    entry = OwnEndpoints(control, frontend, authorizer)
+    origins = AllowedOrigins(settings.allowed_origins)
+    entry = OwnEndpoints(control, frontend, authorizer, origins, common_headers)
     return Pipeline(entry, frontend, coalesce, watchers, room)
 
 
 class OwnEndpoints:
     """Answers what is meant for the sidecar itself, before anything else looks at it."""
 
-    def __init__(self, control: Control, frontend: Frontend, authorizer: Authorizer) -> None:
+    def __init__(
+        self,
+        control: Control,
+        frontend: Frontend,
+        authorizer: Authorizer,
+        origins: AllowedOrigins,
+        common_headers: Mapping[str, str],
+    ) -> None:
+        """`origins`: of pages that may use it. `common_headers`: of all our responses."""
         self._control = control
         self._frontend = frontend
         self._authorizer = authorizer
+        self._origins = origins
+        self._common_headers = common_headers
+        # The way of a request, without a stage more where no page of another origin may use it.
+        self.handle = self._handle_for_pages if origins else self._handle
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _handle_for_pages(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answers what browsers ask, and has each response say what a page may do with it."""
+        preflight = self._origins.preflight(http.method, http.headers)
+        if preflight is not None and not isinstance(preflight, Refusal):
+            return web.Response(status=204, headers={**self._common_headers, **preflight})
+        fields = self._origins.fields(http.headers)
+        cast(ClientConnection, http.protocol).origin_fields = fields
+        if isinstance(preflight, Refusal):
+            body = errors.OPENAI.body(preflight)
+            response: web.StreamResponse = web.Response(
+                status=errors.BY_REASON[preflight.reason].status,
+                body=body,
+                content_type="application/json",
+                headers=self._common_headers,
+            )
+        else:
+            response = await self._handle(http)
+        if not response.prepared and not isinstance(response, AlreadySent):
+            response.headers.update(fields)
+        return response
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Serves one request; aiohttp calls this."""
         path = http.rel_url.raw_path
         endpoint: Endpoint | None = ENDPOINTS.get(path)

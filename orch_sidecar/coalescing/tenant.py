@@ -26,8 +26,7 @@ from orch_sidecar.wire.forwarding import NOT_FORWARDED, OPTION_PREFIX, Fields
 Tenant = tuple[tuple[bytes, bytes], ...]
 
 # They describe the client's software, connection, proxies or trace. Not `Content-Type`: vLLM
-# rejects a body with a wrong one. Not `Origin`: CORS headers of the response depend on it. Of
-# X-Forwarded-* only these: others identify users.
+# rejects a body with a wrong one. Of X-Forwarded-* only these: others identify users.
 _NEUTRAL: Final = frozenset(
     {
         b"user-agent", b"accept-charset", b"accept-language", b"pragma", b"priority", b"dnt",

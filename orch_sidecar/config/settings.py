@@ -130,6 +130,11 @@ class SidecarSettings(BaseSettings):
         "of the loopback: a JSON list; unset: any, unless host is on the loopback and clients need "
         "no API keys",
     )
+    allowed_origins: list[str] = Field(
+        default=[],
+        description="origins of web pages that may use the sidecar, such as https://chat.example: "
+        "a JSON list; unset: none but its own",
+    )
     engine_url: str = Field("http://127.0.0.1:8000", description="URL of the engine")
     engine_api_key: SecretStr | None = Field(
         None,
@@ -292,6 +297,17 @@ class SidecarSettings(BaseSettings):
                 raise ValueError(
                     f"{host[:80]!r} must be a host name or an address as in a URL, without scheme "
                     "and port"
+                )
+        return value
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_are_exact(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@*,\sA-Z]+", origin):
+                raise ValueError(
+                    f"{origin[:80]!r} must be an origin as browsers send it: scheme://host, or "
+                    "scheme://host:port if the port is not the scheme's own, in lower case"
                 )
         return value
 

@@ -187,6 +187,8 @@ class ClientWriter:
         record.status = status
         closing = b"" if self.keep_alive else _CLOSE
         timing = _TIMING % record.server_timing()
+        if self.client.origin_fields:
+            closing += b"".join(field_line(*each) for each in self.client.origin_fields.items())
         return b"".join((fields, closing, timing, extra, b"\r\n"))
 
     def end_with(self, refusal: Refusal, *, in_stream: bool, chunked: bool) -> None:

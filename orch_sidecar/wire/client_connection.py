@@ -91,7 +91,14 @@ def request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRe
 class ClientConnection(web.RequestHandler):
     """One client connection: passes the transport's flow control to the response in progress."""
 
-    __slots__ = ("_client", "_connections", "_headers", "_may_hold_back", "response")
+    __slots__ = (
+        "_client",
+        "_connections",
+        "_headers",
+        "_may_hold_back",
+        "origin_fields",
+        "response",
+    )
 
     def __init__(
         self,
@@ -107,6 +114,7 @@ class ClientConnection(web.RequestHandler):
         # Like `transport`, which aiohttp drops on close even with bytes still to be sent.
         self._client: asyncio.Transport | None = None
         self.response: ActiveResponse | None = None
+        self.origin_fields: Mapping[str, str] = {}  # for pages of other origins
         self._may_hold_back = False  # aiohttp's parser may keep unparsed bytes, without notice
 
     async def start(self) -> None:

@@ -14,6 +14,9 @@ from operator import itemgetter
 from typing import Final
 
 from orch_sidecar.api.headers import (
+    ACCESS_CONTROL_ALLOW_CREDENTIALS,
+    ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS,
     AUTHORIZATION,
     CONNECTION,
     CONTENT_ENCODING,
@@ -23,6 +26,7 @@ from orch_sidecar.api.headers import (
     HOP_BY_HOP,
     HOST,
     OPTION_ALIASES,
+    ORIGIN,
     TRACEPARENT,
     TRACESTATE,
     TRANSFER_ENCODING,
@@ -48,13 +52,14 @@ Fields = Sequence[tuple[bytes, bytes]]
 
 _first: Final = itemgetter(0)
 
-# Set by this sidecar on every response.
+# Set by this sidecar on every response, or decided by it alone (`auth.origins`).
 _OURS: Final = frozenset(
     map(
         raw,
         (
             X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID, X_ORCH_QUEUE_POSITION,
-            X_ORCH_PREDICTED_START_MS, X_MEASUREMENT_TYPE,
+            X_ORCH_PREDICTED_START_MS, X_MEASUREMENT_TYPE, ACCESS_CONTROL_ALLOW_ORIGIN,
+            ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_EXPOSE_HEADERS,
         ),
     )
 )  # fmt: skip
@@ -65,13 +70,14 @@ _CONNECTION_OPTIONS: Final = frozenset({b"close", b"keep-alive"})
 
 # Request headers that are not forwarded: those of the connection, those that would steer the
 # engine past admission, those of proxies, by which an engine on this host would not know this
-# sidecar, and those that this sidecar sets. Nor are those that begin with one of the prefixes.
+# sidecar, and those that this sidecar sets or decides about. Nor are those that begin with one of
+# the prefixes.
 NOT_FORWARDED: Final = HOP_BY_HOP.union(
     map(
         raw,
         (
             HOST, CONTENT_LENGTH, EXPECT, X_VLLM_PRIORITY, X_DATA_PARALLEL_RANK, X_SESSION_ID,
-            X_REQUEST_ID, X_CORRELATION_ID, TRACEPARENT, TRACESTATE, FORWARDED, VIA,
+            X_REQUEST_ID, X_CORRELATION_ID, TRACEPARENT, TRACESTATE, FORWARDED, VIA, ORIGIN,
         ),
     )
 )  # fmt: skip

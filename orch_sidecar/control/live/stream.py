@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from aiohttp import web
@@ -23,6 +23,7 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.live.document import with_rows
 from orch_sidecar.control.live.source import LiveSource, Part
 from orch_sidecar.control.stream_readers import Reader, Readers
+from orch_sidecar.wire.client_connection import ClientConnection
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -170,7 +171,8 @@ class LiveStream:
         now = asyncio.get_running_loop().time()
         reader = self._streams[place] = _Reader(channel, transport, now)
         channel.readers.add(reader)
-        response = web.StreamResponse(headers=self._headers)
+        origin_fields = cast(ClientConnection, http.protocol).origin_fields
+        response = web.StreamResponse(headers={**self._headers, **origin_fields})
         if self._producer is None:
             self._producer = asyncio.create_task(self._produce(), name="live document")
         try:

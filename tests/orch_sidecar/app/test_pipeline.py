@@ -14,6 +14,7 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.app import pipeline
 from orch_sidecar.app.pipeline import OwnEndpoints
+from orch_sidecar.auth.origins import AllowedOrigins
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
@@ -31,7 +32,11 @@ class Entry:
         self.frontend = SimpleNamespace(handle=AsyncMock(return_value="frontend"))
         self.authorizer = SimpleNamespace(check=MagicMock(return_value=key))
         self.entry = OwnEndpoints(
-            cast(Any, self.control), cast(Any, self.frontend), cast(Any, self.authorizer)
+            cast(Any, self.control),
+            cast(Any, self.frontend),
+            cast(Any, self.authorizer),
+            AllowedOrigins(()),
+            {},
         )
 
     async def handle(self, path: str) -> object:

@@ -40,7 +40,6 @@ def test_spelling_order_software_and_connection_do_not_distinguish_tenants(
         (b"X-Forwarded-User", b"u"),
         (b"x-gateway-inference-fairness-id", b"team"),
         (b"X-Forwarded-Access-Token", b"t"),
-        (b"Origin", b"https://here"),
         (b"Content-Type", b"text/plain"),
         (b"X-Anything-Unknown", b""),
     ],
