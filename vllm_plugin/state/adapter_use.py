@@ -93,6 +93,8 @@ class AdapterUse:
 
     def wants(self, instance: str, adapters: Collection[str], now_s: float) -> None:
         """Sets the adapters for which requests wait at a sidecar."""
+        if not adapters and not self._wanted:
+            return
         self._called_s[instance] = now_s
         for want in self._wanted:
             if want[0] == instance and want[1] not in adapters:

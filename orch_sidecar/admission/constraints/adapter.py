@@ -134,6 +134,8 @@ class Adapters(Constraint):
     def reported(self, report: EngineReport, now: float) -> None:
         self._most = report.max_loras
         self.inactive = not report.max_loras
+        if self.inactive:
+            return
         # Its statistics lag behind; only they tell of what this sidecar knows by its lease alone.
         adopted = report.adapters_running if self._ledger.adopted > 0 else frozenset()
         if not report.adapters_foreign <= self._foreign | self._sequences.keys():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -198,3 +200,40 @@ def test_sidecar_that_names_no_adapter_is_served_as_before_and_counted_by_its_bo
     assert them.lora["foreign"] == ["a", "b"]
     assert them.enter("c") is Rejected.NO_ADAPTER
     them.entered("b")
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_no_adapter_waits_longer_than_the_turns_of_all_others(most: int) -> None:
+    """Three sidecars ask for all adapters without a pause, in virtual time."""
+    draw, step_s, longest_s = random.Random(most), 0.02, 1.0
+    use = AdapterUse(most)
+    running: dict[int, float] = {}  # until when, by request
+    since: dict[tuple[str, str], float] = {}
+    waited, number = dict.fromkeys(NAMES, 0.0), 0
+    entered = Counter[tuple[str, str]]()
+    for step in range(10_000):
+        now = step * step_s
+        for key in [key for key, until in running.items() if until <= now]:
+            assert use.left(key)
+            del running[key]
+        use.expire(now)
+        for sidecar in draw.sample(("x", "y", "z"), 3):
+            rejected = []
+            for adapter in draw.sample(NAMES, 4):
+                want = sidecar, adapter
+                if use.enters(sidecar, adapter, now):
+                    number += 1
+                    use.entered(number, sidecar, adapter, now)
+                    running[number] = now + draw.uniform(0.05, longest_s)
+                    waited[adapter] = max(waited[adapter], now - since.pop(want, now))
+                    entered[want] += 1
+                else:
+                    rejected.append(adapter)
+                    since.setdefault(want, now)
+            use.wants(sidecar, rejected, now)
+        assert len(use.fields(None)["foreign"]) <= most
+    assert len(entered) == 12
+    # A turn is the time for which others may join, until the last of them has ended.
+    turns = -(-len(NAMES) // most)
+    assert max(waited.values()) <= turns * (PASSED_S + longest_s) + longest_s, waited
+    assert min(entered.values()) > 0.3 * max(entered.values()), entered
