@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -16,8 +17,9 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture
-def client(cloud: Stack) -> OpenAI:
-    return OpenAI(base_url=f"{cloud.url}/v1", api_key="none")
+def client(cloud: Stack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{cloud.url}/v1", api_key="none") as client:
+        yield client
 
 
 def test_chat(client: OpenAI) -> None:
