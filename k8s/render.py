@@ -33,8 +33,16 @@ _COMPRESSION: Final = 9
 _SUFFIXES: Final = frozenset({".py", ".typed", ".html", ".css", ".js"})
 # Folders by which Python finds entry points.
 _METADATA: Final = ".dist-info"
-# The largest package, in an archive of its own.
-_ADMISSION: Final = "orch_sidecar/admission/"
+# Packages of the sidecar that are in another archive than the rest of it.
+_APART: Final = {
+    "admission": ("orch_sidecar/admission/",),
+    "serving": (
+        "orch_sidecar/coalescing/",
+        "orch_sidecar/proxy/",
+        "orch_sidecar/splitting/",
+        "orch_sidecar/wire/",
+    ),
+}
 # Commands for people stay out of pods; the engine's preStop hook runs `orch drain`.
 _TOOLS: Final = "orch_sidecar/tools/"
 _TOOLS_IN_PODS: Final = frozenset({f"{_TOOLS}__init__.py", f"{_TOOLS}drain.py"})
@@ -55,11 +63,14 @@ class TooLarge(ValueError):
 def runtime() -> dict[str, dict[str, bytes]]:
     """Returns the archives of the code that pods run: their members by path."""
     sidecar = {path: data for path, data in _package("orch_sidecar") if _in_pods(path)}
-    admission = {path: sidecar.pop(path) for path in [*sidecar] if path.startswith(_ADMISSION)}
+    apart = {
+        name: {path: sidecar.pop(path) for path in [*sidecar] if path.startswith(packages)}
+        for name, packages in _APART.items()
+    }
     plugin = dict(_package("vllm_plugin"))
     for path in sorted((ROOT / "profiles").glob("*.yaml")):
         plugin[f"vllm_plugin/profiles/{path.name}"] = path.read_bytes()
-    return {"sidecar": sidecar, "admission": admission, "plugin": plugin | _metadata()}
+    return {"sidecar": sidecar, **apart, "plugin": plugin | _metadata()}
 
 
 def _package(name: str) -> Iterator[tuple[str, bytes]]:

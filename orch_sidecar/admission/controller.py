@@ -145,7 +145,7 @@ class AdmissionController:
             if lease is not None:
                 outcome = self._enqueue(ticket, request, blocked_by, now)
                 self.reclaim.settle(lease, now, kept=type(outcome) is not Queued)
-        elif timed or self.service_times.prompts.clears_at > now:
+        elif not request.later and (timed or self.service_times.prompts.clears_at > now):
             outcome = self._queue_entry.refuse_at_once(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
             is_new = constraints.reserve.demand(request.service_class).arrived(request, now)

@@ -118,6 +118,11 @@ class Gate:
         """What the requests of a class ask for."""
         return self._controller.constraints.reserve.demand(service_class)
 
+    def fits(self, service_class: ServiceClass, cost: int) -> bool:
+        """Whether so many sequences of a class can start now."""
+        free = self._controller.constraints.free(service_class, self._loop.time())
+        return not self._queues.depth and free >= cost
+
     def forecast(self, request: AdmissionRequest) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""
         return self._controller.forecast(request, self._loop.time())

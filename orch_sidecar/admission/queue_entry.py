@@ -7,6 +7,7 @@ the order of dispatch is decided elsewhere.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
@@ -21,6 +22,8 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, FullQueue, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+# For how long a later part of a request may wait: the parts before it decide when it is its turn.
+_LATER_WAITS_S: Final = 86_400.0
 
 
 class QueueEntry:
@@ -57,7 +60,9 @@ class QueueEntry:
         position = self._queues.before_all(request).requests
         start_ms = None if start is None else start.ms
         rules = self.rules.of(request.service_class)
-        refusal = forecaster.queue_refusal(request, rules, start, now)
+        refusal: Refusal | None = None
+        if not request.later:
+            refusal = forecaster.queue_refusal(request, rules, start, now)
         evicted: list[Decision] = []
         if refusal is None and self._is_full(request):
             leaves = self._makes_room(request)
@@ -117,6 +122,8 @@ class QueueEntry:
         """The refusal of a request that is dispatched now, and has waited too long for its first
         token to be in time; None: it may start."""
         request, since = queued.request, queued.arrived
+        if request.later:
+            return None
         rules, prompts = self.rules.of(request.service_class), self._service_times.prompts
         if prompts.clears_at <= now or (rules.ttft_p95_ms is None and request.deadline_ms is None):
             return None
@@ -147,6 +154,8 @@ class QueueEntry:
         rules = self.rules.of(request.service_class)
         first_token_s = self._service_times.first_token_s(request)
         longest_s, expiry = refusals.longest_wait(request, rules, first_token_s or 0.0)
+        if request.later:
+            longest_s = _LATER_WAITS_S
         if request.delay_s is None:
             request.delay_s = self._reserve.clock.value(now)
         charge = self._service_times.charge(request)
@@ -155,7 +164,9 @@ class QueueEntry:
         )
 
     def _is_full(self, request: AdmissionRequest) -> bool:
-        return self._queues.size(request.service_class) >= self._capacity(request)
+        if request.later:
+            return False
+        return self._queues.places(request.service_class) >= self._capacity(request)
 
     def _capacity(self, request: AdmissionRequest) -> int:
         capacity = self.rules.of(request.service_class).queue_capacity
@@ -165,7 +176,7 @@ class QueueEntry:
         """Places of bulk requests that interactive ones took by evicting some."""
         if self.rules.full_queue is not FullQueue.DROP_LRU:
             return 0
-        queued = self._queues.size(_INTERACTIVE)
+        queued = self._queues.places(_INTERACTIVE)
         return max(0, queued - self.rules.of(_INTERACTIVE).queue_capacity)
 
     def _makes_room(self, request: AdmissionRequest) -> QueuedRequest | None:

@@ -50,6 +50,7 @@ class Queues:
     def __init__(self) -> None:
         self.interactive, self.bulk = FairQueue(), FairQueue()
         self._aside = {each: SetAside() for each in ServiceClass}
+        self._later = dict.fromkeys(ServiceClass, 0)  # parts of requests, but for the first ones
         self.passed = 0  # requests of both classes that are set aside
         self._queued: dict[str, QueuedRequest] = {}
         self._expiring = _Earliest(self._queued)
@@ -69,6 +70,10 @@ class Queues:
     def size(self, service_class: ServiceClass) -> int:
         """Requests of a class."""
         return self.fair(service_class).size + self._aside[service_class].size
+
+    def places(self, service_class: ServiceClass) -> int:
+        """Requests of a class, of those that run in parts the first parts only."""
+        return self.size(service_class) - self._later[service_class]
 
     def cost(self, service_class: ServiceClass) -> int:
         """Sequences of a class."""
@@ -129,6 +134,8 @@ class Queues:
         self.fair(queued.request.service_class).add(queued, at_head=at_head)
         self._queued[queued.ticket] = queued
         self.depth += 1
+        if queued.request.later:
+            self._later[queued.request.service_class] += 1
         self._expiring.add(queued.expires, queued.ticket)
         if queued.request.service_class is _BULK:
             self._delayed.add(queued.delay_s, queued.ticket)
@@ -144,6 +151,8 @@ class Queues:
         else:
             self.fair(service_class).remove(queued)
         self.depth -= 1
+        if queued.request.later:
+            self._later[service_class] -= 1
         self._expiring.prune()
         self._delayed.prune()
         return queued

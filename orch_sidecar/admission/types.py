@@ -42,8 +42,9 @@ class AdmissionRequest:
     `cost`: sequences. `prompt_tokens`: of all prompts together, estimated where not counted.
     `max_tokens`: limit per sequence; None: no limit was requested. `deadline_ms`: time to the
     first token. `max_wait_ms`: time to the slot. `tpot_ms`: time per token. `adapter`: the LoRA
-    adapter, None for the base model. `identity`: equal for
-    a request that comes back unchanged, 0 if unknown. `key`: digest of the client's API key, or of
+    adapter, None for the base model. `later`: a part, not the first, of a request that runs in
+    parts: it takes no place in a queue, and waits for as long as it takes. `identity`: equal for a
+    request that comes back unchanged, 0 if unknown. `key`: digest of the client's API key, or of
     its flow; empty: none. `weight`: share of the key within its class. `parent`: instance of the
     parent sidecar that sent it; empty: none. Set by admission: `work`, the expected output tokens
     of all sequences; `reclaimed`, how often it had to give its slots back; `delay_s`, the delay
@@ -66,6 +67,7 @@ class AdmissionRequest:
     weight: float = 1.0
     tpot_ms: float | None = None
     adapter: str | None = None
+    later: bool = False
     delay_s: float | None = None
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
 

@@ -13,11 +13,26 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.api import coalescing_key, generation, json_body
-from orch_sidecar.api.errors import ANTHROPIC, OPENAI, RESPONSES, ErrorFormat
+from orch_sidecar.api.errors import ANTHROPIC, COHERE, OPENAI, RESPONSES, ErrorFormat
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a request is divided into parts, and their answers are put together.
+
+    `lists`: fields of the body of which one, or two of the same length, can be a list. `n`: the
+    body has `n`, the sequences for each prompt. `answers`: the field of the answer with a list of
+    what each sequence gave, or an object of such lists. `ranked`: it is sorted by relevance.
+    """
+
+    lists: tuple[str, ...]
+    answers: str = "data"
+    n: bool = False
+    ranked: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +48,8 @@ class Endpoint:
     `operation`: `gen_ai.operation.name` of OpenTelemetry. `workload`: its name in
     `/v1/capabilities`. `needs_key`: where clients have API keys; probes and Prometheus send none.
     `budgeted`: takes no slots, but its body counts against the budgets of a key.
+    `division`: how a request can be divided; None: it cannot.
+    `stored`: of one thing that one of the engines keeps; its id is in the path.
     `admitted`: takes slots. `line`: the request line for the engine.
     """
 
@@ -47,6 +64,8 @@ class Endpoint:
     token_mark: bytes = b'"choices":[{'
     needs_key: bool = True
     budgeted: bool = False
+    division: Division | None = None
+    stored: bool = False
     operation: str = "chat"
     workload: str | None = None
     admitted: bool = field(init=False)
@@ -84,6 +103,8 @@ class Endpoint:
 
 
 METRICS: Final = "/metrics"
+PING: Final = "/ping"
+LOAD: Final = "/load"
 ENGINE_METRICS: Final = "/metrics/engine"
 STREAM: Final = "/v1/capabilities/stream"
 LIVE: Final = "/v1/live"
@@ -94,12 +115,32 @@ UI_FILES: Final = {PAGE: "index.html"} | {
     f"{PAGE}/{name}": name for name in ("app.js", "view.js", "dom.js", "charts.js", "style.css")
 }
 
+
+def _pooling(
+    *paths: str,
+    read: Callable[[Document, int | None], GenerationRequest] = generation.inputs,
+    operation: str,
+    workload: str,
+    division: Division | None = Division(("input", "messages")),
+) -> tuple[Endpoint, ...]:
+    """Endpoints of models that pool: their answers have no tokens, and are not streamed."""
+    return tuple(
+        Endpoint(
+            path, "POST", path,
+            generation=read, first_byte_is_token=False, operation=operation, workload=workload,
+            division=division,
+        )
+        for path in paths
+    )  # fmt: skip
+
+
 _ENDPOINTS: Final = (
     Endpoint(
         "/v1/chat/completions", "POST", "/v1/chat/completions",
         generation=generation.chat,
         coalescing_key=coalescing_key.chat,
         workload="chat",
+        division=Division((), "choices", n=True),
     ),
     Endpoint(
         "/v1/completions", "POST", "/v1/completions",
@@ -107,6 +148,7 @@ _ENDPOINTS: Final = (
         coalescing_key=coalescing_key.completions,
         operation="text_completion",
         workload="completion",
+        division=Division(("prompt",), "choices", n=True),
     ),
     # Responses are stored and referred to by their ids: none is coalesced. vLLM sends their first
     # events before it generates.
@@ -126,6 +168,59 @@ _ENDPOINTS: Final = (
         token_mark=b"content_block_delta\n",
         workload="messages",
     ),
+    # One answer for several conversations, which is not streamed.
+    Endpoint(
+        "/v1/chat/completions/batch", "POST", "/v1/chat/completions/batch",
+        generation=generation.chat_batch,
+        first_byte_is_token=False,
+        workload="chat",
+        division=Division(("messages",), "choices"),
+    ),
+    # For engines that have Cohere's package and this route. The first event has no token.
+    Endpoint(
+        "/cohere/v2/chat", "POST", "/cohere/v2/chat",
+        generation=generation.chat,
+        error_format=COHERE,
+        first_byte_is_token=False,
+        token_mark=b'"type":"content-delta"',
+        workload="chat",
+    ),
+    *_pooling("/v1/embeddings", operation="embeddings", workload="embedding"),
+    *_pooling(
+        "/v2/embed",
+        read=generation.cohere_embed, operation="embeddings", workload="embedding",
+        division=Division(("texts", "images", "inputs"), "embeddings"),
+    ),
+    *_pooling(
+        "/rerank", "/v1/rerank", "/v2/rerank",
+        read=generation.rerank, operation="rerank", workload="rerank",
+        division=Division(("documents",), "results", ranked=True),
+    ),
+    *_pooling(
+        "/score", "/v1/score",
+        read=generation.scores, operation="score", workload="score",
+        division=Division(
+            (
+                "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2",
+            )
+        ),
+    ),
+    *_pooling("/classify", operation="classify", workload="classification"),
+    *_pooling("/pooling", operation="pooling", workload="pooling"),
+    *_pooling(
+        "/generative_scoring",
+        read=generation.generative_scores, operation="score", workload="completion",
+        division=Division(("items",)),
+    ),
+    *_pooling(
+        "/v1/systemone", "/v1/decisions",
+        read=generation.decision, operation="decision", workload="completion",
+        division=None,
+    ),
+    Endpoint(
+        "/invocations", "POST", "/invocations",
+        generation=generation.invocations, first_byte_is_token=False, workload="completion",
+    ),
     Endpoint(
         "/v1/messages/count_tokens", "POST", "/v1/messages/count_tokens",
         error_format=ANTHROPIC,
@@ -136,6 +231,7 @@ _ENDPOINTS: Final = (
     Endpoint(STATEMENTS_PATH, "POST", STATEMENTS_PATH),
     Endpoint("/v1/models", "GET", "/v1/models"),
     Endpoint("/version", "GET", "/version"),
+    Endpoint("/tokenizer_info", "GET", "/tokenizer_info"),
     Endpoint(ENGINE_METRICS, "GET", "/metrics"),
     Endpoint("/v1/capabilities", "GET"),
     Endpoint(STREAM, "GET"),
@@ -147,9 +243,54 @@ _ENDPOINTS: Final = (
     Endpoint("/readyz", "GET", needs_key=False),
     Endpoint("/healthz", "GET", needs_key=False),
     Endpoint("/health", "GET", needs_key=False),
+    Endpoint(PING, "GET", needs_key=False),
+    Endpoint(LOAD, "GET", needs_key=False),
 )  # fmt: skip
 
 ENDPOINTS: Final = {each.path: each for each in _ENDPOINTS}
+# Of things that an engine stores: the pattern of a path, and its endpoint.
+_STORED: Final = tuple(
+    (re.compile(path.replace("{id}", "[A-Za-z0-9_-]{1,200}")), Endpoint(
+        path, method, path, error_format=RESPONSES, stored=True
+    ))
+    for path, method in (
+        ("/v1/responses/{id}", "GET"),
+        ("/v1/responses/{id}/cancel", "POST"),
+    )
+)  # fmt: skip
+
+# Routes of vLLM 0.32 and 0.33 that are not served, and why.
+_OPERATORS: Final = "its operator calls it at the engine"
+_TOKENS: Final = "its requests are prepared by other parts of a divided engine"
+_RECORDING: Final = "how many sequences a recording takes is known only once it is decoded"
+NOT_SERVED: Final[Mapping[str, str]] = {
+    "/v1/realtime": "a session takes slots for as long as it is open, which nothing bounds",
+    **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), _RECORDING),
+    **dict.fromkeys(
+        (
+            "/inference/v1/generate", "/inference/v1/abort_requests", "/abort_requests",
+            "/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render",
+            "/v1/responses/render", "/cohere/v2/chat/render", "/v1/chat/completions/derender",
+            "/v1/completions/derender",
+        ),
+        _TOKENS,
+    ),
+    **dict.fromkeys(
+        (
+            "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/is_paused",
+            "/sleep", "/wake_up", "/is_sleeping", "/release_kv_cache_memory", "/server_info",
+            "/collective_rpc", "/scale_elastic_ep", "/is_scaling_elastic_ep", "/start_profile",
+            "/stop_profile", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
+            "/fault_tolerance/apply", "/fault_tolerance/status", "/kv_event_sources",
+            "/init_weight_transfer_engine", "/shutdown_weight_transfer_engine",
+            "/start_weight_update", "/start_draft_weight_update", "/update_weights",
+            "/finish_weight_update", "/update_weight_version", "/weight_info", "/weight_checker",
+            "/get_world_size",
+        ),
+        _OPERATORS,
+    ),
+}  # fmt: skip
+
 # What a request for any other path is recorded as: its path is the client's text, and no label.
 UNKNOWN: Final = Endpoint("(none)", "GET")
 _UNKNOWN_MESSAGES: Final = Endpoint("(none)", "GET", error_format=ANTHROPIC)
@@ -161,18 +302,34 @@ WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.need
 WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitted)
 
 
+def find(path: str) -> Endpoint | None:
+    """Returns the endpoint of a path that is none of ENDPOINTS: of a stored thing, or with a slash
+    at its end. None: it is not served."""
+    for pattern, endpoint in _STORED:
+        if pattern.fullmatch(path) is not None:
+            return endpoint
+    return ENDPOINTS.get(path.rstrip("/"))
+
+
+def why_not(path: str) -> str:
+    """Returns the text for a path that is not served."""
+    reason = NOT_SERVED.get(path.rstrip("/"))
+    return f"there is no {path[:200]} here" + ("" if reason is None else f": {reason}")
+
+
 def unknown(path: str) -> Endpoint:
     """Returns what a request for another path is recorded as, with the error format of its API."""
     return _UNKNOWN_MESSAGES if path.startswith("/v1/messages/") else UNKNOWN
 
 
 class ResourcePath(StrEnum):
-    """A path with the name of a lease, a request or a pool in it."""
+    """A path with the name of a lease, a request, a pool or a model in it."""
 
     LEASE = "/v1/capabilities/leases/{name}"
     CLAIM = "/v1/capabilities/claims/{name}"
     CANCEL = "/v1/requests/{name}/cancel"
     REQUEST = "/v1/requests/{name}"
+    MODEL = "/v1/models/{model}"
     HEALTH = "/v1/pools/{name}/health"
     DRAIN = "/v1/pools/{name}/drain"
     RESUME = "/v1/pools/{name}/resume"
@@ -184,6 +341,7 @@ PUBLIC: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
     ResourcePath.CLAIM: ("PUT",),
     ResourcePath.CANCEL: ("POST",),
     ResourcePath.REQUEST: ("GET",),
+    ResourcePath.MODEL: ("GET",),
     ResourcePath.HEALTH: ("GET",),
 }
 ADMIN: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
@@ -194,7 +352,10 @@ ADMIN: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
 }
 
 _PATTERNS: Final = {
-    each: re.compile(re.escape(each).replace(r"\{name\}", r"([^/]{1,200})"))
+    # Names of models may have slashes.
+    each: re.compile(
+        re.escape(each).replace(r"\{name\}", r"([^/]{1,200})").replace(r"\{model\}", r"(.{1,400})")
+    )
     for each in ResourcePath
 }
 

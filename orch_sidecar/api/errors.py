@@ -192,10 +192,21 @@ def _anthropic_event(error: dict[str, Any]) -> bytes:
     return _event(_anthropic_envelope(error))
 
 
+def _cohere_envelope(error: dict[str, Any]) -> dict[str, Any]:
+    return error
+
+
+def _cohere_event(error: dict[str, Any]) -> bytes:
+    delta = {"finish_reason": "ERROR", "error": error["message"]}
+    event = json.dumps({"type": "message-end", "delta": delta}).encode()
+    return b"data: " + event + b"\n\ndata: [DONE]\n\n"
+
+
 def _event(envelope: dict[str, Any]) -> bytes:
     return b"event: error\ndata: " + json.dumps(envelope).encode() + b"\n\n"
 
 
 OPENAI: Final = ErrorFormat(_openai_error, _openai_envelope, _openai_events)
 RESPONSES: Final = ErrorFormat(_openai_error, _openai_envelope, _responses_event)
+COHERE: Final = ErrorFormat(_openai_error, _cohere_envelope, _cohere_event)
 ANTHROPIC: Final = ErrorFormat(_anthropic_error, _anthropic_envelope, _anthropic_event)

@@ -5,12 +5,15 @@ vLLM parses with the same JSON library and then coerces (`"8"`, `8.0` and `true`
 value that could be read in two ways is rejected here instead.
 
 Sequences (vLLM 0.32): `n` per prompt for completions and chat, prompts of a list each; one for
-a response or a message. A list of token ids is one prompt; prompt embeddings count as prompts.
+a response or a message. A list of token ids is one prompt; prompt embeddings count as prompts. Of
+models that pool, one for each input; for scores one for each text, or for each pair of texts if
+the model reads them together.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +27,8 @@ class GenerationRequest:
     `prompt_tokens`: of all prompts together, where all are token ids and none is truncated.
     `service_tier`, `priority`: as given. `cache_salt`: as given, empty for null, None without one.
     `coalescing_key`: equal for requests that one generation can answer; None if this one cannot be
-    coalesced, or if no key was requested.
+    coalesced, or if no key was requested. `joint`: so many sequences fewer where the model reads
+    the two texts of a pair together. `refers`: to something that an engine may have stored.
     """
 
     cost: int
@@ -36,6 +40,8 @@ class GenerationRequest:
     priority: int | None = None
     cache_salt: str | None = None
     coalescing_key: bytes | None = None
+    joint: int = 0
+    refers: bool = False
 
 
 # Looked at only where one of them is there at all.
@@ -70,13 +76,77 @@ def responses(document: Document, ctx_max: int | None) -> GenerationRequest:
             "answer has ended, without a slot; send the request without background",
             "background",
         )
-    return _request(document, 1, _integer(document, "max_output_tokens", 1))
+    request = _request(document, 1, _integer(document, "max_output_tokens", 1))
+    request.refers = document.get("previous_response_id") is not None
+    return request
 
 
 def messages(document: Document, ctx_max: int | None) -> GenerationRequest:
     """Reads a request for `/v1/messages`. Raises InvalidBody."""
     # vLLM ignores `priority` here.
     return _request(document, 1, _integer(document, "max_tokens", 1), has_priority=False)
+
+
+def chat_batch(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads a request for `/v1/chat/completions/batch`. Raises InvalidBody."""
+    request = chat(document, ctx_max)
+    request.cost *= _conversations(document, "messages")
+    return request
+
+
+def inputs(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads a request for `/v1/embeddings`, `/classify` or `/pooling`. Raises InvalidBody."""
+    if document.get("data") is not None:
+        raise InvalidBody(
+            "data must not be given: an IO processor makes of it any number of sequences, which "
+            "no number of slots covers; send input or messages",
+            "data",
+        )
+    field = _one_of(document, ("input", "messages"))
+    value = document[field]
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    if field == "messages" or kinds == {dict} or (kinds == {list} and _has_messages(value)):
+        return _request(document, _conversations(document, field), 0)
+    count, tokens = _prompts_in(document, field, ctx_max)
+    return _request(document, count, 0, tokens)
+
+
+def cohere_embed(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads a request for `/v2/embed`. Raises InvalidBody."""
+    field = _one_of(document, ("texts", "images", "inputs"))
+    return _request(document, _texts(document, field), 0)
+
+
+def rerank(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads a request for `/rerank`, `/v1/rerank` or `/v2/rerank`. Raises InvalidBody."""
+    return _pairs(document, 1, _texts(document, "documents"))
+
+
+def scores(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads a request for `/score` or `/v1/score`. Raises InvalidBody."""
+    first = _one_of(document, tuple(_SECOND_OF))
+    second = _one_of(document, _SECOND_OF[first])
+    return _pairs(document, _texts(document, first), _texts(document, second))
+
+
+def generative_scores(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads a request for `/generative_scoring`: a token for each item. Raises InvalidBody."""
+    return _request(document, _listed(document, "items", ctx_max)[0] or 1, 1)
+
+
+def decision(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads a request for `/v1/systemone` or `/v1/decisions` (vLLM 0.33): a token for each
+    question. Raises InvalidBody."""
+    questions = document.get("questions")
+    if not isinstance(questions, list | dict) or not questions:
+        raise InvalidBody("questions must be a list or an object, and not empty", "questions")
+    return _request(document, len(questions), 1)
+
+
+def invocations(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads a request for `/invocations`, which is one of any other API. Raises InvalidBody."""
+    fields = _one_of(document, tuple(_INVOKED))
+    return _INVOKED[fields](document, ctx_max)
 
 
 def _request(
@@ -131,15 +201,62 @@ def _reject_unsupported(document: Document) -> None:
 
 def _prompts(document: Document, ctx_max: int | None) -> tuple[int, int | None]:
     """Returns how many prompts a completions body has, and how many tokens if all are token ids."""
-    prompts, tokens = _listed(document, "prompt", ctx_max)
     embeds, _ = _listed(document, "prompt_embeds", None, token_ids=False)
-    if not prompts + embeds:
+    prompts, tokens = _prompts_in(document, "prompt", ctx_max, least=not embeds)
+    return prompts + embeds, None if embeds else tokens
+
+
+def _prompts_in(
+    document: Document, field: str, ctx_max: int | None, *, least: int = 1
+) -> tuple[int, int | None]:
+    """Returns how many prompts a field has, at `least`, and how many tokens if all are token
+    ids."""
+    truncated = document.get("truncate_prompt_tokens") is not None
+    prompts, tokens = _listed(document, field, None if truncated else ctx_max)
+    if prompts < least:
         raise InvalidBody(
-            "the request has no prompt: send a string, token ids, or a list of them", "prompt"
+            f"the request has no {field}: send a string, token ids, or a list of them", field
         )
-    if embeds or (tokens is not None and document.get("truncate_prompt_tokens") is not None):
-        tokens = None
-    return prompts + embeds, tokens
+    return prompts, None if truncated else tokens
+
+
+def _one_of(document: Document, fields: tuple[str, ...]) -> str:
+    """Returns which of these fields a body has: vLLM takes one, where several are given."""
+    given = [field for field in fields if document.get(field) is not None]
+    if len(given) != 1:
+        names = f"{', '.join(fields[:-1])} or {fields[-1]}" if fields[1:] else fields[0]
+        found = " and ".join(given) or "none of them"
+        raise InvalidBody(f"the request must have {names}, and one alone, not {found}", fields[0])
+    return given[0]
+
+
+def _conversations(document: Document, field: str) -> int:
+    """Returns how many conversations a field has: one, or a list of them."""
+    value = document.get(field)
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    if kinds == {list}:
+        return len(document[field])
+    if kinds == {dict}:
+        return 1
+    raise InvalidBody(f"{field} must be a list of messages, or of such lists", field)
+
+
+def _has_messages(lists: list[list[Any]]) -> bool:
+    return any(isinstance(item, dict) for each in lists for item in each)
+
+
+def _texts(document: Document, field: str) -> int:
+    """Returns how many texts or images a field has: one, or a list of them."""
+    value = document.get(field)
+    if value is None or value == []:
+        raise InvalidBody(f"the request has no {field}: send a text, or a list of texts", field)
+    return len(value) if isinstance(value, list) else 1
+
+
+def _pairs(document: Document, first: int, second: int) -> GenerationRequest:
+    request = _request(document, first + second, 0)
+    request.joint = min(first, second)
+    return request
 
 
 def _listed(
@@ -222,3 +339,19 @@ def _shown(value: Any) -> str:
         return "an integer of that size"
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{kind_of(value)} of {len(text)} characters"
+
+
+# The two fields of a request for scores.
+_SECOND_OF: Final[dict[str, tuple[str, ...]]] = {
+    "queries": ("documents", "items"),
+    "data_1": ("data_2",),
+    "text_1": ("text_2",),
+}
+# Which API an invocation is for, by a field that it must have.
+_INVOKED: Final[dict[str, Callable[[Document, int | None], GenerationRequest]]] = {
+    "messages": chat_batch,
+    "prompt": completions,
+    "input": inputs,
+    "query": rerank,
+    **dict.fromkeys(_SECOND_OF, scores),
+}

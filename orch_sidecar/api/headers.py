@@ -45,6 +45,7 @@ VARY: Final = istr("Vary")
 VIA: Final = istr("Via")
 X_CONTENT_TYPE_OPTIONS: Final = istr("X-Content-Type-Options")
 X_FORWARDED: Final = istr("X-Forwarded-")  # with what follows, of proxies
+X_AMZN_SAGEMAKER: Final = istr("X-Amzn-SageMaker-")  # with what follows, of SageMaker
 
 # Keys of clients and of engines.
 AUTHORIZATION: Final = istr("Authorization")

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.cache_salt import CacheSalts
-from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint
+from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint, find
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.origins import AllowedOrigins
@@ -38,6 +38,7 @@ from orch_sidecar.proxy.queue_events.watchers import Watchers
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.proxy.waiting_room import WaitingRoom
+from orch_sidecar.splitting.stage import Split
 from orch_sidecar.wire.client_connection import AlreadySent, ClientConnection
 from orch_sidecar.wire.request_body import BodyReader
 
@@ -76,6 +77,7 @@ def build(
     coalesce = Coalesce(route, pools, watchdog, watchers, metrics)
     frontend = Frontend(
         coalesce,
+        Split(route, pools, watchdog, metrics),
         route,
         bodies,
         settings,
@@ -138,6 +140,8 @@ class OwnEndpoints:
         """Serves one request; aiohttp calls this."""
         path = http.rel_url.raw_path
         endpoint: Endpoint | None = ENDPOINTS.get(path)
+        if endpoint is None and (endpoint := find(path)) is not None and not endpoint.stored:
+            path = endpoint.path
         if endpoint is None or not endpoint.admitted:
             key = self._authorizer.check(path, http.headers)
             if not isinstance(key, Refusal):

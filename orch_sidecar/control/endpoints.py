@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from typing import cast
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -19,6 +20,7 @@ from orch_sidecar.api.endpoints import (
     ENDPOINTS,
     ENGINE_METRICS,
     LIVE,
+    PING,
     PUBLIC,
     ROOT,
     STREAM,
@@ -68,10 +70,13 @@ class Control:
         self, http: web.BaseRequest, path: str, key: ApiKey | None
     ) -> web.StreamResponse | None:
         """Answers a client. None: the request is not for the sidecar itself."""
-        if http.method == "GET":
+        method = "GET" if http.method == "HEAD" or path == PING else http.method
+        if method == "GET":
             page = self._page(http, path, key)
             if page is not None:
                 return self._with_headers(page)
+            if http.method == "HEAD" and path in (STREAM, LIVE):
+                return self._with_headers(web.Response(content_type="text/event-stream"))
             if path == STREAM:
                 return self._with_headers(await self._publisher.stream(http, key))
             if path == LIVE:
@@ -81,7 +86,7 @@ class Control:
         found = match_resource(path)
         if found is None or (methods := PUBLIC.get(found[0])) is None:
             return None
-        if http.method not in methods:
+        if method not in methods:
             return self._with_headers(_wrong_method(found[0], methods, http))
         if found[0] is ResourcePath.CLAIM:
             return self._with_headers(await self._publisher.claim(found[1], http, key))
@@ -141,6 +146,8 @@ class Control:
             if requests is None:
                 return _no_request(name, " of this API key")
             return self._status(name, cast(list[Request], requests))
+        if what is ResourcePath.MODEL:
+            return self._pages.model(unquote(name))
         pool = next((pool for pool in self._pools if pool.name == name), None)
         if pool is None:
             names = ", ".join(pool.name for pool in self._pools)

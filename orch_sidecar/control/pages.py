@@ -12,8 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
-from orch_sidecar.api.endpoints import METRICS
+from orch_sidecar.api.endpoints import LOAD, METRICS, PING
 from orch_sidecar.api.headers import ACCEPT, CONTENT_TYPE
+from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.changes import ReloadState
@@ -53,6 +54,8 @@ class Pages:
             "/readyz": lambda *_: self.readiness(),
             "/healthz": lambda *_: self.readiness(),
             "/health": lambda *_: web.Response(status=200 if self._readiness.live else 503),
+            PING: lambda *_: web.Response(status=200 if self._readiness.live else 503),
+            LOAD: lambda *_: self.load(),
         }
         if pools.one is None:  # no single engine serves all models
             self.at = {**self.at, "/v1/models": lambda *_: self.models()}
@@ -99,14 +102,34 @@ class Pages:
             entry["rate_limits"] |= budgets
             yield entry
 
+    def load(self) -> web.Response:
+        """Tells how many requests run or wait, as vLLM does."""
+        load = sum(len(each.ledger.in_use()) + each.gate.queue_depth for each in self._pools)
+        return web.json_response({"server_load": load})
+
     def models(self) -> web.Response:
         """Lists the models of all pools, in the form and the order of the engines' own lists."""
+        return web.json_response({"object": "list", "data": list(self._models().values())})
+
+    def model(self, name: str) -> web.Response | Refusal:
+        """Describes one model of any pool."""
+        models = self._models()
+        if name in models:
+            return web.json_response(models[name])
+        served = ", ".join(models) or "none yet"
+        return Refusal(
+            Reason.NOT_FOUND,
+            f"there is no model {name[:100]!r}; those served are {served}",
+            "model",
+        )
+
+    def _models(self) -> dict[str, dict[str, Any]]:
         longest: dict[str, int | None] = {}
         for pool in self._pools:
             for model in pool.watcher.models or ():
                 longest.setdefault(model, pool.watcher.ctx_max)
-        models = [
-            {
+        return {
+            model: {
                 "id": model,
                 "object": "model",
                 "created": self._started,
@@ -114,8 +137,7 @@ class Pages:
                 "max_model_len": ctx_max,
             }
             for model, ctx_max in longest.items()
-        ]
-        return web.json_response({"object": "list", "data": models})
+        }
 
     def metrics(self, http: web.BaseRequest, key: ApiKey | None) -> web.Response:
         """Exposes the metrics in the format that the `Accept` header selects, piece by piece."""

@@ -67,6 +67,7 @@ class RequestRecord:
     budget counts them.
     `rate_limits`: header fields about the budgets of its key; `key`: the name of that.
 
+    `parts`: in so many parts it runs, 0 if as a whole; each of these has a record of its own.
     `shared`: its generation can serve other requests, too, and is the one that was admitted.
     `coalesced`: that generation was started by another request. `fanout`: how many requests the
     generation answers, on the record of the generation and of the request that started it; 0 where
@@ -98,6 +99,7 @@ class RequestRecord:
     shared: bool = False
     coalesced: bool = False
     fanout: int = 0
+    parts: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
     generated_tokens: int | None = None

@@ -117,6 +117,11 @@ class EngineWatcher:
     def ready(self) -> bool:
         return self.state is EngineState.READY
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether a model that scores does so from both texts of a pair together."""
+        return "classification" in (self.document or {}).get("supported_workloads", ())
+
     async def watch(self) -> None:
         """Reads the stream, and reconnects after every end of it, until cancelled."""
         while True:

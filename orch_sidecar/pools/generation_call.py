@@ -25,7 +25,8 @@ class GenerationCall:
 
     `key`: the digest of its client's API key, empty without one; `weight`: of that key.
     `cache_owner`: equal for clients that share the engines' prefix cache; empty without keys.
-    `prefixes`: of its prompt, where pools are to be chosen by them.
+    `prefixes`: of its prompt, where pools are to be chosen by them. `later`: it is a part, not the
+    first, of a request.
     """
 
     generation: GenerationRequest
@@ -36,3 +37,4 @@ class GenerationCall:
     weight: float = 1.0
     cache_owner: bytes = b""
     prefixes: Prefixes = ()
+    later: bool = False

@@ -238,6 +238,7 @@ class Pool:
                 key=call.key,
                 weight=call.weight,
                 adapter=adapter,
+                later=call.later,
             )
         return AdmissionRequest(
             service_class,
@@ -251,6 +252,7 @@ class Pool:
             weight=call.weight,
             tpot_ms=options.tpot_ms,
             adapter=adapter,
+            later=call.later,
         )
 
     def standing(self) -> Standing | None:

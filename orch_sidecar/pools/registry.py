@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from secrets import randbits
 from typing import Final, NamedTuple
@@ -35,6 +36,10 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.shortlist import Shortlist
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
+
+# A part of a request takes one of so many parts of the slots, at most: others get theirs between
+# the parts, and those of a part come back when the longest of its sequences ends.
+PARTS_OF_SLOTS: Final = 8
 
 # Changes of all engines together that are asked for per second: a few hundredths of a core.
 CHANGES_PER_S: Final = 1000
@@ -249,6 +254,32 @@ class PoolRegistry:
             affinity.placed(call.cache_owner, call.prefixes, name)
         return Placement(pool, request, reason)
 
+    def parts(self, call: GenerationCall) -> tuple[int, RequestOptions] | None:
+        """The sequences of a part, and the options of all, of a request that is to run in parts:
+        they go to pools of one measurement type, that of the pool with the most slots. None: it is
+        not, because it can start as a whole, or because no profile says so."""
+        options, model = call.options, call.generation.model
+        pools: Iterable[Pool] = self.all
+        if self.one is None:
+            pools, _ = self._shortlist.of(PlacementRequest(model, 1, None, options), ())
+        named = options.pool if not options.prefers else None
+        pools = [
+            pool
+            for pool in pools
+            if named in (None, pool.name)
+            and options.measurement_type in (None, pool.profile.measurement_type)
+            and model in (pool.watcher.models or (model,))
+        ]
+        dividing = [pool for pool in pools if pool.gate.rules.split]
+        cost = call.generation.cost
+        if not dividing or any(pool.gate.fits(call.service_class, cost) for pool in pools):
+            return None
+        largest = max(dividing, key=lambda pool: (pool.name == options.pool, pool.gate.slots_total))
+        measurement_type = largest.profile.measurement_type
+        if any(pool.profile.measurement_type is not measurement_type for pool in pools):
+            options = replace(options, measurement_type=measurement_type, labelled=True)
+        return max(1, largest.gate.slots_total // PARTS_OF_SLOTS), options
+
     def longest_wait_s(
         self, call: GenerationCall, refusal: Refusal, spent_ms: float, waiting: int
     ) -> float:
@@ -266,13 +297,23 @@ class PoolRegistry:
         longest_s -= spent_ms / 1000
         return longest_s if start_ms <= 1000 * longest_s else 0.0
 
-    def choose_unadmitted(self, model: str, options: RequestOptions) -> Pool | Refusal:
-        """Chooses the pool for a request that takes no slot: the first that can serve it."""
+    def read_pairs(self, model: str) -> bool:
+        """Whether all engines that may serve this model read the two texts of a pair together."""
+        asked = [pool for pool in self.all if model in (pool.watcher.models or (model,))]
+        return all(pool.watcher.reads_pairs for pool in asked or self.all)
+
+    def choose_unadmitted(
+        self, model: str, options: RequestOptions, tried: Collection[str] = ()
+    ) -> Pool | Refusal:
+        """Chooses the pool for a request that takes no slot: the first that can serve it, and has
+        not been `tried`."""
         if self.one is not None and options is NO_OPTIONS:
             return self.one
         asked = PlacementRequest(model, 0, None, options)
-        pools, _ = self._shortlist.of(asked, ())
-        snapshots = [pool.snapshot() for pool in pools] + self._absent()
+        pools: Iterable[Pool] = self.all
+        if not tried:
+            pools, _ = self._shortlist.of(asked, ())
+        snapshots = [pool.snapshot() for pool in pools if pool.name not in tried] + self._absent()
         name = routing.first_available(snapshots, asked)
         return name if isinstance(name, Refusal) else self._by_name[name]
 

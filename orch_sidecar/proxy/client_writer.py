@@ -11,7 +11,7 @@ import asyncio
 import socket
 import struct
 import time
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from aiohttp import HttpVersion11, web
 
@@ -30,7 +30,6 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import undelivered_bytes
@@ -49,6 +48,26 @@ _REQUEST_ID, _CORRELATION_ID, _OWN_ID = (
     name.lower() for name in (X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID)
 )
 _EVENT_STREAM: Final = b"text/event-stream"
+
+
+class Source(Protocol):
+    """What writes the response: an engine's, or one that is made of several."""
+
+    @property
+    def reads(self) -> int:
+        """Changes as it makes progress."""
+
+    def pause(self) -> None:
+        """Stops reading from the engine."""
+
+    def resume(self) -> None:
+        """Reads from the engine again."""
+
+    def stop(self) -> None:
+        """Ends it: the client is gone."""
+
+    def fail(self, refusal: Refusal) -> None:
+        """Ends it with an error."""
 
 
 class ClientWriter:
@@ -86,7 +105,7 @@ class ClientWriter:
         self._watchdog = watchdog
         self._extra = b""
         self._head: Head | None = None
-        self._source: EngineResponse | None = None
+        self._source: Source | None = None
         self._token_mark = record.identity.endpoint.token_mark if record.stream else None
         self.record = record
         self.dechunk = not http11
@@ -95,7 +114,7 @@ class ClientWriter:
 
     # Sink of an engine's response
 
-    def attach(self, source: EngineResponse, pool: Pool) -> None:
+    def attach(self, source: Source, pool: Pool) -> None:
         client = self.client
         self._source = source
         self._extra = response_fields(self.record, pool)
@@ -212,6 +231,16 @@ class ClientWriter:
         if not framed:
             self.keep_alive = False  # the end of the connection is the end of the body
         return self.head_bytes(fields, head.status, self._extra)
+
+
+class HeadWriter(ClientWriter):
+    """The response to a HEAD: the head of what a GET would get."""
+
+    __slots__ = ()
+
+    def write(self, data: bytes) -> None:
+        if not self.started:
+            super().write(b"")
 
 
 def response_fields(record: RequestRecord, pool: Pool) -> bytes:

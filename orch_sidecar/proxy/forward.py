@@ -8,16 +8,19 @@ from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.client_writer import ClientWriter, HeadWriter
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire import backpressure
+from orch_sidecar.wire.backpressure import RejectionReader
 from vllm_plugin.contracts.lora import NO_ADAPTER
 
 _QUEUE_FULL: Final = Refusal(Reason.QUEUE_FULL, "the child sidecar has no free slot")
 _NO_SLOT: Final = Refusal(Reason.QUEUE_FULL, "the engine has no free slot")
 _NO_ADAPTER: Final = Refusal(Reason.QUEUE_FULL, "the engine has no room for the LoRA adapter")
+_ABSENT: Final = Refusal(Reason.NOT_FOUND, "no engine has this response: it may have restarted")
 _STOPPING: Final = Refusal(
     Reason.ENGINE_DOWN, "the engine is shutting down and accepts no more requests"
 )
@@ -47,12 +50,13 @@ class Forward:
             if lease is not None and (obstacle := pool.gate.obstacle(lease.id)) is not None:
                 return NotSent(obstacle, Retry.OTHER_POOL)
             if sink is None:
-                sink = ClientWriter(request.http, request.record, self._watchdog)
+                writer = HeadWriter if request.http.method == "HEAD" else ClientWriter
+                sink = writer(request.http, request.record, self._watchdog)
             response = EngineResponse(
                 sink,
                 pool.connections,
                 events=request.record.stream,
-                rejection=None if lease is None else pool.rejection,
+                rejection=_rejection(request, pool, lease),
             )
             sink.attach(response, pool)
             request.response = response
@@ -75,10 +79,19 @@ class Forward:
                 sink.detach()
 
 
+def _rejection(request: Request, pool: Pool, lease: Lease | None) -> RejectionReader | None:
+    """By which responses the upstream rejects the request."""
+    if request.elsewhere:
+        return backpressure.or_absent(backpressure.by_none if lease is None else pool.rejection)
+    return None if lease is None else pool.rejection
+
+
 def _result(response: EngineResponse, sink: Sink, pool: Pool) -> Result:
     failure = response.failure
     if failure is None:
         if response.rejected is not None:
+            if response.rejected == backpressure.ABSENT:
+                return NotSent(_ABSENT, Retry.OTHER_POOL)
             if isinstance(response.rejected, str):
                 lacks = _NO_ADAPTER if response.rejected == NO_ADAPTER else _NO_SLOT
                 return NotSent(lacks, Retry.REQUEUE)

@@ -18,7 +18,7 @@ from aiohttp import web
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.cache_salt import CacheSalts
-from orch_sidecar.api.endpoints import Endpoint, unknown
+from orch_sidecar.api.endpoints import Endpoint, unknown, why_not
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     X_CORRELATION_ID,
@@ -60,6 +60,9 @@ _BULK: Final = ServiceClass.BULK
 _INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _CANCELLED: Final = Outcome.CANCELLED
 
+# A method, and that of an endpoint which takes it, too.
+_HEAD: Final = "HEAD", "GET"
+
 # What a request without admission takes of its key's budgets: its body, which is never settled.
 _NO_GENERATION: Final = GenerationRequest(0, False, "", 0, None)
 
@@ -76,6 +79,7 @@ class Frontend:
     def __init__(
         self,
         generate: Stage,
+        split: Stage,
         route: Route,
         bodies: BodyReader,
         settings: SidecarSettings,
@@ -88,9 +92,10 @@ class Frontend:
         common_headers: Mapping[str, str],
         salts: CacheSalts,
     ) -> None:
-        """`route`: for requests that occupy no slot. `common_headers`: of all our responses.
-        `salts`: of the prefix cache."""
+        """`split`: for requests for several sequences. `route`: for those that occupy no slot.
+        `common_headers`: of all our responses. `salts`: of the prefix cache."""
         self._generate = generate
+        self._split = split
         self._route = route
         self._bodies = bodies
         self.configure(settings)
@@ -149,8 +154,8 @@ class Frontend:
             if isinstance(key, Refusal):
                 refusal = key
             elif endpoint is None:
-                refusal = Refusal(Reason.NOT_FOUND, f"there is no {path[:200]} here")
-            elif endpoint.method != http.method:
+                refusal = Refusal(Reason.NOT_FOUND, why_not(path))
+            elif endpoint.method != http.method and (http.method, endpoint.method) != _HEAD:
                 text = f"{path} takes {endpoint.method}, not {http.method[:20]}"
                 refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
             elif isinstance(name, Refusal):
@@ -217,6 +222,10 @@ class Frontend:
         request.options = options
         record.scenario, record.run = options.scenario, options.run
         if not endpoint.admitted:
+            if endpoint.stored:
+                target = http.rel_url.raw_path_qs  # has the id, and from where events go on
+                line = f"{endpoint.method} {target} HTTP/1.1"
+                request.line = line.encode(errors="surrogateescape")
             over = None if key is None else self._enter_unadmitted(request, key)
             if over is not None:
                 return NotSent(over)
@@ -235,6 +244,8 @@ class Frontend:
             return NotSent(wanted)
         if request.cancelled is not None:
             return NotSent(request.cancelled)
+        if wanted.joint and self._pools.read_pairs(wanted.model):
+            wanted.cost -= wanted.joint
         record.model = wanted.model
         record.cost = wanted.cost
         record.stream = wanted.stream
@@ -258,7 +269,8 @@ class Frontend:
                 if isinstance(salted, Refusal):
                     return NotSent(salted)
                 call.cache_owner, (request.body, request.salt) = salt.owner, salted
-        return await self._generate.handle(request)
+        stage = self._generate if wanted.cost == 1 else self._split
+        return await stage.handle(request)
 
     def _enter_unadmitted(self, request: Request, key: ApiKey) -> Refusal | None:
         if request.endpoint.path == STATEMENTS_PATH:

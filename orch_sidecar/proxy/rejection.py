@@ -64,7 +64,7 @@ def response_to(
         headers=headers,
     )
     if refusal.reason is Reason.METHOD_NOT_ALLOWED and endpoint is not None:
-        response.headers[ALLOW] = endpoint.method
+        response.headers[ALLOW] = "GET, HEAD" if endpoint.method == "GET" else endpoint.method
     if refusal.reason in _CLOSING or (refusal.reason in _UNREAD and not http.content.is_eof()):
         response.force_close()
     return response

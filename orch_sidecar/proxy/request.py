@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from aiohttp import web
 
-from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.headers import (
@@ -29,7 +28,6 @@ from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLease
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
-from orch_sidecar.proxy.waiting_room import WaitingRoom
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import Names, request_head
@@ -47,19 +45,28 @@ RECLAIMED: Final = Refusal(
 )
 
 
+class Waiting(Protocol):
+    """Where a request waits: at a gate, in the room for those without a pool, or for its parts."""
+
+    def refuse(self, ticket: str, refusal: Refusal) -> bool:
+        """Ends the wait. False: it has ended."""
+
+
 @dataclass(slots=True)
 class Request:
     """A request that is being served.
 
     Of the client: `http`, `names` (of its header fields), `key`, `key_sequences` (counted for that
     key), `reserved` (of its budgets), `strip_keys` (clients' keys are for this sidecar alone),
-    `parent_lease`, `body`, `salt` (follows the first byte of the body for the engine),
+    `parent_lease`, `line` (of the request for the engine, where it has an id in its path; else that
+    of the endpoint), `body`, `salt` (follows the first byte of the body for the engine),
     `reserved_bytes` (of the body budget), `options`.
     Of admission: `call`, `ticket` (under which it waits for slots or owns them), `waiting` (the
     gate at which it waits, or the room where it does for a pool to be back, and its ticket there),
-    `moved` (it waited at another address of the pool before), `excluded` (pools it must not be sent
-    to), `lost` (why an engine that received it did not answer), `generation` (the request that goes
-    to the engine for it and others).
+    `moved` (it waited at another address of the pool before), `elsewhere` (what it refers to may be
+    stored by the engine of any pool), `excluded` (pools it must not be sent to), `lost` (why an
+    engine that received it did not answer), `generation` (the request that goes to the engine for
+    it and others).
     Of the response: `sink` (None: the client alone), `response` (of the engine, once that got
     something), `failure` (why the response ended early), `reclaimed` (it gave its
     slots to another request, and is to be queued again), `cancelled`.
@@ -74,16 +81,18 @@ class Request:
     strip_keys: bool = False
     body: bytes = b""
     salt: bytes = b""
+    line: bytes = b""
     options: RequestOptions = NO_OPTIONS
     call: GenerationCall | None = None
     parent_lease: ParentLease | None = None
     ticket: str | None = None
-    waiting: tuple[Gate | WaitingRoom, str] | None = None
+    waiting: tuple[Waiting, str] | None = None
     moved: bool = False
     cancelled: Refusal | None = None
     sink: Sink | None = None
     response: EngineResponse | None = None
     failure: Refusal | None = None
+    elsewhere: bool = False
     excluded: frozenset[str] = frozenset()
     key_sequences: int = 0
     reserved: Reservation | None = None
@@ -152,4 +161,6 @@ class Request:
             # Response ids cannot be replaced within a compressed body.
             given = tuple(field for field in given if field[0].lower() != _ACCEPT_ENCODING)
             names = None
-        return request_head(endpoint.line, given, ours, pool.authorization, self.strip_keys, names)
+        return request_head(
+            self.line or endpoint.line, given, ours, pool.authorization, self.strip_keys, names
+        )

@@ -62,6 +62,7 @@ class Route:
     async def _place(self, request: Request, call: GenerationCall) -> Result:
         """Places a request, and again as long as another pool may serve it."""
         record, pools = request.record, self._pools
+        request.elsewhere = call.generation.refers and pools.one is None
         pools.read_prefixes(call, request.body)
         tried = set(request.excluded)
         chosen = await self._choose(request, call, tried or None)
@@ -129,11 +130,20 @@ class Route:
             else:
                 found = await self._bodies.outlined(request.body, model_of)
                 model = found if isinstance(found, str) else ""
-        pool = self._pools.choose_unadmitted(model, request.options)
-        if isinstance(pool, Refusal):
-            return NotSent(pool)
-        request.record.pool, request.record.labels = pool.name, pool.labels
-        return await self._forward.handle(request, pool, None)
+        request.elsewhere = request.endpoint.stored and self._pools.one is None
+        tried: list[str] = []
+        refusal: Refusal | None = None
+        while True:
+            pool = self._pools.choose_unadmitted(model, request.options, tried)
+            if isinstance(pool, Refusal):
+                return NotSent(refusal or pool)
+            request.record.pool, request.record.labels = pool.name, pool.labels
+            result = await self._forward.handle(request, pool, None)
+            if isinstance(result, Sent) or not request.elsewhere or request.cancelled is not None:
+                return result
+            refusal = result.refusal
+            tried.append(pool.name)
+            request.begin_attempt()
 
 
 def _note(record: RequestRecord, pool: Pool, ask: AdmissionRequest, why: PlacementReason) -> None:

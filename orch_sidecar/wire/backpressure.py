@@ -34,7 +34,9 @@ from vllm_plugin.contracts.profile import ServiceClass
 # None.
 Rejection = int | str
 RejectionReader = Callable[[Head, bytes], Rejection | None]
-REJECTION_STATUSES: Final = frozenset({429, 503})
+REJECTION_STATUSES: Final = frozenset({404, 429, 503})
+# The engine does not store what the request is about: another may.
+ABSENT: Final = "absent"
 # Error envelopes are far shorter; a longer body is a response for the client.
 MOST_BYTES: Final = 65_536
 
@@ -67,6 +69,16 @@ def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float
     if options.max_wait_ms is not None:
         lines += _MAX_WAIT_MS % int(max(0.0, options.max_wait_ms - spent_ms))
     return lines
+
+
+def by_none(head: Head, body: bytes) -> Rejection | None:
+    """Returns None: no response rejects the request."""
+    return None
+
+
+def or_absent(reader: RejectionReader) -> RejectionReader:
+    """Returns `reader`, to which a 404 says that the engine lacks what is asked for."""
+    return lambda head, body: ABSENT if head.status == 404 else reader(head, body)
 
 
 def by_engine(head: Head, body: bytes) -> Rejection | None:

@@ -31,6 +31,7 @@ from orch_sidecar.api.headers import (
     TRACESTATE,
     TRANSFER_ENCODING,
     VIA,
+    X_AMZN_SAGEMAKER,
     X_API_KEY,
     X_CORRELATION_ID,
     X_DATA_PARALLEL_RANK,
@@ -82,7 +83,8 @@ NOT_FORWARDED: Final = HOP_BY_HOP.union(
     )
 )  # fmt: skip
 OPTION_PREFIX: Final = raw(X_ORCH)
-_PREFIXES_NOT_FORWARDED: Final = (OPTION_PREFIX, raw(X_FORWARDED))
+# With the last one SageMaker's clients name adapters and sessions, which no body then says.
+_PREFIXES_NOT_FORWARDED: Final = (OPTION_PREFIX, raw(X_FORWARDED), raw(X_AMZN_SAGEMAKER))
 # Of clients; not forwarded if the engine has a key of its own, or if they are this sidecar's.
 _KEYS: Final = frozenset(map(raw, (AUTHORIZATION, X_API_KEY)))
 # Options besides those with OPTION_PREFIX: ids, the encoding of the body; and the names that other

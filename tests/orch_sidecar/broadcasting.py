@@ -135,7 +135,9 @@ def http_of(transport: asyncio.Transport, *, http10: bool = False) -> web.BaseRe
     """What a writer needs of a request."""
     protocol = SimpleNamespace(response=None, writing_paused=False, origin_fields={})
     version = HttpVersion10 if http10 else HttpVersion11
-    http = SimpleNamespace(transport=transport, version=version, keep_alive=True, protocol=protocol)
+    http = SimpleNamespace(
+        method="POST", transport=transport, version=version, keep_alive=True, protocol=protocol
+    )
     return cast(web.BaseRequest, http)
 
 

@@ -121,6 +121,7 @@ class AdmissionRules(_Strict):
     aging_s: float | None = Field(default=None, gt=0, le=86_400)  # bound of bulk's delay
     reclaim: bool = False  # a bulk request unseen by its client may have to return its slots
     coalescing: bool
+    split: bool = False  # requests that are larger than the free slots run in parts
     interactive: ClassRules | None
     bulk: ClassRules
 

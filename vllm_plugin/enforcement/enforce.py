@@ -217,6 +217,12 @@ def verify(config: Any, profile: Profile, *, headless: bool = False) -> None:
     transfer = config.kv_transfer_config
     if transfer is not None and (objection := connectors.objection(transfer)):
         found.append(f"kv_transfer_config {objection}")
+    pooler = config.model_config.pooler_config
+    if pooler is not None and pooler.enable_chunked_processing:
+        found.append(
+            "enable_chunked_processing of the pooler is set, must not be: it makes several "
+            "sequences of one input, which no request says"
+        )
     if headless and not parallel.node_rank_within_dp:
         found.append(
             "--headless is given, must not be on the first node of an engine: without an API "

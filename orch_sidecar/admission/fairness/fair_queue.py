@@ -96,7 +96,7 @@ class FairQueue:
     def oldest(self) -> QueuedRequest | None:
         """The first request of the key that has the most queued by its weight."""
         longest = self._find_longest()
-        return self.head() if longest is None else next(iter(longest.queue.values()))
+        return self.head() if longest is None else longest.with_place(last=False)
 
     def displaces(self, request: AdmissionRequest) -> QueuedRequest | None:
         """The request that gives its place in a full queue to one of a key with fewer; or None.
@@ -108,7 +108,7 @@ class FairQueue:
         longest = self._find_longest()
         if longest is None or longest.places <= places / request.weight:
             return None
-        return next(reversed(longest.queue.values()))
+        return longest.with_place(last=True)
 
     # Changes
 

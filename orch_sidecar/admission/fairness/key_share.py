@@ -19,9 +19,10 @@ class KeyShare:
     """What a key was served, is charged in advance, and has queued; in tokens.
 
     `level`: what it was served, by its weight, at the least the system's virtual time when it came
-    back. `charged`: in advance for its `running` requests. `backlog`: of its queued requests.
-    `served`: since the start. `usual`: for one request, in the mean. `entry`: of the heap in which
-    it waits, 0 without queued requests.
+    back. `charged`: in advance for its `running` requests. `backlog`: of its queued requests;
+    `later`: how many of these are parts of requests, but for the first ones. `served`: since the
+    start. `usual`: for one request, in the mean. `entry`: of the heap in which it waits, 0 without
+    queued requests.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class KeyShare:
         "charged",
         "entry",
         "key",
+        "later",
         "level",
         "queue",
         "running",
@@ -41,7 +43,7 @@ class KeyShare:
         self.key = key
         self.weight = 1.0
         self.level = 0.0
-        self.charged = self.running = self.backlog = self.served = self.entry = 0
+        self.charged = self.running = self.backlog = self.served = self.entry = self.later = 0
         self.queue: OrderedDict[str, QueuedRequest] = OrderedDict()
         self.usual = FIRST_USUAL
 
@@ -52,8 +54,8 @@ class KeyShare:
 
     @property
     def places(self) -> float:
-        """Its queued requests, by its weight."""
-        return len(self.queue) / self.weight
+        """The places of its queued requests, by its weight."""
+        return (len(self.queue) - self.later) / self.weight
 
     @property
     def is_idle(self) -> bool:
@@ -62,10 +64,18 @@ class KeyShare:
     def add(self, queued: QueuedRequest) -> None:
         self.queue[queued.ticket] = queued
         self.backlog += queued.charge
+        self.later += queued.request.later
+
+    def with_place(self, *, last: bool) -> QueuedRequest | None:
+        """The first or the last of its queued requests that has a place in the queue."""
+        queue = self.queue.values()
+        ordered = reversed(queue) if last else iter(queue)
+        return next((each for each in ordered if not each.request.later), None)
 
     def remove(self, queued: QueuedRequest) -> None:
         del self.queue[queued.ticket]
         self.backlog -= queued.charge
+        self.later -= queued.request.later
 
     def reweigh(self, weight: float, now: float) -> None:
         """Sets another weight: what it was served beyond the system's virtual time, which is `now`,

@@ -102,6 +102,7 @@ def of_server(record: RequestRecord) -> dict[str, Any]:
     return _known(
         ("orch.placement", record.placement),
         ("orch.coalesced", record.coalesced or None),
+        ("orch.parts", record.parts or None),
         ("orch.run", record.run),
         ("orch.last_token_s", record.seconds_to(record.last_token)),
     )

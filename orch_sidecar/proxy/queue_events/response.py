@@ -31,8 +31,7 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.proxy.client_writer import ClientWriter, is_event_stream, response_fields
-from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.proxy.client_writer import ClientWriter, Source, is_event_stream, response_fields
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.http1 import Head
 from orch_sidecar.wire.http1_bodies import LAST_CHUNK
@@ -119,7 +118,7 @@ class QueueResponse(ClientWriter):
 
     # Sink of an engine's response
 
-    def attach(self, source: EngineResponse, pool: Pool) -> None:
+    def attach(self, source: Source, pool: Pool) -> None:
         super().attach(source, pool)
         self.running(pool.connections.loop.time())
 

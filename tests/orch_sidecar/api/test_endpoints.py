@@ -60,6 +60,11 @@ def test_endpoint_that_takes_slots_is_forwarded_authenticated_and_reported(
 @pytest.mark.parametrize("resource", ResourcePath)
 def test_resource_paths_contain_one_name(resource: ResourcePath) -> None:
     assert resource in {**PUBLIC, **ADMIN}
-    assert match_resource(resource.format(name="a-1")) == (resource, "a-1")
-    assert match_resource(resource.format(name="a/b")) is None
-    assert match_resource(resource.format(name="")) is None
+
+    def path(name: str) -> str:
+        return resource.format(name=name, model=name)
+
+    assert match_resource(path("a-1")) == (resource, "a-1")
+    nested = match_resource(path("a/b"))
+    assert nested == ((resource, "a/b") if resource is ResourcePath.MODEL else None)
+    assert match_resource(path("")) is None

@@ -105,6 +105,8 @@ def test_only_probes_prometheus_and_the_files_of_the_page_need_no_key() -> None:
         "/readyz",
         "/healthz",
         "/health",
+        "/ping",
+        "/load",
         "/metrics",
         "/metrics/model-server",
     } == WITHOUT_KEY

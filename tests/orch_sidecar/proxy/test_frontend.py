@@ -40,6 +40,7 @@ class Served:
         metrics = MagicMock(request_ended=self.records.append)
         self.frontend = Frontend(
             self.stage,
+            self.stage,
             cast(Any, None),
             self.bodies,
             settings,

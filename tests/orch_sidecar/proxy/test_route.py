@@ -43,8 +43,10 @@ class Pools:
         return (left[0], asked(), "test") if left else self.refusal
 
 
-def request(**more: Any) -> Any:
-    return request_of(call=cast(Any, SimpleNamespace(options=NO_OPTIONS)), **more)
+def request(*, refers: bool = False, **more: Any) -> Any:
+    generation = SimpleNamespace(refers=refers)
+    call = SimpleNamespace(options=NO_OPTIONS, generation=generation)
+    return request_of(call=cast(Any, call), **more)
 
 
 async def routed(pools: Pools, stage: NextStage, asking: Any = None) -> Result:

@@ -72,7 +72,8 @@ def test_head_without_client_fields_contains_no_empty_line() -> None:
 
 
 def test_what_proxies_and_other_sidecars_add_is_not_forwarded() -> None:
-    names = ("Forwarded", "VIA", "X-Forwarded-For", "x-forwarded-user", "X-Orch-Sidecar-Key")
+    names = ("Forwarded", "VIA", "X-Forwarded-For", "x-forwarded-user", "X-Orch-Sidecar-Key",
+             "X-Amzn-SageMaker-Adapter-Identifier")  # fmt: skip
     client = (*PLAIN, *((name.encode(), b"of a client") for name in names))
     head = request_head(b"GET / HTTP/1.1", client, b"", authorization=None)
     assert b"of a client" not in head

@@ -32,6 +32,7 @@ class Config:
     scheduler_config: Any
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     kv_transfer_config: Any = None
+    model_config: Any = field(default_factory=lambda: SimpleNamespace(pooler_config=None))
 
 
 @dataclass
@@ -68,6 +69,15 @@ def test_final_configuration_with_too_many_or_too_few_slots_is_rejected() -> Non
                 )
             },
             "kv_transfer_config has connector 'NixlConnector'",
+        ),
+        (
+            "cloud",
+            {
+                "model_config": SimpleNamespace(
+                    pooler_config=SimpleNamespace(enable_chunked_processing=True)
+                )
+            },
+            "enable_chunked_processing of the pooler is set, must not be",
         ),
     ],
 )

@@ -1,0 +1,398 @@
+"""One request that runs in parts: as many at once as get slots, in order, cancelled as one.
+
+All parts ask for slots when the request arrives, the first one before the others. If it is refused
+the request is; the others wait for their turns. An answer that is no stream is sent when it is
+complete, so until then any failure has an answer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from orch_sidecar.api.endpoints import Division
+from orch_sidecar.api.headers import CONTENT_LENGTH, raw
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.proxy.client_writer import ClientWriter
+from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import NotSent, Result, Sent
+from orch_sidecar.proxy.route import Route
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.splitting.division import Part
+from orch_sidecar.splitting.merging import DONE, Events, Unmergeable, together
+from orch_sidecar.wire.http1 import Head
+from orch_sidecar.wire.http1_bodies import LAST_CHUNK
+
+_CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
+_OK: Final = Outcome.OK
+_TOP_N: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class DividedRequest:
+    """A request and its parts: to its client's writer it is the source of the response."""
+
+    def __init__(
+        self,
+        request: Request,
+        call: GenerationCall,
+        division: Division,
+        parts: Sequence[Part],
+        watchdog: StallWatchdog,
+    ) -> None:
+        self._request = request
+        self._division = division
+        self._watchdog = watchdog
+        self._loop = asyncio.get_running_loop()
+        self._running = [
+            RunningPart(self, request, call, part, watchdog, later=number > 0)
+            for number, part in enumerate(parts)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._events = Events()
+        self._writer: ClientWriter | None = None
+        self._framed = False
+        self._looks = 0
+        self.failure: Refusal | None = None
+        self.answered: RunningPart | None = None  # an engine answered this one with an error
+        self.stream = request.record.stream
+        request.record.parts = len(parts)
+
+    async def run(self, route: Route, metrics: Metrics) -> Result:
+        """Runs all parts, and answers the client."""
+        request, record = self._request, self._request.record
+        request.waiting = self, ""  # where an operator's cancellation finds it
+        request.generation = self._running[0].request
+        record.shared = True  # its parts are counted as generations
+        try:
+            self._tasks = [
+                self._loop.create_task(part.run(route, metrics)) for part in self._running
+            ]
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for task in self._tasks:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    raise error
+            return self._answer()
+        finally:
+            self.stop()
+            request.waiting = None
+            self._note()
+            if self._writer is not None:
+                self._writer.detach()
+
+    # What the parts tell
+
+    def take(self, part: RunningPart, event: bytes) -> None:
+        """Passes an event of a part's stream on."""
+        try:
+            out = self._events.of(part.part, event)
+        except Unmergeable as error:
+            self.fail(_unmergeable(error))
+            return
+        if out and self.failure is None:
+            self._write(part, out)
+
+    def part_failed(self, part: RunningPart, refusal: Refusal | None) -> None:
+        """A part has failed, and so the request. `refusal`: None if the engine answered it."""
+        if self.failure is None and self.answered is None:
+            if refusal is None:
+                self.answered = part
+            else:
+                self.failure = refusal
+            self.stop()
+
+    # Source of the client's response
+
+    @property
+    def reads(self) -> int:
+        """How often engines have sent something. While a part waits for slots, that is progress."""
+        if any(each.waits for each in self._running):
+            self._looks += 1
+        return self._looks + sum(each.reads for each in self._running)
+
+    def pause(self) -> None:
+        for each in self._running:
+            each.pause()
+
+    def resume(self) -> None:
+        for each in self._running:
+            each.resume()
+
+    def stop(self) -> None:
+        """Ends all parts. The client is gone, and the handler of the request is about to be
+        cancelled; or a part has raised an exception."""
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
+
+    def fail(self, refusal: Refusal) -> None:
+        """Ends the request and all of its parts."""
+        if self.failure is None:
+            self.failure = refusal
+            self.stop()
+
+    def refuse(self, ticket: str, refusal: Refusal) -> bool:
+        """Ends the request while its parts wait."""
+        self.fail(refusal)
+        return True
+
+    # Parts
+
+    def _answer(self) -> Result:
+        """Answers the client, once all parts have ended."""
+        writer, request = self._writer, self._request
+        failure, answered = self.failure or request.cancelled, self.answered
+        if writer is not None and writer.started:
+            return self._end_stream(writer)
+        if failure is not None:
+            return NotSent(failure)
+        if answered is not None:
+            assert answered.head is not None
+            return self._send(answered, answered.body, answered.outcome)
+        if self.stream:
+            return self._end_stream(self._begin(self._running[0]))
+        answers = [(each.part, each.body) for each in self._running]
+        try:
+            body = together(self._division, answers, _top_n(request.body))
+        except Unmergeable as error:
+            return NotSent(_unmergeable(error))
+        return self._send(self._running[0], body, _OK)
+
+    def _send(self, part: RunningPart, body: bytes, outcome: Outcome) -> Result:
+        """Sends an answer that is no stream."""
+        writer = self._begin(part, len(body))
+        writer.write(body)
+        writer.finish(outcome)
+        return Sent(writer.keep_alive, outcome)
+
+    def _end_stream(self, writer: ClientWriter) -> Result:
+        """Ends the stream: properly, or by an error."""
+        failure, answered = self.failure or self._request.cancelled, self.answered
+        if failure is not None:
+            writer.fail(failure, at_event_boundary=True)
+            return Sent(writer.keep_alive, failure.reason)
+        if answered is None:
+            self._frame(writer, self._events.last())
+        else:
+            event = self._request.endpoint.error_format.relayed(answered.body)
+            self._frame(writer, event or DONE)  # without one the stream has the error already
+        if self._framed:
+            writer.write(LAST_CHUNK)
+        outcome = _OK if answered is None else answered.outcome
+        writer.finish(outcome)
+        return Sent(writer.keep_alive, outcome)
+
+    def _write(self, part: RunningPart, event: bytes) -> None:
+        writer = self._writer
+        self._frame(self._begin(part) if writer is None else writer, event)
+
+    def _frame(self, writer: ClientWriter, event: bytes) -> None:
+        writer.write(b"%x\r\n%b\r\n" % (len(event), event) if self._framed else event)
+
+    def _begin(self, part: RunningPart, length: int | None = None) -> ClientWriter:
+        """Begins the response with the head of a part's answer; `length`: None for a stream."""
+        request, pool, head = self._request, part.pool, part.head
+        assert pool is not None
+        assert head is not None
+        self._note()
+        writer = self._writer = ClientWriter(request.http, request.record, self._watchdog)
+        self._framed = length is None and not writer.dechunk
+        writer.attach(self, pool)
+        fields = tuple(field for field in head.fields if field[0] != _CONTENT_LENGTH)
+        if length is not None:
+            fields += ((_CONTENT_LENGTH, b"%d" % length),)
+        writer.begin(replace(head, fields=fields, chunked=length is None, length=length))
+        return writer
+
+    def _note(self) -> None:
+        """Records what is known of the request from its parts."""
+        record, first = self._request.record, self._running[0].request.record
+        record.admitted = record.admitted or first.admitted
+        record.copy_generation(first)
+        records = [each.request.record for each in self._running]
+        read = [each.input_tokens for each in records]
+        written = [each.output_tokens for each in records]
+        again = [each.part.reads_again for each in self._running]
+        record.input_tokens = _total(
+            [0 if twice else tokens for tokens, twice in zip(read, again, strict=True)]
+        )
+        record.output_tokens = _total(written)
+        generated = [each.generated_tokens or 0 for each in records]
+        record.generated_tokens = sum(generated) or record.output_tokens
+
+
+class RunningPart:
+    """A part of a request, and the sink of its answer."""
+
+    dechunk = True
+    keep_alive = True  # the client's connection is the whole request's
+
+    def __init__(
+        self,
+        whole: DividedRequest,
+        request: Request,
+        call: GenerationCall,
+        part: Part,
+        watchdog: StallWatchdog,
+        *,
+        later: bool,
+    ) -> None:
+        generation = replace(
+            call.generation, cost=part.cost, prompt_tokens=part.prompt_tokens, joint=0
+        )
+        options = replace(call.options, queue_events=False)
+        if later:
+            options = replace(options, deadline_ms=None, max_wait_ms=None)
+        record = request.record.of_generation()
+        record.cost = part.cost
+        self.part = part
+        self.request = Request(
+            request.http,
+            request.endpoint,
+            record,
+            request.trace,
+            strip_keys=request.strip_keys,
+            body=part.body,
+            salt=request.salt,
+            options=options,
+            call=replace(
+                call, generation=generation, options=options, body_bytes=len(part.body), later=later
+            ),
+            sink=self,
+        )
+        self._whole = whole
+        self._watchdog = watchdog
+        self._source: EngineResponse | None = None
+        self._held: list[bytes] = []
+        self._reads = 0
+        self.pool: Pool | None = None
+        self.head: Head | None = None
+        self.outcome = Outcome.ENGINE_ERROR
+        self.started = self.paused = self._events = self._over = False
+
+    async def run(self, route: Route, metrics: Metrics) -> None:
+        """Runs the part to its end."""
+        whole, record = self._whole, self.request.record
+        # Not before: a task that is cancelled before its first step does nothing, and ends none.
+        self.request.trace = self.request.trace.shared(record)
+        outcome: Outcome | Reason = Outcome.CANCELLED
+        try:
+            result = await route.handle(self.request)
+            if isinstance(result, NotSent):
+                outcome = result.refusal.reason
+                whole.part_failed(self, result.refusal)
+                return
+            outcome = result.outcome
+            if isinstance(outcome, Reason):
+                assert self.request.failure is not None
+                whole.part_failed(self, self.request.failure)
+            elif outcome is not _OK:
+                whole.part_failed(self, None)
+        except Exception:
+            outcome = Reason.INTERNAL_ERROR
+            whole.stop()
+            raise
+        finally:
+            self._over = True
+            record.end(outcome)
+            self.request.trace.ended()
+            metrics.generation_ended(record)
+
+    @property
+    def body(self) -> bytes:
+        """What has been held back of the answer."""
+        return b"".join(self._held)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has yet to be sent to an engine."""
+        return self._source is None and not self._over
+
+    @property
+    def reads(self) -> int:
+        return self._reads if self._source is None else self._source.reads
+
+    # Sink of an engine's response
+
+    def attach(self, source: EngineResponse, pool: Pool) -> None:
+        self._source, self.pool = source, pool
+        self._watchdog.add(self, pool.silence_limit_s)
+        if self.paused:
+            source.pause()
+
+    def detach(self) -> None:
+        self._watchdog.discard(self)
+        if self._source is not None:
+            self._reads = self._source.reads
+            self._source = None
+
+    def begin(self, head: Head) -> None:
+        self.head = head
+        self._held.clear()
+        self._events = self._whole.stream and head.status == 200
+
+    def write(self, data: bytes) -> None:
+        if not self._events:
+            self._held.append(data)
+            return
+        self.started = True
+        self._held.append(data)
+        if b"\n\n" not in data and not data.startswith(b"\n"):
+            return
+        *events, rest = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
+        self._held = [rest] if rest else []
+        for event in events:
+            self._whole.take(self, event + b"\n\n")
+
+    def finish(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
+        """Ends the part, or tells that its answer was cut short."""
+        if self._source is not None:
+            self._source.fail(refusal)
+
+    # Active response, to the watchdog: its engine may be silent
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        return (self.reads, 0)
+
+    def pause(self) -> None:
+        self.paused = True
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        self.paused = False
+        if self._source is not None:
+            self._source.resume()
+
+    def abort_client(self) -> None:
+        """The whole request's writer does."""
+
+
+def _top_n(body: bytes) -> int:
+    try:
+        return int(bytes(_TOP_N.decode(body).get("top_n", b"0")))
+    except (msgspec.MsgspecError, ValueError):
+        return 0
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _unmergeable(error: Unmergeable) -> Refusal:
+    text = f"the answers of the engine to parts of the request do not fit together: {error}"
+    return Refusal(Reason.ENGINE_FAILED, text)

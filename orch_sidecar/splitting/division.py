@@ -1,0 +1,177 @@
+"""Divides the body of a request into those of its parts.
+
+Pure. A list of prompts, texts or documents is divided into slices of it, and `n` of a prompt that
+is larger than a part into smaller ones. All other fields stay as the client's bytes.
+
+With a `seed`, vLLM 0.32 samples choice i of a prompt by `seed + i` (`ParentRequest`), and one
+alone by `seed`: so the choices from i on are those of `seed + i`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from orch_sidecar.api.endpoints import Division
+from orch_sidecar.api.generation import GenerationRequest
+from orch_sidecar.api.json_body import UTF_8, InvalidBody
+
+Object = dict[str, msgspec.Raw]
+
+_OBJECT: Final = msgspec.json.Decoder(Object)
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_INTEGER: Final = msgspec.json.Decoder(int | None)
+_ENCODER: Final = msgspec.json.Encoder()
+_VALUE: Final = msgspec.json.Decoder()
+_NULL: Final = msgspec.Raw(b"null")
+_RANDOM_SEED: Final = -1  # to vLLM: none
+# Below this temperature vLLM samples greedily, and then accepts no `n` above 1.
+_GREEDY: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a request.
+
+    `cost`: in sequences. `prompt_tokens`: of its prompts, None if they are not counted. `offset`:
+    the index of its first answer. `reads_again`: its prompt is that of the part before.
+    """
+
+    body: bytes
+    cost: int
+    prompt_tokens: int | None
+    offset: int
+    reads_again: bool
+
+
+def divide(
+    body: bytes, division: Division, whole: GenerationRequest, size: int
+) -> list[Part] | None:
+    """Divides a request into parts of at most `size` sequences, or of one item where that has more.
+
+    None: it cannot be divided. Raises InvalidBody if its choices have no equals in parts.
+    """
+    document = _parse(body)
+    if document is None:
+        return None
+    n = (_INTEGER.decode(document["n"]) or 1) if division.n and "n" in document else 1
+    lists = {
+        field: items
+        for field in division.lists
+        if field in document and (items := _items(document[field])) is not None
+    }
+    count = max(map(len, lists.values()), default=1)
+    lists = {field: items for field, items in lists.items() if len(items) == count > 1}
+    found = _costs(whole.cost, count, n)
+    if found is None:  # such as a list of token ids, which is one item
+        lists, count = {}, 1
+        found = _costs(whole.cost, count, n)
+    if found is None:
+        return None
+    each, beside = found
+    divider = _Divider(document, whole, lists, each, beside)
+    if each == n > size and beside == 0:
+        parts = divider.choices(count, n, size)
+    else:
+        parts = divider.slices(count, max(1, (size - beside) // each))
+    made = list(parts)
+    return made if len(made) > 1 else None
+
+
+def _parse(body: bytes) -> Object | None:
+    """Returns the fields of a body, each as its bytes. None: this parser cannot read them."""
+    encoding = json.detect_encoding(body)
+    try:
+        text = body if encoding == UTF_8[0] else body.decode(encoding).encode()
+        return _OBJECT.decode(text.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def _items(value: msgspec.Raw) -> list[msgspec.Raw] | None:
+    try:
+        return _LIST.decode(value)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _costs(cost: int, count: int, n: int) -> tuple[int, int] | None:
+    """Returns the sequences of each of `count` items, and those beside them in each part: a query
+    of its own. None: the items are not what is counted."""
+    if cost == count * n:
+        return n, 0
+    if n == 1 and count > 1:
+        if cost == count + 1:
+            return 1, 1
+        if cost == 2 * count:
+            return 2, 0
+    return None
+
+
+class _Divider:
+    """Makes the bodies of the parts of one request."""
+
+    def __init__(
+        self,
+        document: Object,
+        whole: GenerationRequest,
+        lists: dict[str, list[msgspec.Raw]],
+        each: int,
+        beside: int,
+    ) -> None:
+        """`lists`: those that are divided. `each`: the sequences of an item, and `beside` it."""
+        if "top_n" in document:
+            document = document | {"top_n": msgspec.Raw(b"0")}  # it is cut when they are together
+        self._document = document
+        self._whole = whole
+        self._lists = lists
+        self._each, self._beside = each, beside
+
+    def slices(self, count: int, most: int) -> Iterator[Part]:
+        """Yields parts of at most so many items."""
+        for start in range(0, count, most):
+            stop = min(start + most, count)
+            cost = (stop - start) * self._each + self._beside
+            body = self._encoded(start, stop, {})
+            yield Part(body, cost, self._tokens(start, stop), start * self._each, False)
+
+    def choices(self, count: int, n: int, most: int) -> Iterator[Part]:
+        """Yields parts of at most so many of the `n` choices of one item."""
+        seed = _INTEGER.decode(self._document.get("seed", _NULL))
+        temperature = _VALUE.decode(self._document.get("temperature", _NULL))
+        if isinstance(temperature, int | float) and temperature < _GREEDY:
+            raise InvalidBody(f"n must be 1 when using greedy sampling, got {n}", "n")
+        if seed is not None and seed < _RANDOM_SEED:
+            raise InvalidBody(
+                f"seed must not be negative where n is run in parts, because vLLM counts up from "
+                f"it, and takes -1 for none: it is {seed}",
+                "seed",
+            )
+        for item in range(count):
+            for start in range(0, n, most):
+                cost = min(most, n - start)
+                fields = {"n": msgspec.Raw(b"%d" % cost)}
+                if seed is not None and seed != _RANDOM_SEED:
+                    fields["seed"] = msgspec.Raw(b"%d" % (seed + start))
+                body = self._encoded(item, item + 1, fields)
+                tokens = self._tokens(item, item + 1)
+                yield Part(body, cost, tokens, item * n + start, start > 0)
+
+    def _encoded(self, start: int, stop: int, fields: Object) -> bytes:
+        sliced = {
+            field: msgspec.Raw(b"[" + b",".join(items[start:stop]) + b"]")
+            for field, items in self._lists.items()
+        }
+        return _ENCODER.encode(self._document | sliced | fields)
+
+    def _tokens(self, start: int, stop: int) -> int | None:
+        """Counts the token ids of these items, where the prompts are such."""
+        tokens = self._whole.prompt_tokens
+        if tokens is None or not self._lists:
+            return tokens
+        [items] = self._lists.values()
+        return sum(bytes(item).count(b",") + 1 for item in items[start:stop])
