@@ -208,8 +208,9 @@ class EngineReport(NamedTuple):
 
     `kv_usage`: share of the KV cache in use (0 to 1). `prefilling`: sequences whose prefill is
     not complete, which that usage may miss; `waiting`: those of them that have not started.
-    `batch_seen`: the largest batch of which the engine has made some steps.
-    `scheduled`: sequences of leases in the scheduler; the others are still on their way to it.
+    `batch_seen`: the largest batch of which the engine has made some steps; all slots, where it
+    generates nothing. `scheduled`: sequences of leases in the scheduler; the others are still on
+    their way to it.
     `max_loras`: LoRA adapters of a batch, 0 without; `adapters_running`: of all requests in it;
     `adapters_foreign`: of other users' requests; `adapters_wanted`: for which other users wait, and
     did before this one; `adapters_joinable`: none of them has waited for long.

@@ -305,6 +305,8 @@ WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitt
 def find(path: str) -> Endpoint | None:
     """Returns the endpoint of a path that is none of ENDPOINTS: of a stored thing, or with a slash
     at its end. None: it is not served."""
+    if path in NOT_SERVED:  # one of them is like the path of a stored thing
+        return None
     for pattern, endpoint in _STORED:
         if pattern.fullmatch(path) is not None:
             return endpoint

@@ -77,7 +77,7 @@ def build(
     coalesce = Coalesce(route, pools, watchdog, watchers, metrics)
     frontend = Frontend(
         coalesce,
-        Split(route, pools, watchdog, metrics),
+        Split(route, pools, bodies, watchdog, metrics),
         route,
         bodies,
         settings,

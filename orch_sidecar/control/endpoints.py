@@ -237,7 +237,7 @@ def _no_request(name: str, owner: str = "") -> Refusal:
 
 def _wrong_method(path: str, methods: tuple[str, ...], http: web.BaseRequest) -> web.Response:
     """Returns the response to a request with a method that this path does not support."""
-    method = ", ".join(methods)
+    method = ", ".join((*methods, *(("HEAD",) if "GET" in methods else ())))
     text = f"{path} supports {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
     return web.json_response(body=errors.OPENAI.body(refusal), status=405, headers={ALLOW: method})

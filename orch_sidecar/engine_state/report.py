@@ -24,6 +24,9 @@ FIELDS: Final = frozenset(
 )  # fmt: skip
 
 
+# Workloads of engines that generate no tokens.
+_POOLING: Final = frozenset({"embedding", "pooling", "score", "rerank", "classification"})
+
 # What takes a computation follows from these; they change seldom.
 _DERIVED_FIELDS: Final = frozenset({"kv_blocks_total", "kv_groups", "step_time", "features"})
 
@@ -65,7 +68,7 @@ def report_of(
         sidecars=document.get("sidecars", 1),
         contended=document.get("contended", False),
         foreign_interactive=document.get("foreign_interactive", 0),
-        batch_seen=document.get("batch_seen", 0),
+        batch_seen=document.get("batch_seen", 0) if _generates(document) else slots_total,
         step_time=step_time,
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
         chunk_tokens=chunk_tokens,
@@ -73,6 +76,13 @@ def report_of(
         max_loras=_positive(document.get("features", {}).get("max_loras")) or 0,
         **_adapters(document.get("lora")),
     )
+
+
+def _generates(document: Mapping[str, Any]) -> bool:
+    """Whether the engine generates tokens; one that pools has no decode steps, and no time per
+    token that a batch could make too long."""
+    workloads = document.get("supported_workloads")
+    return not workloads or not _POOLING.issuperset(workloads)
 
 
 def _adapters(lora: Mapping[str, Any] | None) -> dict[str, Any]:

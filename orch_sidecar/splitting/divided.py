@@ -8,7 +8,6 @@ complete, so until then any failure has an answer of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,20 +19,19 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.generation_call import GenerationCall
-from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter
-from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.division import Part
 from orch_sidecar.splitting.merging import DONE, Events, Unmergeable, together
-from orch_sidecar.wire.http1 import Head
+from orch_sidecar.splitting.running_part import RunningPart
 from orch_sidecar.wire.http1_bodies import LAST_CHUNK
 
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
 _OK: Final = Outcome.OK
+AT_ONCE: Final = 32  # so many parts are begun before others have their turn
 _TOP_N: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -45,17 +43,15 @@ class DividedRequest:
         request: Request,
         call: GenerationCall,
         division: Division,
-        parts: Sequence[Part],
         watchdog: StallWatchdog,
     ) -> None:
+        """It has no parts yet. `call`: of the whole, with the options that all parts have."""
         self._request = request
+        self._call = call
         self._division = division
         self._watchdog = watchdog
         self._loop = asyncio.get_running_loop()
-        self._running = [
-            RunningPart(self, request, call, part, watchdog, later=number > 0)
-            for number, part in enumerate(parts)
-        ]
+        self._running: list[RunningPart] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._events = Events()
         self._writer: ClientWriter | None = None
@@ -64,7 +60,12 @@ class DividedRequest:
         self.failure: Refusal | None = None
         self.answered: RunningPart | None = None  # an engine answered this one with an error
         self.stream = request.record.stream
-        request.record.parts = len(parts)
+
+    def add(self, part: Part) -> None:
+        """Adds a part, the next one in their order."""
+        later = bool(self._running)
+        running = RunningPart(self, self._request, self._call, part, self._watchdog, later=later)
+        self._running.append(running)
 
     async def run(self, route: Route, metrics: Metrics) -> Result:
         """Runs all parts, and answers the client."""
@@ -72,10 +73,14 @@ class DividedRequest:
         request.waiting = self, ""  # where an operator's cancellation finds it
         request.generation = self._running[0].request
         record.shared = True  # its parts are counted as generations
+        record.parts = len(self._running)
         try:
-            self._tasks = [
-                self._loop.create_task(part.run(route, metrics)) for part in self._running
-            ]
+            for number, part in enumerate(self._running, 1):
+                self._tasks.append(self._loop.create_task(part.run(route, metrics)))
+                if not number % AT_ONCE:
+                    await asyncio.sleep(0)
+                    if self.failure is not None or self.answered is not None:
+                        break
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for task in self._tasks:
                 if not task.cancelled() and (error := task.exception()) is not None:
@@ -230,157 +235,6 @@ class DividedRequest:
         record.generated_tokens = sum(generated) or record.output_tokens
 
 
-class RunningPart:
-    """A part of a request, and the sink of its answer."""
-
-    dechunk = True
-    keep_alive = True  # the client's connection is the whole request's
-
-    def __init__(
-        self,
-        whole: DividedRequest,
-        request: Request,
-        call: GenerationCall,
-        part: Part,
-        watchdog: StallWatchdog,
-        *,
-        later: bool,
-    ) -> None:
-        generation = replace(
-            call.generation, cost=part.cost, prompt_tokens=part.prompt_tokens, joint=0
-        )
-        options = replace(call.options, queue_events=False)
-        if later:
-            options = replace(options, deadline_ms=None, max_wait_ms=None)
-        record = request.record.of_generation()
-        record.cost = part.cost
-        self.part = part
-        self.request = Request(
-            request.http,
-            request.endpoint,
-            record,
-            request.trace,
-            strip_keys=request.strip_keys,
-            body=part.body,
-            salt=request.salt,
-            options=options,
-            call=replace(
-                call, generation=generation, options=options, body_bytes=len(part.body), later=later
-            ),
-            sink=self,
-        )
-        self._whole = whole
-        self._watchdog = watchdog
-        self._source: EngineResponse | None = None
-        self._held: list[bytes] = []
-        self._reads = 0
-        self.pool: Pool | None = None
-        self.head: Head | None = None
-        self.outcome = Outcome.ENGINE_ERROR
-        self.started = self.paused = self._events = self._over = False
-
-    async def run(self, route: Route, metrics: Metrics) -> None:
-        """Runs the part to its end."""
-        whole, record = self._whole, self.request.record
-        # Not before: a task that is cancelled before its first step does nothing, and ends none.
-        self.request.trace = self.request.trace.shared(record)
-        outcome: Outcome | Reason = Outcome.CANCELLED
-        try:
-            result = await route.handle(self.request)
-            if isinstance(result, NotSent):
-                outcome = result.refusal.reason
-                whole.part_failed(self, result.refusal)
-                return
-            outcome = result.outcome
-            if isinstance(outcome, Reason):
-                assert self.request.failure is not None
-                whole.part_failed(self, self.request.failure)
-            elif outcome is not _OK:
-                whole.part_failed(self, None)
-        except Exception:
-            outcome = Reason.INTERNAL_ERROR
-            whole.stop()
-            raise
-        finally:
-            self._over = True
-            record.end(outcome)
-            self.request.trace.ended()
-            metrics.generation_ended(record)
-
-    @property
-    def body(self) -> bytes:
-        """What has been held back of the answer."""
-        return b"".join(self._held)
-
-    @property
-    def waits(self) -> bool:
-        """Whether it has yet to be sent to an engine."""
-        return self._source is None and not self._over
-
-    @property
-    def reads(self) -> int:
-        return self._reads if self._source is None else self._source.reads
-
-    # Sink of an engine's response
-
-    def attach(self, source: EngineResponse, pool: Pool) -> None:
-        self._source, self.pool = source, pool
-        self._watchdog.add(self, pool.silence_limit_s)
-        if self.paused:
-            source.pause()
-
-    def detach(self) -> None:
-        self._watchdog.discard(self)
-        if self._source is not None:
-            self._reads = self._source.reads
-            self._source = None
-
-    def begin(self, head: Head) -> None:
-        self.head = head
-        self._held.clear()
-        self._events = self._whole.stream and head.status == 200
-
-    def write(self, data: bytes) -> None:
-        if not self._events:
-            self._held.append(data)
-            return
-        self.started = True
-        self._held.append(data)
-        if b"\n\n" not in data and not data.startswith(b"\n"):
-            return
-        *events, rest = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
-        self._held = [rest] if rest else []
-        for event in events:
-            self._whole.take(self, event + b"\n\n")
-
-    def finish(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-
-    def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
-        """Ends the part, or tells that its answer was cut short."""
-        if self._source is not None:
-            self._source.fail(refusal)
-
-    # Active response, to the watchdog: its engine may be silent
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        return (self.reads, 0)
-
-    def pause(self) -> None:
-        self.paused = True
-        if self._source is not None:
-            self._source.pause()
-
-    def resume(self) -> None:
-        self.paused = False
-        if self._source is not None:
-            self._source.resume()
-
-    def abort_client(self) -> None:
-        """The whole request's writer does."""
-
-
 def _top_n(body: bytes) -> int:
     try:
         return int(bytes(_TOP_N.decode(body).get("top_n", b"0")))
@@ -388,7 +242,7 @@ def _top_n(body: bytes) -> int:
         return 0
 
 
-def _total(counts: Sequence[int | None]) -> int | None:
+def _total(counts: list[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 

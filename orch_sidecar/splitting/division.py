@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 import msgspec
@@ -29,6 +30,8 @@ _ENCODER: Final = msgspec.json.Encoder()
 _VALUE: Final = msgspec.json.Decoder()
 _NULL: Final = msgspec.Raw(b"null")
 _RANDOM_SEED: Final = -1  # to vLLM: none
+# OpenAI's limit of inputs: a request of one that is never served whole is not held for hours.
+MOST_PARTS: Final = 2048
 # Below this temperature vLLM samples greedily, and then accepts no `n` above 1.
 _GREEDY: Final = 1e-5
 
@@ -50,10 +53,12 @@ class Part:
 
 def divide(
     body: bytes, division: Division, whole: GenerationRequest, size: int
-) -> list[Part] | None:
-    """Divides a request into parts of at most `size` sequences, or of one item where that has more.
+) -> Iterator[Part] | None:
+    """Divides a request into parts of at most `size` sequences, or of one item where that has more:
+    each is made when it is asked for.
 
-    None: it cannot be divided. Raises InvalidBody if its choices have no equals in parts.
+    None: it cannot be divided. Raises InvalidBody for too many parts, and if its choices have no
+    equals in parts.
     """
     document = _parse(body)
     if document is None:
@@ -66,20 +71,26 @@ def divide(
     }
     count = max(map(len, lists.values()), default=1)
     lists = {field: items for field, items in lists.items() if len(items) == count > 1}
-    found = _costs(whole.cost, count, n)
+    found = _costs(division, whole.cost, count, n)
     if found is None:  # such as a list of token ids, which is one item
         lists, count = {}, 1
-        found = _costs(whole.cost, count, n)
+        found = _costs(division, whole.cost, count, n)
     if found is None:
         return None
     each, beside = found
-    divider = _Divider(document, whole, lists, each, beside)
-    if each == n > size and beside == 0:
-        parts = divider.choices(count, n, size)
-    else:
-        parts = divider.slices(count, max(1, (size - beside) // each))
-    made = list(parts)
-    return made if len(made) > 1 else None
+    divider = _Divider(document, whole, lists, each, beside, choosing=division.n)
+    by_choice = each == n > size and beside == 0
+    most = size if by_choice else max(1, (size - beside) // each)
+    made = count * ceil(n / most) if by_choice else ceil(count / most)
+    if made > MOST_PARTS:
+        raise InvalidBody(
+            f"the request has {whole.cost} sequences, which {size} at a time would take {made} "
+            f"parts, and {MOST_PARTS} are the most: send fewer at once",
+            "n" if by_choice else next(iter(lists)),
+        )
+    if made < 2:
+        return None
+    return divider.choices(count, n, most) if by_choice else divider.slices(count, most)
 
 
 def _parse(body: bytes) -> Object | None:
@@ -99,12 +110,12 @@ def _items(value: msgspec.Raw) -> list[msgspec.Raw] | None:
         return None
 
 
-def _costs(cost: int, count: int, n: int) -> tuple[int, int] | None:
+def _costs(division: Division, cost: int, count: int, n: int) -> tuple[int, int] | None:
     """Returns the sequences of each of `count` items, and those beside them in each part: a query
-    of its own. None: the items are not what is counted."""
+    of its own. None: the items are not all that is counted."""
     if cost == count * n:
         return n, 0
-    if n == 1 and count > 1:
+    if count > 1 and not division.n:  # there is a query, or each has one
         if cost == count + 1:
             return 1, 1
         if cost == 2 * count:
@@ -122,14 +133,17 @@ class _Divider:
         lists: dict[str, list[msgspec.Raw]],
         each: int,
         beside: int,
+        *,
+        choosing: bool,
     ) -> None:
-        """`lists`: those that are divided. `each`: the sequences of an item, and `beside` it."""
+        """`lists`: those that are divided. `each`: the sequences of an item, and `beside` it;
+        `choosing`: each of these has an answer."""
         if "top_n" in document:
             document = document | {"top_n": msgspec.Raw(b"0")}  # it is cut when they are together
         self._document = document
         self._whole = whole
         self._lists = lists
-        self._each, self._beside = each, beside
+        self._each, self._beside, self._choosing = each, beside, choosing
 
     def slices(self, count: int, most: int) -> Iterator[Part]:
         """Yields parts of at most so many items."""
@@ -137,10 +151,11 @@ class _Divider:
             stop = min(start + most, count)
             cost = (stop - start) * self._each + self._beside
             body = self._encoded(start, stop, {})
-            yield Part(body, cost, self._tokens(start, stop), start * self._each, False)
+            offset = start * (self._each if self._choosing else 1)
+            yield Part(body, cost, self._tokens(start, stop), offset, False)
 
     def choices(self, count: int, n: int, most: int) -> Iterator[Part]:
-        """Yields parts of at most so many of the `n` choices of one item."""
+        """Returns parts of at most so many of the `n` choices of one item. Raises InvalidBody."""
         seed = _INTEGER.decode(self._document.get("seed", _NULL))
         temperature = _VALUE.decode(self._document.get("temperature", _NULL))
         if isinstance(temperature, int | float) and temperature < _GREEDY:
@@ -151,11 +166,14 @@ class _Divider:
                 f"it, and takes -1 for none: it is {seed}",
                 "seed",
             )
+        return self._choices(count, n, most, None if seed == _RANDOM_SEED else seed)
+
+    def _choices(self, count: int, n: int, most: int, seed: int | None) -> Iterator[Part]:
         for item in range(count):
             for start in range(0, n, most):
                 cost = min(most, n - start)
                 fields = {"n": msgspec.Raw(b"%d" % cost)}
-                if seed is not None and seed != _RANDOM_SEED:
+                if seed is not None:
                     fields["seed"] = msgspec.Raw(b"%d" % (seed + start))
                 body = self._encoded(item, item + 1, fields)
                 tokens = self._tokens(item, item + 1)

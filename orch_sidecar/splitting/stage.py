@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +14,26 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from orch_sidecar.splitting.divided import DividedRequest
-from orch_sidecar.splitting.division import divide
+from orch_sidecar.splitting.divided import AT_ONCE, DividedRequest
+from orch_sidecar.splitting.division import Part, divide
+from orch_sidecar.wire.request_body import BodyReader
 
 
 class Split:
     """Divides requests, and passes the others on."""
 
     def __init__(
-        self, route: Route, pools: PoolRegistry, watchdog: StallWatchdog, metrics: Metrics
+        self,
+        route: Route,
+        pools: PoolRegistry,
+        bodies: BodyReader,
+        watchdog: StallWatchdog,
+        metrics: Metrics,
     ) -> None:
+        """`bodies`: what parts repeat of a request's body is reserved of their budget."""
         self._route = route
         self._pools = pools
+        self._bodies = bodies
         self._watchdog = watchdog
         self._metrics = metrics
 
@@ -45,8 +54,19 @@ class Split:
         if parts is None:
             return self._route.handle(request)
         call = replace(call, options=options)
-        divided = DividedRequest(request, call, division, parts, self._watchdog)
-        return divided.run(self._route, self._metrics)
+        return self._run(request, parts, DividedRequest(request, call, division, self._watchdog))
+
+    async def _run(
+        self, request: Request, parts: Iterator[Part], divided: DividedRequest
+    ) -> Result:
+        for number, part in enumerate(parts, 1):
+            refusal = self._bodies.reserve(request, len(part.body)) or request.cancelled
+            if refusal is not None:
+                return NotSent(refusal)
+            divided.add(part)
+            if not number % AT_ONCE:
+                await asyncio.sleep(0)
+        return await divided.run(self._route, self._metrics)
 
 
 async def _refused(result: NotSent) -> Result:

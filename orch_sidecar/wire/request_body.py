@@ -66,7 +66,7 @@ class BodyReader:
             return _unreadable(error)
         if len(body) > self._most_bytes:
             return self._too_large(f"{len(body)} bytes")
-        return self._reserve(holder, len(body)) or body
+        return self.reserve(holder, len(body)) or body
 
     async def rest_of(self, holder: Holder) -> bytes | Refusal:
         """Waits for the rest of a body. Returns the whole, or why it is refused."""
@@ -75,7 +75,7 @@ class BodyReader:
         if length is not None:
             if length > self._most_bytes:
                 return self._too_large(f"{length} bytes")
-            if (refusal := self._reserve(holder, length)) is not None:
+            if (refusal := self.reserve(holder, length)) is not None:
                 return refusal
         if http.headers.get(EXPECT, "").lower() == "100-continue":
             transport = http.transport
@@ -123,11 +123,11 @@ class BodyReader:
             if len(body) > most:
                 return self._too_large("larger")
             beyond = len(body) - holder.reserved_bytes
-            if beyond > 0 and (refusal := self._reserve(holder, beyond)) is not None:
+            if beyond > 0 and (refusal := self.reserve(holder, beyond)) is not None:
                 return refusal
         return bytes(body)
 
-    def _reserve(self, holder: Holder, size: int) -> Refusal | None:
+    def reserve(self, holder: Holder, size: int) -> Refusal | None:
         """Reserves more bytes for a request, if the budget has them."""
         limit = self._budget_bytes
         if self.reserved_bytes + size > limit:

@@ -18,6 +18,7 @@ import uvloop
 
 from orch_sidecar.app.sidecar import Sidecar
 from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.pools.registry import PoolRegistry
 from tests.integration.held import Held
 from tests.integration.otlp import Collect, Collector, grpc_collector, http_collector
 from tests.integration.running import Running, Start, all_ready, eventually, pools
@@ -53,6 +54,14 @@ def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
     The real thing is in test_process.
     """
     monkeypatch.setattr("orch_sidecar.app.sidecar.gc", MagicMock())
+
+
+@pytest.fixture(autouse=True)
+def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests for several sequences run as a whole, as with `split: false`; but where a module
+    says DIVIDES, as the profiles say."""
+    if not getattr(request.module, "DIVIDES", False):
+        monkeypatch.setattr(PoolRegistry, "parts", lambda self, call: None)
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from orch_sidecar.api.endpoints import ENDPOINTS, NOT_SERVED
 from tests.integration.client import CHAT, MESSAGES, body_of
-from tests.integration.running import Running, Start
+from tests.integration.held import Held, started
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
 STEERING = [
@@ -90,8 +92,6 @@ async def test_query_strings_end_here(engine: ScriptedEngine, sidecar: Running) 
         "//v1/models",
         "//sidecar/v1/models",
         "/v1//models",
-        "/v1/models/",
-        "/v1/chat/completions/",
         "/v1/chat%2Fcompletions",
         "/v1/chat%2fcompletions",
         "/v1/%63hat/completions",
@@ -100,15 +100,11 @@ async def test_query_strings_end_here(engine: ScriptedEngine, sidecar: Running) 
         "/v1/models%00",
         "/v1/models%0d%0aX:y",
         "/v1/models%20",
-        "/v1/models/tiny",
         "/",
         "*",
         "/v1",
-        "/v1/embeddings",
         "/v1/audio/transcriptions",
         "/v1/chat/completions/render",
-        "/v1/responses/resp_1",
-        "/v1/capabilities/stream/",
         "/v1/capabilities/leases",
         "/v1/pools/cloud",
         "/v1/pools/cloud/drain",
@@ -125,14 +121,11 @@ async def test_query_strings_end_here(engine: ScriptedEngine, sidecar: Running) 
         "/v1/unload_lora_adapter",
         "/start_profile",
         "/server_info",
-        "/invocations",
         "/inference/v1/generate",
         "/docs",
         "/openapi.json",
         "/admin",
         "/shutdown",
-        "/load",
-        "/ping",
     ],
 )
 async def test_anything_but_the_routes_is_not_found_and_not_asked_of_the_engine(
@@ -149,6 +142,80 @@ async def test_anything_but_the_routes_is_not_found_and_not_asked_of_the_engine(
         if response.status == 400:
             break
         assert response.error["code"] == "not_found"
+    assert engine.received == []
+
+
+async def test_slash_at_the_end_is_ignored(engine: ScriptedEngine, sidecar: Running) -> None:
+    client = await sidecar.client()
+    assert (await client.request("POST", f"{CHAT}/", body_of(CHAT))).status == 200
+    assert (await client.get("/v1/models/")).status == 200
+    assert (await client.get("/livez/")).status == 200
+    assert [request.target for request in engine.received] == [CHAT, "/v1/models"]
+
+
+async def test_head_is_answered_like_get_without_a_body(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    paths = [path for path, each in ENDPOINTS.items() if each.method == "GET"]
+    for path in [*paths, "/v1/models/tiny", "/v1/pools/cloud/health", "/v1/models/nobody"]:
+        streams = path in ("/v1/capabilities/stream", "/v1/live")
+        got = None if streams or path == "/metrics" else await client.get(path)
+        head = await client.request("HEAD", path)
+        assert head.body == b""
+        if got is not None:
+            assert (head.status, head.header("content-type")) == (
+                got.status, got.header("content-type")
+            )  # fmt: skip
+        else:
+            assert head.status == 200
+        client = await sidecar.client()
+    assert (await client.request("HEAD", CHAT)).status == 405
+
+
+async def test_models_are_found_by_their_names(engine: ScriptedEngine, start: Start) -> None:
+    engine.models = ("org/model-1", "tiny")
+    engine.engine_state.set_models(engine.models, ())
+    sidecar = await start()
+    client = await sidecar.client()
+    for path in ("/v1/models/org/model-1", "/v1/models/org%2Fmodel-1"):
+        found = (await client.get(path)).json()
+        assert (found["id"], found["object"], found["max_model_len"]) == (
+            "org/model-1", "model", 2048
+        )  # fmt: skip
+    missing = await client.get("/v1/models/nobody")
+    assert (missing.status, missing.error["code"]) == (404, "not_found")
+    assert (
+        "there is no model 'nobody'; those served are org/model-1, tiny"
+        in (missing.error["message"])
+    )
+    assert engine.received == []
+
+
+async def test_ping_and_load_tell_what_they_do_in_vllm(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    client = await sidecar.client()
+    for method in ("GET", "POST"):
+        assert (await client.request(method, "/ping")).status == 200
+    assert (await client.get("/load")).json() == {"server_load": 0}
+    busy, waits = await started(sidecar, n=4), await started(sidecar)
+    await eventually(lambda: held.waiting and sidecar.queued == 1)
+    assert (await client.get("/load")).json() == {"server_load": 2}
+    held.release_all()
+    await busy.response()
+    await eventually(lambda: held.waiting)
+    held.release()
+    await waits.response()
+
+
+@pytest.mark.parametrize(("path", "reason"), [*NOT_SERVED.items()])
+async def test_route_of_vllm_that_is_not_served_says_why(
+    engine: ScriptedEngine, sidecar: Running, path: str, reason: str
+) -> None:
+    response = await (await sidecar.client()).request("POST", path, {"model": "tiny"})
+    assert (response.status, response.error["code"]) == (404, "not_found")
+    assert response.error["message"] == f"there is no {path} here: {reason}"
     assert engine.received == []
 
 
@@ -184,12 +251,13 @@ async def test_wrong_method_is_refused_with_the_right_one(
     engine: ScriptedEngine, sidecar: Running, path: str, allowed: str
 ) -> None:
     client = await sidecar.client()
+    served = ("GET", "HEAD") if allowed == "GET" else (allowed,)
     for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
-        if method == allowed:
+        if method in served:
             continue
         response = await client.request(method, path, {} if method in ("POST", "PUT") else None)
         assert response.status == 405, method
-        assert response.header("allow") == allowed
+        assert response.header("allow") == ", ".join(served)
         if method != "HEAD":
             assert response.error["code"] == "method_not_allowed"
     assert engine.received == []

@@ -38,7 +38,9 @@ OTHERS = {
 GAUGES = {
     "orch_queue_depth", "orch_batching_queue_depth", "orch_key_queue_depth", "orch_key_running",
 }  # fmt: skip
-NAMED_PATHS = [each.format(name=name) for each in ResourcePath for name in ("home", "nobody")]
+NAMED_PATHS = [
+    each.format(name=name, model=name) for each in ResourcePath for name in ("home", "nobody")
+]
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ async def test_refusals_are_the_clients_exceptions(
         await create(model="tiny", messages=MESSAGES, max_tokens=-1)
     assert (bad.value.param, bad.value.type) == ("max_tokens", "invalid_request_error")
     with pytest.raises(openai.NotFoundError) as missing:
-        await client.embeddings.create(model="tiny", input="x")
+        await client.images.generate(model="tiny", prompt="x")
     assert missing.value.code == "not_found"
     assert engine.generating == []
 

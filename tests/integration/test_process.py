@@ -165,23 +165,23 @@ async def test_killed_sidecar_leaves_requests_that_its_successor_counts_as_forei
     async with run(*flags) as first:
         client = await first.client()
         await ready(client)
-        clients = [await first.client() for _ in range(3)]
+        clients = [await first.client() for _ in range(4)]
         for one in clients:
             one.start(stream=False)
-        await eventually(lambda: len(held.waiting) == 3)
+        await eventually(lambda: len(held.waiting) == 4)
         first.process.kill()
         await first.ended()
         for one in (client, *clients):
             await one.close()
-    assert engine.present == 3  # the engine has yet to notice
+    assert engine.present == 4  # the engine has yet to notice
     async with run(*flags) as second:
         client = await second.client()
         await ready(client)
         entry = (await client.get("/v1/capabilities")).json()["engines"][0]
-        assert (entry["foreign"], entry["slots_free"]) == (3, 1)
-        client.start(stream=False, n=2)
+        assert (entry["foreign"], entry["slots_free"]) == (4, 0)
+        client.start(stream=False)
         await asyncio.sleep(0.1)
-        assert len(engine.generating) == 3
+        assert len(engine.generating) == 4
         engine.faults.holds_aborted.set()
         await eventually(lambda: held.waiting)
         held.release()

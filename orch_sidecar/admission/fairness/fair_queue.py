@@ -104,7 +104,7 @@ class FairQueue:
         It is the last one of the key that has the most by its weight.
         """
         own = self.shares.get(request.key)
-        places = 1 if own is None else len(own.queue) + 1
+        places = 1 if own is None else len(own.queue) - own.later + 1
         longest = self._find_longest()
         if longest is None or longest.places <= places / request.weight:
             return None

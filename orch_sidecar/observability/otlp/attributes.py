@@ -36,6 +36,7 @@ _MAX_TOKENS: Final = Integers("gen_ai.request.max_tokens")
 _INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
 _OUTPUT_TOKENS: Final = Integers("gen_ai.usage.output_tokens")
 _FANOUT: Final = Integers("orch.fanout")
+_PARTS: Final = Integers("orch.parts")
 _FIRST_BYTE: Final = Floats("orch.first_byte_s")
 _LAST_TOKEN: Final = Floats("orch.last_token_s")
 # Encoded by `own`.
@@ -139,6 +140,8 @@ def own_of_server(record: RequestRecord) -> list[bytes]:
         known.append(_PLACEMENT.field(record.placement))
     if record.coalesced:
         known.append(_COALESCED)
+    if record.parts:
+        known.append(_PARTS.field(record.parts))
     if record.run is not None:
         known.append(_RUN.field(record.run))
     if record.last_token is not None:

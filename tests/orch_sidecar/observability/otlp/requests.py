@@ -129,6 +129,7 @@ class Lives:
             "first_byte": maybe(moment),
             "last_token": maybe(moment),
             "coalesced": draw.random() < 0.5,
+            "parts": draw.choice((0, 0, 2, 2048)),
             "fanout": draw.choice((0, 0, 1, 2, number())),
             "scenario": maybe(text),
             "run": maybe(text),

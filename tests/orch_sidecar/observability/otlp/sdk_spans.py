@@ -158,6 +158,7 @@ class _Spans:
         for name, value in (
             ("orch.placement", record.placement),
             ("orch.coalesced", record.coalesced or None),
+            ("orch.parts", record.parts or None),
             ("orch.run", record.run),
             ("orch.last_token_s", record.seconds_to(record.last_token)),
         ):

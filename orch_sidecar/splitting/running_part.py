@@ -1,0 +1,187 @@
+"""One part of a request on its way: routed, admitted and forwarded like any request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, Protocol
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.observability.record import Outcome
+from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.pool import Pool
+from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.result import NotSent
+from orch_sidecar.proxy.route import Route
+from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.splitting.division import Part
+from orch_sidecar.wire.http1 import Head
+
+_OK: Final = Outcome.OK
+
+
+class Whole(Protocol):
+    """The request that a part is of."""
+
+    stream: bool
+
+    def take(self, part: RunningPart, event: bytes) -> None:
+        """Passes an event of a part's stream on."""
+
+    def part_failed(self, part: RunningPart, refusal: Refusal | None) -> None:
+        """A part has failed; `refusal`: None if the engine answered it with an error."""
+
+    def stop(self) -> None:
+        """Ends all parts."""
+
+
+class RunningPart:
+    """A part of a request, and the sink of its answer."""
+
+    dechunk = True
+    keep_alive = True  # the client's connection is the whole request's
+
+    def __init__(
+        self,
+        whole: Whole,
+        request: Request,
+        call: GenerationCall,
+        part: Part,
+        watchdog: StallWatchdog,
+        *,
+        later: bool,
+    ) -> None:
+        generation = replace(
+            call.generation, cost=part.cost, prompt_tokens=part.prompt_tokens, joint=0
+        )
+        options = replace(call.options, queue_events=False)
+        if later:
+            options = replace(options, deadline_ms=None, max_wait_ms=None)
+        record = request.record.of_generation()
+        record.cost = part.cost
+        self.part = part
+        self.request = Request(
+            request.http,
+            request.endpoint,
+            record,
+            request.trace,
+            strip_keys=request.strip_keys,
+            body=part.body,
+            salt=request.salt,
+            options=options,
+            call=replace(
+                call, generation=generation, options=options, body_bytes=len(part.body), later=later
+            ),
+            sink=self,
+        )
+        self._whole = whole
+        self._watchdog = watchdog
+        self._source: EngineResponse | None = None
+        self._held: list[bytes] = []
+        self._reads = 0
+        self.pool: Pool | None = None
+        self.head: Head | None = None
+        self.outcome = Outcome.ENGINE_ERROR
+        self.started = self.paused = self._events = self._over = False
+
+    async def run(self, route: Route, metrics: Metrics) -> None:
+        """Runs the part to its end."""
+        whole, record = self._whole, self.request.record
+        # Not before: a task that is cancelled before its first step does nothing, and ends none.
+        self.request.trace = self.request.trace.shared(record)
+        outcome: Outcome | Reason = Outcome.CANCELLED
+        try:
+            result = await route.handle(self.request)
+            if isinstance(result, NotSent):
+                outcome = result.refusal.reason
+                whole.part_failed(self, result.refusal)
+                return
+            outcome = result.outcome
+            if isinstance(outcome, Reason):
+                assert self.request.failure is not None
+                whole.part_failed(self, self.request.failure)
+            elif outcome is not _OK:
+                whole.part_failed(self, None)
+        except Exception:
+            outcome = Reason.INTERNAL_ERROR
+            whole.stop()
+            raise
+        finally:
+            self._over = True
+            record.end(outcome)
+            self.request.trace.ended()
+            metrics.generation_ended(record)
+
+    @property
+    def body(self) -> bytes:
+        """What has been held back of the answer."""
+        return b"".join(self._held)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has yet to be sent to an engine."""
+        return self._source is None and not self._over
+
+    @property
+    def reads(self) -> int:
+        return self._reads if self._source is None else self._source.reads
+
+    # Sink of an engine's response
+
+    def attach(self, source: EngineResponse, pool: Pool) -> None:
+        self._source, self.pool = source, pool
+        self._watchdog.add(self, pool.silence_limit_s)
+        if self.paused:
+            source.pause()
+
+    def detach(self) -> None:
+        self._watchdog.discard(self)
+        if self._source is not None:
+            self._reads = self._source.reads
+            self._source = None
+
+    def begin(self, head: Head) -> None:
+        self.head = head
+        self._held.clear()
+        self._events = self._whole.stream and head.status == 200
+
+    def write(self, data: bytes) -> None:
+        if not self._events:
+            self._held.append(data)
+            return
+        self.started = True
+        self._held.append(data)
+        if b"\n\n" not in data and not data.startswith(b"\n"):
+            return
+        *events, rest = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
+        self._held = [rest] if rest else []
+        for event in events:
+            self._whole.take(self, event + b"\n\n")
+
+    def finish(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
+        """Ends the part, or tells that its answer was cut short."""
+        if self._source is not None:
+            self._source.fail(refusal)
+
+    # Active response, to the watchdog: its engine may be silent
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        return (self.reads, 0)
+
+    def pause(self) -> None:
+        self.paused = True
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        self.paused = False
+        if self._source is not None:
+            self._source.resume()
+
+    def abort_client(self) -> None:
+        """The whole request's writer does."""

@@ -1,0 +1,416 @@
+"""Requests that run in parts: the answer to the whole, never over the slots, ended as one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from orch_sidecar.api.endpoints import ENDPOINTS
+from tests.integration.answers import break_off
+from tests.integration.client import AT_ONCE, CHAT, COMPLETIONS, Client, Response
+from tests.integration.echo import ONE, SEVERAL, STREAMED, Echo, body_of, large_body_of
+from tests.integration.otlp import Collect
+from tests.integration.running import Running, Start, all_ready, eventually, pools, total
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.wire import Answer
+
+DIVIDES = True
+
+PATHS = [*ONE]
+# A query and a document are two sequences, where the model reads one at a time.
+ALONE = [
+    path for path in PATHS if "score" not in path.replace("generative_", "") and "rank" not in path
+]
+
+
+@pytest.fixture
+async def home(another: Engine) -> ScriptedEngine:
+    return await another(slots=1, profile="home")
+
+
+@pytest.fixture
+async def at_home(start: Start, home: ScriptedEngine) -> Running:
+    """A sidecar of an engine with one slot, which repeats what it is asked."""
+    home.answer = Echo()
+    return await start(engine_url=home.url, profile="home")
+
+
+def engine_of(home: ScriptedEngine) -> Echo:
+    """Makes the engine hold what it is asked."""
+    home.answer = echo = Echo(held=True)
+    return echo
+
+
+async def directly(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> Response:
+    client = await Client.connect(engine.port)
+    response = await client.request("POST", path, body)
+    await client.close()
+    return response
+
+
+def events(response: Response) -> list[Any]:
+    """The events of a stream, but for the end, which it must have."""
+    *found, done, rest = response.body.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    return [json.loads(event.removeprefix(b"data: ")) for event in found]
+
+
+def texts(stream: list[Any]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for choice in (choice for event in stream for choice in event["choices"]):
+        at = choice["index"]
+        found[at] = found.get(at, "") + (choice.get("text") or choice["delta"]["content"])
+    return found
+
+
+def test_every_api_that_takes_slots_is_driven() -> None:
+    assert {path for path, each in ENDPOINTS.items() if each.admitted} == {*PATHS}
+    assert {path for path, each in ENDPOINTS.items() if each.division} == {*SEVERAL}
+
+
+# Each API: plain, streamed, in parts, cancelled, refused, with an engine that dies
+
+
+@pytest.mark.parametrize("path", ALONE)
+async def test_answer_is_the_engines(home: ScriptedEngine, at_home: Running, path: str) -> None:
+    client = await at_home.client()
+    bodies = [body_of(path)]
+    if path in STREAMED:
+        bodies.append(body_of(path, stream=True))
+    for body in bodies:
+        response = await client.request("POST", path, body)
+        expected = await directly(home, path, body)
+        assert (response.status, response.header("x-measurement-type")) == (200, "single_stream")
+        own = (response.header("x-request-id") or "").encode()
+        assert response.body.replace(b'"%b"' % own, b"null") == expected.body
+    await at_home.idle()
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in ALONE])
+async def test_pair_of_a_model_that_reads_one_at_a_time_needs_two_slots(
+    home: ScriptedEngine, at_home: Running, path: str
+) -> None:
+    client = await at_home.client()
+    response = await client.request("POST", path, body_of(path))
+    assert (response.status, response.error["code"]) == (400, "cost_exceeds_slots")
+    home.report(supported_workloads=["score", "rerank", "classification"])  # it reads pairs
+    await eventually(lambda: at_home.pool.watcher.reads_pairs)
+    response = await client.request("POST", path, large_body_of(path))
+    expected = await directly(home, path, large_body_of(path))
+    assert (response.status, response.json()) == (200, expected.json())
+
+
+@pytest.mark.parametrize("path", [*SEVERAL])
+async def test_parts_make_the_answer_to_the_whole(
+    engine: ScriptedEngine, start: Start, path: str
+) -> None:
+    engine.answer = Echo()
+    sidecar = await start()
+    body = large_body_of(path)
+    response = await (await sidecar.client()).request("POST", path, body)
+    expected = (await directly(engine, path, body)).json()
+    found = response.json()
+    assert response.status == 200
+    for document in (expected, found):
+        document.pop("id", None)
+    if path not in ALONE:  # their query is read for each part
+        expected["usage"] = found["usage"]
+    assert found == expected
+    parts = [request for request in engine.received if request.lease]
+    assert len(parts) > 1
+    assert response.header("content-length") == str(len(response.body))
+    await sidecar.idle()
+
+
+@pytest.mark.parametrize("path", ALONE)
+async def test_request_that_is_cancelled_ends_with_all_of_its_parts(
+    home: ScriptedEngine, at_home: Running, path: str
+) -> None:
+    echo = engine_of(home)
+    body = large_body_of(path) if path in SEVERAL else body_of(path)
+    request_id = "0" * 31 + "a"
+    client = await at_home.client()
+    client.send_request("POST", path, body, [("X-Orch-Request-Id", request_id)])
+    await eventually(lambda: echo.waiting)
+    cancel = await (await at_home.client()).request(
+        "POST", f"/v1/requests/{request_id}/cancel", b""
+    )
+    assert cancel.status == 204
+    response = await client.response()
+    assert response.status == 499
+    await at_home.idle()
+    await eventually(lambda: not home.present)
+    assert len([each for each in home.received if each.lease]) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_request_that_cannot_start_at_once_and_must_is_refused(
+    engine: ScriptedEngine, start: Start, path: str
+) -> None:
+    echo = engine_of(engine)
+    sidecar = await start()
+    first = await sidecar.client()
+    first.start(CHAT, n=4, stream=False, headers=AT_ONCE)
+    await eventually(lambda: echo.waiting)
+    response = await (await sidecar.client()).request("POST", path, body_of(path), AT_ONCE)
+    assert (response.status, response.header("x-measurement-type")) == (429, "batched_online")
+    if path == "/cohere/v2/chat":
+        assert "no slot is free" in response.json()["message"]
+    elif path == "/v1/responses":
+        assert response.error["code"] == "ADMISSION_NO_QUEUE"
+    else:
+        assert "no slot is free" in response.error["message"]
+    echo.release()
+    await first.response()
+    await sidecar.idle()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_engine_that_dies_is_an_error_of_the_api(
+    engine: ScriptedEngine, start: Start, path: str
+) -> None:
+    echo = engine_of(engine)
+    sidecar = await start()
+    client = await sidecar.client()
+    client.send_request("POST", path, large_body_of(path) if path in SEVERAL else body_of(path))
+    await eventually(lambda: echo.waiting)
+    await engine.stop()
+    response = await client.response()
+    assert response.status == 502
+    await engine.start()
+    await sidecar.idle()
+
+
+# Streams
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_stream_has_all_choices_one_usage_and_one_end(
+    home: ScriptedEngine, at_home: Running, path: str
+) -> None:
+    body = large_body_of(path, stream=True, stream_options={"include_usage": True})
+    response = await (await at_home.client()).request("POST", path, body)
+    found, expected = events(response), events(await directly(home, path, body))
+    assert texts(found) == texts(expected)
+    assert found[-1]["usage"] == expected[-1]["usage"]
+    assert {event["id"] for event in found} == {response.header("x-request-id")}
+    assert sum("usage" in event for event in found) == 1
+
+
+async def test_streams_of_parts_come_as_they_are_generated(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    """Each part sends a word, and the client has both before either ends."""
+    ends = asyncio.Event()
+
+    async def word(answer: Answer) -> None:
+        answer.head(200, [("content-type", "text/event-stream")])
+        answer.event({"choices": [{"index": 0, "text": answer.request.json()["prompt"][0]}]})
+        await ends.wait()
+        answer.event("[DONE]")
+        answer.end()
+
+    engine.answer = word
+    sidecar = await start()
+    client = await sidecar.client()
+    client.start(COMPLETIONS, prompt=[*"abcdefg"])
+    for at, text in enumerate("abcd"):  # four slots
+        await client.seen(b'"index":%d,"text":"%s"' % (at, text.encode()))
+    ends.set()
+    assert texts(events(await client.response())) == dict(enumerate("abcdefg"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_part_that_breaks_off_ends_the_request_with_an_error(
+    engine: ScriptedEngine, start: Start, stream: bool
+) -> None:
+    engine.answer = Echo()
+    engine.scripts.extend([Echo(), break_off])
+    sidecar = await start()
+    response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefg"], stream=stream)
+    if stream:
+        assert response.status == 200
+        assert b'"error"' in response.body
+        assert response.body.endswith(b"data: [DONE]\n\n")
+    else:
+        assert response.status == 502
+        assert response.error["code"] == "engine_failed"
+    await sidecar.idle()
+    await eventually(lambda: not engine.present)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_error_of_the_engine_is_the_answer(
+    engine: ScriptedEngine, start: Start, stream: bool
+) -> None:
+    """Before anything was sent the client gets it as it is, later as an event."""
+
+    async def refuse(answer: Answer) -> None:
+        answer.json({"error": {"message": "too long", "type": "BadRequestError"}}, 400)
+
+    engine.answer = refuse
+    sidecar = await start()
+    response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefg"], stream=stream)
+    assert (response.status, response.error["message"]) == (400, "too long")
+    await sidecar.idle()
+
+
+async def test_answer_that_is_none_of_the_api_is_an_error(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    async def odd(answer: Answer) -> None:
+        answer.json({"choices": "none"})
+
+    engine.answer = odd
+    sidecar = await start()
+    response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefg"])
+    assert (response.status, response.error["code"]) == (502, "engine_failed")
+    await sidecar.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_leaves_ends_all_parts(
+    engine: ScriptedEngine, start: Start, stream: bool
+) -> None:
+    echo = engine_of(engine)
+    sidecar = await start()
+    client = await sidecar.client()
+    client.start(COMPLETIONS, prompt=[*"abcdefg"], stream=stream)
+    await eventually(lambda: len(echo.waiting) == 4 and sidecar.queued == 3)
+    await client.close()
+    await sidecar.idle()
+    await eventually(lambda: not engine.present)
+    assert len(engine.generating) == 4
+
+
+# Admission
+
+
+async def test_first_part_is_refused_where_the_queue_is_full_and_later_ones_take_no_place(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    echo = engine_of(engine)
+    sidecar = await start(queue_capacity=1)
+    clients = [await sidecar.client() for _ in range(3)]
+    clients[0].start(COMPLETIONS, prompt=[*"abcdefg"], stream=False)
+    await eventually(lambda: len(echo.waiting) == 4 and sidecar.queued == 3)
+    clients[1].start(COMPLETIONS, prompt=[*"hijk"], stream=False)  # takes the only place
+    await eventually(lambda: sidecar.queued == 7)
+    refused = await clients[2].post(COMPLETIONS, prompt=[*"lm"])
+    assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
+    echo.release_all()
+    for client in clients[:2]:
+        assert (await client.response()).status == 200
+
+
+async def test_others_get_slots_between_parts(engine: ScriptedEngine, start: Start) -> None:
+    echo = engine_of(engine)
+    sidecar = await start()
+    large, small = await sidecar.client(), await sidecar.client()
+    large.start(COMPLETIONS, [("X-Orch-Class", "bulk")], prompt=[*"abcdefghij"], stream=False)
+    await eventually(lambda: len(echo.waiting) == 4)
+    small.start(COMPLETIONS, stream=False, prompt="small")
+    await eventually(lambda: sidecar.queued == 7)
+    echo.release()
+    await eventually(lambda: len(engine.generating) == 5)
+    assert engine.generating[-1].json()["prompt"] == "small"
+    echo.release_all()
+    assert (await small.response()).json()["choices"][0]["text"] == "small 0"
+    assert len((await large.response()).json()["choices"]) == 10
+
+
+async def test_later_request_of_the_same_key_passes_no_part(
+    home: ScriptedEngine, at_home: Running
+) -> None:
+    echo = engine_of(home)
+    first, second = await at_home.client(), await at_home.client()
+    first.start(COMPLETIONS, prompt=[*"abc"], stream=False)
+    await eventually(lambda: at_home.queued == 2)
+    second.start(COMPLETIONS, prompt="later", stream=False)
+    await eventually(lambda: at_home.queued == 3)
+    echo.release_all()
+    assert (await first.response()).status == (await second.response()).status == 200
+    prompts = [request.json()["prompt"] for request in home.generating]
+    assert prompts == [["a"], ["b"], ["c"], "later"]
+    assert home.peak == 1
+
+
+async def test_parts_go_to_pools_of_one_measurement_type(
+    engine: ScriptedEngine, home: ScriptedEngine, start: Start
+) -> None:
+    engine.answer = home.answer = Echo()
+    sidecar = await all_ready(await start(**pools(cloud=engine, home=home)))
+    response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefghij"])
+    assert (response.status, response.header("x-measurement-type")) == (200, "batched_online")
+    assert len(engine.generating) == 10
+    assert home.generating == []
+    asked = [("X-Orch-Measurement-Type", "single_stream")]
+    response = await (await sidecar.client()).post(COMPLETIONS, asked, prompt=[*"abc"])
+    assert (response.status, response.header("x-measurement-type")) == (200, "single_stream")
+    assert len(home.generating) == 3
+
+
+async def test_request_with_far_too_many_parts_is_refused(
+    home: ScriptedEngine, at_home: Running
+) -> None:
+    client = await at_home.client()
+    response = await client.post(COMPLETIONS, prompt=["a"] * 2049)
+    assert response.status == 400
+    assert "2048 are the most" in response.error["message"]
+    assert response.error["param"] == "prompt"
+    assert home.generating == []
+
+
+async def test_what_parts_repeat_of_a_body_counts_against_the_budget_of_bodies(
+    home: ScriptedEngine, start: Start
+) -> None:
+    home.answer = Echo()
+    sidecar = await start(
+        engine_url=home.url, profile="home", max_body_bytes=100_000, body_budget_bytes=250_000
+    )
+    for n, status in ((4, 503), (2, 200), (2, 200)):
+        response = await (await sidecar.client()).post(COMPLETIONS, prompt="a" * 60_000, n=n)
+        assert response.status == status
+        assert status == 200 or response.error["code"] == "body_budget_full"
+
+
+async def test_profile_without_split_keeps_requests_whole(
+    engine: ScriptedEngine, start: Start
+) -> None:
+    sidecar = await start()
+    rules = sidecar.pool.gate.rules.model_copy(update={"split": False})
+    sidecar.pool.gate.reload(rules)
+    response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefg"])
+    assert (response.status, response.error["code"]) == (400, "cost_exceeds_slots")
+
+
+# What is told of it
+
+
+async def test_request_is_one_and_its_parts_are_generations(
+    home: ScriptedEngine, at_home: Running
+) -> None:
+    client = await at_home.client()
+    assert (await client.post(COMPLETIONS, prompt=[*"abc"])).status == 200
+    metrics = await at_home.metrics()
+    assert total(metrics, "orch_requests_total") == 1
+    assert total(metrics, "orch_output_tokens_total") == 3
+    assert total(metrics, "orch_input_tokens_total") == 3
+
+
+async def test_span_tells_the_parts(engine: ScriptedEngine, start: Start, collect: Collect) -> None:
+    engine.answer = Echo()
+    sidecar = await start()
+    assert (await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefg"])).status == 200
+    spans = (await collect(sidecar)).spans
+    [server] = [span for span in spans if "orch.parts" in span.attributes]
+    assert server.attributes["orch.parts"] == 7
+    assert server.attributes["orch.cost"] == 7
+    assert server.attributes["measurement_type"] == "batched_online"
+    sent = [span for span in spans if span.name == "engine.request"]
+    assert len(sent) == 7
+    assert {span.parent_id for span in sent} == {server.span_id}
+    assert len({span.attributes["orch.lease"] for span in sent}) == 7
