@@ -95,8 +95,16 @@ class DividedRequest:
 
     # What the parts tell
 
+    @property
+    def begun(self) -> bool:
+        """Whether an engine was sent a part."""
+        return any(each.pool is not None for each in self._running)
+
     def take(self, part: RunningPart, event: bytes) -> None:
         """Passes an event of a part's stream on."""
+        if self._writer is None and self._request.http.transport is None:
+            self.stop()  # the client is gone
+            return
         try:
             out = self._events.of(part.part, event)
         except Unmergeable as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, Protocol
 
+from orch_sidecar.api import errors
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome
@@ -12,7 +13,7 @@ from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent
+from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.division import Part
@@ -25,6 +26,10 @@ class Whole(Protocol):
     """The request that a part is of."""
 
     stream: bool
+
+    @property
+    def begun(self) -> bool:
+        """Whether an engine was sent a part."""
 
     def take(self, part: RunningPart, event: bytes) -> None:
         """Passes an event of a part's stream on."""
@@ -56,8 +61,6 @@ class RunningPart:
             call.generation, cost=part.cost, prompt_tokens=part.prompt_tokens, joint=0
         )
         options = replace(call.options, queue_events=False)
-        if later:
-            options = replace(options, deadline_ms=None, max_wait_ms=None)
         record = request.record.of_generation()
         record.cost = part.cost
         self.part = part
@@ -70,11 +73,11 @@ class RunningPart:
             body=part.body,
             salt=request.salt,
             options=options,
-            call=replace(
-                call, generation=generation, options=options, body_bytes=len(part.body), later=later
-            ),
+            call=replace(call, generation=generation, options=options, body_bytes=len(part.body)),
             sink=self,
         )
+        if later:
+            self._wait_for_as_long_as_it_takes()
         self._whole = whole
         self._watchdog = watchdog
         self._source: EngineResponse | None = None
@@ -93,6 +96,10 @@ class RunningPart:
         outcome: Outcome | Reason = Outcome.CANCELLED
         try:
             result = await route.handle(self.request)
+            if self._is_late(result):
+                self._wait_for_as_long_as_it_takes()
+                self.request.begin_attempt()
+                result = await route.handle(self.request)
             if isinstance(result, NotSent):
                 outcome = result.refusal.reason
                 whole.part_failed(self, result.refusal)
@@ -112,6 +119,22 @@ class RunningPart:
             record.end(outcome)
             self.request.trace.ended()
             metrics.generation_ended(record)
+
+    def _is_late(self, result: Result) -> bool:
+        """Whether it is the first part, and is refused for now although another one has begun: at
+        another pool, or it lost its slots."""
+        if not isinstance(result, NotSent) or result.reached_engine or not self._whole.begun:
+            return False
+        call = self.request.call
+        assert call is not None
+        return not call.later and errors.BY_REASON[result.refusal.reason].status == 429
+
+    def _wait_for_as_long_as_it_takes(self) -> None:
+        """Makes it a later part: it takes no place in a queue, and no limit of waits holds."""
+        request = self.request
+        assert request.call is not None
+        options = replace(request.options, deadline_ms=None, max_wait_ms=None)
+        request.options, request.call = options, replace(request.call, options=options, later=True)
 
     @property
     def body(self) -> bytes:

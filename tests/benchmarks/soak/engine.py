@@ -111,7 +111,7 @@ class SoakEngine(ScriptedEngine):
             answer.json({"error": error}, 503, [("retry-after", "1")])
         elif fault in (Fault.RESET_FIRST, Fault.CLOSE_FIRST, Fault.BAD_HEAD, Fault.HANG_FIRST):
             if fault in BEFORE_FIRST_BYTE:
-                report(took=answer.request.header("x-request-id"))
+                report(took=f"{answer.request.header('x-request-id')} {order.first}")
             await self._hold()
             await answers.break_off(answer, fault)
         else:

@@ -43,9 +43,9 @@ HARMLESS: Final = frozenset({Fault.NONE, Fault.DRIBBLE, Fault.GONE_ONCE})
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`tokens`: of each choice. `pace_ms`: between two tokens. `after`: tokens before the fault.
-    `apart`: the last writes go out one by one. `watched`: the engine reports when it begins and
-    ends."""
+    """`tokens`: of each choice. `first`: the number of the first choice. `pace_ms`: between two
+    tokens. `after`: tokens before the fault. `apart`: the last writes go out one by one.
+    `watched`: the engine reports when it begins and ends."""
 
     key: str
     tokens: int
@@ -54,12 +54,13 @@ class Order:
     after: int = 1
     apart: bool = False
     watched: bool = False
+    first: int = 0
 
     def prompt(self, padding: int = 0) -> str:
         return f"{_BEGIN}{json.dumps(asdict(self))}\n{'x' * padding}"
 
     def token(self, choice: int, number: int) -> str:
-        return f"{self.key}.{choice}.{number} "
+        return f"{self.key}.{self.first + choice}.{number} "
 
     def text(self, choice: int) -> str:
         """The whole text of a choice."""
@@ -79,4 +80,5 @@ def order_of(body: dict[str, Any]) -> tuple[Order, int]:
         raise ValueError(f"no order in {prompt[:80]!r}")
     fields = json.loads(prompt[len(_BEGIN) :].partition("\n")[0])
     fields["fault"] = Fault(fields["fault"])
+    fields["first"] += body.get("seed") or 0  # vLLM counts up from it
     return Order(**fields), choices

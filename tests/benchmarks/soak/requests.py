@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
@@ -82,14 +82,14 @@ class Requests:
         choices = 1
         shared = order is None and path in (CHAT, COMPLETIONS) and chance.random() < _SHARED
         if order is None and not shared and path in (CHAT, COMPLETIONS):
-            choices = chance.choices((1, 2, 3), (8, 2, 1))[0]
+            choices = chance.choices((1, 2, 3, 9), (16, 4, 2, 1))[0]
         if shared:
             # A few orders at a time, the same for all who ask.
             number = next(self._numbers) // 200 * 8 + chance.randrange(4)
             order = self._order(Random(f"{self._prefix} {number}"), f"s{number}", stream)
         order = order or self._order(chance, own, stream)
         fields = list(headers)
-        pools = self._pin(fields, choices)
+        pools = self._pin(fields)
         request = Request(
             own, path, order, stream, choices, chance.random() < 0.5, self._keys.choose(),
             pools, shared,
@@ -112,7 +112,7 @@ class Requests:
         after, apart = chance.randrange(1, 6), chance.random() < 0.5
         return Order(key, tokens, fault, pace_ms, after, apart)
 
-    def _pin(self, fields: list[str], choices: int) -> tuple[str, ...]:
+    def _pin(self, fields: list[str]) -> tuple[str, ...]:
         """Chooses a pool or a measurement type, at times. Returns the pools that are left."""
         chance, pools = self._chance, self._scene.pools
         left: Sequence[PoolPlan] = [each for each in pools if not each.on_request]
@@ -126,7 +126,7 @@ class Requests:
             fields.append(f"X-Orch-Measurement-Type: {kind}")
         elif draw < 0.25:
             fields.append(f"X-Orch-Pool: {chance.choice(pools).name}; prefer")
-        return tuple(each.name for each in left if each.slots >= choices)
+        return tuple(each.name for each in left)
 
     def _wish(self, request: Request, fields: list[str]) -> None:
         chance = self._chance
@@ -171,15 +171,18 @@ class Requests:
         document: dict[str, Any] = {"model": "tiny", "stream": request.stream}
         if request.path == COMPLETIONS:
             several = request.choices > 1 and chance.random() < 0.5
-            document["prompt"] = [prompt] * request.choices if several else prompt
-            if not several and request.choices > 1:
-                document["n"] = request.choices
+            document["prompt"] = prompt
+            if several:
+                orders = [replace(order, first=number) for number in range(request.choices)]
+                document["prompt"] = [each.prompt(padding) for each in orders]
+            elif request.choices > 1:
+                document |= {"n": request.choices, "seed": 0}
         elif request.path == RESPONSES:
             document["input"] = prompt
         else:
             document["messages"] = [{"role": "user", "content": prompt}]
             if request.choices > 1:
-                document["n"] = request.choices
+                document |= {"n": request.choices, "seed": 0}
         if request.path == MESSAGES or chance.random() < 0.5:
             limit = "max_output_tokens" if request.path == RESPONSES else "max_tokens"
             document[limit] = 16

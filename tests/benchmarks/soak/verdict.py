@@ -192,7 +192,8 @@ class Judge:
         if status == 400:
             if code == "cost_exceeds_key":
                 return key.concurrency is not None and request.choices > key.concurrency
-            return code in ("cost_exceeds_slots", "infeasible") and not request.pools
+            whole = request.do_not_queue and request.choices > 1  # not in parts
+            return code in ("cost_exceeds_slots", "infeasible") and (whole or not request.pools)
         if status == 429:
             return self._may_be_taken(request, code, under)
         if status == 499:
