@@ -256,29 +256,38 @@ class PoolRegistry:
 
     def parts(self, call: GenerationCall) -> tuple[int, RequestOptions] | None:
         """The sequences of a part, and the options of all, of a request that is to run in parts:
-        they go to pools of one measurement type, that of the pool with the most slots. None: it is
-        not, because it can start as a whole, or because no profile says so."""
-        options, model = call.options, call.generation.model
-        pools: Iterable[Pool] = self.all
-        if self.one is None:
-            pools, _ = self._shortlist.of(PlacementRequest(model, 1, None, options), ())
-        named = options.pool if not options.prefers else None
-        pools = [
-            pool
-            for pool in pools
-            if named in (None, pool.name)
-            and options.measurement_type in (None, pool.profile.measurement_type)
-            and model in (pool.watcher.models or (model,))
-        ]
+        they go to pools of one measurement type, that of the pool that would be best for them.
+        None: it is not, because it can start as a whole, or because no profile says so."""
+        options, pools = call.options, self._capable(call)
         dividing = [pool for pool in pools if pool.gate.rules.split]
         cost = call.generation.cost
         if not dividing or any(pool.gate.fits(call.service_class, cost) for pool in pools):
             return None
-        largest = max(dividing, key=lambda pool: (pool.name == options.pool, pool.gate.slots_total))
-        measurement_type = largest.profile.measurement_type
+
+        def goodness(pool: Pool) -> tuple[bool, bool, int]:
+            named = options.pool in (pool.name, pool.group)
+            return pool.unavailable is None, named, pool.gate.slots_total
+
+        best = max(dividing, key=goodness)
+        measurement_type = best.profile.measurement_type
         if any(pool.profile.measurement_type is not measurement_type for pool in pools):
             options = replace(options, measurement_type=measurement_type, labelled=True)
-        return max(1, largest.gate.slots_total // PARTS_OF_SLOTS), options
+        return max(1, best.gate.slots_total // PARTS_OF_SLOTS), options
+
+    def _capable(self, call: GenerationCall) -> list[Pool]:
+        """The pools that might serve a request, by what it asks for."""
+        options, model = call.options, call.generation.model
+        pools: Iterable[Pool] = self.all
+        if self.one is None:
+            pools, _ = self._shortlist.of(PlacementRequest(model, 1, None, options), ())
+        named = None if options.prefers else options.pool
+        return [
+            pool
+            for pool in pools
+            if (named in (pool.name, pool.group) if named else not pool.on_request)
+            and options.measurement_type in (None, pool.profile.measurement_type)
+            and model in (pool.watcher.models or (model,))
+        ]
 
     def longest_wait_s(
         self, call: GenerationCall, refusal: Refusal, spent_ms: float, waiting: int

@@ -115,10 +115,13 @@ class Events:
     def __init__(self) -> None:
         self._created: msgspec.Raw | None = None
         self._usage: list[tuple[Part, Object]] = []
+        self._failed = False
 
     def of(self, part: Part, event: bytes) -> bytes:
         """Returns what becomes of an event of a part, which is complete; nothing if it is one of
-        those that end a stream. Raises Unmergeable."""
+        those that end a stream, or come after an error. Raises Unmergeable."""
+        if self._failed:
+            return b""
         if not event.startswith(_DATA):
             return event  # a comment, which keeps the connection alive
         data = event[len(_DATA) :].strip()
@@ -127,6 +130,7 @@ class Events:
         try:
             document = _OBJECT.decode(data)
             if "error" in document:
+                self._failed = True
                 return event
             choices = _OBJECTS.decode(document["choices"])
             if not choices and bytes(document.get("usage", b"null")) != b"null":

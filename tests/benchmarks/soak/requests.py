@@ -166,7 +166,7 @@ class Requests:
         chance, order = self._chance, request.order
         padding = 0
         if not request.shared and chance.random() < 0.02:
-            padding = chance.choice((5_000, 70_000, 300_000))
+            padding = chance.choice((5_000, 70_000, 300_000 if request.choices == 1 else 90_000))
         prompt = order.prompt(padding)
         document: dict[str, Any] = {"model": "tiny", "stream": request.stream}
         if request.path == COMPLETIONS:

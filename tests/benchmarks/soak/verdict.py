@@ -157,7 +157,9 @@ class Judge:
                 self._breach("a failed stream with another text", request, response)
         fault = request.order.fault
         broken = fault not in HARMLESS and fault not in _NO_ANSWER and fault not in _ORDERED
-        if not (broken or under.cancelled or self._down(request, under)):
+        pools = request.pools or self._all_pools
+        away = request.choices > 1 and self._trouble.away(pools, under.begin, under.end)  # parts
+        if not (broken or under.cancelled or away or self._down(request, under)):
             self._breach("a stream that failed without a reason", request, response)
         return "failed stream"
 
@@ -201,8 +203,9 @@ class Judge:
         if status == 503:
             pools = request.pools or self._all_pools
             lost = request.order.fault in BEFORE_FIRST_BYTE or request.order.fault is Fault.RESET
-            # One engine has failed it, and another is away; or the one that it asked for.
-            needed = 1 if lost or not request.pools else len(pools)
+            # One engine has failed it, and another is away; or the one that it asked for; or that
+            # with the label of its first part.
+            needed = 1 if lost or not request.pools or request.choices > 1 else len(pools)
             return self._trouble.away(pools, under.begin, under.end) >= needed
         if status in (502, 504):
             fault = request.order.fault

@@ -50,6 +50,23 @@ def test_all_known_fields_are_reported() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("workloads", "batch_seen"),
+    [
+        (["embedding", "pooling", "score", "rerank"], 4),
+        (["classification"], 4),
+        (["completion", "chat"], 2),
+        (["completion", "pooling"], 2),
+        ([], 2),
+    ],
+)
+def test_engine_that_generates_nothing_has_no_batch_to_begin_with(
+    workloads: list[str], batch_seen: int
+) -> None:
+    found = report_of(NEEDED | {"supported_workloads": workloads, "batch_seen": 2})
+    assert found.batch_seen == batch_seen
+
+
 def test_report_of_a_ready_engine_without_slots_is_invalid() -> None:
     with pytest.raises(InvalidReport, match="slots_total is 0"):
         report_of(NEEDED | {"slots_total": 0})

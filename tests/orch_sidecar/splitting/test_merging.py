@@ -134,9 +134,11 @@ def test_stream_has_the_events_of_all_parts_one_usage_and_one_end() -> None:
 
 
 def test_errors_of_a_part_pass_and_other_events_are_none_of_the_api() -> None:
-    events = Events()
     failed = event(error={"message": "x"})
+    events = Events()
     assert events.of(part(3), failed) == failed
+    assert events.of(part(0), event(choices=[{"index": 0, "text": "a"}])) == b"", "it is the last"
+    events = Events()
     for wrong in (b"data: {\n\n", b"data: []\n\n", event(x=1), event(choices=[{"text": "a"}])):
         with pytest.raises(Unmergeable):
             events.of(part(0), wrong)

@@ -1,0 +1,122 @@
+"""Requests for more sequences than there are slots: the answers that the engine gives directly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.local.stack import Stack
+from tests.engine.clients import engine_state, post, session
+
+WORDS = [f"{number} and {number + 1} are" for number in range(20)]
+IDS = [[7, 8, number + 10] for number in range(5)]
+
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a list": ("completions", {"prompt": WORDS, "temperature": 0}),
+    "n of a list": ("completions", {"prompt": IDS, "n": 3, "seed": 11}),
+    "n of one": ("completions", {"prompt": [5, 6, 7], "n": 12, "seed": 5}),
+    "n of a chat": (
+        "chat",
+        {"messages": [{"role": "user", "content": "Hi"}], "n": 10, "seed": 2**31},
+    ),
+}
+
+
+@pytest.fixture(params=["home", "cloud"])
+def stack(request: pytest.FixtureRequest) -> Stack:
+    found: Stack = request.getfixturevalue(request.param)
+    return found
+
+
+def choices_of(data: bytes, *, stream: bool) -> tuple[dict[int, tuple[str, str]], Any]:
+    """Text and finish reason by index, and the usage."""
+    if not stream:
+        document = json.loads(data)
+        found = {
+            each["index"]: (
+                each["text"] if "text" in each else each["message"]["content"],
+                each["finish_reason"],
+            )
+            for each in document["choices"]
+        }
+        assert [*found] == sorted(found)
+        return found, document["usage"]
+    *events, done, rest = data.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    found, usages = {}, []
+    for document in (json.loads(event.removeprefix(b"data: ")) for event in events):
+        if document.get("usage"):
+            usages.append(document["usage"])
+        for each in document["choices"]:
+            text, reason = found.get(each["index"], ("", ""))
+            more = each["text"] if "text" in each else each["delta"].get("content") or ""
+            found[each["index"]] = text + more, each["finish_reason"] or reason
+    [usage] = usages
+    return dict(sorted(found.items())), usage
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("kind", [*REQUESTS])
+async def test_answer_is_that_of_the_engine(stack: Stack, kind: str, stream: bool) -> None:
+    api, fields = REQUESTS[kind]
+    body = {"model": "tiny", "max_tokens": 6, "ignore_eos": True, "stream": stream} | fields
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    async with session() as http:
+        before = await engine_state(http, stack.url)
+        ours = await post(http, stack.url, api, body)
+        after = await engine_state(http, stack.url)
+        directly = await post(http, stack.engine_url, api, body)  # above the slots, at home
+    assert choices_of(ours.data, stream=stream) == choices_of(directly.data, stream=stream)
+    violations = "oversubscription_violations_total"
+    assert after[violations] == before[violations]
+    assert ours.headers["x-measurement-type"] == after["measurement_type"]
+
+
+async def test_greedy_choices_are_the_engines_error(stack: Stack) -> None:
+    body = {"model": "tiny", "prompt": "a", "n": 12, "temperature": 0}
+    async with session() as http:
+        ours, directly = [
+            await post(http, url, "completions", body) for url in (stack.url, stack.engine_url)
+        ]
+    assert (ours.status, directly.status) == (400, 400)
+    assert "n must be 1 when using greedy sampling" in json.loads(ours.data)["error"]["message"]
+    assert "n must be 1 when using greedy sampling" in json.loads(directly.data)["error"]["message"]
+
+
+async def test_others_are_served_between_parts(home: Stack) -> None:
+    """A short request that comes after a long list does not wait for its end."""
+    many = {"model": "tiny", "prompt": WORDS, "max_tokens": 16, "ignore_eos": True}
+    one = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+    async with session() as http:
+        begun = asyncio.Event()
+        bulk = {"X-Orch-Class": "bulk"}
+        task = asyncio.create_task(
+            post(http, home.url, "completions", many | {"stream": True}, bulk, begun.set)
+        )
+        await begun.wait()
+        short = await post(http, home.url, "completions", one)
+        long = await task
+    assert (short.status, long.status) == (200, 200)
+    assert short.last_byte_at is not None
+    assert long.last_byte_at is not None
+    assert short.last_byte_at < long.last_byte_at
+
+
+async def test_client_that_leaves_takes_all_parts_with_it(stack: Stack) -> None:
+    body = {"model": "tiny", "prompt": WORDS, "max_tokens": 400, "ignore_eos": True}
+    async with session() as http:
+        begun = asyncio.Event()
+        task = asyncio.create_task(
+            post(http, stack.url, "completions", body | {"stream": True}, on_data=begun.set)
+        )
+        await begun.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        after = await post(http, stack.url, "completions", {"model": "tiny", "prompt": "a"})
+        assert after.status == 200
+        state = await engine_state(http, stack.url)
+    assert (state["leased"], state["foreign"]) == (0, 0)
