@@ -214,9 +214,10 @@ def _prompts_in(
     truncated = document.get("truncate_prompt_tokens") is not None
     prompts, tokens = _listed(document, field, None if truncated else ctx_max)
     if prompts < least:
-        raise InvalidBody(
-            f"the request has no {field}: send a string, token ids, or a list of them", field
-        )
+        lacks = f"the request has no {field}"
+        if field == "prompt":  # vLLM's words
+            lacks = "Either prompt or prompt_embeds must be provided and non-empty."
+        raise InvalidBody(f"{lacks}: send a string, token ids, or a list of them", field)
     return prompts, None if truncated else tokens
 
 

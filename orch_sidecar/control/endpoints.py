@@ -70,7 +70,8 @@ class Control:
         self, http: web.BaseRequest, path: str, key: ApiKey | None
     ) -> web.StreamResponse | None:
         """Answers a client. None: the request is not for the sidecar itself."""
-        method = "GET" if http.method == "HEAD" or path == PING else http.method
+        pings = path == PING and http.method == "POST"
+        method = "GET" if http.method == "HEAD" or pings else http.method
         if method == "GET":
             page = self._page(http, path, key)
             if page is not None:

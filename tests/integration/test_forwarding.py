@@ -198,6 +198,7 @@ async def test_ping_and_load_tell_what_they_do_in_vllm(
     client = await sidecar.client()
     for method in ("GET", "POST"):
         assert (await client.request(method, "/ping")).status == 200
+    assert (await client.request("DELETE", "/ping")).status == 405
     assert (await client.get("/load")).json() == {"server_load": 0}
     busy, waits = await started(sidecar, n=4), await started(sidecar)
     await eventually(lambda: held.waiting and sidecar.queued == 1)

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     CONTRADICTION = "contradiction"
     WRONG_SLOTS = "wrong_slots"
     COALESCED = "coalesced"
+    DIVIDED = "divided"
     BATCH_ABOVE_ONE = "batch_above_one"
     OVERLAP = "overlap"
     NEVER_BATCHED = "never_batched"

@@ -75,7 +75,8 @@ class Request:
     by their start; those to another sidecar count as that sidecar's. `input_tokens`,
     `output_tokens`: as reported to the sidecar, None where they were not. `first_byte_ns`: of a
     streamed answer. `coalesced`: it received the answer of another request's generation;
-    `coalesced_leader`: another request received the answer of its generation.
+    `coalesced_leader`: another request received the answer of its generation. `divided`: it ran in
+    parts, each a request to the engine.
     """
 
     trace_id: str
@@ -99,6 +100,7 @@ class Request:
     attempts: tuple[Attempt, ...]
     coalesced: bool
     coalesced_leader: bool
+    divided: bool = False
 
     @property
     def sequences(self) -> tuple[EngineSequence, ...]:
@@ -250,6 +252,7 @@ def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
         attempts=_attempts(under),
         coalesced=server.flag(_COALESCED),
         coalesced_leader=Link(server.trace_id, server.span_id) in leaders,
+        divided=bool(server.whole("orch.parts")),
     )
 
 

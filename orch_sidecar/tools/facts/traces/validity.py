@@ -121,6 +121,10 @@ def _other_traffic(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
     if shared:
         detail = "a generation was shared, its tokens would count several times"
         yield Objection(Reason.COALESCED, f"{count_requests(shared)}: {detail}")
+    divided = sum(request.divided for request in scenario.requests)
+    if divided:
+        detail = "ran in parts: its times are those of several requests to the engine"
+        yield Objection(Reason.DIVIDED, f"{count_requests(divided)}: {detail}")
     if scenario.key.measurement_type == Label.OFFLINE:
         online = sum(each.service_class == _INTERACTIVE for each in scenario.requests)
         if online:

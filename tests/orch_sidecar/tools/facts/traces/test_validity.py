@@ -160,6 +160,17 @@ def test_coalesced_request_of_another_run_makes_this_one_shared() -> None:
     assert list(objections_to(leader, follower)) == ["coalesced"]
 
 
+def test_request_in_parts_makes_no_row_whatever_its_prompts() -> None:
+    """The parts of one prompt's choices have it in common."""
+    parts = {"orch.parts": 2, "gen_ai.usage.input_tokens": 1, "orch.scenario": "run-1"}
+    reasons = objections_to(
+        valid("batched_online", 1, 0, 1, server=parts), valid("batched_online", 2, 0.5, 1.5),
+        scenario="run-1",
+    )  # fmt: skip
+    assert [*reasons] == ["divided"]
+    assert reasons["divided"].startswith("1 request: ran in parts")
+
+
 def test_restarted_engine_is_an_objection() -> None:
     reasons = objections_to(
         valid("batched_online", 1, 0, 1),

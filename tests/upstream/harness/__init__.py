@@ -1,0 +1,1 @@
+"""Stands in for `tests.utils` and `tests.conftest` of vLLM's source, beside its tests."""

@@ -1,0 +1,36 @@
+"""`tests.conftest` for vLLM's tests: whatever a test loads from the hub is the tiny model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import vllm.tokenizers
+from transformers import AutoConfig, AutoTokenizer
+
+_MODEL: Final = os.environ["ORCH_UPSTREAM_MODEL"]
+_Loads = type[AutoTokenizer] | type[AutoConfig]
+
+
+def _load_the_tiny_model(kind: _Loads) -> None:
+    load = kind.from_pretrained
+
+    def from_pretrained(name: Any, *arguments: Any, **options: Any) -> Any:
+        local = Path(str(name)).is_dir()
+        return load(name if local else _MODEL, *arguments, **options)
+
+    kind.from_pretrained = from_pretrained
+
+
+_load_the_tiny_model(AutoTokenizer)
+_load_the_tiny_model(AutoConfig)
+_get_tokenizer = vllm.tokenizers.get_tokenizer
+
+
+def _get_tiny_tokenizer(name: Any, *arguments: Any, **options: Any) -> Any:
+    local = Path(str(name)).is_dir()
+    return _get_tokenizer(name if local else _MODEL, *arguments, **options)
+
+
+vllm.tokenizers.get_tokenizer = _get_tiny_tokenizer
