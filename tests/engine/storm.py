@@ -1,4 +1,4 @@
-"""Clients that come and go at random, with requests of 1 to 4 sequences."""
+"""Clients that come and go at random, with requests of 1 to 24 sequences."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required
 
 
 def document(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A request of 1 to 4 sequences."""
+    """A request of 1 to 4 sequences, or of 12 or 24, which run in parts."""
     tokens, stream = rng.randint(4, 48), rng.random() < 0.6
     kind = rng.random()
     if kind < 0.35:
         return "chat", body("chat", tokens, stream=stream, n=rng.choice([1, 2, 4]))
     if kind < 0.6:
         made = body("completions", tokens, stream=stream, n=rng.choice([1, 2]))
-        return "completions", made | {"prompt": ["A slot", "A lease"]}
+        return "completions", made | {"prompt": ["A slot", "A lease"] * rng.choice([1, 1, 1, 6])}
     if kind < 0.8:
         form = {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA}}
         made = body("chat", tokens, stream=stream, n=rng.choice([1, 2]))

@@ -19,6 +19,7 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
+EMBEDDINGS: Final = "/v1/embeddings"
 
 PROMPT_TOKENS: Final = 7
 _EXTRA: Final = b"\r\nno answer"
@@ -170,6 +171,10 @@ def _whole(path: str, order: Order, choices: int, own: str) -> bytes:
     elif path == COMPLETIONS:
         parts = [{"text": order.text(i)} for i in range(choices)]
         document = {"id": f"cmpl-{own}", "object": "text_completion"}
+    elif path == EMBEDDINGS:  # whose vectors are the words of the order
+        data = [{"index": i, "embedding": order.text(i)} for i in range(choices)]
+        document = {"id": f"embd-{own}", "object": "list", "model": "tiny", "data": data}
+        return compact(document | {"usage": usage_of(order, choices)})
     elif path == RESPONSES:
         return compact(_response(order, own))
     else:

@@ -64,7 +64,7 @@ class SoakEngine(ScriptedEngine):
             self.state_streams.discard(answer)
 
     async def _obey(self, answer: Answer) -> None:
-        if answer.request.path not in GENERATING:
+        if answer.request.path not in (*GENERATING, answers.EMBEDDINGS):
             answer.json({"detail": "Not Found"}, 404)
             report(breach="unexpected path at an engine", detail=answer.request.path)
             return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.benchmarks.soak.answers import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.benchmarks.soak.answers import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 
 
 class InvalidJson(Exception):
@@ -41,6 +41,10 @@ def read_document(path: str, body: bytes) -> Spoken:
         elif path == MESSAGES:
             spoken.texts[0] = document["content"][0]["text"]
             spoken.ended.add(0)
+        elif path == EMBEDDINGS:
+            for vector in document["data"]:
+                spoken.texts[vector["index"]] += vector["embedding"]
+                spoken.ended.add(vector["index"])
         else:
             for choice in document["choices"]:
                 part = choice["message"]["content"] if path == CHAT else choice["text"]

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
-from tests.benchmarks.soak.answers import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.benchmarks.soak.answers import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from tests.benchmarks.soak.keys import Key, Keys
 from tests.benchmarks.soak.orders import Fault, Order
 from tests.benchmarks.soak.scenes import PoolPlan, Scene
 
-_PATHS: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+_PATHS: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS)
+_SEVERAL: Final = (CHAT, COMPLETIONS, EMBEDDINGS)  # sequences of one request
 _STREAM_FAULTS: Final = (
     Fault.ERROR_EVENT, Fault.RESET, Fault.CUT, Fault.CUT_WITHIN, Fault.BAD_CHUNK, Fault.HANG,
 )  # fmt: skip
@@ -79,9 +80,10 @@ class Requests:
         chance = self._chance
         own = f"soak-{self._prefix}-{next(self._numbers)}"
         path, stream = chance.choice(_PATHS), chance.random() < 0.6
+        stream = stream and path != EMBEDDINGS
         choices = 1
         shared = order is None and path in (CHAT, COMPLETIONS) and chance.random() < _SHARED
-        if order is None and not shared and path in (CHAT, COMPLETIONS):
+        if order is None and not shared and path in _SEVERAL:
             choices = chance.choices((1, 2, 3, 9), (16, 4, 2, 1))[0]
         if shared:
             # A few orders at a time, the same for all who ask.
@@ -177,13 +179,17 @@ class Requests:
                 document["prompt"] = [each.prompt(padding) for each in orders]
             elif request.choices > 1:
                 document |= {"n": request.choices, "seed": 0}
+        elif request.path == EMBEDDINGS:
+            orders = [replace(order, first=number) for number in range(request.choices)]
+            document["input"] = [each.prompt(padding) for each in orders]
+            del document["stream"]
         elif request.path == RESPONSES:
             document["input"] = prompt
         else:
             document["messages"] = [{"role": "user", "content": prompt}]
             if request.choices > 1:
                 document |= {"n": request.choices, "seed": 0}
-        if request.path == MESSAGES or chance.random() < 0.5:
+        if request.path == MESSAGES or (request.path != EMBEDDINGS and chance.random() < 0.5):
             limit = "max_output_tokens" if request.path == RESPONSES else "max_tokens"
             document[limit] = 16
         if request.shared:

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.benchmarks.soak.answers import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.benchmarks.soak.answers import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from tests.benchmarks.soak.events import InvalidJson, Spoken, read_document, read_stream
 from tests.benchmarks.soak.orders import BEFORE_FIRST_BYTE, HARMLESS, Fault
 from tests.benchmarks.soak.report import Report
@@ -24,7 +24,10 @@ QUEUE_TIMEOUT_S: Final = 3.0
 # An event loop has one time for all that it does in a turn: it may be that old.
 _CLOCK_S: Final = 0.25
 
-_ID: Final = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_", MESSAGES: "msg_"}
+_ID: Final = {
+    CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_", MESSAGES: "msg_",
+    EMBEDDINGS: "embd-",
+}  # fmt: skip
 _ORDERED: Final = {Fault.HTTP_400: 400, Fault.HTTP_500: 500, Fault.HTTP_503: 503}
 _NO_ANSWER: Final = {
     Fault.RESET_FIRST: 502, Fault.CLOSE_FIRST: 502, Fault.BAD_HEAD: 502, Fault.HANG_FIRST: 504,
