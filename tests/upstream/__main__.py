@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.local.up import tiny_model
+from tests.engine.adapter import write_adapter
 
 HARNESS: Final = Path(__file__).parent / "harness"
 _HARNESS: Final = {
@@ -84,6 +85,7 @@ def main() -> int:
         root = Path(folder)
         _unpack(options.sdist, root / "work")
         models = {"": tiny_model(), "pairs": _cross_encoder(root / "pairs")}
+        os.environ["ORCH_UPSTREAM_ADAPTER"] = str(write_adapter(root / "adapter", tiny_model()))
         lost = 0
         print("| module | pass directly | of these through the sidecar |\n|---|---|---|")
         for modules, arguments, model in (
@@ -148,9 +150,9 @@ def _compare(folder: Path, module: str, arguments: str, model: Path) -> int:
     for test in lost:
         why = found["sidecar"]["why"].get(test, through.get(test))
         print(f"  - {test.rpartition('::')[2]}: {why}", flush=True)
-    if not passed:
-        whys = sorted(set(found["directly"]["why"].values()))[:2]
-        print(f"  - directly: {whys}", flush=True)
+    whys = Counter(" ".join(why.split())[:160] for why in found["directly"]["why"].values())
+    for why, count in whys.most_common(3):
+        print(f"  - directly, {count} times: {why}", flush=True)
     return len(lost)
 
 

@@ -38,7 +38,7 @@ def main(module: str, target: str) -> None:
     for way in ("directly", "sidecar"):
         os.environ["ORCH_UPSTREAM"] = way
         outcomes = Outcomes()
-        pytest.main(["-q", "-p", "no:cacheprovider", "--timeout", "120", module], [outcomes])
+        pytest.main(["-q", "-p", "no:cacheprovider", "--timeout", "300", module], [outcomes])
         found[way] = {"of": outcomes.of, "why": outcomes.why}
     Path(target).write_text(json.dumps(found), encoding="utf-8")
 

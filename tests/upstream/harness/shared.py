@@ -1,4 +1,5 @@
-"""`tests.conftest` for vLLM's tests: whatever a test loads from the hub is the tiny model."""
+"""`tests.conftest` for vLLM's tests: whatever they load from the hub is the tiny model or its
+adapter."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+import huggingface_hub
 import vllm.tokenizers
 from transformers import AutoConfig, AutoTokenizer
 
@@ -25,6 +27,13 @@ def _load_the_tiny_model(kind: _Loads) -> None:
 
 _load_the_tiny_model(AutoTokenizer)
 _load_the_tiny_model(AutoConfig)
+
+
+def _snapshot(self: Any, repo_id: str, **options: Any) -> str:
+    return os.environ["ORCH_UPSTREAM_ADAPTER"] if "lora" in repo_id.lower() else _MODEL
+
+
+huggingface_hub.HfApi.snapshot_download = _snapshot  # type: ignore[assignment, method-assign]
 _get_tokenizer = vllm.tokenizers.get_tokenizer
 
 

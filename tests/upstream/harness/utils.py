@@ -22,7 +22,7 @@ MODEL: Final = os.environ["ORCH_UPSTREAM_MODEL"]
 _WITH_VALUE: Final = {
     "--dtype", "--gpu-memory-utilization", "--max-model-len", "--load-format", "--tokenizer",
     "--chat-template", "--revision", "--hf-overrides", "--served-model-name", "--max-num-seqs",
-    "--seed", "--attention-backend",
+    "--seed", "--attention-backend", "--port",
 }  # fmt: skip
 _POOLING: Final = {"--runner", "--convert", "--pooler-config"}
 _READY_WITHIN_S: Final = 600.0
