@@ -19,6 +19,7 @@ import uvloop
 from orch_sidecar.app.sidecar import Sidecar
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.pools.registry import PoolRegistry
+from tests.integration.echo import Echo
 from tests.integration.held import Held
 from tests.integration.otlp import Collect, Collector, grpc_collector, http_collector
 from tests.integration.running import Running, Start, all_ready, eventually, pools
@@ -107,6 +108,14 @@ async def b(another: Engine) -> ScriptedEngine:
 
 
 @pytest.fixture
+async def home(another: Engine) -> ScriptedEngine:
+    """An engine of the home profile, which repeats what it is asked."""
+    engine = await another(slots=1, profile="home")
+    engine.answer = Echo()
+    return engine
+
+
+@pytest.fixture
 async def start(engine: ScriptedEngine) -> AsyncIterator[Start]:
     """Starts sidecars in front of `engine`; settings are keyword arguments."""
     before = asyncio.all_tasks()
@@ -146,6 +155,12 @@ def _left_over(before: set[asyncio.Task[Any]], engine: ScriptedEngine) -> list[a
 async def sidecar(start: Start) -> Running:
     """A sidecar that is ready."""
     return await start()
+
+
+@pytest.fixture
+async def at_home(start: Start, home: ScriptedEngine) -> Running:
+    """A sidecar of that engine with one slot."""
+    return await start(engine_url=home.url, profile="home")
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 from tests.integration.answers import EVENT_STREAM
+from tests.integration.client import Client, Response
+from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
 Document = dict[str, Any]
@@ -93,6 +95,20 @@ class Echo:
         self.held = False
         while self.waiting:
             self.release()
+
+
+def holding(engine: ScriptedEngine) -> Echo:
+    """Makes the engine hold what it is asked."""
+    engine.answer = echo = Echo(held=True)
+    return echo
+
+
+async def directly(engine: ScriptedEngine, path: str, body: Document) -> Response:
+    """The answer of the engine itself."""
+    client = await Client.connect(engine.port)
+    response = await client.request("POST", path, body)
+    await client.close()
+    return response
 
 
 def answer_to(answer: Answer, path: str, body: Document) -> None:

@@ -8,47 +8,15 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.integration.answers import break_off
-from tests.integration.client import AT_ONCE, CHAT, COMPLETIONS, Client, Response
-from tests.integration.echo import ONE, SEVERAL, STREAMED, Echo, body_of, large_body_of
+from tests.integration.client import CHAT, COMPLETIONS, Response
+from tests.integration.echo import Echo, directly, holding, large_body_of
 from tests.integration.otlp import Collect
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
-from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
 DIVIDES = True
-
-PATHS = [*ONE]
-# A query and a document are two sequences, where the model reads one at a time.
-ALONE = [
-    path for path in PATHS if "score" not in path.replace("generative_", "") and "rank" not in path
-]
-
-
-@pytest.fixture
-async def home(another: Engine) -> ScriptedEngine:
-    return await another(slots=1, profile="home")
-
-
-@pytest.fixture
-async def at_home(start: Start, home: ScriptedEngine) -> Running:
-    """A sidecar of an engine with one slot, which repeats what it is asked."""
-    home.answer = Echo()
-    return await start(engine_url=home.url, profile="home")
-
-
-def engine_of(home: ScriptedEngine) -> Echo:
-    """Makes the engine hold what it is asked."""
-    home.answer = echo = Echo(held=True)
-    return echo
-
-
-async def directly(engine: ScriptedEngine, path: str, body: dict[str, Any]) -> Response:
-    client = await Client.connect(engine.port)
-    response = await client.request("POST", path, body)
-    await client.close()
-    return response
 
 
 def events(response: Response) -> list[Any]:
@@ -64,124 +32,6 @@ def texts(stream: list[Any]) -> dict[int, str]:
         at = choice["index"]
         found[at] = found.get(at, "") + (choice.get("text") or choice["delta"]["content"])
     return found
-
-
-def test_every_api_that_takes_slots_is_driven() -> None:
-    assert {path for path, each in ENDPOINTS.items() if each.admitted} == {*PATHS}
-    assert {path for path, each in ENDPOINTS.items() if each.division} == {*SEVERAL}
-
-
-# Each API: plain, streamed, in parts, cancelled, refused, with an engine that dies
-
-
-@pytest.mark.parametrize("path", ALONE)
-async def test_answer_is_the_engines(home: ScriptedEngine, at_home: Running, path: str) -> None:
-    client = await at_home.client()
-    bodies = [body_of(path)]
-    if path in STREAMED:
-        bodies.append(body_of(path, stream=True))
-    for body in bodies:
-        response = await client.request("POST", path, body)
-        expected = await directly(home, path, body)
-        assert (response.status, response.header("x-measurement-type")) == (200, "single_stream")
-        own = (response.header("x-request-id") or "").encode()
-        assert response.body.replace(b'"%b"' % own, b"null") == expected.body
-    await at_home.idle()
-
-
-@pytest.mark.parametrize("path", [path for path in PATHS if path not in ALONE])
-async def test_pair_of_a_model_that_reads_one_at_a_time_needs_two_slots(
-    home: ScriptedEngine, at_home: Running, path: str
-) -> None:
-    client = await at_home.client()
-    response = await client.request("POST", path, body_of(path))
-    assert (response.status, response.error["code"]) == (400, "cost_exceeds_slots")
-    home.report(supported_workloads=["score", "rerank", "classification"])  # it reads pairs
-    await eventually(lambda: at_home.pool.watcher.reads_pairs)
-    response = await client.request("POST", path, large_body_of(path))
-    expected = await directly(home, path, large_body_of(path))
-    assert (response.status, response.json()) == (200, expected.json())
-
-
-@pytest.mark.parametrize("path", [*SEVERAL])
-async def test_parts_make_the_answer_to_the_whole(
-    engine: ScriptedEngine, start: Start, path: str
-) -> None:
-    engine.answer = Echo()
-    sidecar = await start()
-    body = large_body_of(path)
-    response = await (await sidecar.client()).request("POST", path, body)
-    expected = (await directly(engine, path, body)).json()
-    found = response.json()
-    assert response.status == 200
-    for document in (expected, found):
-        document.pop("id", None)
-    if path not in ALONE:  # their query is read for each part
-        expected["usage"] = found["usage"]
-    assert found == expected
-    parts = [request for request in engine.received if request.lease]
-    assert len(parts) > 1
-    assert response.header("content-length") == str(len(response.body))
-    await sidecar.idle()
-
-
-@pytest.mark.parametrize("path", ALONE)
-async def test_request_that_is_cancelled_ends_with_all_of_its_parts(
-    home: ScriptedEngine, at_home: Running, path: str
-) -> None:
-    echo = engine_of(home)
-    body = large_body_of(path) if path in SEVERAL else body_of(path)
-    request_id = "0" * 31 + "a"
-    client = await at_home.client()
-    client.send_request("POST", path, body, [("X-Orch-Request-Id", request_id)])
-    await eventually(lambda: echo.waiting)
-    cancel = await (await at_home.client()).request(
-        "POST", f"/v1/requests/{request_id}/cancel", b""
-    )
-    assert cancel.status == 204
-    response = await client.response()
-    assert response.status == 499
-    await at_home.idle()
-    await eventually(lambda: not home.present)
-    assert len([each for each in home.received if each.lease]) == 1
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_request_that_cannot_start_at_once_and_must_is_refused(
-    engine: ScriptedEngine, start: Start, path: str
-) -> None:
-    echo = engine_of(engine)
-    sidecar = await start()
-    first = await sidecar.client()
-    first.start(CHAT, n=4, stream=False, headers=AT_ONCE)
-    await eventually(lambda: echo.waiting)
-    response = await (await sidecar.client()).request("POST", path, body_of(path), AT_ONCE)
-    assert (response.status, response.header("x-measurement-type")) == (429, "batched_online")
-    if path == "/cohere/v2/chat":
-        assert "no slot is free" in response.json()["message"]
-    elif path == "/v1/responses":
-        assert response.error["code"] == "ADMISSION_NO_QUEUE"
-    else:
-        assert "no slot is free" in response.error["message"]
-    echo.release()
-    await first.response()
-    await sidecar.idle()
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_engine_that_dies_is_an_error_of_the_api(
-    engine: ScriptedEngine, start: Start, path: str
-) -> None:
-    echo = engine_of(engine)
-    sidecar = await start()
-    client = await sidecar.client()
-    client.send_request("POST", path, large_body_of(path) if path in SEVERAL else body_of(path))
-    await eventually(lambda: echo.waiting)
-    await engine.stop()
-    response = await client.response()
-    assert response.status == 502
-    await engine.start()
-    await sidecar.idle()
 
 
 # Streams
@@ -275,7 +125,7 @@ async def test_answer_that_is_none_of_the_api_is_an_error(
 async def test_client_that_leaves_ends_all_parts(
     engine: ScriptedEngine, start: Start, stream: bool
 ) -> None:
-    echo = engine_of(engine)
+    echo = holding(engine)
     sidecar = await start()
     client = await sidecar.client()
     client.start(COMPLETIONS, prompt=[*"abcdefg"], stream=stream)
@@ -292,7 +142,7 @@ async def test_client_that_leaves_ends_all_parts(
 async def test_first_part_is_refused_where_the_queue_is_full_and_later_ones_take_no_place(
     engine: ScriptedEngine, start: Start
 ) -> None:
-    echo = engine_of(engine)
+    echo = holding(engine)
     sidecar = await start(queue_capacity=1)
     clients = [await sidecar.client() for _ in range(3)]
     clients[0].start(COMPLETIONS, prompt=[*"abcdefg"], stream=False)
@@ -307,7 +157,7 @@ async def test_first_part_is_refused_where_the_queue_is_full_and_later_ones_take
 
 
 async def test_others_get_slots_between_parts(engine: ScriptedEngine, start: Start) -> None:
-    echo = engine_of(engine)
+    echo = holding(engine)
     sidecar = await start()
     large, small = await sidecar.client(), await sidecar.client()
     large.start(COMPLETIONS, [("X-Orch-Class", "bulk")], prompt=[*"abcdefghij"], stream=False)
@@ -325,7 +175,7 @@ async def test_others_get_slots_between_parts(engine: ScriptedEngine, start: Sta
 async def test_later_request_of_the_same_key_passes_no_part(
     home: ScriptedEngine, at_home: Running
 ) -> None:
-    echo = engine_of(home)
+    echo = holding(home)
     first, second = await at_home.client(), await at_home.client()
     first.start(COMPLETIONS, prompt=[*"abc"], stream=False)
     await eventually(lambda: at_home.queued == 2)
