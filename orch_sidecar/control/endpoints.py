@@ -104,7 +104,10 @@ class Control:
         refused = refused or await _check_browser(http)
         if refused is not None:
             return self._with_headers(refused)
-        if http.method == "GET":
+        method = "GET" if http.method == "HEAD" else http.method
+        if method == "GET":
+            if path == LIVE and http.method == "HEAD":
+                return self._with_headers(web.Response(content_type="text/event-stream"))
             if path == LIVE:
                 return self._with_headers(await self._live.stream(http, None, operator=True))
             if path == ENGINE_METRICS:
@@ -118,7 +121,7 @@ class Control:
             return self._with_headers(
                 Refusal(Reason.NOT_FOUND, f"there is no endpoint {path[:200]} at this address")
             )
-        if http.method not in methods:
+        if method not in methods:
             return self._with_headers(_wrong_method(found[0], methods, http))
         if found[0] is ResourcePath.REQUEST:
             return self._with_headers(self._any_request(found[1], cancel=http.method == "DELETE"))
@@ -238,7 +241,7 @@ def _no_request(name: str, owner: str = "") -> Refusal:
 
 def _wrong_method(path: str, methods: tuple[str, ...], http: web.BaseRequest) -> web.Response:
     """Returns the response to a request with a method that this path does not support."""
-    method = ", ".join((*methods, *(("HEAD",) if "GET" in methods else ())))
+    method = ", ".join(methods).replace("GET", "GET, HEAD")
     text = f"{path} supports {method}, not {http.method[:20]}"
     refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
     return web.json_response(body=errors.OPENAI.body(refusal), status=405, headers={ALLOW: method})

@@ -180,9 +180,10 @@ async def test_operators_read_the_pages_and_reach_no_engine(
     sidecar: Running, engine: ScriptedEngine, admin: Admin
 ) -> None:
     for path in ("/v1/capabilities", "/metrics", "/livez", "/readyz", "/healthz", "/ui"):
-        assert (await admin(sidecar, "GET", path)).status == 200
+        for method in ("GET", "HEAD"):
+            assert (await admin(sidecar, method, path)).status == 200
         wrong = await admin(sidecar, "POST", path)
-        assert (wrong.status, wrong.header("allow")) == (405, "GET")
+        assert (wrong.status, wrong.header("allow")) == (405, "GET, HEAD")
     wrong = await admin(sidecar, "GET", "/v1/pools/cloud/drain")
     assert (wrong.status, wrong.header("allow")) == (405, "POST")
     for method, path in (
