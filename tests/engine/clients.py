@@ -12,7 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from orch_sidecar.tools.local.stack import Stack
+from orch_sidecar.api.endpoints import ENDPOINTS, NOT_SERVED, find
+from orch_sidecar.tools.local.stack import Stack, get_json
 from tests.patience import HANG_S
 
 PATHS = {
@@ -129,3 +130,12 @@ async def until(condition: Callable[[], Awaitable[Any]], within_s: float = HANG_
 async def is_ready(http: aiohttp.ClientSession, stack: Stack) -> bool:
     async with http.get(f"{stack.url}/readyz") as response:
         return response.status == 200
+
+
+def unknown_routes(stack: Stack) -> set[str]:
+    """The routes of the engine that are neither served nor in the list of those that are not."""
+    _, document = get_json(f"{stack.engine_url}/openapi.json")
+    routes = {path.replace("{response_id}", "resp_1") for path in document["paths"]}
+    known = {path for path in routes if path in ENDPOINTS or find(path)}
+    ours = {path for path in routes if path.startswith(("/v1/capabilities", "/v1/evidence"))}
+    return routes - known - ours - NOT_SERVED.keys()

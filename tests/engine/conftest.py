@@ -27,7 +27,6 @@ ORDER = (
     *("test_evidence", "test_cloud"),
     *(
         "test_cloud_clients",
-        "test_parts",
         "test_cloud_tiers",
         "test_cloud_storm",
         "test_many_sidecars",
@@ -38,6 +37,7 @@ ORDER = (
         "test_slow_machine",
     ),
     "test_tenants",
+    "test_parts",  # goes beyond the slots of the engines, directly
     # these end and restart the engine of cloud, the last one that of home
     *("test_failures", "test_pools", "test_stopping"),
 )

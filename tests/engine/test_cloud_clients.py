@@ -118,11 +118,15 @@ def test_errors_of_the_engine_and_of_the_sidecar(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="missing"):
         client.chat.completions.create(model="missing", messages=HELLO)
     with pytest.raises(openai.BadRequestError, match=r"9 sequences .* 8 slots"):
-        client.chat.completions.create(model="tiny", messages=HELLO, n=9)
+        client.chat.completions.create(
+            model="tiny", messages=HELLO, n=9, extra_headers={"X-Orch-Do-Not-Queue": "true"}
+        )
     with pytest.raises(openai.BadRequestError, match="max_tokens must be from 1"):
         client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=-1)
-    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
+    with pytest.raises(openai.NotFoundError):  # the engine's: it generates
         client.embeddings.create(model="tiny", input="x")
+    with pytest.raises(openai.NotFoundError, match="/v1/images/generations"):
+        client.images.generate(model="tiny", prompt="x")
 
 
 async def test_the_asynchronous_client(cloud: Stack) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.clients import engine_state, post, session
+from tests.engine.clients import engine_state, post, session, unknown_routes
 
 WORDS = [f"{number} and {number + 1} are" for number in range(20)]
 IDS = [[7, 8, number + 10] for number in range(5)]
@@ -74,6 +74,11 @@ async def test_answer_is_that_of_the_engine(stack: Stack, kind: str, stream: boo
     violations = "oversubscription_violations_total"
     assert after[violations] == before[violations]
     assert ours.headers["x-measurement-type"] == after["measurement_type"]
+
+
+def test_every_route_of_the_engine_is_served_or_has_a_reason_not_to_be(cloud: Stack) -> None:
+    """Of one with the operators' routes."""
+    assert unknown_routes(cloud) == set()
 
 
 async def test_greedy_choices_are_the_engines_error(stack: Stack) -> None:

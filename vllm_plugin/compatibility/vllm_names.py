@@ -123,7 +123,7 @@ HOOKS: Final = (
         (
             *("model", "revision", "served_model_name", "max_model_len"),
             *("dtype", "quantization", "hf_text_config"),
-            *("enforce_eager", "get_vocab_size"),
+            *("enforce_eager", "get_vocab_size", "pooler_config"),
         ),
         "models, ctx_max, precision, blocks of the KV cache, conditions, evidence, warm-up",
     ),
