@@ -163,6 +163,8 @@ class DividedRequest:
     def _answer(self) -> Result:
         """Answers the client, once all parts have ended."""
         writer, request = self._writer, self._request
+        if request.http.transport is None:
+            raise asyncio.CancelledError  # the client is gone, and this task is about to be told
         failure, answered = self.failure or request.cancelled, self.answered
         if writer is not None and writer.started:
             return self._end_stream(writer)
