@@ -23,6 +23,7 @@ _WITH_VALUE: Final = {
     "--dtype", "--gpu-memory-utilization", "--max-model-len", "--load-format", "--tokenizer",
     "--chat-template", "--revision", "--hf-overrides", "--served-model-name", "--max-num-seqs",
     "--seed", "--attention-backend", "--port",
+    "--reasoning-parser",  # the tiny model has no tokens for that
 }  # fmt: skip
 _POOLING: Final = {"--runner", "--convert", "--pooler-config"}
 _READY_WITHIN_S: Final = 600.0
