@@ -117,7 +117,7 @@ def _kept(arguments: list[str]) -> tuple[str, ...]:
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
-        if word.partition("=")[0] in _WITH_VALUE | _POOLING:
+        if word.partition("=")[0].replace("_", "-") in _WITH_VALUE | _POOLING:
             if "=" not in word:
                 next(words)
         elif word not in ("--enforce-eager", "--trust-remote-code"):
