@@ -140,8 +140,7 @@ class DividedRequest:
             each.resume()
 
     def stop(self) -> None:
-        """Ends all parts. The client is gone, and the handler of the request is about to be
-        cancelled; or a part has raised an exception."""
+        """Ends all parts, but for the one that calls it."""
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:
@@ -164,7 +163,7 @@ class DividedRequest:
         """Answers the client, once all parts have ended."""
         writer, request = self._writer, self._request
         if request.http.transport is None:
-            raise asyncio.CancelledError  # the client is gone, and this task is about to be told
+            raise asyncio.CancelledError  # the client is gone: aiohttp is about to cancel this task
         failure, answered = self.failure or request.cancelled, self.answered
         if writer is not None and writer.started:
             return self._end_stream(writer)

@@ -175,8 +175,8 @@ class RunningPart:
             return
         self.started = True
         self._held.append(data)
-        if b"\n\n" not in data and not data.startswith(b"\n"):
-            return
+        if b"\n" not in data:
+            return  # no event ends here
         *events, rest = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
         self._held = [rest] if rest else []
         for event in events:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from orch_sidecar.api.json_body import InvalidBody
+from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.request import Request
@@ -15,8 +17,18 @@ from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.divided import AT_ONCE, DividedRequest
-from orch_sidecar.splitting.division import Part, divide
+from orch_sidecar.splitting.division import MOST_PARTS, Part, divide
 from orch_sidecar.wire.request_body import BodyReader
+
+# Of one API key, or of all clients without one: parts take no places in the queues, so that these
+# do not bound them.
+MOST_OF_A_CLIENT: Final = 4 * MOST_PARTS
+_TOO_MANY: Final = Refusal(
+    Reason.QUEUE_FULL,
+    f"{MOST_OF_A_CLIENT} parts of requests of this API key run or wait here, and that is the most: "
+    "retry later",
+    retry_after_ms=1000,
+)
 
 
 class Split:
@@ -36,6 +48,7 @@ class Split:
         self._bodies = bodies
         self._watchdog = watchdog
         self._metrics = metrics
+        self._parts: Counter[str | None] = Counter()  # that run or wait, by the name of the key
 
     def handle(self, request: Request) -> Coroutine[Any, Any, Result]:
         """Serves a request for several sequences."""
@@ -59,14 +72,24 @@ class Split:
     async def _run(
         self, request: Request, parts: Iterator[Part], divided: DividedRequest
     ) -> Result:
-        for number, part in enumerate(parts, 1):
-            refusal = self._bodies.reserve(request, len(part.body)) or request.cancelled
-            if refusal is not None:
-                return NotSent(refusal)
-            divided.add(part)
-            if not number % AT_ONCE:
-                await asyncio.sleep(0)
-        return await divided.run(self._route, self._metrics)
+        owner = None if request.key is None else request.key.name
+        number = 0
+        try:
+            for number, part in enumerate(parts, 1):
+                self._parts[owner] += 1
+                refusal = self._bodies.reserve(request, len(part.body)) or request.cancelled
+                if self._parts[owner] > MOST_OF_A_CLIENT:
+                    refusal = _TOO_MANY
+                if refusal is not None:
+                    return NotSent(refusal)
+                divided.add(part)
+                if not number % AT_ONCE:
+                    await asyncio.sleep(0)
+            return await divided.run(self._route, self._metrics)
+        finally:
+            self._parts[owner] -= number
+            if not self._parts[owner]:
+                del self._parts[owner]
 
 
 async def _refused(result: NotSent) -> Result:

@@ -134,12 +134,12 @@ def _choices(answer: Answer, path: str, body: Document) -> None:
     }  # fmt: skip
     common: Document = {"id": answer.request.header("x-request-id"), "created": 1, "model": "tiny"}
     if not body.get("stream"):
-        told = [
+        choices = [
             {"index": at, "finish_reason": "stop"}
             | ({"message": {"content": text}} if chat else {"text": text})
             for at, text in enumerate(texts)
         ]
-        answer.json(common | {"choices": told, "usage": usage})
+        answer.json(common | {"choices": choices, "usage": usage})
         return
     answer.head(200, EVENT_STREAM)
     for at, text in enumerate(texts):

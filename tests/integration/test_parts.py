@@ -214,6 +214,43 @@ async def test_request_with_far_too_many_parts_is_refused(
     assert home.generating == []
 
 
+async def test_client_has_a_bounded_number_of_parts(
+    home: ScriptedEngine, at_home: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take no places in the queue, which would bound them."""
+    monkeypatch.setattr("orch_sidecar.splitting.stage.MOST_OF_A_CLIENT", 8)
+    echo = holding(home)
+    first, second = await at_home.client(), await at_home.client()
+    first.start(COMPLETIONS, prompt=[*"abcdef"], stream=False)
+    await eventually(lambda: at_home.queued == 5)
+    refused = await second.post(COMPLETIONS, prompt=[*"ghi"])
+    assert (refused.status, refused.error["code"]) == (429, "ADMISSION_REJECT")
+    assert refused.header("retry-after") is not None
+    echo.release_all()
+    assert (await first.response()).status == 200
+    assert (await (await at_home.client()).post(COMPLETIONS, prompt=[*"ghi"])).status == 200
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+async def test_events_pass_however_they_end_and_are_cut(
+    home: ScriptedEngine, at_home: Running, end: bytes, size: int
+) -> None:
+    async def slowly(answer: Answer) -> None:
+        answer.head(200, [("content-type", "text/event-stream")])
+        for event in (b'data: {"choices":[{"index":0,"text":"a"}]}', b"data: [DONE]"):
+            whole = event + end
+            for at in range(0, len(whole), size):
+                answer.chunk(whole[at : at + size])
+                await asyncio.sleep(0)
+        answer.end()
+
+    home.answer = slowly
+    client = await at_home.client()
+    response = await client.post(COMPLETIONS, prompt=[*"ab"], stream=True)
+    assert texts(events(response)) == {0: "a", 1: "a"}
+
+
 async def test_what_parts_repeat_of_a_body_counts_against_the_budget_of_bodies(
     home: ScriptedEngine, start: Start
 ) -> None:
@@ -237,7 +274,7 @@ async def test_profile_without_split_keeps_requests_whole(
     assert (response.status, response.error["code"]) == (400, "cost_exceeds_slots")
 
 
-# What is told of it
+# Metrics and spans
 
 
 async def test_request_is_one_and_its_parts_are_generations(

@@ -1,4 +1,4 @@
-"""Responses that one of several engines stores: whoever asks for them by their ids finds them."""
+"""Responses that one of several engines stores: they are found by their ids."""
 
 from __future__ import annotations
 
