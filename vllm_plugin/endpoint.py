@@ -18,12 +18,13 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from vllm_plugin.adapters.recordings import run_clips_in_turn
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.api_server.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR, SidecarMiddleware
 from vllm_plugin.api_server.statements_endpoint import StatementsEndpoint
-from vllm_plugin.api_server.workloads import workloads_of
+from vllm_plugin.api_server.workloads import RECORDINGS, workloads_of
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,
@@ -39,6 +40,7 @@ from vllm_plugin.contracts.lease_protocol import (
     incompatible,
     parse_changes_every_s,
     parse_claim,
+    short_lease,
     timestamp,
 )
 from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, VARIABLE, SidecarKeys
@@ -56,8 +58,6 @@ CHECK_EVERY_S: Final = 0.5
 
 _KEY: Final = "VLLM_API_KEY"
 _LEASES: Final = "/v1/capabilities/leases/"
-# Characters of a lease in a log line: enough to identify it, too few to guess the rest.
-_LOGGED_CHARACTERS: Final = 24
 
 
 class LeaseShorteningFilter(logging.Filter):
@@ -67,7 +67,7 @@ class LeaseShorteningFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         match record.args:
             case (client, method, str(path), *rest) if path.startswith(_LEASES):
-                record.args = (client, method, path[: len(_LEASES) + _LOGGED_CHARACTERS], *rest)
+                record.args = (client, method, _LEASES + short_lease(path[len(_LEASES) :]), *rest)
             case (_, _, str(path), _, 204) if path.startswith(CLAIMS_PATH):
                 return False
         return True
@@ -126,6 +126,8 @@ class CapabilitiesEndpoint:
         self._app = app
         paths = {getattr(route, "path", "") for route in app.routes}
         engine_state.workloads = workloads_of(paths)
+        if not RECORDINGS.isdisjoint(engine_state.workloads):
+            run_clips_in_turn()
         app.add_middleware(
             LeaseMiddleware,
             engine_state=engine_state,

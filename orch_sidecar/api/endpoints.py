@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.api import coalescing_key, generation, json_body
+from orch_sidecar.api import coalescing_key, form, generation, json_body
 from orch_sidecar.api.errors import ANTHROPIC, COHERE, OPENAI, RESPONSES, ErrorFormat
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
@@ -49,6 +49,7 @@ class Endpoint:
     `/v1/capabilities`. `needs_key`: where clients have API keys; probes and Prometheus send none.
     `budgeted`: takes no slots, but its body counts against the budgets of a key.
     `division`: how a request can be divided; None: it cannot.
+    `form`: the body is a multipart form, not JSON, and nothing is added to it.
     `stored`: of one thing that one of the engines keeps; its id is in the path.
     `admitted`: takes slots. `line`: the request line for the engine.
     """
@@ -65,6 +66,7 @@ class Endpoint:
     needs_key: bool = True
     budgeted: bool = False
     division: Division | None = None
+    form: bool = False
     stored: bool = False
     operation: str = "chat"
     workload: str | None = None
@@ -100,6 +102,16 @@ class Endpoint:
         if coalesce and request.cost == 1 and self.coalescing_key is not None:
             request.coalescing_key = self.coalescing_key(document)
         return request
+
+    def read_form(
+        self, body: bytes, content_type: str, ctx_max: int | None
+    ) -> GenerationRequest | Refusal:
+        """Does the same for a form."""
+        assert self.generation is not None
+        try:
+            return self.generation(form.parse(body, content_type), ctx_max)
+        except InvalidBody as invalid:
+            return invalid.refusal
 
 
 METRICS: Final = "/metrics"
@@ -217,6 +229,13 @@ _ENDPOINTS: Final = (
         read=generation.decision, operation="decision", workload="completion",
         division=None,
     ),
+    *(
+        Endpoint(
+            f"/v1/audio/{workload}s", "POST", f"/v1/audio/{workload}s",
+            generation=generation.recording, form=True, operation=workload, workload=workload,
+        )
+        for workload in ("transcription", "translation")
+    ),
     Endpoint(
         "/invocations", "POST", "/invocations",
         generation=generation.invocations, first_byte_is_token=False, workload="completion",
@@ -262,10 +281,8 @@ _STORED: Final = tuple(
 # Routes of vLLM 0.32 and 0.33 that are not served, and why.
 _OPERATORS: Final = "its operator calls it at the engine"
 _TOKENS: Final = "its requests are prepared by other parts of a divided engine"
-_RECORDING: Final = "how many sequences a recording takes is known only once it is decoded"
 NOT_SERVED: Final[Mapping[str, str]] = {
     "/v1/realtime": "a session takes slots for as long as it is open, which nothing bounds",
-    **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), _RECORDING),
     **dict.fromkeys(
         (
             "/inference/v1/generate", "/inference/v1/abort_requests", "/abort_requests",

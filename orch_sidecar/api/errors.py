@@ -210,3 +210,15 @@ OPENAI: Final = ErrorFormat(_openai_error, _openai_envelope, _openai_events)
 RESPONSES: Final = ErrorFormat(_openai_error, _openai_envelope, _responses_event)
 COHERE: Final = ErrorFormat(_openai_error, _cohere_envelope, _cohere_event)
 ANTHROPIC: Final = ErrorFormat(_anthropic_error, _anthropic_envelope, _anthropic_event)
+
+
+def error_text(error: BaseException) -> str:
+    """Returns an error as text, without the request that it may belong to.
+
+    That of an HTTP client contains the request: a URL with a lease or an instance, and the engine's
+    key in a header.
+    """
+    if hasattr(error, "request_info"):
+        status, message = getattr(error, "status", None), getattr(error, "message", "")
+        return f"{type(error).__name__}(status={status}, message={message!r})"
+    return repr(error)

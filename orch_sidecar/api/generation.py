@@ -5,9 +5,9 @@ vLLM parses with the same JSON library and then coerces (`"8"`, `8.0` and `true`
 value that could be read in two ways is rejected here instead.
 
 Sequences (vLLM 0.32): `n` per prompt for completions and chat, prompts of a list each; one for
-a response or a message. A list of token ids is one prompt; prompt embeddings count as prompts. Of
-models that pool, one for each input; for scores one for each text, or for each pair of texts if
-the model reads them together.
+a response, a message or a recording. A list of token ids is one prompt; prompt embeddings count as
+prompts. Of models that pool, one for each input; for scores one for each text, or for each pair of
+texts if the model reads them together.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ _OPTIONAL_FIELDS: Final = frozenset(
 )
 _INTEGERS: Final = frozenset((int,))  # bool is another type
 _LARGEST_INTEGER: Final = 2**31 - 1
+# What forms may have for booleans.
+_TRUE: Final = frozenset(("1", "on", "t", "true", "y", "yes"))
+_FALSE: Final = frozenset(("0", "off", "f", "false", "n", "no"))
+# Of a clip of 30 s: decoders read 13 to 25 for a second. Nothing about it follows from its bytes.
+_CLIP_TOKENS: Final = 400
 
 
 def chat(document: Document, ctx_max: int | None) -> GenerationRequest:
@@ -141,6 +146,21 @@ def decision(document: Document, ctx_max: int | None) -> GenerationRequest:
     if not isinstance(questions, list | dict) or not questions:
         raise InvalidBody("questions must be a list or an object, and not empty", "questions")
     return _request(document, len(questions), 1)
+
+
+def recording(document: Document, ctx_max: int | None) -> GenerationRequest:
+    """Reads the texts of a form for `/v1/audio/transcriptions` or `/v1/audio/translations`. Raises
+    InvalidBody.
+
+    The engine's plugin has the clips of a recording run one after the other, so that it takes one
+    slot, however long it is; limits of tokens are those of a clip.
+    """
+    given: Document = {"model": document.get("model")}
+    for field in ("stream", "use_beam_search"):
+        if document.get(field):  # an empty text is no value
+            given[field] = _flag(document, field)
+    tokens = _CLIP_TOKENS if ctx_max is None else min(_CLIP_TOKENS, ctx_max)
+    return _request(given, 1, None, tokens)
 
 
 def invocations(document: Document, ctx_max: int | None) -> GenerationRequest:
@@ -332,6 +352,14 @@ def _boolean(document: Document, field: str) -> bool:
     if type(value) is not bool:
         raise InvalidBody(f"{field} must be true or false, not {_shown(value)}", field)
     return value
+
+
+def _flag(document: Document, field: str) -> bool:
+    """Reads a boolean of a form, as vLLM does."""
+    value = document[field].lower()
+    if value not in _TRUE | _FALSE:
+        raise InvalidBody(f"{field} must be true or false, not {_shown(document[field])}", field)
+    return value in _TRUE
 
 
 def _shown(value: Any) -> str:

@@ -21,6 +21,7 @@ from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import Endpoint, unknown, why_not
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
+    CONTENT_TYPE,
     X_CORRELATION_ID,
     X_ORCH_LEASE,
     X_ORCH_REQUEST_ID,
@@ -230,7 +231,10 @@ class Frontend:
             if over is not None:
                 return NotSent(over)
             return await self._route.handle_unadmitted(request)
-        if len(request.body) <= LARGE_BYTES:
+        if endpoint.form:
+            content_type = http.headers.get(CONTENT_TYPE, "")
+            wanted = endpoint.read_form(request.body, content_type, self._pools.ctx_max)
+        elif len(request.body) <= LARGE_BYTES:
             wanted = endpoint.read(
                 request.body,
                 self._max_json_depth,
@@ -263,7 +267,8 @@ class Frontend:
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
         if key is not None:
             call.key, call.weight = key.digest, key.weight
-            if not key.sidecar:  # of several tiers the one salts that knows the clients
+            # Of several tiers the one salts that knows the clients.
+            if not (key.sidecar or endpoint.form):
                 salt = self._salts.of(key.name, key.share_cache)
                 salted = salt.into(request.body, has_own=wanted.cache_salt is not None)
                 if isinstance(salted, Refusal):

@@ -24,7 +24,6 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 
-from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.observability.otlp import attributes as of_spans
 from orch_sidecar.observability.otlp.attributes import Attributes
 from orch_sidecar.observability.otlp.encoder import (
@@ -40,6 +39,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts, Tracing
 from tests.orch_sidecar.observability.otlp.sdk_spans import SdkTracing
 from tests.orch_sidecar.records import record_of
+from vllm_plugin.contracts.lease_protocol import short_lease
 
 BATCH_SPANS: Final = 512
 COMMON: Final[dict[str, Any]] = {

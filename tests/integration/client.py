@@ -79,6 +79,24 @@ class Response:
         return found
 
 
+FORM_TYPE = ("Content-Type", "multipart/form-data; boundary=form")
+
+
+class Form(dict[str, Any]):
+    """A body that is a form: of texts, and of files, whose content is bytes."""
+
+    def encoded(self) -> bytes:
+        body = bytearray()
+        for name, value in self.items():
+            is_file = isinstance(value, bytes)
+            content = value if is_file else f"{str(value).lower() if value is True else value}"
+            head = f'--form\r\nContent-Disposition: form-data; name="{name}"'
+            head += '; filename="a.wav"\r\nContent-Type: audio/wav' if is_file else ""
+            body += f"{head}\r\n\r\n".encode()
+            body += (content if isinstance(content, bytes) else content.encode()) + b"\r\n"
+        return bytes(body) + b"--form--\r\n"
+
+
 class Client:
     """One connection."""
 
@@ -117,7 +135,10 @@ class Client:
         version: str = "1.1",
         length: bool = True,
     ) -> None:
-        content = json.dumps(body).encode() if isinstance(body, dict) else body or b""
+        if isinstance(body, Form):
+            content, headers = body.encoded(), [*headers, FORM_TYPE]
+        else:
+            content = json.dumps(body).encode() if isinstance(body, dict) else body or b""
         lines = [f"{method} {target} HTTP/{version}", "Host: localhost"]
         lines += [f"{name}: {value}" for name, value in headers]
         if length and body is not None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import Client, Response
+from tests.integration.client import Client, Form, Response
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
@@ -34,7 +34,10 @@ ONE: dict[str, Document] = {
     "/v1/systemone": {"questions": ["a"]},
     "/v1/decisions": {"questions": ["a"]},
     "/invocations": {"prompt": "a"},
+    "/v1/audio/transcriptions": {"file": b"RIFF"},
+    "/v1/audio/translations": {"file": b"RIFF"},
 }
+_AUDIO = "/v1/audio/"
 _WORDS = ["a", "bbb", "cc", "dddd", "e", "ff", "ggggg"]
 _TALKS = [[{"role": "user", "content": word}] for word in _WORDS]
 SEVERAL: dict[str, Document] = {
@@ -55,13 +58,14 @@ SEVERAL: dict[str, Document] = {
 STREAMED = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-        "/cohere/v2/chat", "/invocations",
+        "/cohere/v2/chat", "/invocations", "/v1/audio/transcriptions", "/v1/audio/translations",
     }
 )  # fmt: skip
 
 
 def body_of(path: str, **more: Any) -> Document:
-    return {"model": "tiny"} | ONE[path] | more
+    body = {"model": "tiny"} | ONE[path] | more
+    return Form(body) if path.startswith(_AUDIO) else body
 
 
 def large_body_of(path: str, **more: Any) -> Document:
@@ -84,8 +88,12 @@ class Echo:
             finally:
                 if go in self.waiting:
                     self.waiting.remove(go)
-        body = answer.request.json()
-        answer_to(answer, answer.request.path, body)
+        path, content = answer.request.path, answer.request.body
+        if path.startswith(_AUDIO):
+            body = {"text": len(content), "stream": b'"stream"\r\n\r\ntrue' in content}
+        else:
+            body = answer.request.json()
+        answer_to(answer, path, body)
 
     def release(self) -> None:
         self.waiting.pop(0).set()
@@ -114,6 +122,8 @@ async def directly(engine: ScriptedEngine, path: str, body: Document) -> Respons
 def answer_to(answer: Answer, path: str, body: Document) -> None:
     if path in ("/v1/chat/completions", "/v1/completions"):
         _choices(answer, path, body)
+    elif path.startswith(_AUDIO) and not body["stream"]:
+        answer.json(body)
     elif body.get("stream"):
         answer.head(200, EVENT_STREAM)
         answer.event({"type": "content-delta", "delta": body})

@@ -103,7 +103,7 @@ async def test_query_strings_end_here(engine: ScriptedEngine, sidecar: Running) 
         "/",
         "*",
         "/v1",
-        "/v1/audio/transcriptions",
+        "/v1/audio/speech",
         "/v1/chat/completions/render",
         "/v1/capabilities/leases",
         "/v1/pools/cloud",

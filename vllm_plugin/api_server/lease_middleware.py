@@ -126,7 +126,8 @@ class LeaseMiddleware:
                     body.extend(message.get("body", b""))
                 if not message.get("more_body", False):
                     engine_state.body_received(key, time.time())
-                    if body is not None:
+                    # A form is of a model that its sidecar has read.
+                    if body is not None and not body.startswith(b"--"):
                         engine_state.model_received(key, _model_of(body))
             return message
 

@@ -19,6 +19,8 @@ _WORKLOADS: Final = {
     "/v1/audio/translations": "translation",
     "/v1/realtime": "realtime",
 }
+# Those that read recordings.
+RECORDINGS: Final = frozenset({"transcription", "translation"})
 
 
 def workloads_of(paths: Iterable[str]) -> tuple[str, ...]:

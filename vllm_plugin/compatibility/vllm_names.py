@@ -284,6 +284,12 @@ HOOKS: Final = (
         "end of the stream",
     ),
     Hook(
+        "entrypoints/speech_to_text/base/serving.py",
+        "",
+        ("merge_async_iterators",),
+        "one slot for a recording",
+    ),
+    Hook(
         "tracing/utils.py",
         "SpanAttributes",
         (

@@ -116,6 +116,10 @@ class ClaimCall(NamedTuple):
     adapters: tuple[str, ...] = ()
 
 
+# Of a lease: the instance, and 7 of the 32 random digits.
+_SHOWN_CHARACTERS: Final = 24
+
+
 class LeaseId(NamedTuple):
     """A lease as it is written: its text, the sidecar instance that granted it, its sequences."""
 
@@ -133,6 +137,11 @@ def parse_lease(text: str) -> LeaseId | None:
 def cost_of(lease: str) -> int:
     """Returns the sequences of a valid lease."""
     return int(lease.rpartition(".")[2])
+
+
+def short_lease(lease: str) -> str:
+    """Returns the part of a lease that identifies it, without the part that is secret."""
+    return lease[:_SHOWN_CHARACTERS]
 
 
 def require_lease(text: str) -> None:

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.observability.otlp import attributes as spans
 from orch_sidecar.observability.otlp.attributes import Attributes, Limits
 from orch_sidecar.observability.otlp.protobuf import (
@@ -22,6 +21,7 @@ from orch_sidecar.observability.otlp.protobuf import (
     varint,
 )
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from vllm_plugin.contracts.lease_protocol import short_lease
 
 WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"

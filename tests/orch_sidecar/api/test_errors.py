@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import aiohttp
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import Endpoint
@@ -228,3 +231,15 @@ def test_response_stream_gets_openais_flat_error_event() -> None:
     assert document["code"] == "engine_failed"
     assert document["message"] == "the engine is\ngone"
     assert {"param", "sequence_number"} <= set(document)
+
+
+def test_error_is_shown_without_the_request_that_it_belongs_to() -> None:
+    headers = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer secret"}))
+    url = URL(f"http://engine/v1/capabilities/leases/{'1' * 16}.{'a' * 32}.1")
+    request = aiohttp.RequestInfo(url, "DELETE", headers, url)
+    error = aiohttp.ContentTypeError(request, (), status=502, message="no JSON")
+    assert errors.error_text(error) == "ContentTypeError(status=502, message='no JSON')"
+
+
+def test_other_errors_are_shown_as_they_are() -> None:
+    assert errors.error_text(KeyError("ended")) == "KeyError('ended')"

@@ -117,7 +117,7 @@ def test_headless_pool_without_an_address_is_there_too() -> None:
 
 
 async def test_workloads_are_those_that_engine_and_sidecar_both_serve() -> None:
-    engine = ENGINE | {"supported_workloads": ["completion", "chat", "transcription"]}
+    engine = ENGINE | {"supported_workloads": ["completion", "chat", "realtime"]}
     entry = await the_entry(engine, admission_of())
     assert entry["supported_workloads"] == ["completion", "chat"]
 

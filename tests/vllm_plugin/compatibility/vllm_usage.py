@@ -58,6 +58,7 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
         "scheduler_stats": (_STATISTICS, "SchedulerStats"),
         "iteration_stats": (_STATISTICS, "IterationStats"),
     },
+    "adapters/recordings": {"serving": ("entrypoints/speech_to_text/base/serving.py", "")},
     "state/engine_facts": {"vllm_config": _CONFIG},
     "speed/lora": {"scheduler_stats": (_STATISTICS, "SchedulerStats")},
     "evidence/setup": {"vllm_config": _CONFIG},

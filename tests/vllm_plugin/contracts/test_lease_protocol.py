@@ -17,6 +17,7 @@ from vllm_plugin.contracts.lease_protocol import (
     parse_changes_every_s,
     parse_lease,
     require_lease,
+    short_lease,
     timestamp,
 )
 
@@ -28,6 +29,10 @@ def test_lease_contains_its_instance_and_its_cost() -> None:
     assert parse_lease(LEASE) == LeaseId(LEASE, US, 12)
     assert cost_of(LEASE) == 12
     require_lease(LEASE)
+
+
+def test_secret_part_of_a_lease_is_not_shown() -> None:
+    assert short_lease(LEASE) == f"{US}.{'0' * 7}"
 
 
 @pytest.mark.parametrize(

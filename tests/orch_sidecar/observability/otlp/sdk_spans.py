@@ -15,11 +15,11 @@ from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
-from orch_sidecar.api.redaction import short_lease
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace
+from vllm_plugin.contracts.lease_protocol import short_lease
 
 WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
