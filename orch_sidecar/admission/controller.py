@@ -36,6 +36,8 @@ from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 _BULK: Final = ServiceClass.BULK
 # The shortest time between two timer events, whatever rounding does.
 _LEAST_SLEEP_S: Final = 0.001
+# Leases that have ended, and that nothing was learned from yet.
+_MOST_ENDED: Final = 64
 
 
 class AdmissionController:
@@ -78,11 +80,15 @@ class AdmissionController:
         # Whether requests wait here for an engine that is away; else another may serve them.
         self.keeps_queue = True
         self.draining: Drain | None = None
+        # Leases that ended and that nothing was learned from yet: with the tokens generated,
+        # whether the engine served them, and when.
+        self._ended: list[tuple[Lease, int | None, bool, float]] = []
 
     # Engine events
 
     def engine_reports(self, report: EngineReport, now: float) -> list[Decision]:
         """The engine is ready, in this state."""
+        self.learn()
         ledger, service_times = self.ledger, self.service_times
         if report.epoch != ledger.epoch:
             ledger.begin_epoch(report.epoch)
@@ -130,32 +136,39 @@ class AdmissionController:
             return self._wait_for_engine(ticket, request, now)
         if request.cost > self.ledger.slots_total:
             return refusals.too_large(request.cost, self.ledger.slots_total)
-        if self.queues.has_expired(now):  # a request that has expired must not block this one
+        constraints, queues, service_class = self.constraints, self.queues, request.service_class
+        if queues.depth and queues.has_expired(now):  # that must not block this one
             self.displaced += self.dispatch(now)
-        constraints = self.constraints
-        tokens = self.service_times.lengths.expected(request.service_class, request.max_tokens)
+        tokens = self.service_times.lengths.expected(service_class, request.max_tokens)
         request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
         timed = request.deadline_ms is not None or request.tpot_ms is not None
         request.kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
-        blocked_by = self.order.blocks(request, now)
+        order = self.order if queues.depth else constraints
+        blocked_by = order.first(request, now)
         outcome: Lease | Refusal | Queued | None = None
         if blocked_by is not None:
+            self.learn()
             outcome = self._enqueue(ticket, request, blocked_by, now)
             lease = self.reclaim.victim(request, outcome, blocked_by, self.rules, now)
             if lease is not None:
                 outcome = self._enqueue(ticket, request, blocked_by, now)
                 self.reclaim.settle(lease, now, kept=type(outcome) is not Queued)
         elif not request.later and (timed or self.service_times.prompts.clears_at > now):
+            self.learn()
             outcome = self._queue_entry.refuse_at_once(request, now)
-        if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
-            is_new = constraints.reserve.demand(request.service_class).arrived(request, now)
-            if is_new and request.service_class is not _BULK:
-                self.forecaster.shorter.arrived(request, now)
+        reserve, is_bulk = constraints.reserve, service_class is _BULK
+        if type(outcome) is not Refusal or not reserve.refused(request, outcome.reason):
+            demand = reserve.bulk if is_bulk else reserve.interactive
+            if not (request.identity and demand.is_retry(request, now)):
+                demand.arrivals.append((now, request))
+                if not is_bulk:
+                    self.forecaster.shorter.recent.append((now, request))
         if outcome is not None:
             return outcome
         granted = self._grant(ticket, request, now)
-        self.queues.fair(request.service_class).granted_at_once(granted, request)
-        if self.queues.depth:
+        fair = queues.bulk if is_bulk else queues.interactive
+        fair.granted_at_once(granted, request)
+        if queues.depth:
             self.displaced += self.dispatch(now)
         return granted
 
@@ -186,6 +199,7 @@ class AdmissionController:
 
         `since`: its arrival, from which its time limits count. `dispatch` has to follow.
         """
+        self.learn()
         outcome = self._queue_entry.reenter(ticket, request, since, self.away(now), now)
         if isinstance(outcome, Queued):
             self.order.blocked_by = self.constraints.pause
@@ -217,23 +231,34 @@ class AdmissionController:
             return []
         if lease.offered and not sent:
             self.constraints.offers.give_back(lease.cost)
-        request, cost = lease.request, lease.cost
+        request = lease.request
         if request is not None:
             self.constraints.ended(request, now)
-            charged = served and not lease.reclaimed
-            took = self.service_times.took(lease, request, output_tokens, now) if charged else 0
-            self.queues.settle(lease, request, took)
-            if output_tokens is None:
-                self.service_times.prompts.cut(lease, request.prompt_tokens, now)
-            else:
-                self.constraints.reserve.completed(request, now - lease.granted_at, now)
-                self.service_times.completed(lease, request, output_tokens / cost, now)
-        if served:
-            self.forecaster.release_rates.released(request, cost, now)
+        self._ended.append((lease, output_tokens, served, now))
+        if output_tokens is None or len(self._ended) >= _MOST_ENDED:
+            self.learn()
         if not self.queues.depth:
             return []
         self.service_times.invalidate()
         return self.dispatch(now)
+
+    def learn(self) -> None:
+        """Learns from the leases that have ended: the lengths and times of requests, and what keys
+        have used. Nothing that a request waits for; to be called before what follows from that."""
+        for lease, output_tokens, served, now in self._ended:
+            request, cost = lease.request, lease.cost
+            if request is not None:
+                charged = served and not lease.reclaimed
+                took = self.service_times.took(lease, request, output_tokens, now) if charged else 0
+                self.queues.settle(lease, request, took)
+                if output_tokens is None:
+                    self.service_times.prompts.cut(lease, request.prompt_tokens, now)
+                else:
+                    self.constraints.reserve.completed(request, now - lease.granted_at, now)
+                    self.service_times.completed(lease, request, output_tokens / cost, now)
+            if served:
+                self.forecaster.release_rates.released(request, cost, now)
+        self._ended.clear()
 
     # Timer and operator events
 
@@ -280,6 +305,7 @@ class AdmissionController:
 
     def status(self, now: float) -> AdmissionStatus:
         """Returns the current state."""
+        self.learn()
         return status_of(
             self.ledger, self.queues, self.constraints, self.order,
             self.draining, self.unavailable, self.reclaim.count, now,
@@ -287,13 +313,15 @@ class AdmissionController:
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""
+        self.learn()
         self.constraints.set_kv(request)
-        return self.forecaster.forecast(request, self.order.blocks(request, now), now)
+        return self.forecaster.forecast(request, self.order.first(request, now), now)
 
     # Dispatch
 
     def dispatch(self, now: float) -> list[Decision]:
         """Refuses requests whose wait has expired, then dispatches those that can start."""
+        self.learn()
         decisions = self._queue_entry.expire(self.away(now), now)
         reserve, waiting = self.constraints.reserve, self.queues.depth
         reserve.update(now)  # what was owed and spent until now
@@ -311,7 +339,7 @@ class AdmissionController:
 
     def _grant(self, ticket: str, request: AdmissionRequest, now: float) -> Lease:
         lease = self.ledger.grant(ticket, request, now)
-        self.service_times.granted(lease, request, now)
+        self.service_times.prompts.sent(lease, request.prompt_tokens, now)
         self.constraints.granted(lease, request, now)
         if self.queues.passed:
             self.order.gone(request, now)
@@ -321,6 +349,7 @@ class AdmissionController:
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Refusal | Queued:
         """Queues a request that may wait until the engine is expected back."""
+        self.learn()
         away, slots_total = self.away(now), self.ledger.slots_total
         assert away is not None
         if 0 < slots_total < request.cost:
@@ -333,7 +362,7 @@ class AdmissionController:
         if isinstance(outcome, Refusal):
             return away
         request.work = request.cost * UNKNOWN_TOKENS
-        self.constraints.reserve.demand(request.service_class).arrived(request, now)
+        self.constraints.reserve.demand(request.service_class).arrivals.append((now, request))
         return outcome
 
     def _enqueue(

@@ -5,12 +5,15 @@ Pure. BATCHING/ORCH-3911, 3922.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
-from orch_sidecar.admission.types import AdmissionRequest, Lease
+from orch_sidecar.admission.types import AdmissionRequest, KvNeed, Lease
 from vllm_plugin.contracts.profile import ServiceClass
 
 _BULK = ServiceClass.BULK
+MOST_UNSEEN: Final = 4096  # no engine has so many prompts in prefill
 
 
 class Ledger:
@@ -26,6 +29,8 @@ class Ledger:
         self.epoch = ""
         self.violations = 0
         self.granted = dict.fromkeys(ServiceClass, 0)  # leases since the start
+        self.grants = 0  # of both classes
+        self.interactive_prompts = 0  # tokens, since the start
         self._peak = 0
         self._leases: dict[str, Lease] = {}
         self._reset_sums()
@@ -38,6 +43,9 @@ class Ledger:
         # KV blocks of all leases: at their ends, and what of them they take after their prefills.
         self.kv_committed = self.kv_growth = 0
         self.kv_unknown = 0  # leases whose output length cannot be estimated
+        # Granted prompts that the engine's reported usage may miss: the time, and their blocks.
+        self.unseen: deque[tuple[float, KvNeed]] = deque()
+        self.unseen_blocks = self.unseen_reading = 0
 
     @property
     def room(self) -> int:
@@ -56,8 +64,23 @@ class Ledger:
             self.violations += 1
         lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, request.kv)
         self.granted[service_class] += 1
+        self.grants += 1
+        if service_class is not _BULK:
+            self.interactive_prompts += request.prompt_tokens
+        need = request.kv
+        self.unseen.append((now, need))
+        self.unseen_blocks += need.prompt
+        self.unseen_reading += need.reading
+        if len(self.unseen) > MOST_UNSEEN:
+            self.see_oldest()
         self._add(lease, 1, now)
         return lease
+
+    def see_oldest(self) -> None:
+        """The reported usage includes the first of the prompts that it missed."""
+        _, need = self.unseen.popleft()
+        self.unseen_blocks -= need.prompt
+        self.unseen_reading -= need.reading
 
     def release(self, lease_id: str, now: float) -> Lease | None:
         """Ends a lease and returns it; None if it had ended before."""

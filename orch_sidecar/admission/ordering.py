@@ -104,7 +104,7 @@ class QueueOrder:
             return None if constraint.group(request) == constraint.group(first) else constraint
         return None
 
-    def blocks(self, request: AdmissionRequest, now: float) -> Constraint | None:
+    def first(self, request: AdmissionRequest, now: float) -> Constraint | None:
         """What blocks a request that arrives now, whose `kv` is set; None: nothing."""
         queued = self._queues.depth
         if queued and not self._constraints.offers.left and self._must_queue(request, now):

@@ -67,7 +67,7 @@ class Admit:
         ticket = gate.open(request, ask.cost)
         try:
             elsewhere: Collection[Reason] = _BUSY
-            if gate.demand(ask.service_class).expects_retries:
+            if gate.demand(ask.service_class).retries:
                 ask.identity = _identity(request.body)
             outcome = gate.arrive(ticket, ask)
             if type(outcome) is Queued:

@@ -98,7 +98,7 @@ class EngineClaims:
             offers.sidecars > 1 or offers.rejected or offers.unused or self._reported != NOTHING
         ):
             return
-        offers.parents_wait = offers.sidecars > 1 and self.parents.wait
+        offers.set_parents_wait(offers.sidecars > 1 and self.parents.wait)
         before, self._reported = self._reported, self.all
         if self._reported != before or offers.unused:
             self.on_change()

@@ -85,34 +85,29 @@ class Demand:
         self._work = self._squares = 0.0  # of each request, since the last update
         self._slow = self._fast = self._variance = 0.0
         self._at = 0.0
-        self._refused: dict[tuple[bytes, int], float] = {}
+        # When requests arrived that are not counted yet; but for those that are retries.
+        self.arrivals: list[tuple[float, AdmissionRequest]] = []
+        # Those who may come back: key and identity, and when it is no retry any more.
+        self.retries: dict[tuple[bytes, int], float] = {}
 
-    @property
-    def expects_retries(self) -> bool:
-        """Whether a request that arrives now may be a retry."""
-        return bool(self._refused)
-
-    def arrived(self, request: AdmissionRequest, now: float) -> bool:
-        """A request arrived. Returns whether it counts: not one that came back before its time.
-        O(1)."""
-        if request.identity and self.is_retry(request, now):
-            return False
-        if now - self._at > ROLL_S:  # else it would count as spread over a pause before it
-            self.update(now)
-        work = request.work
-        entry = self._keys.get(request.key)
-        if entry is None:
-            entry = self._keys[request.key] = _Key(request.weight)
-        entry.weight = request.weight
-        entry.work += work
-        self._work += work
-        self._squares += work * work
-        return True
+    def fold(self) -> None:
+        """Counts those that have arrived. O(1) each."""
+        for at, request in self.arrivals:
+            if at - self._at > ROLL_S:  # else it would count as spread over a pause before it
+                self._roll(at)
+            work = request.work
+            entry = self._keys.get(request.key)
+            if entry is None:
+                entry = self._keys[request.key] = _Key(request.weight)
+            entry.weight = request.weight
+            entry.work += work
+            self._work += work
+            self._squares += work * work
+        self.arrivals.clear()
 
     def withdrawn(self, request: AdmissionRequest, age_s: float, now: float) -> None:
         """A request that arrived `age_s` ago does not count any longer: its own limit ended it."""
-        if now - self._at > ROLL_S:
-            self.update(now)
+        self.update(now)
         entry = self._keys.get(request.key)
         if entry is not None:
             work = request.work * exp(-age_s / self.lent_s)
@@ -125,14 +120,14 @@ class Demand:
         Nor does it count again while it would have had its slots: a client that repeats a request
         asks for no more than these.
         """
-        if len(self._refused) >= MOST_REFUSED:
-            del self._refused[next(iter(self._refused))]
+        if len(self.retries) >= MOST_REFUSED:
+            del self.retries[next(iter(self.retries))]
         served_s = request.work / request.cost * self.pace.token_s
-        self._refused[request.key, request.identity] = max(until, now + served_s)
+        self.retries[request.key, request.identity] = max(until, now + served_s)
 
     def is_retry(self, request: AdmissionRequest, now: float) -> bool:
         """Whether a request came back before its Retry-After: it has been counted."""
-        until = self._refused.get((request.key, request.identity))
+        until = self.retries.get((request.key, request.identity))
         return until is not None and now < until
 
     def update(self, now: float) -> float:
@@ -140,10 +135,14 @@ class Demand:
 
         At most ten times a second; O(keys) the more seldom, the more there are.
         """
-        passed_s = now - self._at
-        if passed_s < ROLL_S:
-            return self.slots
-        self._at = now
+        if self.arrivals:
+            self.fold()
+        if now - self._at >= ROLL_S:
+            self._roll(now)
+        return self.slots
+
+    def _roll(self, now: float) -> None:
+        passed_s, self._at = now - self._at, now
         token_s = self.pace.token_s
         slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_S)
         per_s = token_s / passed_s
@@ -158,9 +157,8 @@ class Demand:
         self.slots = max(self._slow, self._fast - sqrt(self._variance))
         if self.slots > self.slots_total:
             self.slots *= self._within_shares
-        while self._refused and self._refused[first := next(iter(self._refused))] <= now:
-            del self._refused[first]
-        return self.slots
+        while self.retries and self.retries[first := next(iter(self.retries))] <= now:
+            del self.retries[first]
 
     def _update_keys(self, token_s: float, now: float) -> None:
         """Updates what each key asks for, and forgets those that ask for nothing."""

@@ -6,7 +6,6 @@ from the engine's own groups of layers, and is corrected where the engine takes 
 
 from __future__ import annotations
 
-from collections import deque
 from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint
@@ -17,7 +16,6 @@ from orch_sidecar.admission.types import (
     EngineReport,
     KvCache,
     KvNeed,
-    Lease,
 )
 
 # The engine preempts when the cache is full. The rest is a margin for what cannot be predicted.
@@ -25,7 +23,6 @@ KV_FULL: Final = 0.9
 QUIET_S: Final = 1.0
 # From a grant to the first report that includes it: the way to the engine, a step, the way back.
 UNSEEN_S: Final = 0.05
-MOST_UNSEEN: Final = 4096  # no engine has so many prompts in prefill
 # A preemption costs a whole prefill: back off by a quarter, and recover over half a minute.
 SHRINK: Final = 0.75
 RECOVERY_S: Final = 30.0
@@ -64,10 +61,6 @@ class KvBudget(Constraint):
         # Since when usage has exceeded the estimates, and the largest ratio of them since then.
         self._exceeded_from: float | None = None
         self._exceeded = 0.0
-        # Granted prompts that the reported usage may miss: the time, and their blocks.
-        self._unseen: deque[tuple[float, KvNeed]] = deque()
-        self._unseen_blocks = 0
-        self._unseen_reading = 0
 
     def need(self, prompt_tokens: float, output_tokens: float | None, sequences: int) -> KvNeed:
         """Estimates the blocks of a request.
@@ -92,8 +85,6 @@ class KvBudget(Constraint):
         self._share, self._lowered_at = 1.0, float("-inf")
         self._preempted_at = self._shrunk_at = float("-inf")
         self._exceeded_from = None
-        self._unseen_blocks = self._unseen_reading = 0
-        self._unseen.clear()
 
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its cache, how full it is, and its preemptions so far."""
@@ -115,15 +106,6 @@ class KvBudget(Constraint):
                 self._shrunk_at = now
                 self._lower(min(self._factor(now), before * SHRINK), now)
         self._known_preemptions = preemptions
-
-    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
-        """The reported usage misses the prompt of the request for now."""
-        need = lease.kv
-        if len(self._unseen) >= MOST_UNSEEN:
-            self._forget_oldest()
-        self._unseen.append((now, need))
-        self._unseen_blocks += need.prompt
-        self._unseen_reading += need.reading
 
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
@@ -150,7 +132,7 @@ class KvBudget(Constraint):
             return True
         if self._usage >= KV_FULL or now - self._preempted_at < QUIET_S:
             return False
-        in_cache = self._usage * cache.blocks_total + self._unseen_blocks
+        in_cache = self._usage * cache.blocks_total + self._ledger.unseen_blocks
         return in_cache + self._ledger.kv_growth + own <= limit
 
     def _compare(self, share: float | None, now: float) -> None:
@@ -187,18 +169,13 @@ class KvBudget(Constraint):
     def _forget_seen(self, unread: int, now: float) -> None:
         """Drops prompts that the usage includes: those granted long enough ago, except the latest
         `unread` sequences."""
-        unseen = self._unseen
-        while len(unseen) > unread and now - unseen[0][0] > UNSEEN_S:
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        _, need = self._unseen.popleft()
-        self._unseen_blocks -= need.prompt
-        self._unseen_reading -= need.reading
+        ledger = self._ledger
+        while len(ledger.unseen) > unread and now - ledger.unseen[0][0] > UNSEEN_S:
+            ledger.see_oldest()
 
     def _reading(self, cache: KvCache, more: int = 0) -> int:
         """Blocks that prompts take during prefill, beyond those that they keep."""
-        reading = self._unseen_reading + more
+        reading = self._ledger.unseen_reading + more
         return min(reading, cache.reading_most) if reading else 0
 
     def _factor(self, now: float) -> float:

@@ -37,17 +37,21 @@ class PrefillBudget:
     Drains at the engine's measured rate; while that is unknown, one prompt at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.tokens_per_s: float | None = None
+        self._ledger = ledger
         self._level = 0.0
         self._at = 0.0
         self._pace = 1.0  # share of the delay that is used
-        self._bulk_tokens = self._tokens = 0.0  # of prompts granted of late
+        self._bulk_tokens = self._interactive_tokens = 0.0  # of prompts granted of late
+        self._counted = 0  # of the interactive ones, by the ledger's count at the last fit
 
     @property
     def bulk_prompts(self) -> float:
         """The share of bulk requests in the prompts that were granted of late."""
-        return self._bulk_tokens / self._tokens if self._tokens else 0.0
+        since = self._ledger.interactive_prompts - self._counted
+        tokens = self._bulk_tokens + self._interactive_tokens + since
+        return self._bulk_tokens / tokens if tokens else 0.0
 
     def begin_epoch(self) -> None:
         """The engine restarted, with nothing to prefill."""
@@ -68,7 +72,9 @@ class PrefillBudget:
     def measured(self, step_time: StepTime | None, tpot_ms: float | None, leased: int) -> None:
         """The engine compared its time per token with the fit: prompts of bulk requests slow down
         where they make `leased` sequences miss the SLO."""
-        self._tokens *= 1 - FORGET
+        since = self._ledger.interactive_prompts - self._counted
+        self._counted += since
+        self._interactive_tokens = (self._interactive_tokens + since) * (1 - FORGET)
         self._bulk_tokens *= 1 - FORGET
         if step_time is None or tpot_ms is None:
             self._pace = 1.0
@@ -83,11 +89,6 @@ class PrefillBudget:
         self._level = self._left(now) + tokens
         self._at = now
         self._bulk_tokens += tokens
-        self._tokens += tokens
-
-    def granted_interactive(self, tokens: float) -> None:
-        """An interactive request was granted a lease."""
-        self._tokens += tokens
 
     def released(self) -> None:
         """A bulk request ended: while the rate is unknown, this shows that its prefill did."""
@@ -153,7 +154,7 @@ class PrefillLimit(Constraint):
     ) -> None:
         """`traffic`: whether there is interactive traffic now."""
         self.rules = rules
-        self.budget = PrefillBudget()
+        self.budget = PrefillBudget(ledger)
         self._ledger = ledger
         self._queues = queues
         self._service_times = service_times
@@ -183,14 +184,10 @@ class PrefillLimit(Constraint):
         self.budget.reported(report, self._ledger.leased)
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
-        if request.service_class is _BULK:
-            self.budget.granted(request.prompt_tokens, now)
-        else:
-            self.budget.granted_interactive(request.prompt_tokens)
+        self.budget.granted(request.prompt_tokens, now)
 
     def ended(self, request: AdmissionRequest, now: float) -> None:
-        if request.service_class is _BULK:
-            self.budget.released()
+        self.budget.released()
 
     def text(self) -> str:
         return "the engine to read the prompts that it has"

@@ -29,7 +29,7 @@ from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
@@ -77,6 +77,10 @@ class InteractiveReserve(Constraint):
 
     def demand(self, service_class: ServiceClass) -> Demand:
         return self.bulk if service_class is _BULK else self.interactive
+
+    def reported(self, report: EngineReport, now: float) -> None:
+        self.interactive.fold()
+        self.bulk.fold()
 
     def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
         """A request had its slots for that long."""

@@ -62,12 +62,11 @@ class AdmissionConstraints:
         self._absolute = tuple(each for each in self.all if each.absolute)
         self._of_interactive = tuple(each for each in self.all if each.only is not _BULK)
         self._of_bulk = tuple(each for each in self.all if each.only is not _INTERACTIVE)
-        self._rooms_of_interactive, self._rooms_of_bulk = (
-            tuple(each for each in of_class if _defines(each, "room"))
-            for of_class in (self._of_interactive, self._of_bulk)
+        self._rooms_of_interactive, self._rooms_of_bulk = _following(
+            "room", self._of_interactive, self._of_bulk
         )
-        self._granting = tuple(each for each in self.all if _defines(each, "granted"))
-        self._ending = tuple(each for each in self.all if _defines(each, "ended"))
+        self._granting = _following("granted", self._of_interactive, self._of_bulk)
+        self._ending = _following("ended", self._of_interactive, self._of_bulk)
         # What the limits were computed from: slots, the largest batch seen, the step time.
         self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
         self._ledger = ledger
@@ -128,13 +127,15 @@ class AdmissionConstraints:
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """The ledger granted a lease for `request`."""
-        for each in self._granting:
-            each.granted(lease, request, now)
+        for each in self._granting[request.service_class is _BULK]:
+            if not each.inactive:
+                each.granted(lease, request, now)
 
     def ended(self, request: AdmissionRequest, now: float) -> None:
         """The lease of `request` ended."""
-        for each in self._ending:
-            each.ended(request, now)
+        for each in self._ending[request.service_class is _BULK]:
+            if not each.inactive:
+                each.ended(request, now)
 
     # Decisions
 
@@ -224,6 +225,10 @@ class AdmissionConstraints:
         return Beside(ledger.leased + ledger.foreign, ledger.interactive)
 
 
-def _defines(constraint: Constraint, method: str) -> bool:
-    """Whether a constraint follows such events; most do not."""
-    return getattr(type(constraint), method) is not getattr(Constraint, method)
+def _following(method: str, *classes: tuple[Constraint, ...]) -> tuple[tuple[Constraint, ...], ...]:
+    """Of the constraints of each class, those that define a method; most do not."""
+    nothing = getattr(Constraint, method)
+    return tuple(
+        tuple(each for each in of_class if getattr(type(each), method) is not nothing)
+        for of_class in classes
+    )

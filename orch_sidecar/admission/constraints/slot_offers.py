@@ -71,6 +71,11 @@ class SlotOffers(Slots):
         self.taken = 0  # the last offer, by its number
         self.left = 0  # slots, while an offer is taken
         self.unused = 0  # slots of offers that are to be given back
+        self._update()
+
+    def _update(self) -> None:
+        """To be called after each change."""
+        self.inactive = not (self.contended or self.parents_wait or self.rejected or self.left)
 
     @property
     def shared(self) -> bool:
@@ -80,19 +85,28 @@ class SlotOffers(Slots):
     def begin_epoch(self) -> None:
         self.rejected = False
         self.taken = self.left = self.unused = 0
+        self._update()
 
     def reported(self, report: EngineReport, now: float) -> None:
         self.sidecars, self.contended = max(1, report.sidecars), report.contended
+        self._update()
 
     def reject(self, request: AdmissionRequest | None = None, now: float = 0.0) -> None:
         """The engine had no slots for a request that was dispatched."""
         self.rejections += 1
         self.rejected = True
+        self._update()
+
+    def set_parents_wait(self, parents_wait: bool) -> None:
+        """Whether requests wait at parents of this sidecar."""
+        self.parents_wait = parents_wait
+        self._update()
 
     def offer(self, slots: int, number: int) -> None:
         """The engine has booked so many slots: requests are dispatched under them, until
         `settle`."""
         self.left, self.taken = slots, number
+        self._update()
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """A request was dispatched, maybe under an offer, which it uses up."""
@@ -100,6 +114,7 @@ class SlotOffers(Slots):
             lease.offered = True
             self.left = max(0, self.left - lease.cost)
             self.rejected = False
+            self._update()
 
     def kept(self, slots_total: int, leased: int) -> float:
         """The share of the slots that come free here which does not go to other sidecars: while
@@ -114,6 +129,7 @@ class SlotOffers(Slots):
         if self.contended or self.parents_wait:
             self.unused += self.left
         self.left = 0
+        self._update()
 
     def give_back(self, slots: int) -> None:
         """A request that was dispatched under an offer is not sent."""
@@ -128,6 +144,7 @@ class SlotOffers(Slots):
         """Nothing is claimed at the engine, as far as is known: the next request may be dispatched
         without an offer."""
         self.rejected = False
+        self._update()
 
     def room(
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False

@@ -75,18 +75,17 @@ class OutputLengths:
 
     def expected(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
         """Tokens of a new request, never above its limit; None: unknown."""
-        tokens = self.learned(service_class, max_tokens)
-        return max_tokens if tokens is None else tokens
+        of_class = self._samples[service_class is _BULK]
+        sample = of_class.get(_NO_LIMIT if max_tokens is None else max_tokens.bit_length())
+        if max_tokens is None:
+            return None if sample is None else sample.mean
+        return max_tokens if sample is None or sample.mean >= 1.0 else sample.mean * max_tokens
 
     def learned(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
         """Tokens of a new request by earlier ones, never above its limit; None: nothing learned."""
-        of_class = self._samples[service_class is _BULK]
-        sample = of_class.get(_NO_LIMIT if max_tokens is None else max_tokens.bit_length())
-        if sample is None:
+        if self._find(service_class, max_tokens) is None:
             return None
-        if max_tokens is None:
-            return sample.mean
-        return max_tokens if sample.mean >= 1.0 else sample.mean * max_tokens
+        return self.expected(service_class, max_tokens)
 
     def remaining(
         self, service_class: ServiceClass, max_tokens: int | None, produced: float

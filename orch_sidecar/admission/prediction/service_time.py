@@ -78,6 +78,7 @@ class ServiceTimes:
         # they were predicted; None: unknown.
         self._ends: dict[ServiceClass | None, tuple[float, list[float] | None]] = {}
         self._changed = True
+        self._grants = 0  # of the ledger, when they were predicted last
 
     # Events
 
@@ -95,11 +96,6 @@ class ServiceTimes:
     def invalidate(self) -> None:
         """A request ended, or is about to."""
         self._changed = True
-
-    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
-        """A request started."""
-        self._changed = True
-        self.prompts.sent(lease, request.prompt_tokens, now)
 
     def completed(
         self, lease: Lease, request: AdmissionRequest, output_tokens: float, now: float
@@ -216,9 +212,9 @@ class ServiceTimes:
         `only`: the class whose ends count, None: both. None: unknown.
         """
         ledger = self._ledger
-        if self._changed and ledger.lease_count <= FEW:
+        if (self._changed or ledger.grants != self._grants) and ledger.lease_count <= FEW:
             self._ends.clear()
-        self._changed = False
+        self._changed, self._grants = False, ledger.grants
         predicted_at, ends = self._ends.get(only, (float("-inf"), None))
         if now - predicted_at > FRESH_S:
             ends = self._predict_ends(now, only)

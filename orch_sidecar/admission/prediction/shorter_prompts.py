@@ -29,12 +29,8 @@ class ShorterPrompts:
     """The interactive prompts that came to one engine of late, whatever became of them."""
 
     def __init__(self) -> None:
-        # When each came, its tokens, its key and the key's weight.
-        self._recent: deque[tuple[float, int, bytes, float]] = deque(maxlen=PROMPTS)
-
-    def arrived(self, request: AdmissionRequest, now: float) -> None:
-        """An interactive request arrived, and is no retry before its time."""
-        self._recent.append((now, request.prompt_tokens, request.key, request.weight))
+        # When each came; but for those that were retries.
+        self.recent: deque[tuple[float, AdmissionRequest]] = deque(maxlen=PROMPTS)
 
     def again(
         self, request: AdmissionRequest, tokens_per_s: float, bulk: float, now: float
@@ -44,7 +40,7 @@ class ShorterPrompts:
         `tokens_per_s`: that the engine reads. `bulk`: the part of the slots (0 to 1) that bulk
         requests have or wait for.
         """
-        recent = self._recent
+        recent = self.recent
         while recent and now - recent[0][0] > WINDOW_S:
             recent.popleft()
         shorter = self._shorter(request)
@@ -61,10 +57,11 @@ class ShorterPrompts:
         shorter, asked = 0, own
         others: dict[bytes, int] = {}
         weights: dict[bytes, float] = {}
-        for _, tokens, of, weight in self._recent:
+        for _, each in self.recent:
+            of, tokens = each.key, each.prompt_tokens
             if of != key:
                 others[of] = others.get(of, 0) + tokens
-                weights[of] = weight
+                weights[of] = each.weight
             elif tokens <= own:
                 asked += tokens
                 shorter += tokens if tokens < own else 0

@@ -136,7 +136,7 @@ def test_bulk_requests_claim_no_more_than_their_batch_has_left() -> None:
 def test_bulk_requests_claim_no_free_slots_that_are_reserved() -> None:
     core = core_of(8, foreign=2, sidecars=2, contended=True)
     for at in range(200):  # three at a time
-        core.constraints.reserve.interactive.arrived(interactive(work=384.0), at * 1.0)
+        core.constraints.reserve.interactive.arrivals.append((at * 1.0, interactive(work=384.0)))
     reserved = core.constraints.reserve.reserved(200.0)
     assert 1 <= reserved <= 5
     queue(core, bulk(), *"abcdefgh", at=200.0)

@@ -198,6 +198,7 @@ class KeysMachine(RuleBasedStateMachine):
 
     @invariant()
     def shares_are_those_of_what_is_queued_and_runs(self) -> None:
+        self.core.learn()
         shares = self.core.queues.shares(self.service_class)
         leases = list(self.core.ledger.all())
         running = Counter(each.request.key for each in leases if each.request is not None)

@@ -96,6 +96,7 @@ async def test_only_completed_responses_are_learned_from() -> None:
     for output_tokens, expected in ((None, 100), (60, 30)):
         lease = lease_at_once(gate, interactive(2, max_tokens=100))
         gate.release(lease.id, output_tokens)
+        gate._controller.learn()
         assert lengths.expected(interactive().service_class, 100) == expected
 
 

@@ -45,7 +45,7 @@ class Line:
 
     def blocks(self, request: AdmissionRequest, now: float = 0.0) -> Constraint | None:
         self.constraints.set_kv(request)
-        return self.order.blocks(request, now)
+        return self.order.first(request, now)
 
     def pause(self, pause_s: float, now: float, *, offered: bool = False) -> None:
         self.constraints.pause.begin(pause_s, now, offered=offered)

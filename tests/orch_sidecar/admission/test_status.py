@@ -88,7 +88,8 @@ def test_none_is_free_behind_requests_of_the_class() -> None:
 def test_none_is_free_while_others_are_to_be_offered_slots_first(what: str) -> None:
     core = core_of(4)
     core.engine_reports(report(4, sidecars=2), 0.0)
-    setattr(core.constraints.offers, what, True)
+    offers = core.constraints.offers
+    offers.set_parents_wait(True) if what == "parents_wait" else offers.reject()
     assert free(core) == (0, 0)
     assert not starts(core, interactive())
 

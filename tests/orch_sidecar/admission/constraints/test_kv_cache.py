@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.kv_cache import KV_FULL, MOST_UNSEEN, UNSEEN_S
+from orch_sidecar.admission.constraints.kv_cache import KV_FULL, UNSEEN_S
+from orch_sidecar.admission.ledger import MOST_UNSEEN
 from orch_sidecar.admission.types import NO_KV_NEED, KvCache, KvGroup, KvNeed
 from tests.orch_sidecar.admission.constraints.kv_budgets import (
     LeasedBudget,

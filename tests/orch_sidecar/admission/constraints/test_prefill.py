@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.constraints.prefill import LONGEST_STALL_S, PrefillBudget, stall_s
+from orch_sidecar.admission.ledger import Ledger
 
 
 def test_one_prompt_at_a_time_while_the_rate_is_not_known() -> None:
-    prefill = PrefillBudget()
+    prefill = PrefillBudget(Ledger())
     assert prefill.fits(10**6, 0.5, 0.0)
     prefill.granted(1, 0.0)
     assert not prefill.fits(1, 0.5, 1000.0)
@@ -20,7 +21,7 @@ def test_one_prompt_at_a_time_while_the_rate_is_not_known() -> None:
 
 
 def test_prompts_fit_as_far_as_they_are_read_within_the_stall() -> None:
-    prefill = PrefillBudget()
+    prefill = PrefillBudget(Ledger())
     prefill.tokens_per_s = 1000.0
     prefill.granted(200, 0.0)
     assert prefill.fits(300, 0.5, 0.0)
@@ -29,7 +30,7 @@ def test_prompts_fit_as_far_as_they_are_read_within_the_stall() -> None:
 
 
 def test_one_long_prompt_always_fits_alone() -> None:
-    prefill = PrefillBudget()
+    prefill = PrefillBudget(Ledger())
     prefill.tokens_per_s = 1000.0
     assert prefill.fits(10**6, 0.5, 0.0)
     prefill.granted(100, 0.0)
@@ -38,7 +39,7 @@ def test_one_long_prompt_always_fits_alone() -> None:
 
 
 def test_time_at_which_a_prompt_fits_is_predicted() -> None:
-    prefill = PrefillBudget()
+    prefill = PrefillBudget(Ledger())
     prefill.tokens_per_s = 1000.0
     prefill.granted(700, 10.0)
     assert prefill.fits_at(300, 0.5, 10.0) == 10.5
@@ -48,7 +49,7 @@ def test_time_at_which_a_prompt_fits_is_predicted() -> None:
 
 
 def test_end_of_a_request_frees_no_budget_while_the_rate_is_known() -> None:
-    prefill = PrefillBudget()
+    prefill = PrefillBudget(Ledger())
     prefill.tokens_per_s = 1000.0
     prefill.granted(700, 0.0)
     prefill.released()
@@ -56,7 +57,7 @@ def test_end_of_a_request_frees_no_budget_while_the_rate_is_known() -> None:
 
 
 def test_another_engine_has_no_prompts_to_read() -> None:
-    prefill = PrefillBudget()
+    prefill = PrefillBudget(Ledger())
     prefill.granted(700, 0.0)
     prefill.begin_epoch()
     assert prefill.fits(300, 0.5, 0.0)
@@ -70,7 +71,7 @@ def test_another_engine_has_no_prompts_to_read() -> None:
 def test_prompt_fits_at_the_predicted_time(
     granted: list[tuple[int, float]], tokens: int, per_second: float
 ) -> None:
-    prefill, now = PrefillBudget(), 0.0
+    prefill, now = PrefillBudget(Ledger()), 0.0
     prefill.tokens_per_s = per_second
     for prompt, passed_s in granted:
         prefill.granted(prompt, now)
@@ -85,7 +86,7 @@ def test_prompt_fits_at_the_predicted_time(
 
 
 def test_prompt_behind_others_fits_when_these_are_read() -> None:
-    prefill = PrefillBudget()
+    prefill = PrefillBudget(Ledger())
     assert prefill.fits_in_s(300, 200, 0.5, 0.0) == 0, "unknown"
     prefill.tokens_per_s = 1000.0
     prefill.granted(700, 0.0)
@@ -110,7 +111,7 @@ def test_stall_is_a_share_of_what_the_queue_leaves_of_the_slo(
 
 
 def test_nothing_fits_while_prompts_yield() -> None:
-    prefill = PrefillBudget()
+    prefill = PrefillBudget(Ledger())
     assert prefill.fits(1, 0.1, 0.0)
     assert not prefill.fits(1, 0.0, 0.0)
     assert prefill.fits_at(1, 0.0, 0.0) is None

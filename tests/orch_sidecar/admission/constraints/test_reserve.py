@@ -260,6 +260,7 @@ def test_a_request_that_its_own_limit_ended_is_no_demand() -> None:
     own, ours = interactive(deadline_ms=1.0), interactive()
     for request, expiry in ((own, Reason.DEADLINE_MISS), (ours, Reason.SLO_MISS)):
         request.work = 128.0
-        reserve.interactive.arrived(request, 0.0)
+        reserve.interactive.arrivals.append((0.0, request))
         reserve.expired(QueuedRequest("w", request, 0.0, 0.0, expiry, 0.0), 0.0)
+    reserve.interactive.fold()
     assert reserve.interactive._keys[b""].work == 128.0

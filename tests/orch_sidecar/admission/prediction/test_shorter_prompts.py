@@ -36,7 +36,7 @@ def came(
 ) -> None:
     for tokens in lengths:
         request = interactive(prompt_tokens=tokens, key=key, weight=weight)
-        prompts.arrived(request, at)
+        prompts.recent.append((at, request))
 
 
 def again(
