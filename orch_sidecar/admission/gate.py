@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.constraints.batch import Limits
-from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.prediction.absence import Absence
@@ -46,6 +45,7 @@ class Gate:
         self._controller = controller
         self.ledger, self._queues = controller.ledger, controller.queues
         self.offers = controller.constraints.offers
+        self.reserve = controller.constraints.reserve
         self._loop = asyncio.get_running_loop()
         controller.absence = Absence(self._loop.time(), lasted_s)
         self._tickets = Tickets(self._loop.create_future)
@@ -74,14 +74,6 @@ class Gate:
         return self._controller.absence
 
     @property
-    def draining(self) -> Drain | None:
-        return self._controller.draining
-
-    @property
-    def rules(self) -> AdmissionRules:
-        return self._controller.rules
-
-    @property
     def reasons(self) -> list[str]:
         """What requests can wait for."""
         return self._controller.constraints.reasons
@@ -105,7 +97,8 @@ class Gate:
         return self._queues.depth
 
     def obstacle(self, lease_id: str) -> Refusal | None:
-        """Why a request with this lease can no longer be sent to the engine; None: it can."""
+        """Why a request that has waited since its lease was granted can no longer be sent to the
+        engine; None: it can."""
         if self._controller.unavailable is not None:
             return self.away()
         return None if self.ledger.owns(lease_id) else refusals.RESTARTED
@@ -114,9 +107,11 @@ class Gate:
         """The ids of leases whose end the engine has yet to confirm."""
         return self.ledger.closing()
 
-    def demand(self, service_class: ServiceClass) -> Demand:
-        """What the requests of a class ask for."""
-        return self._controller.constraints.reserve.demand(service_class)
+    def refused(self, request: AdmissionRequest, retry_after_ms: float) -> None:
+        """A request with an identity was refused, and asked not to come back before."""
+        now, reserve = self._loop.time(), self._controller.constraints.reserve
+        demand = reserve.demand(request.service_class)
+        demand.refused(request, now + retry_after_ms / 1000, now)
 
     def fits(self, service_class: ServiceClass, cost: int) -> bool:
         """Whether so many sequences of a class can start now."""
@@ -143,17 +138,6 @@ class Gate:
         return self._controller.status(self._loop.time())
 
     # Requests
-
-    def close(self, ticket: str) -> None:
-        """Ends a ticket: nothing stays queued or leased under it.
-
-        By now its lease has been released or abandoned, unless something raised; then the engine
-        has to confirm its end.
-        """
-        queues = self._queues
-        if self._tickets.close(ticket) or (queues.depth and ticket in queues):
-            self._perform(self._controller.leave(ticket, self._loop.time()))
-        self.ledger.abandon(ticket)
 
     def arrive(self, ticket: str, request: AdmissionRequest) -> Lease | Refusal | Queued:
         """Requests slots. Queued: `wait` returns the outcome."""
@@ -215,24 +199,31 @@ class Gate:
 
     def release(
         self,
-        lease_id: str,
+        ticket: str,
         output_tokens: int | None = None,
         *,
+        ended: bool = True,
         served: bool = True,
         sent: bool = True,
     ) -> None:
-        """Frees the slots of a response that ended; `output_tokens` if it completed.
+        """Ends a ticket, whatever has become of it: nothing stays queued or leased under it.
 
-        `served`: the engine ran the request, and did not reject it. `sent`: it got some of it.
+        `ended`: the engine runs nothing of it, so its slots are free; else the response was cut
+        short, and the engine has to confirm the end. `output_tokens`: if it completed. `served`:
+        the engine ran the request, and did not reject it. `sent`: it got some of it.
         """
-        now, release = self._loop.time(), self._controller.release
-        decisions = release(lease_id, now, output_tokens, served=served, sent=sent)
-        if decisions or self._waiters or self.offers.unused or self.on_change is not None:
+        controller, waiters, queues = self._controller, self._waiters, self._queues
+        now = self._loop.time()
+        self.owners.pop(ticket, None)
+        self._tickets.decided.pop(ticket, None)
+        if waiters.pop(ticket, None) is not None or (queues.depth and ticket in queues):
+            self._perform(controller.leave(ticket, now))
+        if not ended:
+            self.ledger.abandon(ticket)
+            return
+        decisions = controller.release(ticket, now, output_tokens, served=served, sent=sent)
+        if decisions or waiters or self.offers.unused or self.on_change is not None:
             self._perform(decisions)
-
-    def abandon(self, lease_id: str) -> None:
-        """Keeps the slots of a response that was cut short until the engine confirms its end."""
-        self.ledger.abandon(lease_id)
 
     # Engine
 

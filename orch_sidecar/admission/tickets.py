@@ -1,7 +1,7 @@
 """The tickets of one gate: the owner of each, and a future for each queued request.
 
 Pure. A ticket is the id of an attempt to get slots, and of the lease that it may get. It has an
-owner from `open` to `close`, whatever raises in between.
+owner from `open` to the end of its gate's `release`, whatever raises in between.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tickets:
         self.ids = TicketIds()
         self.owners: dict[str, Owner] = {}
         self.waiting: dict[str, Future[Outcome]] = {}
-        self._decided: dict[str, Future[Outcome]] = {}  # not yet read by `outcome_of`
+        self.decided: dict[str, Future[Outcome]] = {}  # not yet read by `outcome_of`
         self._create_future = create_future
 
     def unseen(self, ticket: str) -> bool:
@@ -59,31 +59,25 @@ class Tickets:
         self.owners[ticket] = owner
         return ticket
 
-    def close(self, ticket: str) -> bool:
-        """Forgets a ticket. Returns whether its request was waiting."""
-        self.owners.pop(ticket, None)
-        self._decided.pop(ticket, None)
-        return self.waiting.pop(ticket, None) is not None
-
     def wait(self, ticket: str) -> None:
         """The ticket's request is queued: `outcome_of` returns its outcome."""
         self.waiting[ticket] = self._create_future()
 
     def outcome_of(self, ticket: str) -> Future[Outcome]:
         """Returns the future of a queued request."""
-        return self.waiting.get(ticket) or self._decided[ticket]
+        return self.waiting.get(ticket) or self.decided[ticket]
 
     def read(self, ticket: str) -> None:
         """The outcome was read, or nobody will."""
         self.waiting.pop(ticket, None)
-        self._decided.pop(ticket, None)
+        self.decided.pop(ticket, None)
 
     def decide(self, ticket: str, outcome: Outcome) -> None:
         """Ends the wait of a request."""
         waiter = self.waiting.pop(ticket, None)
         if waiter is None:
             return  # an exception removed its owner, and reconciliation finds the lease
-        self._decided[ticket] = waiter
+        self.decided[ticket] = waiter
         if not waiter.done():
             waiter.set_result(outcome)
 
@@ -92,7 +86,7 @@ class Tickets:
         without an owner."""
         for ticket in [each for each, owner in self.owners.items() if owner.ticket != each]:
             del self.owners[ticket]
-            self._decided.pop(ticket, None)
+            self.decided.pop(ticket, None)
         lost = (set(queued) | self.waiting.keys()) - self.owners.keys()
         for ticket in lost:
             self.waiting.pop(ticket, None)

@@ -63,14 +63,16 @@ def chat(document: Document, ctx_max: int | None) -> GenerationRequest:
     if "max_completion_tokens" in document:
         newer = _integer(document, "max_completion_tokens", 1)
         max_tokens = max_tokens if newer is None else newer
-    return _request(document, _choices(document), max_tokens)
+    choices = _choices(document) if "n" in document else 1
+    return _request(document, choices, max_tokens)
 
 
 def completions(document: Document, ctx_max: int | None) -> GenerationRequest:
     """Reads a request for `/v1/completions`. Raises InvalidBody."""
     max_tokens = _integer(document, "max_tokens", 0)  # 0 is accepted: with `echo` it is of use
     prompts, prompt_tokens = _prompts(document, ctx_max)
-    return _request(document, _choices(document) * prompts, max_tokens, prompt_tokens)
+    choices = _choices(document) if "n" in document else 1
+    return _request(document, choices * prompts, max_tokens, prompt_tokens)
 
 
 def responses(document: Document, ctx_max: int | None) -> GenerationRequest:
@@ -187,10 +189,12 @@ def _request(
         if "cache_salt" in document:
             cache_salt = _text(document, "cache_salt") or ""
     model = document.get("model")
+    if type(model) is not str:
+        model = ""
     return GenerationRequest(
         cost,
         "stream" in document and _boolean(document, "stream"),
-        well_formed(model) if isinstance(model, str) else "",
+        model if model.isascii() else well_formed(model),
         max_tokens,
         prompt_tokens,
         service_tier,
@@ -201,7 +205,7 @@ def _request(
 
 def _choices(document: Document) -> int:
     """Sequences for each prompt."""
-    return (_integer(document, "n", 1) or 1) if "n" in document else 1
+    return _integer(document, "n", 1) or 1
 
 
 def _reject_unsupported(document: Document) -> None:

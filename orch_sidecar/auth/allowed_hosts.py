@@ -8,7 +8,6 @@ is its name. So only the names of the loopback and the configured names are acce
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts import unleased
 
 _SHOWN_CHARACTERS: Final = 80
+_MOST_ACCEPTED: Final = 256
 
 
 class AllowedHosts:
@@ -37,12 +37,18 @@ class AllowedHosts:
             _name(f"[{each}]" if isinstance(parse_address(each), IPv6Address) else each)
             for each in configured
         )
-        self._accepts = lru_cache(maxsize=256)(self._is_accepted)
+        # Of those that were accepted a few: a client says the same each time.
+        self.accepted: set[str] = set()
 
     def check(self, hosts: Sequence[str]) -> Refusal | None:
         """Returns the refusal of a request with these `Host` fields; None if it is accepted."""
-        accepted = self._accepts(hosts[0]) if len(hosts) == 1 else self._any_address and not hosts
+        if len(hosts) == 1:
+            accepted = self._is_accepted(hosts[0])
+        else:
+            accepted = self._any_address and not hosts
         if accepted:
+            if hosts and len(self.accepted) < _MOST_ACCEPTED:
+                self.accepted.add(hosts[0])
             return None
         shown = ", ".join(hosts)[:_SHOWN_CHARACTERS]
         return Refusal(

@@ -164,9 +164,11 @@ class Authorizer:
         none where the key makes a difference."""
         keys = self.keys
         if (self._checks_hosts or (self._on_loopback and keys is None)) and path not in PROBES:
-            refused = self._hosts.check(headers.getall(HOST, []))
-            if refused is not None:
-                return refused
+            hosts = headers.getall(HOST, [])
+            if not (len(hosts) == 1 and hosts[0] in self._hosts.accepted):
+                refused = self._hosts.check(hosts)
+                if refused is not None:
+                    return refused
         if keys is None or (path in WITHOUT_KEY and path != METRICS):
             return None
         value = credential(headers)

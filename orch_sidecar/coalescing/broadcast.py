@@ -114,7 +114,7 @@ class Broadcast:
                 subscriber.record.admitted = self.record.admitted
             # Before that nothing could make progress.
             self._watchdog.add(subscriber, pool.silence_limit_s)
-            if pool.gate.draining:
+            if pool.admission.draining:
                 subscriber.keep_alive = False
 
     def detach(self) -> None:

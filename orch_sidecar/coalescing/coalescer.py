@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -71,14 +70,6 @@ class Coalesce:
         self._running: set[SharedGeneration] = set()
         self._loop = asyncio.get_running_loop()
 
-    def handle(self, request: Request) -> Coroutine[Any, Any, Result]:
-        """Serves a request by a shared generation, where it may share one."""
-        call = request.call
-        assert call is not None
-        if call.generation.coalescing_key is None:
-            return self._route.handle(request)
-        return self._share(request, call)
-
     async def close(self) -> None:
         """Cancels the generations that are left."""
         tasks = [shared.task for shared in self._running if shared.task is not None]
@@ -86,8 +77,11 @@ class Coalesce:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _share(self, request: Request, call: GenerationCall) -> Result:
-        record, key = request.record, key_of(request, call)
+    async def handle(self, request: Request) -> Result:
+        """Serves a request with a coalescing key by a shared generation, where it may share one."""
+        record, call = request.record, request.call
+        assert call is not None
+        key = key_of(request, call)
         while True:
             if request.options.queue_events and record.stream:
                 writer: ClientWriter = self._watchers.response_of(request)
@@ -139,7 +133,8 @@ class Coalesce:
         shared.task = self._loop.create_task(self._generate(shared))
         # Not in its `finally`: a task that is cancelled before its first step does nothing, and
         # the trace of the request that started it waits for this one.
-        shared.task.add_done_callback(lambda _: shared.request.trace.ended())
+        if (trace := shared.request.trace) is not None:
+            shared.task.add_done_callback(lambda _: trace.ended())
         self._by_key[key] = shared
         self._running.add(shared)
         return shared
@@ -187,7 +182,8 @@ class Coalesce:
         record, broadcast = request.record, shared.broadcast
         record.shared, record.coalesced = True, coalesced
         if coalesced:
-            request.trace.joined(shared.request.trace)
+            if request.trace is not None and shared.request.trace is not None:
+                request.trace.joined(shared.request.trace)
             # Equal: frees its own copy.
             request.body, request.salt = shared.request.body, shared.request.salt
         if self._pools.draining:
@@ -240,7 +236,7 @@ class Coalesce:
         name = shared.request.record.pool
         if refusal.reason not in _OF_ITS_PLACE or name is None:
             return None
-        rules = self._pools[name].gate.rules
+        rules = self._pools[name].admission.rules
         limit_ms = 1000 * rules.of(shared.call.service_class).max_wait_s
         if record.spent_ms() >= limit_ms:
             return None

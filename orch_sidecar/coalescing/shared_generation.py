@@ -56,7 +56,7 @@ class SharedGeneration:
             request.http,
             request.endpoint,
             record,
-            request.trace.shared(record),
+            None if request.trace is None else request.trace.shared(record),
             strip_keys=request.strip_keys,
             body=request.body,
             salt=request.salt,

@@ -44,5 +44,5 @@ class Readiness:
 
     def _drained(self) -> bool:
         """Whether an operator has taken this sidecar out of service, by draining each pool."""
-        drains = [pool.gate.draining for pool in self._pools]
+        drains = [pool.admission.draining for pool in self._pools]
         return bool(drains) and all(each and not each.ends_with_engine for each in drains)

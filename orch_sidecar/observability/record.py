@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -182,9 +182,7 @@ def accept_id(given: str | None) -> str | None:
     return given if given is not None and _ID.fullmatch(given) else None
 
 
-def new_ids() -> Iterator[str]:
-    """Yields ids of 128 random bits in hexadecimal; reads randomness in blocks."""
-    while True:
-        block = os.urandom(_BLOCK_BYTES).hex()
-        for at in range(0, len(block), 32):
-            yield block[at : at + 32]
+def new_ids() -> list[str]:
+    """Returns many ids of 128 random bits in hexadecimal, of one system call."""
+    block = os.urandom(_BLOCK_BYTES).hex()
+    return [block[at : at + 32] for at in range(0, len(block), 32)]

@@ -72,7 +72,9 @@ class Tracing(Protocol):
     # None: traces are not exported.
     spans: SpanCounts | None
 
-    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace: ...
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace | None:
+        """None: there is nothing to trace, and no context to pass on. Need not be called where
+        `spans` is None and the headers have no `traceparent`."""
 
     async def shutdown(self) -> None:
         """Sends what is queued, within a bound."""
@@ -102,18 +104,15 @@ class _PassThrough:
         return
 
 
-_NO_CONTEXT: Final = _PassThrough([])
-
-
 class NoTracing:
-    """Forwards trace contexts only, at the cost of one look-up per request."""
+    """Forwards trace contexts only."""
 
     spans: SpanCounts | None = None
 
-    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace | None:
         parent = headers.get(TRACEPARENT)
         if parent is None:
-            return _NO_CONTEXT
+            return None
         record.trace_id = sampled_trace(parent)
         return _PassThrough(
             [

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 from pydantic import SecretStr
@@ -104,7 +104,7 @@ class Pool:
             backpressure.by_sidecar if settings.tier else backpressure.by_engine
         )
         self.profile = profile
-        controller = AdmissionController(rules)
+        self.admission = controller = AdmissionController(rules)
         controller.keeps_queue = keeps_queue
         self.gate, self.queues = Gate(controller, lasted_s), controller.queues
         self.places = Places(controller)
@@ -142,23 +142,27 @@ class Pool:
         # Requests that were placed here, by whether the pool last served the beginning of theirs.
         self.by_prefix: Counter[PrefixUse] = Counter()
         self.labels = labels_of(settings, profile)
-        self._interactive_labels = self.labels | {"orch.class": ServiceClass.INTERACTIVE.value}
-        self._bulk_labels = self.labels | {"orch.class": ServiceClass.BULK.value}
+        # The span attributes of a request, and header lines for the engine: the priority, where
+        # vLLM reads it, and that a request is bulk, which determines the place of its claim.
+        self.class_labels = {
+            each: self.labels | {"orch.class": each.value} for each in ServiceClass
+        }
         self.fields = field_line(X_MEASUREMENT_TYPE, profile.measurement_type)
         self.fields_at_once = self.fields + _AT_ONCE
         self._unreachable_log_at = float("-inf")
         policy = profile.engine.get("scheduling_policy")
         # Only this policy of vLLM reads priorities; a child sidecar sets its own.
         priorities = not self.tier and policy is not None and policy.value == "priority"
-        self._interactive_fields = _INTERACTIVE_PRIORITY if priorities else b""
-        self._bulk_fields = (_BULK_PRIORITY if priorities else b"") + _BULK_CLASS
-        if self.tier:  # `backpressure.fields` has the class
-            self._bulk_fields = b""
+        self.class_fields = {
+            _INTERACTIVE: _INTERACTIVE_PRIORITY if priorities else b"",
+            # Of a tier `backpressure.fields` has the class.
+            _BULK: b"" if self.tier else (_BULK_PRIORITY if priorities else b"") + _BULK_CLASS,
+        }
 
     @property
     def classes(self) -> tuple[ServiceClass, ...]:
         """The service classes that its rules define."""
-        return classes_of(self.gate.rules)
+        return classes_of(self.admission.rules)
 
     @property
     def claims(self) -> EngineClaims:
@@ -173,7 +177,7 @@ class Pool:
     @property
     def state(self) -> EngineState:
         """The engine's state, or `draining` while the pool itself drains."""
-        return EngineState.DRAINING if self.gate.draining else self.watcher.state
+        return EngineState.DRAINING if self.admission.draining else self.watcher.state
 
     @property
     def unavailable(self) -> Refusal | None:
@@ -181,7 +185,7 @@ class Pool:
         return self._drained() or self.gate.unavailable
 
     def _drained(self) -> Refusal | None:
-        drain = self.gate.draining
+        drain = self.admission.draining
         return None if drain is None else refusals.draining(drain.ordered_by)
 
     def unreachable(self, error: OSError) -> Refusal:
@@ -207,20 +211,11 @@ class Pool:
         before_s = _HUNG_TIMES * gate.absence.last_s(Reason.ENGINE_STALE)
         return min(LONGEST_SILENCE_S, max(_HUNG_S, steps_s, before_s))
 
-    def labels_of(self, service_class: ServiceClass) -> dict[str, Any]:
-        """Returns the span attributes of a request of that class."""
-        return self._bulk_labels if service_class is _BULK else self._interactive_labels
-
-    def class_fields(self, service_class: ServiceClass) -> bytes:
-        """Returns header lines for the engine: the priority, where vLLM reads it, and that a
-        request is bulk, which determines the place of its claim if there is no slot."""
-        return self._bulk_fields if service_class is _BULK else self._interactive_fields
-
     def admission_request(self, call: GenerationCall, spent_ms: float) -> AdmissionRequest:
         """Returns what `call` asks of this pool's admission, `spent_ms` after its arrival."""
         generation, options = call.generation, call.options
         service_class = call.service_class
-        if service_class is _INTERACTIVE and self.gate.rules.interactive is None:
+        if service_class is _INTERACTIVE and self.admission.rules.interactive is None:
             service_class = _BULK
         prompt_tokens = generation.prompt_tokens
         if prompt_tokens is None:
@@ -258,7 +253,7 @@ class Pool:
     def standing(self) -> Standing | None:
         """Returns how the pool compares with others for the next request; None: it takes none."""
         gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
-        if gate.draining is not None or gate.unavailable is not None:
+        if self.admission.draining is not None or gate.unavailable is not None:
             return None
         pace_s, free = gate.outlook()
         kind, models = self._kind, watcher.models
@@ -285,7 +280,7 @@ class Pool:
         """Returns the pool as it is now. With `request` (and while the pool takes requests) it
         predicts when that request would end here."""
         gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
-        drain, unavailable = gate.draining, gate.unavailable and gate.away()
+        drain, unavailable = self.admission.draining, gate.unavailable and gate.away()
         state, message = watcher.state, watcher.message
         if drain is not None:
             unavailable = refusals.draining(drain.ordered_by)

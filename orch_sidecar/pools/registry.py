@@ -116,7 +116,7 @@ class PoolRegistry:
     def draining(self) -> bool:
         """Whether all pools drain."""
         for pool in self.all:
-            if pool.gate.draining is None:
+            if pool.admission.draining is None:
                 return False
         return bool(self.all) or self.shutting_down
 
@@ -244,7 +244,7 @@ class PoolRegistry:
         pool, request = self._by_name[name], requests[name]
         if request.adapter is not None:
             pool.watcher.will_have(request.adapter)
-        limit_s = pool.gate.rules.of(request.service_class).max_wait_s
+        limit_s = pool.admission.rules.of(request.service_class).max_wait_s
         if tried is not None and spent_ms > 1000 * limit_s:
             text = f"no slot of any pool became free within {limit_s:g} s"
             return Refusal(Reason.QUEUE_TIMEOUT, text)
@@ -259,7 +259,7 @@ class PoolRegistry:
         they go to pools of one measurement type, that of the pool that would be best for them.
         None: it is not, because it can start as a whole, or because no profile says so."""
         options, pools = call.options, self._capable(call)
-        dividing = [pool for pool in pools if pool.gate.rules.split]
+        dividing = [pool for pool in pools if pool.admission.rules.split]
         cost = call.generation.cost
         if not dividing or any(pool.gate.fits(call.service_class, cost) for pool in pools):
             return None
@@ -369,9 +369,9 @@ class PoolRegistry:
         self.all = tuple(pools)
         self._shortlist.replace(self.all)
         self.not_coalescing = frozenset(
-            pool.group for pool in self.all if not pool.gate.rules.coalescing
+            pool.group for pool in self.all if not pool.admission.rules.coalescing
         )
-        self.coalescing = any(pool.gate.rules.coalescing for pool in self.all)
+        self.coalescing = any(pool.admission.rules.coalescing for pool in self.all)
 
     def _observe(self, pool: Pool) -> None:
         """Has the pool report its changes to all that need them; a single one nobody compares."""

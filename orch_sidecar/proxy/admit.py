@@ -12,6 +12,7 @@ from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.parent_leases import ParentLeases
+from orch_sidecar.pools.placement.routing import PlacementReason
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.proxy.engine_response import EngineResponse
@@ -46,7 +47,9 @@ _AWAY: Final = frozenset(
     }
 )
 _NONE: Final = frozenset[Reason]()
-_OK: Final = Outcome.OK  # looking up a member of an enum is slow
+# Looking up a member of an enum is slow.
+_OK: Final = Outcome.OK
+_ONLY: Final = PlacementReason.ONLY
 _REQUEUE: Final = Retry.REQUEUE
 
 
@@ -59,15 +62,20 @@ class Admit:
         self._watchers = watchers
         self._loop = asyncio.get_running_loop()
 
-    async def handle(self, request: Request, pool: Pool, ask: AdmissionRequest) -> Result:
-        """Forwards the request once it has its slots."""
+    async def handle(
+        self, request: Request, pool: Pool, ask: AdmissionRequest, why: PlacementReason = _ONLY
+    ) -> Result:
+        """Forwards the request once it has its slots. `why`: it was placed here."""
         gate, record, since_s = pool.gate, request.record, self._loop.time()
+        record.pool, record.placement = pool.name, why
+        record.service_class = ask.service_class
+        record.labels = pool.class_labels[ask.service_class]
         if request.parent_lease is not None:
             ask.parent = request.parent_lease.instance
         ticket = gate.open(request, ask.cost)
         try:
             elsewhere: Collection[Reason] = _BUSY
-            if gate.demand(ask.service_class).retries:
+            if gate.reserve.interactive.retries or gate.reserve.bulk.retries:
                 ask.identity = _identity(request.body)
             outcome = gate.arrive(ticket, ask)
             if type(outcome) is Queued:
@@ -94,9 +102,8 @@ class Admit:
                 outcome = await self._requeue(request, pool, ticket, ask, since_s)
             assert isinstance(outcome, Refusal)
             if outcome.retry_after_ms is not None and outcome is not REBALANCED:
-                ask.identity, now = _identity(request.body), self._loop.time()
-                until = now + outcome.retry_after_ms / 1000
-                gate.demand(ask.service_class).refused(ask, until, now)
+                ask.identity = _identity(request.body)
+                gate.refused(ask, outcome.retry_after_ms)
             return _refused(pool, ask, outcome, elsewhere)
         finally:
             request.ticket = None  # first: reconciliation finds what `_end` should fail to end
@@ -111,14 +118,23 @@ class Admit:
         if response is not None and (request.reserved is not None or request.sink is not None):
             record.generated_tokens = generated_tokens(record, response)
         tokens: int | None = None
-        if record.lease == ticket and response is not None and response.status == 200:
-            tokens = self._learn(request, pool, response)
-            if tokens is not None:
-                record.generated_tokens = tokens
-        if record.lease == ticket and (response is None or response.complete):
-            served = response is not None and response.rejected is None
-            pool.gate.release(ticket, tokens, served=served, sent=response is not None)
-        pool.gate.close(ticket)
+        leased = record.lease == ticket
+        if leased and response is not None and response.status == 200 and response.outcome is _OK:
+            record.input_tokens, record.output_tokens = response.answer.counts
+            record.client_limited = response.client_limited
+            if not response.client_limited:
+                if record.input_tokens is not None:
+                    pool.prompt_size.learn(len(request.body), record.input_tokens)
+                tokens = generated_tokens(record, response)
+                if tokens is not None:
+                    record.generated_tokens = tokens
+        pool.gate.release(
+            ticket,
+            tokens,
+            ended=leased and (response is None or response.complete),
+            served=response is not None and response.rejected is None,
+            sent=response is not None,
+        )
 
     async def _requeue(
         self, request: Request, pool: Pool, ticket: str, ask: AdmissionRequest, since_s: float
@@ -155,19 +171,6 @@ class Admit:
             pool.movable.pop(ticket, None)
             del pool.queued_models[ticket]
 
-    def _learn(self, request: Request, pool: Pool, response: EngineResponse) -> int | None:
-        """Learns from the token counts of a complete response; returns those generated."""
-        if response.outcome is not _OK:
-            return None
-        record = request.record
-        record.input_tokens, record.output_tokens = response.answer.counts
-        record.client_limited = response.client_limited
-        if response.client_limited:
-            return None
-        if record.input_tokens is not None:
-            pool.prompt_size.learn(len(request.body), record.input_tokens)
-        return generated_tokens(record, response)
-
 
 def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | None:
     """The tokens that a response has so far; None: unknown."""
@@ -191,7 +194,7 @@ def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
     rejected = None if response is None else response.rejected
     if request.reclaimed:
         if request.cancelled is None:
-            request.trace.retried(result.refusal.reason)
+            request.retried(result.refusal.reason)
         return request.cancelled is None
     if result.retry is _REQUEUE and rejected is not None:
         if isinstance(rejected, int):
@@ -211,7 +214,7 @@ def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
         pool.gate.pause(request.record.lease, pause_ms)
     if request.cancelled is not None:
         return False
-    request.trace.retried(result.refusal.reason)
+    request.retried(result.refusal.reason)
     return True
 
 

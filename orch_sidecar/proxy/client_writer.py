@@ -118,7 +118,7 @@ class ClientWriter:
         client = self.client
         self._source = source
         self._extra = response_fields(self.record, pool)
-        if pool.gate.draining:
+        if pool.admission.draining is not None:
             self.keep_alive = False
         client.response = self
         self._watchdog.add(self, pool.silence_limit_s)

@@ -14,7 +14,6 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire import backpressure
-from orch_sidecar.wire.backpressure import RejectionReader
 from vllm_plugin.contracts.lora import NO_ADAPTER
 
 _QUEUE_FULL: Final = Refusal(Reason.QUEUE_FULL, "the child sidecar has no free slot")
@@ -38,25 +37,31 @@ class Forward:
         `request.response` is set from the moment at which the engine gets something of it.
         """
         head, sink = request.head(pool, lease), request.sink
-        connection = pool.connections.take()
+        connection, waited = pool.connections.take(), request.record.queued is not None
         try:
             if connection is None:
+                waited = True
                 try:
                     connection = await pool.connections.acquire()
                 except (OSError, TimeoutError) as error:
                     return NotSent(pool.unreachable(error), Retry.OTHER_POOL)
             if request.cancelled is not None:
                 return NotSent(request.cancelled)
-            if lease is not None and (obstacle := pool.gate.obstacle(lease.id)) is not None:
-                return NotSent(obstacle, Retry.OTHER_POOL)
+            if waited and lease is not None:
+                obstacle = pool.gate.obstacle(lease.id)
+                if obstacle is not None:
+                    return NotSent(obstacle, Retry.OTHER_POOL)
             if sink is None:
                 writer = HeadWriter if request.http.method == "HEAD" else ClientWriter
                 sink = writer(request.http, request.record, self._watchdog)
+            rejection = None if lease is None else pool.rejection
+            if request.elsewhere:
+                rejection = backpressure.or_absent(rejection or backpressure.by_none)
             response = EngineResponse(
                 sink,
                 pool.connections,
                 events=request.record.stream,
-                rejection=_rejection(request, pool, lease),
+                rejection=rejection,
             )
             sink.attach(response, pool)
             request.response = response
@@ -77,13 +82,6 @@ class Forward:
                 connection.close()
             if sink is not None:
                 sink.detach()
-
-
-def _rejection(request: Request, pool: Pool, lease: Lease | None) -> RejectionReader | None:
-    """By which responses the upstream rejects the request."""
-    if request.elsewhere:
-        return backpressure.or_absent(backpressure.by_none if lease is None else pool.rejection)
-    return None if lease is None else pool.rejection
 
 
 def _result(response: EngineResponse, sink: Sink, pool: Pool) -> Result:

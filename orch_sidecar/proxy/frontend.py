@@ -22,6 +22,7 @@ from orch_sidecar.api.endpoints import Endpoint, unknown, why_not
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     CONTENT_TYPE,
+    TRACEPARENT,
     X_CORRELATION_ID,
     X_ORCH_LEASE,
     X_ORCH_REQUEST_ID,
@@ -40,7 +41,7 @@ from orch_sidecar.observability.record import (
     accept_id,
     new_ids,
 )
-from orch_sidecar.observability.tracing import Tracing
+from orch_sidecar.observability.tracing import Trace, Tracing
 from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.registry import PoolRegistry
@@ -79,7 +80,7 @@ class Frontend:
 
     def __init__(
         self,
-        generate: Stage,
+        coalesce: Stage,
         split: Stage,
         route: Route,
         bodies: BodyReader,
@@ -93,9 +94,10 @@ class Frontend:
         common_headers: Mapping[str, str],
         salts: CacheSalts,
     ) -> None:
-        """`split`: for requests for several sequences. `route`: for those that occupy no slot.
-        `common_headers`: of all our responses. `salts`: of the prefix cache."""
-        self._generate = generate
+        """`coalesce`: for requests that one generation can answer. `split`: for several sequences.
+        `route`: for all others. `common_headers`: of all our responses. `salts`: of the prefix
+        cache."""
+        self._coalesce = coalesce
         self._split = split
         self._route = route
         self._bodies = bodies
@@ -108,7 +110,7 @@ class Frontend:
         self._tracing = tracing
         self._common_headers = common_headers
         self._salts = salts
-        self._ids = new_ids()
+        self._ids: list[str] = []  # each is used once
         self.active = 0
         self.request_ended = asyncio.Event()
 
@@ -123,7 +125,9 @@ class Frontend:
     ) -> web.StreamResponse:
         """Serves one request. `endpoint`: None if the path is unknown. `operator`: needs no key."""
         headers, names = http.headers, names_of(http.raw_headers)
-        own_id = request_id = correlation_id = next(self._ids)
+        if not self._ids:
+            self._ids = new_ids()
+        own_id = request_id = correlation_id = self._ids.pop()
         name: RequestName | Refusal = own_id
         if names.has_options:
             if (given := headers.get(X_ORCH_REQUEST_ID)) is not None:
@@ -143,7 +147,9 @@ class Frontend:
                 time.time_ns(),
             )
         )
-        trace = self._tracing.begin(record, headers)
+        trace: Trace | None = None
+        if self._tracing.spans is not None or TRACEPARENT in headers:
+            trace = self._tracing.begin(record, headers)
         request: Request | None = None
         outcome: Outcome | Reason = _CANCELLED
         status: int | None = None
@@ -163,7 +169,7 @@ class Frontend:
                 refusal = name
             else:
                 request = Request(http, endpoint, record, trace, names, key)
-                request.strip_keys = self._authorizer.requires_keys
+                request.strip_keys = self._authorizer.keys is not None
                 self._in_flight.begin(name, request)
                 result = await self._serve(request, names)
                 if isinstance(result, Sent):
@@ -198,7 +204,8 @@ class Frontend:
                     self._leave(request)
             record.end(outcome, status)
             self._metrics.request_ended(record)
-            trace.ended()
+            if trace is not None:
+                trace.ended()
 
     async def _serve(self, request: Request, names: Names) -> Result:
         """Reads a request, checks its limits, and passes it on."""
@@ -254,7 +261,9 @@ class Frontend:
         record.cost = wanted.cost
         record.stream = wanted.stream
         record.max_tokens = wanted.max_tokens
-        service_class = service_class_of(options, wanted.service_tier, wanted.priority)
+        service_class = _INTERACTIVE
+        if options is not NO_OPTIONS or wanted.service_tier or wanted.priority:
+            service_class = service_class_of(options, wanted.service_tier, wanted.priority)
         if key is not None:
             record.key = key.name
             if key.bulk:
@@ -274,7 +283,9 @@ class Frontend:
                 if isinstance(salted, Refusal):
                     return NotSent(salted)
                 call.cache_owner, (request.body, request.salt) = salt.owner, salted
-        stage = self._generate if wanted.cost == 1 else self._split
+        if wanted.cost > 1:
+            return await self._split.handle(request)
+        stage = self._route if wanted.coalescing_key is None else self._coalesce
         return await stage.handle(request)
 
     def _enter_unadmitted(self, request: Request, key: ApiKey) -> Refusal | None:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-from orch_sidecar.api.headers import X_ORCH_REQUEST_ID
+from orch_sidecar.api.headers import AUTHORIZATION, X_API_KEY, X_ORCH_REQUEST_ID
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import credential, key_bytes, without_scheme
 
@@ -36,12 +36,18 @@ RequestName = str | tuple[str, bytes]
 CANCELLED: Final = Refusal(Reason.CANCELLED, "this request was cancelled")
 
 
+class HttpRequest(Protocol):
+    """What a client has sent."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
 class CancellableRequest(Protocol):
     """A request being served."""
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """The client's header fields."""
+    def http(self) -> HttpRequest: ...
 
     def cancel(self, refusal: Refusal) -> None:
         """Ends the request with `refusal`, wherever it is.
@@ -79,7 +85,10 @@ class InFlight:
 
     def end(self, name: RequestName) -> None:
         """Removes a request that has ended. Raises KeyError if it is not registered."""
-        key: str | bytes = credential(self._requests.pop(name).headers) or ""
+        headers = self._requests.pop(name).http.headers
+        key: str | bytes = ""
+        if AUTHORIZATION in headers or X_API_KEY in headers:
+            key = credential(headers) or ""
         ended = self._ended
         ended[name] = key if len(key) <= _LONG_KEY else self._digest(key)
         if len(ended) >= ENDED_KEPT:
@@ -121,7 +130,7 @@ class InFlight:
         request = self._requests.get(name)
         owner: str | bytes | None
         if request is not None:
-            owner = credential(request.headers) or ""
+            owner = credential(request.http.headers) or ""
         else:
             owner = self._ended.get(name)
             if owner is None:

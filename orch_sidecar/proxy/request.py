@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -75,7 +74,7 @@ class Request:
     http: web.BaseRequest
     endpoint: Endpoint
     record: RequestRecord
-    trace: Trace
+    trace: Trace | None
     names: Names | None = None
     key: ApiKey | None = None
     strip_keys: bool = False
@@ -113,15 +112,17 @@ class Request:
         self.reclaimed = True
         self.response.fail(RECLAIMED)
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The client's header fields."""
-        return self.http.headers
-
-    def begin_attempt(self) -> None:
-        """Forgets the attempt before: it failed, and the client has seen nothing of it."""
+    def begin_attempt(self, why: Reason | None = None) -> None:
+        """Forgets the attempt before: it failed, and the client has seen nothing of it. `why`: as
+        the trace is to say."""
+        self.retried(why)
         self.response = self.failure = self.generation = None
         self.record.begin_attempt()
+
+    def retried(self, why: Reason | None) -> None:
+        """Has the trace say why it is tried again."""
+        if self.trace is not None and why is not None:
+            self.trace.retried(why)
 
     def cancel(self, refusal: Refusal) -> None:
         """Ends the request with `refusal`, wherever it is. The first cancellation counts."""
@@ -147,11 +148,12 @@ class Request:
         if lease is not None:
             lines += f"{_LEASE}: {lease.id}\r\n"
         ours = pool.address + lines.encode()
-        for field in self.trace.dispatched():
-            ours += b"%b: %b\r\n" % field
+        if self.trace is not None:
+            for field in self.trace.dispatched():
+                ours += b"%b: %b\r\n" % field
         if lease is not None:
             assert record.service_class is not None
-            ours += pool.class_fields(record.service_class)
+            ours += pool.class_fields[record.service_class]
             if pool.tier:
                 ours += backpressure.fields(record.service_class, self.options, record.spent_ms())
             elif lease.request is not None and lease.request.adapter is not None:

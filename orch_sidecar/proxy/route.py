@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Coroutine
-from typing import Any, Final
+from typing import Any
 
-from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Refusal
-from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.pools.generation_call import GenerationCall
-from orch_sidecar.pools.placement.routing import PlacementReason
-from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from orch_sidecar.proxy.admit import Admit
@@ -27,8 +23,6 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.waiting_room import WaitingRoom
 from orch_sidecar.wire.request_body import BodyReader, model_of
-
-_ONLY: Final = PlacementReason.ONLY  # looking up a member of an enum is slow
 
 
 class Route:
@@ -56,12 +50,11 @@ class Route:
         if pool is None or call.options is not NO_OPTIONS:
             return self._place(request, call)
         ask = pool.admission_request(call, 0.0)
-        _note(request.record, pool, ask, _ONLY)
         return self._admit.handle(request, pool, ask)
 
     async def _place(self, request: Request, call: GenerationCall) -> Result:
         """Places a request, and again as long as another pool may serve it."""
-        record, pools = request.record, self._pools
+        pools = self._pools
         request.elsewhere = call.generation.refers and pools.one is None
         pools.read_prefixes(call, request.body)
         tried = set(request.excluded)
@@ -71,8 +64,7 @@ class Route:
         refusal: Refusal | None = None
         while True:
             pool, ask, why = chosen
-            _note(record, pool, ask, why)
-            result = await self._admit.handle(request, pool, ask)
+            result = await self._admit.handle(request, pool, ask, why)
             if isinstance(result, Sent) or request.cancelled is not None:
                 return result
             if result.reached_engine:
@@ -96,8 +88,7 @@ class Route:
                     refusal = again  # a working pool is busy: the client should come back
                 return NotSent(request.lost or refusal, Retry.OTHER_POOL)
             chosen = again
-            request.trace.retried(result.refusal.reason)
-            request.begin_attempt()
+            request.begin_attempt(result.refusal.reason)
 
     async def _choose(
         self, request: Request, call: GenerationCall, tried: Collection[str] | None
@@ -144,11 +135,3 @@ class Route:
             refusal = result.refusal
             tried.append(pool.name)
             request.begin_attempt()
-
-
-def _note(record: RequestRecord, pool: Pool, ask: AdmissionRequest, why: PlacementReason) -> None:
-    """Records where the request goes."""
-    record.pool = pool.name
-    record.service_class = ask.service_class
-    record.labels = pool.labels_of(ask.service_class)
-    record.placement = why

@@ -92,7 +92,8 @@ class RunningPart:
         """Runs the part to its end."""
         whole, record = self._whole, self.request.record
         # Not before: a task that is cancelled before its first step does nothing, and ends none.
-        self.request.trace = self.request.trace.shared(record)
+        trace = self.request.trace
+        self.request.trace = trace = None if trace is None else trace.shared(record)
         outcome: Outcome | Reason = Outcome.CANCELLED
         try:
             result = await route.handle(self.request)
@@ -117,7 +118,8 @@ class RunningPart:
         finally:
             self._over = True
             record.end(outcome)
-            self.request.trace.ended()
+            if trace is not None:
+                trace.ended()
             metrics.generation_ended(record)
 
     def _is_late(self, result: Result) -> bool:

@@ -29,31 +29,31 @@ class Receiver(Protocol):
 class EngineConnection(asyncio.Protocol):
     """A connection to an engine, for one request at a time."""
 
-    __slots__ = ("_transport", "idle_since", "receiver")
+    __slots__ = ("idle_since", "receiver", "transport")
 
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self.receiver: Receiver | None = None
         self.idle_since = 0.0
 
     @property
     def open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self.transport is not None and not self.transport.is_closing()
 
     def send(self, receiver: Receiver, *request: bytes | memoryview) -> None:
         """Writes a complete request, given in parts; `receiver` gets the response."""
-        assert self._transport is not None
+        assert self.transport is not None
         self.receiver = receiver
         for part in request:
-            self._transport.write(part)
+            self.transport.write(part)
 
     def pause(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
+        if self.transport is not None:
+            self.transport.pause_reading()
 
     def resume(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
+        if self.transport is not None:
+            self.transport.resume_reading()
 
     def close(self) -> None:
         """Closes the connection after everything written has been sent.
@@ -62,13 +62,13 @@ class EngineConnection(asyncio.Protocol):
         end of a lease that it has not seen.
         """
         self.receiver = None
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
@@ -78,7 +78,7 @@ class EngineConnection(asyncio.Protocol):
             receiver.received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self.transport = None
         receiver, self.receiver = self.receiver, None
         if receiver is not None:
             receiver.lost(exc)
@@ -108,7 +108,9 @@ class ConnectionPool:
         """Returns an idle connection that is safe to reuse, None if there is none."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.open and self.loop.time() - connection.idle_since <= REUSE_WITHIN_S:
+            transport = connection.transport
+            is_open = transport is not None and not transport.is_closing()
+            if is_open and self.loop.time() - connection.idle_since <= REUSE_WITHIN_S:
                 return connection
             connection.close()
         return None
@@ -125,8 +127,8 @@ class ConnectionPool:
 
     def give_back(self, connection: EngineConnection) -> None:
         """Keeps a connection for reuse. Its response must have ended as framed, with keep-alive."""
-        connection.receiver = None
-        if connection.open:
+        connection.receiver, transport = None, connection.transport
+        if transport is not None and not transport.is_closing():
             connection.idle_since = self.loop.time()
             self._idle.append(connection)
 

@@ -66,7 +66,12 @@ class BodyReader:
             return _unreadable(error)
         if len(body) > self._most_bytes:
             return self._too_large(f"{len(body)} bytes")
-        return self.reserve(holder, len(body)) or body
+        size = len(body)
+        if self.reserved_bytes + size > self._budget_bytes:
+            return self.reserve(holder, size) or body
+        self.reserved_bytes += size
+        holder.reserved_bytes += size
+        return body
 
     async def rest_of(self, holder: Holder) -> bytes | Refusal:
         """Waits for the rest of a body. Returns the whole, or why it is refused."""

@@ -63,6 +63,7 @@ class Requests:
         own_id = f"{self._number:032x}"
         record = record_of(id=own_id, request_id=own_id, correlation_id=own_id)
         trace = tracing.begin(record, {})
+        assert trace is not None
         arrived = record.identity.arrived
         record.model, record.cost, record.stream = "Qwen/Qwen3-0.6B", 1, True
         record.max_tokens = 128

@@ -149,7 +149,7 @@ async def test_clients_cannot_drain(sidecar: Running, engine: ScriptedEngine, wh
     client = await sidecar.client()
     response = await client.request("POST", f"/v1/pools/cloud/{what}", {})
     assert (response.status, response.error["code"]) == (404, "not_found")
-    assert not sidecar.pool.gate.draining
+    assert not sidecar.pool.admission.draining
     assert engine.received == []
 
 
@@ -158,7 +158,7 @@ async def test_request_of_a_browser_is_refused(sidecar: Running, admin: Admin, o
     """Any page may post to the loopback; the browser says so."""
     response = await admin(sidecar, "POST", "/v1/pools/cloud/drain", [("Origin", origin)])
     assert (response.status, response.error["code"]) == (403, "forbidden")
-    assert not sidecar.pool.gate.draining
+    assert not sidecar.pool.admission.draining
     assert (await admin(sidecar, "GET", "/readyz", [("Origin", origin)])).status == 403
 
 
@@ -168,7 +168,7 @@ async def test_request_under_a_name_of_somebody_else_is_refused(start: Start, me
     running = await start(admin_allowed_hosts=["orch-admin.example"])
     path = "/readyz" if method == "GET" else "/v1/pools/cloud/drain"
     for host, expected in (("evil.example:9080", 403), ("orch-admin.example", 200)):
-        assert not running.pool.gate.draining
+        assert not running.pool.admission.draining
         client = await Client.connect(running.sidecar.admin_port)
         client.send(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         response = await client.response()
@@ -213,7 +213,7 @@ async def test_resume_does_not_undo_a_shutdown(
     running.sidecar.pools.shut_down()
     response = await admin(running, "POST", "/v1/pools/cloud/resume")
     assert (response.status, response.error["code"]) == (503, "draining")
-    assert running.pool.gate.draining
+    assert running.pool.admission.draining
     held.release()
     assert (await busy.response()).status == 200
 

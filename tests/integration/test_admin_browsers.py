@@ -24,9 +24,9 @@ async def test_page_of_this_listener_may_drain_and_resume(sidecar: Running) -> N
                 assert (refused.status, refused.error["code"]) == (403, "forbidden")
             for body in (b"", b"[]", b"{" + b" " * 2000 + b"}"):
                 assert (await raw(sidecar, "POST", path, own, body)).status == 403
-            assert bool(sidecar.pool.gate.draining) is not drains
+            assert bool(sidecar.pool.admission.draining) is not drains
             assert (await raw(sidecar, "POST", path, own, b"{}")).status == 200
-            assert bool(sidecar.pool.gate.draining) is drains
+            assert bool(sidecar.pool.admission.draining) is drains
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ async def test_no_other_page_may_whatever_else_it_sends(
         method = "POST" if "pools" in path else "GET"
         refused = await raw(sidecar, method, path, fields, b"{}" if method == "POST" else b"")
         assert (refused.status, refused.error["code"]) == (403, "forbidden")
-    assert not sidecar.pool.gate.draining
+    assert not sidecar.pool.admission.draining
 
 
 async def raw(

@@ -72,7 +72,7 @@ async def test_remaining_requests_after_the_limit_are_listed(sidecar: Running, h
 
 async def test_one_pool_of_two_can_be_drained(pair: Running) -> None:
     assert await (await drain(*admin_of(pair), "--pool", "b")).ended() == (0, "")
-    drains = [pool.gate.draining for pool in pair.sidecar.pools]
+    drains = [pool.admission.draining for pool in pair.sidecar.pools]
     assert [drain is None for drain in drains] == [True, False]
 
 
@@ -91,7 +91,7 @@ async def test_resumed_drain_is_an_error(sidecar: Running, held: Held) -> None:
     await started(sidecar)
     await eventually(lambda: held.waiting)
     command = await drain(*admin_of(sidecar))
-    await eventually(lambda: sidecar.pool.gate.draining)
+    await eventually(lambda: sidecar.pool.admission.draining)
     sidecar.pool.gate.resume()
     code, output = await command.ended()
     assert (code, "pool cloud: it was resumed" in output) == (1, True)
@@ -107,7 +107,7 @@ async def test_engine_that_is_stopped_and_starts_again_is_served_without_a_resum
     running = await started(sidecar)
     await eventually(lambda: held.waiting)
     command = await drain(*admin_of(sidecar), "--engine-stops")
-    await eventually(lambda: sidecar.pool.gate.draining)
+    await eventually(lambda: sidecar.pool.admission.draining)
     assert (await (await sidecar.client()).post()).error["code"] == "draining"
     assert (await sidecar.capabilities())["drain"]["ordered_by"] == "engine_stop"
     assert (await sidecar.metrics())['orch_drain{ordered_by="engine_stop",pool="cloud"}'] == 1
@@ -129,7 +129,7 @@ async def test_command_ends_with_the_engine_that_it_drains_for(
     await started(sidecar)
     await eventually(lambda: held.waiting)
     command = await drain(*admin_of(sidecar), "--engine-stops")
-    await eventually(lambda: sidecar.pool.gate.draining)
+    await eventually(lambda: sidecar.pool.admission.draining)
     await engine.restart()
     assert await command.ended() == (0, "")
 
@@ -145,7 +145,7 @@ async def test_frozen_engine_that_is_stopped_is_not_waited_for_until_the_limit(
     admin = admin_of(sidecar)[1]
     with pytest.raises(NotDrained, match="pool cloud: 1 sequences, and its engine has not answ"):
         await asyncio.to_thread(drain_pools, admin, None, 60.0, engine_stops=True)
-    assert sidecar.pool.gate.draining
+    assert sidecar.pool.admission.draining
     held.release()
 
 
@@ -166,7 +166,7 @@ async def test_engine_that_never_reported_can_be_stopped(
     await engine.stop()
     running = await start(wait=False)
     assert await (await drain(*admin_of(running), "--engine-stops")).ended() == (0, "")
-    assert running.pool.gate.draining
+    assert running.pool.admission.draining
     await engine.start()
     await running.ready()
     assert (await (await running.client()).post()).status == 200
@@ -190,4 +190,4 @@ async def test_pool_without_an_address_is_drained(start: Start, engine: Scripted
     there = {"name": "b", "url": engine.url, "profile": "cloud"}
     running = await start(pools=[absent | {"headless": True}, there])
     assert await (await drain(*admin_of(running))).ended() == (0, "")
-    assert running.pool.gate.draining
+    assert running.pool.admission.draining

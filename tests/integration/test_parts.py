@@ -268,7 +268,7 @@ async def test_profile_without_split_keeps_requests_whole(
     engine: ScriptedEngine, start: Start
 ) -> None:
     sidecar = await start()
-    rules = sidecar.pool.gate.rules.model_copy(update={"split": False})
+    rules = sidecar.pool.admission.rules.model_copy(update={"split": False})
     sidecar.pool.gate.reload(rules)
     response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefg"])
     assert (response.status, response.error["code"]) == (400, "cost_exceeds_slots")

@@ -97,7 +97,9 @@ class LiveSource:
             pool.snapshot(), status, ledger, pool.watcher.since_s, tier=pool.tier
         ) | {
             "rates": rates,
-            "latency": latency.of_classes(own, pool.classes, pool.gate.rules, time.monotonic_ns()),
+            "latency": latency.of_classes(
+                own, pool.classes, pool.admission.rules, time.monotonic_ns()
+            ),
             "waits": words.waits(status),
             "keys": document.keys(
                 {each.value: pool.queues.shares(each) for each in pool.classes}, names

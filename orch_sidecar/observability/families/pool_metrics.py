@@ -45,7 +45,7 @@ def _by_class(
 
 
 def _slos(at: Scraped) -> Iterable[Sample]:
-    rules = at.pool.gate.rules
+    rules = at.pool.admission.rules
     for each in at.pool.classes:
         limits = rules.of(each)
         for name, limit_ms in (("ttft", limits.ttft_p95_ms), ("tpot", limits.tpot_p95_ms)):

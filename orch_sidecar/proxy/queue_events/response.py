@@ -160,7 +160,7 @@ class QueueResponse(ClientWriter):
         """Returns the head, to be sent. `Server-Timing` is not in it: no time is known yet."""
         self.announced = self.dechunk = True
         self.record.status = 200
-        if pool.gate.draining:
+        if pool.admission.draining:
             self.keep_alive = False
         framing = _CHUNKED if self.chunked else b""
         closing = b"" if self.keep_alive else _CLOSE

@@ -27,7 +27,7 @@ async def test_page_whose_name_was_made_to_resolve_to_the_loopback_gets_nothing(
         {"Content-Type": "application/json", "X-Orch-Operator": "true"}})).status"""
     )
     assert status == 403
-    assert not sidecar.pool.gate.draining
+    assert not sidecar.pool.admission.draining
 
 
 async def test_such_a_page_gets_nothing_of_the_clients_listener_either(
@@ -66,7 +66,7 @@ async def test_page_of_another_origin_can_neither_read_nor_drain(
         f"{target}/v1/capabilities",
     )
     assert read == "refused"
-    assert not sidecar.pool.gate.draining
+    assert not sidecar.pool.admission.draining
 
 
 async def test_no_page_can_frame_this_one(browser: Browser, sidecar: Running) -> None:

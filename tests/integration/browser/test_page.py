@@ -85,7 +85,7 @@ async def test_operator_sees_every_stream_in_a_slot_and_the_queue_and_acts_on_th
     drain = page.get_by_role("button", name="Drain the pool cloud")
     await drain.press("Enter")
     await page.keyboard.press("Escape")
-    assert not running.pool.gate.draining
+    assert not running.pool.admission.draining
     await drain.press("Enter")
     await page.get_by_role("button", name="Drain", exact=True).press("Enter")
     await expect(page.locator(".badge")).to_have_text("draining")

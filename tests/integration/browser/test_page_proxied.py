@@ -50,5 +50,5 @@ async def test_operator_drains_by_https(open_page: Open, sidecar: Running, tmp_p
         await page.get_by_role("button", name="Drain the pool cloud").click(timeout=SOON_MS)
         await page.get_by_role("button", name="Drain", exact=True).click()
         await expect(page.locator(".badge")).to_have_text("draining", timeout=SOON_MS)
-        assert sidecar.pool.gate.draining
+        assert sidecar.pool.admission.draining
         await page.context.close()

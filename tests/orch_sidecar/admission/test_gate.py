@@ -198,7 +198,7 @@ async def test_abandoned_lease_is_freed_when_the_engine_confirms_its_end() -> No
     gate = gate_of(1)
     held = lease_at_once(gate)
     waiting = await queued(gate)
-    gate.abandon(held.id)
+    gate.ledger.abandon(held.id)
     gate.engine_unavailable(STALE)
     gate.engine_reports(report(1))
     assert not waiting.done()

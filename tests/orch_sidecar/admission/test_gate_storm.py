@@ -63,9 +63,9 @@ async def test_parent_sidecar_is_notified_of_each_change() -> None:
     gate.engine_reports(report(3))
     gate.engine_unavailable(STALE)
     gate.drain(OrderedBy.OPERATOR)
-    assert gate.draining
+    assert gate._controller.draining
     gate.resume()
-    assert not gate.draining
+    assert not gate._controller.draining
     assert rooms == [1, 2, 3, 3, 3, 3]
 
 

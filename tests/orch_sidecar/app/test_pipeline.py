@@ -87,7 +87,7 @@ async def test_stages_are_in_the_documented_order() -> None:
     )}  # fmt: skip
     built = pipeline.build(SidecarSettings(), **parts, common_headers={})
     assert built.entry._frontend is built.frontend
-    assert built.frontend._generate is built.coalesce
+    assert built.frontend._coalesce is built.coalesce
     route = built.coalesce._route
     assert isinstance(route, Route)
     assert route is built.frontend._route

@@ -47,13 +47,6 @@ async def generates(request: Request) -> Result:
     return SENT
 
 
-async def test_request_that_cannot_be_shared_skips_coalescing() -> None:
-    stage, request = NextStage(SENT), wants(digest=None)
-    assert await coalesce(stage).handle(request) is SENT
-    assert stage.calls == [(request,)]
-    assert request.sink is None
-
-
 async def test_identical_requests_share_one_generation(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "orch.sidecar")
     stage, clients = NextStage(generates), [Client(), Client()]
@@ -134,9 +127,9 @@ async def test_client_that_leaves_after_a_shared_failure_left_of_itself() -> Non
     refusal = Refusal(Reason.ENGINE_FAILED, "lost")
     stage = NextStage(NotSent(refusal, Retry.OTHER_POOL), asyncio.CancelledError())
     shared, request = coalesce(stage), wants()
-    pools = [SimpleNamespace(group=name, gate=MagicMock()) for name in ("a", "b")]
+    pools = [SimpleNamespace(group=name, admission=MagicMock()) for name in ("a", "b")]
     for pool in pools:
-        pool.gate.rules.coalescing = pool.group == "a"
+        pool.admission.rules.coalescing = pool.group == "a"
     shared._pools = cast(Any, MagicMock(draining=False, one=None))
     shared._pools.__iter__.side_effect = lambda: iter(pools)  # type: ignore[attr-defined]
     with pytest.raises(asyncio.CancelledError):

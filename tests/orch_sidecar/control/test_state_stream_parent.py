@@ -71,7 +71,7 @@ async def test_parent_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
 ) -> None:
     ours = parent.take()
     request, own = served(tier.leases, ours.id, tier.slots)
-    parent.gate.abandon(ours.id)
+    parent.gate.ledger.abandon(ours.id)
     tier.slots.abandon(own.id)
     tier.leases.leave(request)
     await asyncio.sleep(0.1)
@@ -83,7 +83,7 @@ async def test_parent_gets_slots_of_an_abort_back_when_the_engine_confirmed_it(
 
 async def test_parent_asks_for_leases_that_never_arrived(tier: Tier, parent: Parent) -> None:
     ours = parent.take()
-    parent.gate.abandon(ours.id)
+    parent.gate.ledger.abandon(ours.id)
     await eventually(lambda: not parent.ledger.leased)
     assert tier.leases.enter(ours.id) is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -77,6 +77,7 @@ def pool_of(slots: int = 1, **more: Any) -> Any:
             "tier": False,
             "keeps_queue": False,
             "gate": gate,
+            "admission": gate._controller,
             "connections": Connections(),
             "rejection": None,
             "fields": b"x-measurement-type: batched_online\r\n",
@@ -89,8 +90,8 @@ def pool_of(slots: int = 1, **more: Any) -> Any:
             "not_admitted": Counter(),
             "prompt_size": SimpleNamespace(learn=lambda *_: None),
             "silence_limit_s": lambda: 600.0,
-            "class_fields": lambda _: b"",
-            "labels_of": lambda _: {},
+            "class_fields": defaultdict(bytes),
+            "class_labels": defaultdict(dict),
             "admission_request": lambda *_: interactive(),
             "unreachable": lambda error: Refusal(Reason.ENGINE_DOWN, str(error)),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 from multidict import CIMultiDict
@@ -19,12 +19,8 @@ class Request:
     """A request that records its cancellations."""
 
     def __init__(self, **headers: str) -> None:
-        self._headers = client(**headers)
+        self.http = SimpleNamespace(headers=client(**headers))
         self.cancelled: list[Refusal] = []
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._headers
 
     def cancel(self, refusal: Refusal) -> None:
         self.cancelled.append(refusal)
@@ -139,7 +135,7 @@ def test_memory_of_ended_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 def begin_named(requests: InFlight, request: Request, given: str = ID) -> RequestName:
     """Begins a request whose client chose its id."""
-    name = requests.name_for(given, request.headers)
+    name = requests.name_for(given, request.http.headers)
     assert not isinstance(name, Refusal)
     requests.begin(name, request)
     return name
@@ -210,7 +206,7 @@ def test_client_finds_its_request_and_nobody_elses() -> None:
 
 def test_operator_finds_requests_of_every_client_by_their_whole_ids() -> None:
     requests, mine, theirs = InFlight(), Request(**KEY), Request(x_api_key="sk-two")
-    names = [requests.name_for(ID, each.headers) for each in (mine, theirs)]
+    names = [requests.name_for(ID, each.http.headers) for each in (mine, theirs)]
     for name, request in zip(names, (mine, theirs), strict=True):
         assert not isinstance(name, Refusal)
         requests.begin(name, request)

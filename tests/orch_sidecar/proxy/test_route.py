@@ -56,7 +56,7 @@ async def routed(pools: Pools, stage: NextStage, asking: Any = None) -> Result:
 
 
 def names(stage: NextStage) -> list[str]:
-    return [pool.name for _, pool, _ in stage.calls]
+    return [pool.name for _, pool, *_ in stage.calls]
 
 
 async def test_single_pool_is_not_chosen() -> None:
@@ -70,7 +70,6 @@ async def test_next_pool_serves_what_the_first_could_not() -> None:
     asking = request()
     assert await routed(pools, stage, asking) is SENT
     assert names(stage) == ["a", "b"]
-    assert asking.record.pool == "b"
     assert pools.tried == [None, {"a"}]
 
 

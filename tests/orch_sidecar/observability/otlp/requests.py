@@ -223,6 +223,7 @@ class World:
         self._tick(0)
         record = record_of(**life.identity)
         trace = self._tracing.begin(record, life.headers)
+        assert trace is not None
         self.trace_ids.append(record.trace_id)
         for name, value in life.fields.items():
             setattr(record, name, value)

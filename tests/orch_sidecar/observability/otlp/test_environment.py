@@ -67,6 +67,8 @@ def requests(tracing: Tracing) -> None:
     """One request that starts a generation, and one that joins it."""
     first, second = record_of(model="tiny", cost=1), record_of(model="tiny", cost=1)
     leader, follower = tracing.begin(first, {}), tracing.begin(second, {})
+    assert leader is not None
+    assert follower is not None
     of_generation = first.of_generation()
     generation = leader.shared(of_generation)
     follower.joined(generation)

@@ -27,7 +27,7 @@ POOL = cast(
     SimpleNamespace(
         fields=b"x-measurement-type: batched_online\r\n",
         fields_at_once=b"x-orch-queue-position: 0\r\n",
-        gate=SimpleNamespace(draining=None),
+        admission=SimpleNamespace(draining=None),
         silence_limit_s=lambda: 600.0,
         connections=SimpleNamespace(loop=SimpleNamespace(time=lambda: 100.0)),
     ),
