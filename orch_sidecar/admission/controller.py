@@ -233,7 +233,9 @@ class AdmissionController:
             self.constraints.offers.give_back(lease.cost)
         request = lease.request
         if request is not None:
-            self.constraints.ended(request, now)
+            for each in self.constraints.ending[request.service_class is _BULK]:
+                if not each.inactive:
+                    each.ended(request, now)
         self._ended.append((lease, output_tokens, served, now))
         if output_tokens is None or len(self._ended) >= _MOST_ENDED:
             self.learn()
@@ -313,9 +315,9 @@ class AdmissionController:
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""
-        self.learn()
         self.constraints.set_kv(request)
-        return self.forecaster.forecast(request, self.order.first(request, now), now)
+        order = self.order if self.queues.depth else self.constraints
+        return self.forecaster.forecast(request, order.first(request, now), now)
 
     # Dispatch
 
@@ -340,7 +342,9 @@ class AdmissionController:
     def _grant(self, ticket: str, request: AdmissionRequest, now: float) -> Lease:
         lease = self.ledger.grant(ticket, request, now)
         self.service_times.prompts.sent(lease, request.prompt_tokens, now)
-        self.constraints.granted(lease, request, now)
+        for each in self.constraints.granting[request.service_class is _BULK]:
+            if not each.inactive:
+                each.granted(lease, request, now)
         if self.queues.passed:
             self.order.gone(request, now)
         return lease

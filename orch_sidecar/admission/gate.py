@@ -7,8 +7,10 @@ that never reached theirs.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
@@ -18,22 +20,45 @@ from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.prediction.service_time import Forecast
 from orch_sidecar.admission.status import AdmissionStatus
-from orch_sidecar.admission.tickets import Tickets
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,
     EngineReport,
     Lease,
+    Owner,
     Queued,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+_BLOCK_BYTES: Final = 4096
+
+Outcome = Lease | Refusal
+
+
+class TicketIds:
+    """Ids that nobody can guess: `<instance>.<random>.<cost>`. `instance` distinguishes them from
+    those of other sidecars, or of an earlier run."""
+
+    def __init__(self) -> None:
+        self.instance = os.urandom(8).hex()
+        self._random: list[str] = []  # each is used once
+
+    def new(self, cost: int) -> str:
+        """Returns a new id for `cost` sequences."""
+        if not self._random:
+            block = os.urandom(_BLOCK_BYTES).hex()  # one system call for many ids
+            self._random = [block[at : at + 32] for at in range(0, len(block), 32)]
+        return f"{self.instance}.{self._random.pop()}.{cost}"
 
 
 class Gate:
-    """Performs the decisions of an admission controller. Lives on one event loop."""
+    """Performs the decisions of an admission controller. Lives on one event loop.
+
+    A ticket is the id of an attempt to get slots, and of the lease that it may get. It has an owner
+    from `open` to `release`, whatever raises in between.
+    """
 
     def __init__(
         self, controller: AdmissionController, lasted_s: dict[Reason, float] | None = None
@@ -48,12 +73,14 @@ class Gate:
         self.reserve = controller.constraints.reserve
         self._loop = asyncio.get_running_loop()
         controller.absence = Absence(self._loop.time(), lasted_s)
-        self._tickets = Tickets(self._loop.create_future)
-        self.ids, self.open = self._tickets.ids, self._tickets.open  # to be closed in a `finally`
+        self.ids = TicketIds()
         self.instance = self.ids.instance
+        self.owners: dict[str, Owner] = {}  # by ticket
+        # Of queued requests, and of those whose outcomes nobody has read yet.
+        self._waiters: dict[str, asyncio.Future[Outcome]] = {}
+        self._decided: dict[str, asyncio.Future[Outcome]] = {}
         self.claims = EngineClaims(controller, self.instance)
-        self.owners, self._waiters = self._tickets.owners, self._tickets.waiting
-        controller.reclaim.unseen = self._tickets.unseen
+        controller.reclaim.unseen = self._unseen
         self._timer: asyncio.Handle | None = None
         # uvloop's `call_at` returns a handle without `when()` for a time that is past.
         self._timer_at = 0.0
@@ -139,12 +166,19 @@ class Gate:
 
     # Requests
 
+    def open(self, owner: Owner, cost: int) -> str:
+        """Creates a ticket for `cost` sequences and assigns it to `owner.ticket`: to be released in
+        a `finally`. An owner with another ticket, or None, owns this one no longer."""
+        ticket = owner.ticket = self.ids.new(cost)
+        self.owners[ticket] = owner
+        return ticket
+
     def arrive(self, ticket: str, request: AdmissionRequest) -> Lease | Refusal | Queued:
         """Requests slots. Queued: `wait` returns the outcome."""
         arrive = self.claims.arrive if request.parent else self._controller.arrive
         outcome = arrive(ticket, request, self._loop.time())
         if type(outcome) is Queued:
-            self._tickets.wait(ticket)
+            self._waiters[ticket] = self._loop.create_future()
             for lease_id in self._controller.reclaim.take():
                 self.owners[lease_id].reclaim()
         if self._controller.displaced or self._waiters:
@@ -169,7 +203,7 @@ class Gate:
         now = self._loop.time()
         outcome = self._controller.requeue(ticket, request, since_s, now)
         if isinstance(outcome, Queued):
-            self._tickets.wait(ticket)
+            self._waiters[ticket] = self._loop.create_future()
             self._perform(self._controller.dispatch(now))
         return outcome
 
@@ -179,7 +213,7 @@ class Gate:
         Cancellation leaves the queue, or releases an unused lease.
         """
         try:
-            return await self._tickets.outcome_of(ticket)
+            return await (self._waiters.get(ticket) or self._decided[ticket])
         except asyncio.CancelledError:
             if ticket in self._waiters:
                 self._perform(self._controller.leave(ticket, self._loop.time()))
@@ -187,13 +221,14 @@ class Gate:
                 self.release(ticket, served=False, sent=False)
             raise
         finally:
-            self._tickets.read(ticket)
+            self._waiters.pop(ticket, None)
+            self._decided.pop(ticket, None)
 
     def refuse(self, ticket: str, refusal: Refusal) -> bool:
         """Ends the wait of a queued request. False: it is not, or no longer, queued."""
         if ticket not in self._waiters:
             return False
-        self._tickets.decide(ticket, refusal)
+        self._decide(ticket, refusal)
         self._perform(self._controller.leave(ticket, self._loop.time()))
         return True
 
@@ -215,7 +250,7 @@ class Gate:
         controller, waiters, queues = self._controller, self._waiters, self._queues
         now = self._loop.time()
         self.owners.pop(ticket, None)
-        self._tickets.decided.pop(ticket, None)
+        self._decided.pop(ticket, None)
         if waiters.pop(ticket, None) is not None or (queues.depth and ticket in queues):
             self._perform(controller.leave(ticket, now))
         if not ended:
@@ -275,12 +310,17 @@ class Gate:
         loop: each queued ticket has an owner that waits, each owner that waits is queued, each
         lease in use has an owner. Returns the leases without one: they are closing now.
         """
-        controller, tickets = self._controller, self._tickets
+        controller, now = self._controller, self._loop.time()
         self._perform(controller.take_displaced())
-        for ticket in tickets.disown(self._queues.tickets()):
-            self._perform(controller.leave(ticket, self._loop.time()))
+        for ticket in [each for each, owner in self.owners.items() if owner.ticket != each]:
+            del self.owners[ticket]
+            self._decided.pop(ticket, None)
+        queued = self._queues.tickets()
+        for ticket in sorted((queued | self._waiters.keys()) - self.owners.keys()):
+            self._waiters.pop(ticket, None)
+            self._perform(controller.leave(ticket, now))
         for ticket in self._waiters.keys() - self._queues.tickets():
-            tickets.decide(ticket, self.ledger.get(ticket) or refusals.LOST)
+            self._decide(ticket, self.ledger.get(ticket) or refusals.LOST)
         orphans = sorted(self.ledger.in_use() - self.owners.keys())
         for lease in orphans:
             self.ledger.abandon(lease)
@@ -289,9 +329,23 @@ class Gate:
             self._perform(controller.dispatch(self._loop.time()))
         return orphans
 
+    def _unseen(self, ticket: str) -> bool:
+        """Whether the engine runs the ticket's request, and its client has seen nothing of it."""
+        owner = self.owners.get(ticket)
+        return owner is not None and owner.unseen
+
+    def _decide(self, ticket: str, outcome: Outcome) -> None:
+        """Ends the wait of a request."""
+        waiter = self._waiters.pop(ticket, None)
+        if waiter is None:
+            return  # an exception removed its owner, and reconciliation finds the lease
+        self._decided[ticket] = waiter
+        if not waiter.done():
+            waiter.set_result(outcome)
+
     def _perform(self, decisions: list[Decision]) -> None:
         for decision in decisions:
-            self._tickets.decide(decision.ticket, decision.outcome)
+            self._decide(decision.ticket, decision.outcome)
         if self._waiters:
             self._set_timer()
         self.claims.update()

@@ -85,8 +85,6 @@ _CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, 
 
 def chat(document: Document) -> bytes | None:
     """Returns the key of a valid chat request for one sequence. None: it is not coalesced."""
-    if document.get("temperature") != 0 and "seed" not in document:
-        return None  # as most requests are
     if not _deterministic(document) or not _texts_only(document.get("messages")):
         return None
     return _digest("chat", document)

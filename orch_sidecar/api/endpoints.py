@@ -99,6 +99,8 @@ class Endpoint:
             request = self.generation(document, ctx_max)
         except InvalidBody as invalid:
             return invalid.refusal
+        # Most requests have neither: they are sampled at random.
+        coalesce = coalesce and ("seed" in document or document.get("temperature") == 0)
         if coalesce and request.cost == 1 and self.coalescing_key is not None:
             request.coalescing_key = self.coalescing_key(document)
         return request

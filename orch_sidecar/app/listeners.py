@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.wire.client_connection import ClientConnection, request_factory
+from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import ClientConnections
 
 logger = logging.getLogger("orch.sidecar")
@@ -37,8 +37,7 @@ class AdminListener:
     ) -> None:
         self._settings = settings
         self._headers = common_headers
-        loop = asyncio.get_running_loop()
-        self._server = web.Server(handle, request_factory=request_factory(loop))
+        self._server = web.Server(handle)
         self._connections = ClientConnections(_MAX_CONNECTIONS, "operators")
         self._listener: asyncio.Server | None = None
 

@@ -40,7 +40,7 @@ from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from orch_sidecar.wire.client_connection import ClientConnection, request_factory
+from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import (
     ClientConnections,
     connection_limit,
@@ -162,7 +162,6 @@ class Sidecar:
         self._server = web.Server(
             cast(Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], built.entry.handle),
             handler_cancellation=True,
-            request_factory=request_factory(asyncio.get_running_loop()),
         )
 
     @property

@@ -18,8 +18,7 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, response_fields
 from orch_sidecar.wire.client_connections import undelivered_bytes
 from orch_sidecar.wire.forwarding import filtered_response_head
-from orch_sidecar.wire.http1 import Head
-from orch_sidecar.wire.http1_bodies import LAST_CHUNK
+from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 # Written at once to a client that is behind: as much as its transport takes before it is full.
 _WRITE_BYTES: Final = 65_536

@@ -80,6 +80,7 @@ class Collector:
         )
         self._of_requests = tuple(self._families_of_requests())
         self.ended: list[Ended] = []  # not counted yet
+        self.generations: list[Ended] = []  # admitted ones that several requests could share
         self.log: Callable[[list[Ended]], None] | None = None
         self.log_dropped: Callable[[], int] | None = None
         self.recent = RecentRequests()
@@ -93,9 +94,11 @@ class Collector:
             self.log(ended)
         for record, now in ended:
             self._request_ended(record, now)
+        generations, self.generations = self.generations, []
+        for record, now in generations:
+            self._generation_ended(record, now)
 
-    def generation_ended(self, record: RequestRecord, now: int) -> None:
-        """Counts an admitted generation that several requests could share."""
+    def _generation_ended(self, record: RequestRecord, now: int) -> None:
         assert record.pool is not None
         traced = _traced(record, now)
         self._stats_of(record).generation_ended(record, traced)

@@ -133,6 +133,6 @@ class Metrics:
         return self._collector.recent
 
     def generation_ended(self, record: RequestRecord) -> None:
-        """Counts a generation that several requests could share."""
+        """Counts a generation that several requests could share; appends it, too."""
         if record.admitted is not None and record.pool is not None:
-            self._collector.generation_ended(record, time.monotonic_ns())
+            self._collector.generations.append((record, time.monotonic_ns()))

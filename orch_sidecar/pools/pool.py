@@ -280,7 +280,7 @@ class Pool:
         """Returns the pool as it is now. With `request` (and while the pool takes requests) it
         predicts when that request would end here."""
         gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
-        drain, unavailable = self.admission.draining, gate.unavailable and gate.away()
+        drain, unavailable = self.admission.draining, self.admission.unavailable and gate.away()
         state, message = watcher.state, watcher.message
         if drain is not None:
             unavailable = refusals.draining(drain.ordered_by)
@@ -303,8 +303,8 @@ class Pool:
             self.connections.loop.time(),
             watcher.heard_at,
             ledger.slots_total,
-            ledger.room,
-            gate.queue_depth,
+            ledger.slots_total - ledger.leased - ledger.foreign,
+            self.queues.depth,
             None if forecast is None else forecast.end_ms,
         )
 

@@ -33,7 +33,7 @@ from orch_sidecar.pools.placement.affinity import PrefixAffinity
 from orch_sidecar.pools.placement.candidates import FEW
 from orch_sidecar.pools.placement.routing import PlacementReason, PlacementRequest
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.shortlist import Shortlist
+from orch_sidecar.pools.shortlist import LongestContext, Shortlist
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
@@ -88,6 +88,7 @@ class PoolRegistry:
             self._observe(pool)
         # The only pool there can ever be, if so.
         self.one: Pool | None = self.all[0] if self._single else None
+        self.longest: LongestContext = self._shortlist if self.one is None else self.one.watcher
         # Removed pools stay: requests that they still serve look them up by name.
         self._by_name: dict[str, Pool] = {pool.name: pool for pool in self.all}
         # The headless pools that have no known address, and why.
@@ -104,13 +105,6 @@ class PoolRegistry:
 
     def __getitem__(self, name: str) -> Pool:
         return self._by_name[name]
-
-    @property
-    def ctx_max(self) -> int | None:
-        """The longest context of any pool; None until all engines have reported theirs."""
-        if self.one is not None:
-            return self.one.watcher.ctx_max
-        return self._shortlist.ctx_max
 
     @property
     def draining(self) -> bool:

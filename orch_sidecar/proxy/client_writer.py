@@ -34,8 +34,7 @@ from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import undelivered_bytes
 from orch_sidecar.wire.forwarding import filtered_response_head
-from orch_sidecar.wire.http1 import Head
-from orch_sidecar.wire.http1_bodies import LAST_CHUNK
+from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _CLOSE: Final = field_line(CONNECTION, "close")

@@ -21,8 +21,16 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
-from orch_sidecar.wire.http1 import FramingError, Head, parse_head
-from orch_sidecar.wire.http1_bodies import LAST_CHUNK, Body, ChunkedBody, LengthBody, body_of
+from orch_sidecar.wire.http1 import (
+    LAST_CHUNK,
+    Body,
+    ChunkedBody,
+    FramingError,
+    Head,
+    LengthBody,
+    body_of,
+    parse_head,
+)
 
 # ResourcePath once: looking up a member of an enum is slow.
 _OK, _CLIENT_ERROR, _ENGINE_ERROR = Outcome.OK, Outcome.CLIENT_ERROR, Outcome.ENGINE_ERROR

@@ -77,7 +77,8 @@ class Forward:
         finally:
             if request.response is not None:
                 request.failure = request.response.failure
-                request.response.stop()
+                if not request.response.complete:
+                    request.response.stop()
             elif connection is not None:
                 connection.close()
             if sink is not None:

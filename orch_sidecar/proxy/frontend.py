@@ -230,22 +230,15 @@ class Frontend:
         request.options = options
         record.scenario, record.run = options.scenario, options.run
         if not endpoint.admitted:
-            if endpoint.stored:
-                target = http.rel_url.raw_path_qs  # has the id, and from where events go on
-                line = f"{endpoint.method} {target} HTTP/1.1"
-                request.line = line.encode(errors="surrogateescape")
-            over = None if key is None else self._enter_unadmitted(request, key)
-            if over is not None:
-                return NotSent(over)
-            return await self._route.handle_unadmitted(request)
+            return await self._serve_unadmitted(request)
         if endpoint.form:
             content_type = http.headers.get(CONTENT_TYPE, "")
-            wanted = endpoint.read_form(request.body, content_type, self._pools.ctx_max)
+            wanted = endpoint.read_form(request.body, content_type, self._pools.longest.ctx_max)
         elif len(request.body) <= LARGE_BYTES:
             wanted = endpoint.read(
                 request.body,
                 self._max_json_depth,
-                self._pools.ctx_max,
+                self._pools.longest.ctx_max,
                 self._pools.coalescing and not options.no_coalesce,
             )
         else:
@@ -255,6 +248,14 @@ class Frontend:
             return NotSent(wanted)
         if request.cancelled is not None:
             return NotSent(request.cancelled)
+        stage = self._stage_of(request, wanted)
+        return stage if isinstance(stage, NotSent) else await stage.handle(request)
+
+    def _stage_of(self, request: Request, wanted: GenerationRequest) -> Stage | NotSent:
+        """Returns the stage that serves a request which takes slots, and prepares it for that:
+        its class, the limits of its key, the salt of the prefix cache."""
+        endpoint, key, options = request.endpoint, request.key, request.options
+        record = request.record
         if wanted.joint and self._pools.read_pairs(wanted.model):
             wanted.cost -= wanted.joint
         record.model = wanted.model
@@ -268,7 +269,7 @@ class Frontend:
             record.key = key.name
             if key.bulk:
                 if options.service_class is _INTERACTIVE:
-                    return NotSent(interactive_forbidden(http.headers))
+                    return NotSent(interactive_forbidden(request.http.headers))
                 service_class = _BULK
             over = self._enter(request, key, wanted)
             if over is not None:
@@ -284,9 +285,17 @@ class Frontend:
                     return NotSent(salted)
                 call.cache_owner, (request.body, request.salt) = salt.owner, salted
         if wanted.cost > 1:
-            return await self._split.handle(request)
-        stage = self._route if wanted.coalescing_key is None else self._coalesce
-        return await stage.handle(request)
+            return self._split
+        return self._route if wanted.coalescing_key is None else self._coalesce
+
+    async def _serve_unadmitted(self, request: Request) -> Result:
+        """Passes on a request that takes no slots."""
+        endpoint, key = request.endpoint, request.key
+        if endpoint.stored:
+            target = request.http.rel_url.raw_path_qs  # has the id, and from where events go on
+            request.line = f"{endpoint.method} {target} HTTP/1.1".encode(errors="surrogateescape")
+        over = None if key is None else self._enter_unadmitted(request, key)
+        return await self._route.handle_unadmitted(request) if over is None else NotSent(over)
 
     def _enter_unadmitted(self, request: Request, key: ApiKey) -> Refusal | None:
         if request.endpoint.path == STATEMENTS_PATH:
@@ -319,7 +328,7 @@ class Frontend:
         self._authorizer.leave(key, request.key_sequences, time.monotonic())
 
     def _read_outline(self, endpoint: Endpoint, outline: bytes) -> GenerationRequest | Refusal:
-        depth, ctx_max = self._max_json_depth, self._pools.ctx_max
+        depth, ctx_max = self._max_json_depth, self._pools.longest.ctx_max
         return endpoint.read(outline, depth, ctx_max, outlined=True)
 
     def _inadmissible(self, request: Request) -> Refusal | None:

@@ -27,7 +27,7 @@ from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.division import Part
 from orch_sidecar.splitting.merging import DONE, Events, Unmergeable, together
 from orch_sidecar.splitting.running_part import RunningPart
-from orch_sidecar.wire.http1_bodies import LAST_CHUNK
+from orch_sidecar.wire.http1 import LAST_CHUNK
 
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
 _OK: Final = Outcome.OK

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
@@ -73,21 +73,6 @@ SENT: Final = AlreadySent(keep_alive=True)
 SENT_CLOSE: Final = AlreadySent(keep_alive=False)
 
 
-def request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
-    """Returns the function that creates a server's requests.
-
-    Upgrades are not supported. aiohttp discards the bytes that follow a request for an unknown
-    upgrade (h2c) in the same read: the response therefore announces that the connection closes.
-    """
-
-    def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        if message.upgrade:
-            message = message._replace(should_close=True)
-        return web.BaseRequest(message, payload, protocol, writer, task, loop)
-
-    return make
-
-
 class ClientConnection(web.RequestHandler):
     """One client connection: passes the transport's flow control to the response in progress."""
 
@@ -140,7 +125,9 @@ class ClientConnection(web.RequestHandler):
     async def _serve_next(self) -> bool:
         """Serves the next request. Returns whether the connection may serve another one.
 
-        A method of its own, so that an idle connection keeps nothing of the last request.
+        A method of its own, so that an idle connection keeps nothing of the last request. Upgrades
+        are not supported. aiohttp discards the bytes that follow a request for an unknown upgrade
+        (h2c) in the same read: the response therefore announces that the connection closes.
         """
         messages = self._messages
         if not messages and self._may_hold_back:
@@ -159,18 +146,21 @@ class ClientConnection(web.RequestHandler):
         writer = StreamWriter(self, self._loop)
         # No reference to the task: a cancelled one keeps its traceback, which keeps the request.
         task = cast(Any, None)
-        assert self._request_factory is not None
         if isinstance(message, RawRequestMessage):
-            request = self._request_factory(message, payload, self, writer, task)
+            if message.upgrade:
+                message = message._replace(should_close=True)
+            request = web.BaseRequest(message, payload, self, writer, task, self._loop)
             response = await self._respond(request)
         else:
-            request = self._request_factory(ERROR, payload, self, writer, task)
+            request = web.BaseRequest(ERROR, payload, self, writer, task, self._loop)
             response = self.handle_error(request, message.status, message.exc, message.message)
-        if response is not SENT:
+        if response is SENT:
+            self._keepalive = True
+        else:
             _, gone = await self.finish_response(request, response, None)
             if gone:
                 return False
-        self._keepalive = bool(response.keep_alive)
+            self._keepalive = bool(response.keep_alive)
         if not payload.is_eof():
             await self._discard(payload)
         if len(messages) > 1:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from orch_sidecar.wire.http1_bodies import MAX_BUFFERED_BYTES
+from orch_sidecar.wire.http1 import MAX_BUFFERED_BYTES
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

@@ -20,8 +20,7 @@ from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
-from orch_sidecar.wire.http1 import Head, parse_head
-from orch_sidecar.wire.http1_bodies import body_of
+from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar.records import identity_of
 
 SHARED_ID = "shared-0123456789abcdef"

@@ -20,7 +20,7 @@ from orch_sidecar.admission.constraints.slot_offers import SlotOffers, Slots
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from vllm_plugin.contracts.lease_protocol import MOST_CLAIMED
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
@@ -65,8 +65,9 @@ class AdmissionConstraints:
         self._rooms_of_interactive, self._rooms_of_bulk = _following(
             "room", self._of_interactive, self._of_bulk
         )
-        self._granting = _following("granted", self._of_interactive, self._of_bulk)
-        self._ending = _following("ended", self._of_interactive, self._of_bulk)
+        # By class: those that follow its leases.
+        self.granting = _following("granted", self._of_interactive, self._of_bulk)
+        self.ending = _following("ended", self._of_interactive, self._of_bulk)
         # What the limits were computed from: slots, the largest batch seen, the step time.
         self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
         self._ledger = ledger
@@ -124,18 +125,6 @@ class AdmissionConstraints:
             self.rules, slots_total, step_time, batch_seen, bulk_prompts, before
         )
         self.reserve.resized(slots_total, self.limits.interactive)
-
-    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
-        """The ledger granted a lease for `request`."""
-        for each in self._granting[request.service_class is _BULK]:
-            if not each.inactive:
-                each.granted(lease, request, now)
-
-    def ended(self, request: AdmissionRequest, now: float) -> None:
-        """The lease of `request` ended."""
-        for each in self._ending[request.service_class is _BULK]:
-            if not each.inactive:
-                each.ended(request, now)
 
     # Decisions
 

@@ -78,11 +78,10 @@ def place(
     capable = _capable(pools, request)
     if isinstance(capable, Refusal):
         return capable
-    available = [
-        pool
-        for pool in capable
-        if pool.unavailable is None and pool.name not in tried and pool.group not in tried
-    ]
+    available = []
+    for pool in capable:
+        if pool.unavailable is None and pool.name not in tried and pool.group not in tried:
+            available.append(pool)
     if not available:
         return _none_available(capable)
     options = request.options
@@ -171,7 +170,8 @@ def best(
     available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load | None
 ) -> tuple[str, PlacementReason]:
     """Chooses among several pools that take the request: its home, else by predicted end."""
-    predicted = all(pool.end_ms is not None for pool in available)
+    ends = [pool.end_ms for pool in available]
+    predicted = None not in ends
     if request.home is not None:
         if total is None:
             slots = sum(pool.slots_total for pool in available)

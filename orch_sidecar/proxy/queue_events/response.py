@@ -33,8 +33,7 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, Source, is_event_stream, response_fields
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from orch_sidecar.wire.http1 import Head
-from orch_sidecar.wire.http1_bodies import LAST_CHUNK
+from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 # A line is repeated after this time: the prediction has changed, and proxies close silent streams.
 AGAIN_S: Final = 2.0

@@ -11,8 +11,8 @@ from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.refusal import Reason
-from tests.orch_sidecar.admission.examples import bulk, rules
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
+from tests.orch_sidecar.admission.examples import BULK, bulk, rules
+from vllm_plugin.contracts.profile import AdmissionRules
 
 
 class Bench:
@@ -36,13 +36,15 @@ class Bench:
     def grant(self, request: AdmissionRequest, now: float = 0.0) -> Lease:
         self.constraints.set_kv(request)
         lease = self.ledger.grant(f"lease {sum(self.ledger.granted.values())}", request, now)
-        self.constraints.granted(lease, request, now)
+        for each in self.constraints.granting[request.service_class is BULK]:
+            each.granted(lease, request, now)
         return lease
 
     def release(self, lease: Lease, now: float) -> None:
         self.ledger.release(lease.id, now)
         assert lease.request is not None
-        self.constraints.ended(lease.request, now)
+        for each in self.constraints.ending[lease.request.service_class is BULK]:
+            each.ended(lease.request, now)
 
     def wait(self, request: AdmissionRequest, name: str = "waiting") -> None:
         self.queues.add(QueuedRequest(name, request, 0.0, 60.0, Reason.QUEUE_TIMEOUT, 0.0))
@@ -55,7 +57,7 @@ class Bench:
 
     def clears_at(self, reason: str, now: float) -> float | None:
         """When the first constraint with this name clears for the head of bulk requests."""
-        head = self.queues.head(ServiceClass.BULK)
+        head = self.queues.head(BULK)
         request = bulk() if head is None else head.request
         [found, *_] = (each for each in self.constraints.all if each.reason == reason)
         return found.clears_at(request, now)

@@ -64,7 +64,7 @@ def assert_nothing_left(gate: Gate) -> None:
     assert gate.status().leases == 0
     assert gate.queue_depth == 0
     assert gate._waiters == {}
-    assert gate._tickets.decided == {}
+    assert gate._decided == {}
 
 
 async def cancelled(task: asyncio.Task[Outcome]) -> bool:

@@ -12,7 +12,7 @@ from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason
-from tests.orch_sidecar.admission.examples import bulk, interactive, reason, rules
+from tests.orch_sidecar.admission.examples import BULK, bulk, interactive, reason, rules
 from vllm_plugin.contracts.lease_protocol import Claim
 
 
@@ -31,7 +31,8 @@ class Line:
     def run(self, request: AdmissionRequest) -> None:
         name = f"running {self.ledger.lease_count}"
         lease = self.ledger.grant(name, request, 0.0)
-        self.constraints.granted(lease, request, 0.0)
+        for each in self.constraints.granting[request.service_class is BULK]:
+            each.granted(lease, request, 0.0)
 
     def wait(self, name: str, request: AdmissionRequest) -> None:
         waiting = QueuedRequest(

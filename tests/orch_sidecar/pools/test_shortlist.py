@@ -186,10 +186,10 @@ async def test_request_that_none_can_take_is_refused_with_the_reason(
 async def test_longest_context_is_known_when_all_engines_have_reported(
     registry: PoolRegistry,
 ) -> None:
-    assert registry.ctx_max == 2048
+    assert registry.longest.ctx_max == 2048
     reports(registry["e-03"], ctx_max=8192)
-    assert registry.ctx_max == 8192
-    assert registry_of(*(entry(f"e-{number}") for number in range(9))).ctx_max is None
+    assert registry.longest.ctx_max == 8192
+    assert registry_of(*(entry(f"e-{number}") for number in range(9))).longest.ctx_max is None
 
 
 async def test_address_that_is_gone_takes_nothing_and_its_successor_does() -> None:

@@ -15,8 +15,7 @@ from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
-from orch_sidecar.wire.http1 import Head, parse_head
-from orch_sidecar.wire.http1_bodies import LAST_CHUNK, MAX_BUFFERED_BYTES, body_of
+from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_BUFFERED_BYTES, Head, body_of, parse_head
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (

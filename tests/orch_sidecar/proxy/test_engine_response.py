@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.wire import backpressure
-from orch_sidecar.wire.http1_bodies import MAX_BUFFERED_BYTES
+from orch_sidecar.wire.http1 import MAX_BUFFERED_BYTES
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
     DONE,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.wire.http1 import MAX_HEAD_BYTES, FramingError, Head, parse_head
-from orch_sidecar.wire.http1_bodies import (
+from orch_sidecar.wire.http1 import (
     LAST_CHUNK,
     MAX_BUFFERED_BYTES,
+    MAX_HEAD_BYTES,
     MAX_TRAILER_BYTES,
     Body,
     ChunkedBody,
     CloseBody,
     DechunkedBody,
+    FramingError,
+    Head,
     LengthBody,
     body_of,
+    parse_head,
 )
 
 

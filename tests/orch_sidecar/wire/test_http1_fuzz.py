@@ -9,8 +9,15 @@ import h11
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
-from orch_sidecar.wire.http1 import FramingError, Head, parse_head
-from orch_sidecar.wire.http1_bodies import Body, ChunkedBody, DechunkedBody, body_of
+from orch_sidecar.wire.http1 import (
+    Body,
+    ChunkedBody,
+    DechunkedBody,
+    FramingError,
+    Head,
+    body_of,
+    parse_head,
+)
 from tests.fuzz import examples
 from tests.orch_sidecar.answers import (
     CHANGE,

@@ -15,8 +15,7 @@ from orch_sidecar.api import usage
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.stream import EventStream, code_of, shown
-from orch_sidecar.wire.http1 import FramingError, Head, parse_head
-from orch_sidecar.wire.http1_bodies import Body, body_of
+from orch_sidecar.wire.http1 import Body, FramingError, Head, body_of, parse_head
 
 # A server may be closing a connection that was idle for longer: vLLM does after 5 s. A request
 # sent just then is lost, and a POST is never retried.

@@ -13,8 +13,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.queue_events.response import AGAIN_S, QueueResponse
-from orch_sidecar.wire.http1 import Head, parse_head
-from orch_sidecar.wire.http1_bodies import body_of
+from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.broadcasting import WATCHDOG, Transport, http_of
 from tests.orch_sidecar.records import record_of
