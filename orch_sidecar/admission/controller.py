@@ -247,7 +247,8 @@ class AdmissionController:
     def learn(self) -> None:
         """Learns from the leases that have ended: the lengths and times of requests, and what keys
         have used. Nothing that a request waits for; to be called before what follows from that."""
-        for lease, output_tokens, served, now in self._ended:
+        ended, self._ended = self._ended, []  # first: an error repeats none of them
+        for lease, output_tokens, served, now in ended:
             request, cost = lease.request, lease.cost
             if request is not None:
                 charged = served and not lease.reclaimed
@@ -260,7 +261,6 @@ class AdmissionController:
                     self.service_times.completed(lease, request, output_tokens / cost, now)
             if served:
                 self.forecaster.release_rates.released(request, cost, now)
-        self._ended.clear()
 
     # Timer and operator events
 
@@ -315,7 +315,8 @@ class AdmissionController:
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""
-        self.constraints.set_kv(request)
+        if self.ledger.leased or self.ledger.foreign:  # else it has the whole cache
+            self.constraints.set_kv(request)
         order = self.order if self.queues.depth else self.constraints
         return self.forecaster.forecast(request, order.first(request, now), now)
 

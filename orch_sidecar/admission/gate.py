@@ -18,7 +18,6 @@ from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.prediction.absence import Absence
-from orch_sidecar.admission.prediction.service_time import Forecast
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import (
     AdmissionRequest,
@@ -145,10 +144,6 @@ class Gate:
         free = self._controller.constraints.free(service_class, self._loop.time())
         return not self._queues.depth and free >= cost
 
-    def forecast(self, request: AdmissionRequest) -> Forecast | None:
-        """Predicts the course of a request that arrives now. None: unknown."""
-        return self._controller.forecast(request, self._loop.time())
-
     def pace_s(self) -> float | None:
         """Seconds per token of each running sequence, as measured; None: unknown."""
         return self._controller.service_times.pace_s(0)
@@ -257,8 +252,10 @@ class Gate:
             self.ledger.abandon(ticket)
             return
         decisions = controller.release(ticket, now, output_tokens, served=served, sent=sent)
-        if decisions or waiters or self.offers.unused or self.on_change is not None:
+        if decisions or waiters or self.offers.unused:
             self._perform(decisions)
+        elif self.on_change is not None:
+            self.on_change()
 
     # Engine
 

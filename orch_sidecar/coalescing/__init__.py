@@ -1,5 +1,4 @@
 """Decides which requests share a generation, and gives each of them its own response.
 
-Pure: `response_id`, `tenant`. May import `admission`, `api`, `observability`, `pools`, `proxy` and
-`wire`.
+Pure: `tenant`. May import `admission`, `api`, `observability`, `pools`, `proxy` and `wire`.
 """

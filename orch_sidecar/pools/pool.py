@@ -287,7 +287,7 @@ class Pool:
             state, message = EngineState.DRAINING, unavailable.message
         forecast = None
         if request is not None and unavailable is None:
-            forecast = gate.forecast(request)
+            forecast = self.admission.forecast(request, self.connections.loop.time())
         return PoolSnapshot(
             self.name,
             self.group,

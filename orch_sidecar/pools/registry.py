@@ -228,7 +228,9 @@ class PoolRegistry:
         if drawn and len(pools) > 1 and home is None and call.options is NO_OPTIONS:
             found = routing.best(snapshots, asked, load)  # each of them takes it
         else:
-            found = routing.place(snapshots + self._absent(), asked, tried or (), load)
+            if self.without_address:
+                snapshots += self._absent()
+            found = routing.place(snapshots, asked, tried or (), load)
         if isinstance(found, Refusal):
             if self.draining:  # takes precedence over every other reason
                 drained = (pool.unavailable for pool in self.all)

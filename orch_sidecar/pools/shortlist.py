@@ -59,13 +59,14 @@ class Shortlist:
             if self.changed:
                 self._update()
             pools = self._with_adapters
-        found = [
-            (resident, pool.gate.ledger.room, pool.name)
-            for pool in pools
-            if model in pool.watcher.adapters
-            and pool.gate.unavailable is None
-            and ((resident := model in pool.watcher.resident) or pool.watcher.has_room)
-        ]
+        found = []
+        for pool in pools:
+            watcher = pool.watcher
+            if model not in watcher.adapters or pool.gate.unavailable is not None:
+                continue
+            resident = model in watcher.resident
+            if resident or watcher.has_room:
+                found.append((resident, pool.gate.ledger.room, pool.name))
         return max(found)[2] if found else None
 
     def of(
@@ -95,12 +96,13 @@ class Shortlist:
 
     def _update(self) -> None:
         """Looks at the pools that have changed."""
-        new_contexts = False
+        new_contexts, many = False, len(self._all) > FEW
         for pool in self.changed:
             name, ctx_max = pool.name, pool.watcher.ctx_max
             if self._by_name.get(name) is not pool:
                 continue  # it has been removed, and ends its last requests
-            self._candidates.update(name, pool.standing())
+            if many:
+                self._candidates.update(name, pool.standing())
             if pool.watcher.adapters:
                 self._with_adapters.add(pool)
             if name not in self._contexts or self._contexts[name] != ctx_max:

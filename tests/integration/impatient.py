@@ -21,12 +21,12 @@ from tests.integration.running import Running
 from tests.integration.wire import Answer
 
 GATE = (
-    "arrive", "requeue", "wait", "refuse", "release", "abandon", "close", "reconcile", "pause",
+    "arrive", "requeue", "wait", "refuse", "release", "reconcile", "pause",
     "engine_reports", "engine_unavailable", "leases_ended", "refuse_queued", "notify",
 )  # fmt: skip
 CONTROLLER = (
     "arrive", "take_displaced", "requeue", "leave", "release", "dispatch", "next_event",
-    "engine_reports", "engine_unavailable", "refuse_queued", "pause",
+    "engine_reports", "engine_unavailable", "refuse_queued", "pause", "learn",
 )  # fmt: skip
 LEDGER = ("abandon",)
 FOLLOWER = ("_event", "_report")

@@ -258,7 +258,8 @@ async def test_lengths_of_answers_are_learned(
     client = await sidecar.client()
     for _ in range(40):
         await client.post(path, stream=stream, max_tokens=16)
-    lengths = sidecar.pool.gate._controller.service_times.lengths
+    sidecar.pool.admission.learn()
+    lengths = sidecar.pool.admission.service_times.lengths
     expected = lengths.expected(ServiceClass.INTERACTIVE, 16)
     assert expected is not None
     assert abs(expected - tokens) < 3

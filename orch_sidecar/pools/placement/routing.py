@@ -170,8 +170,7 @@ def best(
     available: Sequence[PoolSnapshot], request: PlacementRequest, total: Load | None
 ) -> tuple[str, PlacementReason]:
     """Chooses among several pools that take the request: its home, else by predicted end."""
-    ends = [pool.end_ms for pool in available]
-    predicted = None not in ends
+    predicted = all(pool.end_ms is not None for pool in available)
     if request.home is not None:
         if total is None:
             slots = sum(pool.slots_total for pool in available)
@@ -179,15 +178,18 @@ def best(
         if _is_nearly_best(available, request, total, predicted=predicted):
             return request.home, request.home_for
 
-    def load(pool: PoolSnapshot) -> tuple[float, float]:
+    ranked: list[tuple[tuple[float, float], int, str]] = []
+    for pool in available:
+        load: tuple[float, float]
         if predicted:
             assert pool.end_ms is not None
-            return round(pool.end_ms), 0.0  # clients do not notice less than a millisecond
-        free = pool.has_room(request.cost)
-        return float(not free), 0.0 if free else pool.queue_depth / max(1, pool.slots_total)
-
-    ranked = sorted((load(pool), -pool.room, pool.name) for pool in available)
-    first, second = ranked[:2]
+            load = round(pool.end_ms), 0.0  # clients do not notice less than a millisecond
+        elif pool.room >= request.cost and not pool.queue_depth:
+            load = 0.0, 0.0
+        else:
+            load = 1.0, pool.queue_depth / max(1, pool.slots_total)
+        ranked.append((load, -pool.room, pool.name))
+    first, second = sorted(ranked)[:2]
     if first[0] != second[0]:
         reason = PlacementReason.PREDICTED_END if predicted else PlacementReason.FREE_SLOTS
     else:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.coalescing.response_id import ResponseId
+from orch_sidecar.coalescing.broadcast import ResponseId
 
 ID = "f00"
 

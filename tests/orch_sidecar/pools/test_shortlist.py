@@ -8,8 +8,8 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import EngineReport, Lease, StepTime
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions
@@ -81,13 +81,13 @@ async def test_two_of_many_pools_are_asked_for_a_prediction_and_all_of_a_few(
     registry: PoolRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    forecast: Callable[..., Any] = Gate.forecast
+    forecast: Callable[..., Any] = AdmissionController.forecast
 
-    def counting(gate: Gate, request: Any) -> Any:
-        asked.append(gate)
-        return forecast(gate, request)
+    def counting(controller: AdmissionController, request: Any, now: float) -> Any:
+        asked.append(controller)
+        return forecast(controller, request, now)
 
-    monkeypatch.setattr(Gate, "forecast", counting)
+    monkeypatch.setattr(AdmissionController, "forecast", counting)
     for _ in range(50):
         take(registry)
     assert len(asked) == 100
