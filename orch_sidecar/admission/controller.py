@@ -130,10 +130,8 @@ class AdmissionController:
     ) -> Lease | Refusal | Queued:
         """Decides about a new request. Queued: its outcome follows as a decision; those on others
         (evicted for it, or dispatched with it) are in `take_displaced`."""
-        if self.draining is not None and not (self.unavailable and self.draining.ends_with_engine):
-            return refusals.draining(self.draining.ordered_by)
-        if self.unavailable is not None:
-            return self._wait_for_engine(ticket, request, now)
+        if self.draining is not None or self.unavailable is not None:
+            return self._arrive_at_closed(ticket, request, now)
         if request.cost > self.ledger.slots_total:
             return refusals.too_large(request.cost, self.ledger.slots_total)
         constraints, queues, service_class = self.constraints, self.queues, request.service_class
@@ -141,7 +139,6 @@ class AdmissionController:
             self.displaced += self.dispatch(now)
         tokens = self.service_times.lengths.expected(service_class, request.max_tokens)
         request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
-        timed = request.deadline_ms is not None or request.tpot_ms is not None
         request.kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
         order = self.order if queues.depth else constraints
         blocked_by = order.first(request, now)
@@ -153,20 +150,15 @@ class AdmissionController:
             if lease is not None:
                 outcome = self._enqueue(ticket, request, blocked_by, now)
                 self.reclaim.settle(lease, now, kept=type(outcome) is not Queued)
-        elif not request.later and (timed or self.service_times.prompts.clears_at > now):
+        elif self._may_be_late(request, now):
             self.learn()
             outcome = self._queue_entry.refuse_at_once(request, now)
-        reserve, is_bulk = constraints.reserve, service_class is _BULK
-        if type(outcome) is not Refusal or not reserve.refused(request, outcome.reason):
-            demand = reserve.bulk if is_bulk else reserve.interactive
-            if not (request.identity and demand.is_retry(request, now)):
-                demand.arrivals.append((now, request))
-                if not is_bulk:
-                    self.forecaster.shorter.recent.append((now, request))
+        if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
+            self._count(request, now)
         if outcome is not None:
             return outcome
         granted = self._grant(ticket, request, now)
-        fair = queues.bulk if is_bulk else queues.interactive
+        fair = queues.bulk if service_class is _BULK else queues.interactive
         fair.granted_at_once(granted, request)
         if queues.depth:
             self.displaced += self.dispatch(now)
@@ -350,10 +342,13 @@ class AdmissionController:
             self.order.gone(request, now)
         return lease
 
-    def _wait_for_engine(
+    def _arrive_at_closed(
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Refusal | Queued:
         """Queues a request that may wait until the engine is expected back."""
+        draining = self.draining
+        if draining is not None and not (self.unavailable and draining.ends_with_engine):
+            return refusals.draining(draining.ordered_by)
         self.learn()
         away, slots_total = self.away(now), self.ledger.slots_total
         assert away is not None
@@ -369,6 +364,21 @@ class AdmissionController:
         request.work = request.cost * UNKNOWN_TOKENS
         self.constraints.reserve.demand(request.service_class).arrivals.append((now, request))
         return outcome
+
+    def _count(self, request: AdmissionRequest, now: float) -> None:
+        """Counts what a request asks for, whatever becomes of it."""
+        reserve, is_bulk = self.constraints.reserve, request.service_class is _BULK
+        demand = reserve.bulk if is_bulk else reserve.interactive
+        if not (request.identity and demand.is_retry(request, now)):
+            demand.arrivals.append((now, request))
+            if not is_bulk:
+                self.forecaster.shorter.recent.append((now, request))
+
+    def _may_be_late(self, request: AdmissionRequest, now: float) -> bool:
+        """Whether a request that can start now may yet be too late."""
+        timed = request.deadline_ms is not None or request.tpot_ms is not None
+        unread = self.service_times.prompts.clears_at > now
+        return (timed or unread) and not request.later
 
     def _enqueue(
         self, ticket: str, request: AdmissionRequest, blocked_by: Constraint, now: float

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from secrets import randbits
 from typing import Final, NamedTuple
@@ -36,10 +35,6 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.shortlist import LongestContext, Shortlist
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
-
-# A part of a request takes one of so many parts of the slots, at most: others get theirs between
-# the parts, and those of a part come back when the longest of its sequences ends.
-PARTS_OF_SLOTS: Final = 8
 
 # Changes of all engines together that are asked for per second: a few hundredths of a core.
 CHANGES_PER_S: Final = 1000
@@ -237,40 +232,34 @@ class PoolRegistry:
                 return next(filter(None, drained), refusals.shutting_down())
             return found
         name, reason = found
-        pool, request = self._by_name[name], requests[name]
+        placement = Placement(self._by_name[name], requests[name], reason)
+        return self._placed(call, placement, served_by, spent_ms, first=tried is None)
+
+    def _placed(
+        self,
+        call: GenerationCall,
+        placement: Placement,
+        served_by: str | None,
+        spent_ms: float,
+        *,
+        first: bool,
+    ) -> Placement | Refusal:
+        """Notes where a request goes, unless it has waited for too long. `first`: it was not placed
+        before."""
+        pool, request, affinity = placement.pool, placement.request, self.affinity
         if request.adapter is not None:
             pool.watcher.will_have(request.adapter)
         limit_s = pool.admission.rules.of(request.service_class).max_wait_s
-        if tried is not None and spent_ms > 1000 * limit_s:
+        if not first and spent_ms > 1000 * limit_s:
             text = f"no slot of any pool became free within {limit_s:g} s"
             return Refusal(Reason.QUEUE_TIMEOUT, text)
         if affinity is not None and call.prefixes:
-            if tried is None:
-                pool.by_prefix[_use(name, served_by)] += 1
-            affinity.placed(call.cache_owner, call.prefixes, name)
-        return Placement(pool, request, reason)
+            if first:
+                pool.by_prefix[_use(pool.name, served_by)] += 1
+            affinity.placed(call.cache_owner, call.prefixes, pool.name)
+        return placement
 
-    def parts(self, call: GenerationCall) -> tuple[int, RequestOptions] | None:
-        """The sequences of a part, and the options of all, of a request that is to run in parts:
-        they go to pools of one measurement type, that of the pool that would be best for them.
-        None: it is not, because it can start as a whole, or because no profile says so."""
-        options, pools = call.options, self._capable(call)
-        dividing = [pool for pool in pools if pool.admission.rules.split]
-        cost = call.generation.cost
-        if not dividing or any(pool.gate.fits(call.service_class, cost) for pool in pools):
-            return None
-
-        def goodness(pool: Pool) -> tuple[bool, bool, int]:
-            named = options.pool in (pool.name, pool.group)
-            return pool.unavailable is None, named, pool.gate.slots_total
-
-        best = max(dividing, key=goodness)
-        measurement_type = best.profile.measurement_type
-        if any(pool.profile.measurement_type is not measurement_type for pool in pools):
-            options = replace(options, measurement_type=measurement_type, labelled=True)
-        return max(1, best.gate.slots_total // PARTS_OF_SLOTS), options
-
-    def _capable(self, call: GenerationCall) -> list[Pool]:
+    def capable(self, call: GenerationCall) -> list[Pool]:
         """The pools that might serve a request, by what it asks for."""
         options, model = call.options, call.generation.model
         pools: Iterable[Pool] = self.all

@@ -45,33 +45,25 @@ class Forward:
                     connection = await pool.connections.acquire()
                 except (OSError, TimeoutError) as error:
                     return NotSent(pool.unreachable(error), Retry.OTHER_POOL)
-            if request.cancelled is not None:
-                return NotSent(request.cancelled)
-            if waited and lease is not None:
-                obstacle = pool.gate.obstacle(lease.id)
-                if obstacle is not None:
-                    return NotSent(obstacle, Retry.OTHER_POOL)
+            if waited and (obstacle := _obstacle(request, pool, lease)) is not None:
+                return obstacle
             if sink is None:
                 writer = HeadWriter if request.http.method == "HEAD" else ClientWriter
                 sink = writer(request.http, request.record, self._watchdog)
             rejection = None if lease is None else pool.rejection
-            if request.elsewhere:
-                rejection = backpressure.or_absent(rejection or backpressure.by_none)
             response = EngineResponse(
                 sink,
                 pool.connections,
                 events=request.record.stream,
-                rejection=rejection,
+                rejection=backpressure.or_absent(rejection) if request.elsewhere else rejection,
             )
             sink.attach(response, pool)
             request.response = response
             body: bytes | memoryview = request.body
             if request.salt:
                 head, body = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
-            if len(body) <= LARGE_BYTES:
-                response.start(connection, head + body)
-            else:
-                response.start(connection, head, body)  # a large body is never copied
+            large = len(body) > LARGE_BYTES  # such a body is never copied
+            response.start(connection, *((head, body) if large else (head + body,)))
             await response.done
             return _result(response, sink, pool)
         finally:
@@ -83,6 +75,14 @@ class Forward:
                 connection.close()
             if sink is not None:
                 sink.detach()
+
+
+def _obstacle(request: Request, pool: Pool, lease: Lease | None) -> NotSent | None:
+    """Why a request that has waited since it had its slots is not sent."""
+    if request.cancelled is not None:
+        return NotSent(request.cancelled)
+    refusal = None if lease is None else pool.gate.obstacle(lease.id)
+    return None if refusal is None else NotSent(refusal, Retry.OTHER_POOL)
 
 
 def _result(response: EngineResponse, sink: Sink, pool: Pool) -> Result:

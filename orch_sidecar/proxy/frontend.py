@@ -41,7 +41,7 @@ from orch_sidecar.observability.record import (
     accept_id,
     new_ids,
 )
-from orch_sidecar.observability.tracing import Trace, Tracing
+from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.registry import PoolRegistry
@@ -125,48 +125,22 @@ class Frontend:
     ) -> web.StreamResponse:
         """Serves one request. `endpoint`: None if the path is unknown. `operator`: needs no key."""
         headers, names = http.headers, names_of(http.raw_headers)
-        if not self._ids:
-            self._ids = new_ids()
-        own_id = request_id = correlation_id = self._ids.pop()
-        name: RequestName | Refusal = own_id
-        if names.has_options:
-            if (given := headers.get(X_ORCH_REQUEST_ID)) is not None:
-                name = self._in_flight.name_for(given, headers)
-                if not isinstance(name, Refusal):
-                    own_id = given
-            request_id = accept_id(headers.get(X_REQUEST_ID)) or own_id
-            correlation_id = accept_id(headers.get(X_CORRELATION_ID)) or request_id
-        record = RequestRecord(
-            RequestIdentity(
-                endpoint or unknown(path),
-                own_id,
-                request_id,
-                correlation_id,
-                http.method,
-                time.monotonic_ns(),
-                time.time_ns(),
-            )
-        )
-        trace: Trace | None = None
-        if self._tracing.spans is not None or TRACEPARENT in headers:
-            trace = self._tracing.begin(record, headers)
+        record, name = self._identify(http, endpoint or unknown(path), names)
+        traced = self._tracing.spans is not None or TRACEPARENT in headers
+        trace = self._tracing.begin(record, headers) if traced else None
         request: Request | None = None
         outcome: Outcome | Reason = _CANCELLED
         status: int | None = None
         self.active += 1
         try:
-            result: Result
             key = None if operator else self._authorizer.check(path, headers)
-            refusal: Refusal | None = None
-            if isinstance(key, Refusal):
-                refusal = key
-            elif endpoint is None:
-                refusal = Refusal(Reason.NOT_FOUND, why_not(path))
-            elif endpoint.method != http.method and (http.method, endpoint.method) != _HEAD:
-                text = f"{path} takes {endpoint.method}, not {http.method[:20]}"
-                refusal = Refusal(Reason.METHOD_NOT_ALLOWED, text)
-            elif isinstance(name, Refusal):
-                refusal = name
+            if (
+                isinstance(key, Refusal)
+                or isinstance(name, Refusal)
+                or endpoint is None
+                or (endpoint.method != http.method and (http.method, endpoint.method) != _HEAD)
+            ):
+                refusal = _refused(http.method, path, endpoint, key, name)
             else:
                 request = Request(http, endpoint, record, trace, names, key)
                 request.strip_keys = self._authorizer.keys is not None
@@ -179,7 +153,6 @@ class Frontend:
                 if isinstance(request.sink, QueueResponse) and request.sink.refuse(refusal):
                     outcome = refusal.reason
                     return SENT if request.sink.keep_alive else SENT_CLOSE
-            assert refusal is not None
             outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
             return response_to(http, record, refusal, endpoint, self._common_headers)
         except asyncio.CancelledError:
@@ -195,40 +168,60 @@ class Frontend:
             self.active -= 1
             self.request_ended.set()
             if request is not None:
-                assert not isinstance(name, Refusal)
-                self._bodies.release(request)
-                if request.parent_lease is not None:
-                    self._parent_leases.leave(request.parent_lease)
-                self._in_flight.end(name)
-                if request.key_sequences:
-                    self._leave(request)
+                self._ended(request, name)
             record.end(outcome, status)
             self._metrics.request_ended(record)
             if trace is not None:
                 trace.ended()
 
+    def _identify(
+        self, http: web.BaseRequest, endpoint: Endpoint, names: Names
+    ) -> tuple[RequestRecord, RequestName | Refusal]:
+        """Returns the record of a request, with its ids, and the name under which it is in
+        flight."""
+        if not self._ids:
+            self._ids = new_ids()
+        own_id = request_id = correlation_id = self._ids.pop()
+        name: RequestName | Refusal = own_id
+        if names.has_options:
+            headers = http.headers
+            if (given := headers.get(X_ORCH_REQUEST_ID)) is not None:
+                name = self._in_flight.name_for(given, headers)
+                if not isinstance(name, Refusal):
+                    own_id = given
+            request_id = accept_id(headers.get(X_REQUEST_ID)) or own_id
+            correlation_id = accept_id(headers.get(X_CORRELATION_ID)) or request_id
+        now, now_ns = time.monotonic_ns(), time.time_ns()
+        identity = RequestIdentity(
+            endpoint, own_id, request_id, correlation_id, http.method, now, now_ns
+        )
+        return RequestRecord(identity), name
+
+    def _ended(self, request: Request, name: RequestName | Refusal) -> None:
+        """Gives back what a request had of this sidecar."""
+        assert not isinstance(name, Refusal)  # it was in flight
+        self._bodies.release(request)
+        if request.parent_lease is not None:
+            self._parent_leases.leave(request.parent_lease)
+        self._in_flight.end(name)
+        if request.key_sequences:
+            self._leave(request)
+
     async def _serve(self, request: Request, names: Names) -> Result:
         """Reads a request, checks its limits, and passes it on."""
-        http, endpoint, record = request.http, request.endpoint, request.record
+        http, endpoint = request.http, request.endpoint
         if names.has_options and (refusal := self._inadmissible(request)) is not None:
             return NotSent(refusal)
         if endpoint.method == "POST":
             body = self._bodies.at_once(request)
             if body is None:
                 body = await self._bodies.rest_of(request)
-            if isinstance(body, Refusal):
-                return NotSent(body)
-            if request.cancelled is not None:
-                return NotSent(request.cancelled)
-            request.body = body
-        options = read_options(http.headers) if names.asks else NO_OPTIONS
-        if isinstance(options, Refusal):
-            return NotSent(options)
-        key = request.key
-        if options.flow and not self._authorizer.may_name_flows(key, http.remote or ""):
-            options = replace(options, flow=b"")
-        request.options = options
-        record.scenario, record.run = options.scenario, options.run
+            read = request.cancelled or body
+            if isinstance(read, Refusal):
+                return NotSent(read)
+            request.body = read
+        if names.asks and (refusal := self._read_options(request)) is not None:
+            return NotSent(refusal)
         if not endpoint.admitted:
             return await self._serve_unadmitted(request)
         if endpoint.form:
@@ -239,23 +232,21 @@ class Frontend:
                 request.body,
                 self._max_json_depth,
                 self._pools.longest.ctx_max,
-                self._pools.coalescing and not options.no_coalesce,
+                self._pools.coalescing and not request.options.no_coalesce,
             )
         else:
-            read = partial(self._read_outline, endpoint)
-            wanted = await self._bodies.outlined(request.body, read)
-        if isinstance(wanted, Refusal):
-            return NotSent(wanted)
-        if request.cancelled is not None:
-            return NotSent(request.cancelled)
-        stage = self._stage_of(request, wanted)
+            outline = partial(self._read_outline, endpoint)
+            wanted = await self._bodies.outlined(request.body, outline)
+        found = request.cancelled or wanted
+        if isinstance(found, Refusal):
+            return NotSent(found)
+        stage = self._stage_of(request, found)
         return stage if isinstance(stage, NotSent) else await stage.handle(request)
 
     def _stage_of(self, request: Request, wanted: GenerationRequest) -> Stage | NotSent:
         """Returns the stage that serves a request which takes slots, and prepares it for that:
         its class, the limits of its key, the salt of the prefix cache."""
-        endpoint, key, options = request.endpoint, request.key, request.options
-        record = request.record
+        record, key, options = request.record, request.key, request.options
         if wanted.joint and self._pools.read_pairs(wanted.model):
             wanted.cost -= wanted.joint
         record.model = wanted.model
@@ -265,28 +256,48 @@ class Frontend:
         service_class = _INTERACTIVE
         if options is not NO_OPTIONS or wanted.service_tier or wanted.priority:
             service_class = service_class_of(options, wanted.service_tier, wanted.priority)
-        if key is not None:
-            record.key = key.name
-            if key.bulk:
-                if options.service_class is _INTERACTIVE:
-                    return NotSent(interactive_forbidden(request.http.headers))
-                service_class = _BULK
-            over = self._enter(request, key, wanted)
-            if over is not None:
-                return NotSent(over)
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
         if key is not None:
-            call.key, call.weight = key.digest, key.weight
-            # Of several tiers the one salts that knows the clients.
-            if not (key.sidecar or endpoint.form):
-                salt = self._salts.of(key.name, key.share_cache)
-                salted = salt.into(request.body, has_own=wanted.cache_salt is not None)
-                if isinstance(salted, Refusal):
-                    return NotSent(salted)
-                call.cache_owner, (request.body, request.salt) = salt.owner, salted
+            refusal = self._enter_with(key, request, call)
+            if refusal is not None:
+                return NotSent(refusal)
         if wanted.cost > 1:
             return self._split
         return self._route if wanted.coalescing_key is None else self._coalesce
+
+    def _read_options(self, request: Request) -> Refusal | None:
+        """Reads what the client's header fields ask for."""
+        http = request.http
+        options = read_options(http.headers)
+        if isinstance(options, Refusal):
+            return options
+        if options.flow and not self._authorizer.may_name_flows(request.key, http.remote or ""):
+            options = replace(options, flow=b"")
+        request.options = options
+        request.record.scenario, request.record.run = options.scenario, options.run
+        return None
+
+    def _enter_with(self, key: ApiKey, request: Request, call: GenerationCall) -> Refusal | None:
+        """Applies what is configured for the key of a request: its class, its limits, the salt of
+        its prefix cache."""
+        request.record.key = key.name
+        if key.bulk:
+            if call.options.service_class is _INTERACTIVE:
+                return interactive_forbidden(request.http.headers)
+            call.service_class = _BULK
+        over = self._enter(request, key, call.generation)
+        if over is not None:
+            return over
+        call.key, call.weight = key.digest, key.weight
+        # Of several tiers the one salts that knows the clients.
+        if not (key.sidecar or request.endpoint.form):
+            salt = self._salts.of(key.name, key.share_cache)
+            has_own = call.generation.cache_salt is not None
+            salted = salt.into(request.body, has_own=has_own)
+            if isinstance(salted, Refusal):
+                return salted
+            call.cache_owner, (request.body, request.salt) = salt.owner, salted
+        return None
 
     async def _serve_unadmitted(self, request: Request) -> Result:
         """Passes on a request that takes no slots."""
@@ -342,3 +353,21 @@ class Frontend:
                 text = f"the {X_ORCH_LEASE} is spent: it has been used or revoked"
                 return Refusal(Reason.LEASE_SPENT, text)
         return encoding_refusal(headers) if endpoint.method == "POST" else None
+
+
+def _refused(
+    method: str,
+    path: str,
+    endpoint: Endpoint | None,
+    key: ApiKey | Refusal | None,
+    name: RequestName | Refusal,
+) -> Refusal:
+    """The refusal of a request for its key, its path, its method or its name."""
+    if isinstance(key, Refusal):
+        return key
+    if endpoint is None:
+        return Refusal(Reason.NOT_FOUND, why_not(path))
+    if isinstance(name, Refusal):
+        return name
+    text = f"{path} takes {endpoint.method}, not {method[:20]}"
+    return Refusal(Reason.METHOD_NOT_ALLOWED, text)

@@ -67,11 +67,8 @@ class Route:
             result = await self._admit.handle(request, pool, ask, why)
             if isinstance(result, Sent) or request.cancelled is not None:
                 return result
-            if result.reached_engine:
-                lost_before, request.lost = request.lost, result.refusal
-                # A parent sidecar may ask one other pool, too: this one then asks none.
-                if result.retry is Retry.NO or lost_before or request.parent_lease:
-                    return NotSent(result.refusal)
+            if result.reached_engine and _is_lost(request, result):
+                return NotSent(result.refusal)
             if result.refusal is REBALANCED:
                 request.moved = True
             elif refusal is None or errors.BY_REASON[refusal.reason].status != 429:
@@ -82,11 +79,7 @@ class Route:
                 tried.add(pool.name)
             again = await self._choose(request, call, tried)
             if isinstance(again, Refusal):
-                if request.cancelled is not None:
-                    return NotSent(request.cancelled)
-                if refusal is None or errors.BY_REASON[again.reason].status == 429:
-                    refusal = again  # a working pool is busy: the client should come back
-                return NotSent(request.lost or refusal, Retry.OTHER_POOL)
+                return _nowhere(request, refusal, again)
             chosen = again
             request.begin_attempt(result.refusal.reason)
 
@@ -135,3 +128,19 @@ class Route:
             refusal = result.refusal
             tried.append(pool.name)
             request.begin_attempt()
+
+
+def _is_lost(request: Request, result: NotSent) -> bool:
+    """Whether a request whose engine was lost is not to be tried again."""
+    lost_before, request.lost = request.lost, result.refusal
+    # A parent sidecar may ask one other pool, too: this one then asks none.
+    return result.retry is Retry.NO or bool(lost_before or request.parent_lease)
+
+
+def _nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotSent:
+    """The refusal of a request that no pool takes, after that of one which was tried."""
+    if request.cancelled is not None:
+        return NotSent(request.cancelled)
+    if before is None or errors.BY_REASON[refusal.reason].status == 429:
+        before = refusal  # a working pool is busy: the client should come back
+    return NotSent(request.lost or before, Retry.OTHER_POOL)

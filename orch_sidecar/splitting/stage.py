@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from orch_sidecar.api.json_body import InvalidBody
+from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
+from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result
@@ -23,6 +26,9 @@ from orch_sidecar.wire.request_body import BodyReader
 # Of one API key, or of all clients without one: parts take no places in the queues, so that these
 # do not bound them.
 MOST_OF_A_CLIENT: Final = 4 * MOST_PARTS
+# A part of a request takes one of so many parts of the slots, at most: others get theirs between
+# the parts, and those of a part come back when the longest of its sequences ends.
+PARTS_OF_SLOTS: Final = 8
 _TOO_MANY: Final = Refusal(
     Reason.QUEUE_FULL,
     f"{MOST_OF_A_CLIENT} parts of requests of this API key run or wait here, and that is the most: "
@@ -56,7 +62,7 @@ class Split:
         assert call is not None
         if division is None or request.parent_lease is not None or call.options.do_not_queue:
             return self._route.handle(request)
-        found = self._pools.parts(call)
+        found = self._division(call)
         if found is None or found[0] >= call.generation.cost:
             return self._route.handle(request)
         size, options = found
@@ -68,6 +74,26 @@ class Split:
             return self._route.handle(request)
         call = replace(call, options=options)
         return self._run(request, parts, DividedRequest(request, call, division, self._watchdog))
+
+    def _division(self, call: GenerationCall) -> tuple[int, RequestOptions] | None:
+        """The sequences of a part, and the options of all, of a request that is to run in parts:
+        they go to pools of one measurement type, that of the pool that would be best for them.
+        None: it is not, because it can start as a whole, or because no profile says so."""
+        options, pools = call.options, self._pools.capable(call)
+        dividing = [pool for pool in pools if pool.admission.rules.split]
+        cost = call.generation.cost
+        if not dividing or any(pool.gate.fits(call.service_class, cost) for pool in pools):
+            return None
+
+        def goodness(pool: Pool) -> tuple[bool, bool, int]:
+            named = options.pool in (pool.name, pool.group)
+            return pool.unavailable is None, named, pool.gate.slots_total
+
+        best = max(dividing, key=goodness)
+        measurement_type = best.profile.measurement_type
+        if any(pool.profile.measurement_type is not measurement_type for pool in pools):
+            options = replace(options, measurement_type=measurement_type, labelled=True)
+        return max(1, best.gate.slots_total // PARTS_OF_SLOTS), options
 
     async def _run(
         self, request: Request, parts: Iterator[Part], divided: DividedRequest

@@ -71,14 +71,16 @@ def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float
     return lines
 
 
-def by_none(head: Head, body: bytes) -> Rejection | None:
-    """Returns None: no response rejects the request."""
-    return None
+def or_absent(reader: RejectionReader | None) -> RejectionReader:
+    """Returns `reader`, to which a 404 says that the engine lacks what is asked for. None: nothing
+    else rejects the request."""
 
+    def read(head: Head, body: bytes) -> Rejection | None:
+        if head.status == 404:
+            return ABSENT
+        return None if reader is None else reader(head, body)
 
-def or_absent(reader: RejectionReader) -> RejectionReader:
-    """Returns `reader`, to which a 404 says that the engine lacks what is asked for."""
-    return lambda head, body: ABSENT if head.status == 404 else reader(head, body)
+    return read
 
 
 def by_engine(head: Head, body: bytes) -> Rejection | None:

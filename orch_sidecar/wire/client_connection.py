@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage, StreamWriter
-from aiohttp.web_protocol import ERROR
+from aiohttp.web_protocol import ERROR, _ErrInfo
 
 from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -143,17 +143,15 @@ class ClientConnection(web.RequestHandler):
             self._parser.message_consumed()
         if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
-        writer = StreamWriter(self, self._loop)
         # No reference to the task: a cancelled one keeps its traceback, which keeps the request.
-        task = cast(Any, None)
+        writer, task = StreamWriter(self, self._loop), cast(Any, None)
+        malformed: _ErrInfo | None = None
         if isinstance(message, RawRequestMessage):
-            if message.upgrade:
-                message = message._replace(should_close=True)
-            request = web.BaseRequest(message, payload, self, writer, task, self._loop)
-            response = await self._respond(request)
+            head = message._replace(should_close=True) if message.upgrade else message
         else:
-            request = web.BaseRequest(ERROR, payload, self, writer, task, self._loop)
-            response = self.handle_error(request, message.status, message.exc, message.message)
+            head, malformed = ERROR, message
+        request = web.BaseRequest(head, payload, self, writer, task, self._loop)
+        response = await self._respond(request, malformed)
         if response is SENT:
             self._keepalive = True
         else:
@@ -167,8 +165,13 @@ class ClientConnection(web.RequestHandler):
             await asyncio.sleep(0)  # other connections' turn: one read holds thousands of requests
         return self._keepalive and not self._close and not self._force_close
 
-    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Returns the handler's response; an error of the handler becomes one, too."""
+    async def _respond(
+        self, request: web.BaseRequest, malformed: _ErrInfo | None
+    ) -> web.StreamResponse:
+        """Returns the handler's response; an error of the handler becomes one, too. `malformed`:
+        what is wrong with the request."""
+        if malformed is not None:
+            return self.handle_error(request, malformed.status, malformed.exc, malformed.message)
         assert self._request_handler is not None
         self._request_in_progress, self._current_request = True, request
         try:

@@ -122,33 +122,36 @@ def _capable(
         if not capable:
             return _cannot_pin(pools, request)
     if options.measurement_type is not None:
-        asked_for = not options.labelled or options.pool is not None
-        matching = [
-            pool
-            for pool in capable
-            if pool.measurement_type is options.measurement_type
-            and (asked_for or not pool.on_request)
-        ]
-        if not matching:
-            return Refusal(
-                Reason.INFEASIBLE,
-                f"no pool that could serve this request measures {options.measurement_type}; "
-                "the pools are "
-                + ", ".join(f"{pool.name} ({pool.measurement_type})" for pool in capable),
-                X_ORCH_MEASUREMENT_TYPE,
-            )
+        matching = _measuring(capable, options)
+        if isinstance(matching, Refusal):
+            return matching
         capable = matching
     elif options.pool is None:
         open_to_all = [pool for pool in capable if not pool.on_request]
         if not open_to_all:
             return _only_on_request(capable, request)
         capable = open_to_all
-    if len(capable) > 1:  # a single pool's admission refuses what does not fit
-        fitting = [pool for pool in capable if _fits(pool, request)]
-        if not fitting:
-            return _too_large(capable, request)
-        capable = fitting
-    return capable
+    if len(capable) == 1:
+        return capable  # its admission refuses what does not fit
+    return [pool for pool in capable if _fits(pool, request)] or _too_large(capable, request)
+
+
+def _measuring(
+    capable: Sequence[PoolSnapshot], options: RequestOptions
+) -> Sequence[PoolSnapshot] | Refusal:
+    """Those of these pools that measure what a request asks for."""
+    asked_for = not options.labelled or options.pool is not None
+    matching = [
+        pool
+        for pool in capable
+        if pool.measurement_type is options.measurement_type and (asked_for or not pool.on_request)
+    ]
+    if matching:
+        return matching
+    text = f"no pool that could serve this request measures {options.measurement_type}; "
+    text += "the pools are "
+    text += ", ".join(f"{pool.name} ({pool.measurement_type})" for pool in capable)
+    return Refusal(Reason.INFEASIBLE, text, X_ORCH_MEASUREMENT_TYPE)
 
 
 def _fits(pool: PoolSnapshot, request: PlacementRequest) -> bool:
