@@ -38,7 +38,7 @@ class AdminListener:
         self._settings = settings
         self._headers = common_headers
         self._server = web.Server(handle)
-        self._connections = ClientConnections(_MAX_CONNECTIONS, "operators")
+        self.connections = ClientConnections(_MAX_CONNECTIONS, "operators")
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> int:
@@ -71,7 +71,7 @@ class AdminListener:
                 lambda: ClientConnection(
                     self._server,
                     headers=self._headers,
-                    connections=self._connections,
+                    connections=self.connections,
                     loop=loop,
                     access_log=None,
                 ),

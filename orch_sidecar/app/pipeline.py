@@ -68,13 +68,13 @@ def build(
 ) -> Pipeline:
     """Builds the stages, the last one first."""
     bodies = BodyReader(settings)
-    forward = Forward(watchdog)
-    watchers = Watchers(pools, watchdog)
+    forward = Forward()
+    watchers = Watchers(pools)
     admit = Admit(forward, parent_leases, watchers)
     room = WaitingRoom()
     pools.on_ready = room.open
     route = Route(admit, forward, pools, bodies, room)
-    coalesce = Coalesce(route, pools, watchdog, watchers, metrics)
+    coalesce = Coalesce(route, pools, watchers, metrics)
     frontend = Frontend(
         coalesce,
         Split(route, pools, bodies, watchdog, metrics),

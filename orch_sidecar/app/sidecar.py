@@ -141,6 +141,8 @@ class Sidecar:
             salts,
         )
         self.admin = AdminListener(built.entry.administer, settings, self._headers)
+        self.watchdog.watch(self.connections)
+        self.watchdog.watch(self.admin.connections)
         self.admin_port = 0  # known once `start` has returned
         self.frontend, self.coalesce = built.frontend, built.coalesce
         self.watchers = built.watchers
@@ -225,7 +227,7 @@ class Sidecar:
         pools, frontend = self.pools, self.frontend
         pools.shut_down()
         queued = sum(pool.gate.queue_depth for pool in pools)
-        logger.info("draining: %d running, %d queued", len(self.watchdog), queued)
+        logger.info("draining: %d running, %d queued", len(self.watchdog.responses()), queued)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 while frontend.active and not self._drain_aborted:

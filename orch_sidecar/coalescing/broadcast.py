@@ -15,10 +15,9 @@ from typing import Final
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.coalescing.subscriber import Log, Subscriber
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.pools.pool import Pool
+from orch_sidecar.pools.pool import LONGEST_SILENCE_S, Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, is_event_stream
 from orch_sidecar.proxy.engine_response import EngineResponse
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.http1 import Head
 
 # Per piece, besides its bytes: a tuple, a list, and an object header for each of its texts.
@@ -80,11 +79,8 @@ class Broadcast:
     dechunk = True
     keep_alive = True  # each subscriber has its own
 
-    def __init__(
-        self, record: RequestRecord, watchdog: StallWatchdog, *, buffer_bytes: int
-    ) -> None:
+    def __init__(self, record: RequestRecord, *, buffer_bytes: int) -> None:
         """`buffer_bytes`: the most that is retained for late and for slow clients."""
-        self._watchdog = watchdog
         self._buffer_bytes = buffer_bytes
         self._subscribers: dict[Subscriber, None] = {}
         self._id = ResponseId(record.identity.request_id)
@@ -123,15 +119,15 @@ class Broadcast:
             subscriber.own_id = self._own_id(subscriber)
         if self.admitted:
             writer.record.admitted = time.monotonic_ns()
-            limit = None if self.pool is None else self.pool.silence_limit_s
-            self._watchdog.add(subscriber, limit)
+            pool = self.pool
+            subscriber.silence_limit_s = _longest_s if pool is None else pool.silence_limit_s
         self._subscribers[subscriber] = None
         return subscriber
 
     def leave(self, subscriber: Subscriber) -> None:
         """Removes a subscriber; without any the response is abandoned."""
         self._subscribers.pop(subscriber, None)
-        self._watchdog.discard(subscriber)
+        subscriber.silence_limit_s = None
         if not self._subscribers and not self.log.ended:
             self.log.ended = self.abandoned = True
             if self._source is not None:
@@ -158,7 +154,7 @@ class Broadcast:
             if subscriber.record.admitted is None:  # it has waited for the slots, too
                 subscriber.record.admitted = self.record.admitted
             # Before that nothing could make progress.
-            self._watchdog.add(subscriber, pool.silence_limit_s)
+            subscriber.silence_limit_s = pool.silence_limit_s
             if pool.admission.draining:
                 subscriber.keep_alive = False
 
@@ -170,7 +166,7 @@ class Broadcast:
         self._held = b""
         for subscriber in self._subscribers:
             subscriber.record.admitted = None
-            self._watchdog.discard(subscriber)
+            subscriber.silence_limit_s = None
 
     def begin(self, head: Head) -> None:
         self.record.status = head.status
@@ -283,3 +279,7 @@ class Broadcast:
             log.size -= sum(size for size, _ in log.pieces[:count])
             del log.pieces[:count]
             log.first += count
+
+
+def _longest_s() -> float:
+    return LONGEST_SILENCE_S

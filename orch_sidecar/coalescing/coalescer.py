@@ -30,7 +30,6 @@ from orch_sidecar.proxy.queue_events.watchers import Watchers
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.route import Route
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -57,13 +56,11 @@ class Coalesce:
         self,
         route: Route,
         pools: PoolRegistry,
-        watchdog: StallWatchdog,
         watchers: Watchers,
         metrics: Metrics,
     ) -> None:
         self._route = route
         self._pools = pools
-        self._watchdog = watchdog
         self._watchers = watchers
         self._metrics = metrics
         self._by_key: dict[Key, SharedGeneration] = {}
@@ -86,7 +83,7 @@ class Coalesce:
             if request.options.queue_events and record.stream:
                 writer: ClientWriter = self._watchers.response_of(request)
             else:
-                writer = ClientWriter(request.http, record, self._watchdog)
+                writer = ClientWriter(request.http, record)
             shared = self._joinable(key)
             starts = shared is None or not shared.accepts(call)
             if shared is None or starts:
@@ -129,7 +126,7 @@ class Coalesce:
     def _start(
         self, key: Key, request: Request, call: GenerationCall, excluded: frozenset[str]
     ) -> SharedGeneration:
-        shared = SharedGeneration(key, request, call, excluded, self._watchdog)
+        shared = SharedGeneration(key, request, call, excluded)
         shared.task = self._loop.create_task(self._generate(shared))
         # Not in its `finally`: a task that is cancelled before its first step does nothing, and
         # the trace of the request that started it waits for this one.

@@ -11,7 +11,6 @@ from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.tenant import Tenant, tenant
 from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
 
 # Of the response, for late and for slow clients: about 10 000 events of a stream.
@@ -43,14 +42,13 @@ class SharedGeneration:
         request: Request,
         call: GenerationCall,
         excluded: frozenset[str],
-        watchdog: StallWatchdog,
     ) -> None:
         """`request`: the one that starts it. `excluded`: pools it must not be sent to."""
         record, options = request.record.of_generation(), request.options
         if options.queue_events:  # its clients watch it, each in a response of its own
             options = replace(options, queue_events=False)
         self.key = key
-        self.broadcast = Broadcast(record, watchdog, buffer_bytes=BUFFER_BYTES)
+        self.broadcast = Broadcast(record, buffer_bytes=BUFFER_BYTES)
         self.call = call
         self.request = Request(
             request.http,

@@ -16,7 +16,7 @@ from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, response_fields
-from orch_sidecar.wire.client_connections import undelivered_bytes
+from orch_sidecar.wire.client_connections import SilenceLimit, undelivered_bytes
 from orch_sidecar.wire.forwarding import filtered_response_head
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
@@ -96,6 +96,7 @@ class Subscriber:
         "paused",
         "position",
         "record",
+        "silence_limit_s",
     )
 
     def __init__(self, broadcast: Source, writer: ClientWriter) -> None:
@@ -109,6 +110,7 @@ class Subscriber:
         self.own_id = b""  # what stands between the texts of a piece
         self.paused = True  # until it is started
         self.failure: Refusal | None = None
+        self.silence_limit_s: SilenceLimit | None = None  # until the generation has its slots
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:

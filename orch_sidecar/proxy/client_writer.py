@@ -30,9 +30,8 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
-from orch_sidecar.wire.client_connections import undelivered_bytes
+from orch_sidecar.wire.client_connections import SilenceLimit, undelivered_bytes
 from orch_sidecar.wire.forwarding import filtered_response_head
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
@@ -80,20 +79,18 @@ class ClientWriter:
         "_head",
         "_source",
         "_token_mark",
-        "_watchdog",
         "client",
         "dechunk",
         "keep_alive",
         "paused",
         "record",
+        "silence_limit_s",
         "started",
         "transport",
     )
     announced: bool = False  # its head went out before the engine had the request
 
-    def __init__(
-        self, http: web.BaseRequest, record: RequestRecord, watchdog: StallWatchdog
-    ) -> None:
+    def __init__(self, http: web.BaseRequest, record: RequestRecord) -> None:
         """Raises CancelledError if the client is gone: aiohttp is about to cancel the handler."""
         transport = http.transport
         if transport is None:
@@ -101,7 +98,7 @@ class ClientWriter:
         http11 = http.version >= HttpVersion11
         self.transport = transport
         self.client = cast(ClientConnection, http.protocol)
-        self._watchdog = watchdog
+        self.silence_limit_s: SilenceLimit | None = None
         self._extra = b""
         self._head: Head | None = None
         self._source: Source | None = None
@@ -120,13 +117,13 @@ class ClientWriter:
         if pool.admission.draining is not None:
             self.keep_alive = False
         client.response = self
-        self._watchdog.add(self, pool.silence_limit_s)
+        self.silence_limit_s = pool.silence_limit_s
         if client.writing_paused:
             self.pause()  # full of an earlier response, to a pipelined request
 
     def detach(self) -> None:
         self.client.response = None
-        self._watchdog.discard(self)
+        self.silence_limit_s = None
         self._source = None  # it refers to this: a cycle would wait for the garbage collector
 
     def begin(self, head: Head) -> None:

@@ -6,15 +6,29 @@ from typing import Final
 
 from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.body_outline import LARGE_BYTES
+from orch_sidecar.api.headers import (
+    ACCEPT_ENCODING,
+    CONTENT_LENGTH,
+    X_ORCH_LEASE,
+    X_REQUEST_ID,
+    field_line,
+    raw,
+)
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, HeadWriter
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire import backpressure
-from vllm_plugin.contracts.lora import NO_ADAPTER
+from orch_sidecar.wire.forwarding import request_head
+from vllm_plugin.contracts.lora import ADAPTER_HEADER, NO_ADAPTER, encoded
+
+_ACCEPT_ENCODING: Final = raw(ACCEPT_ENCODING)
+_REQUEST_ID, _CONTENT_LENGTH, _LEASE = (
+    name.lower() for name in (X_REQUEST_ID, CONTENT_LENGTH, X_ORCH_LEASE)
+)
+_ADAPTER: Final = field_line(ADAPTER_HEADER, "%b")
 
 _QUEUE_FULL: Final = Refusal(Reason.QUEUE_FULL, "the child sidecar has no free slot")
 _NO_SLOT: Final = Refusal(Reason.QUEUE_FULL, "the engine has no free slot")
@@ -28,15 +42,12 @@ _STOPPING: Final = Refusal(
 class Forward:
     """The last stage: its `finally` ends the connection to the engine."""
 
-    def __init__(self, watchdog: StallWatchdog) -> None:
-        self._watchdog = watchdog
-
     async def handle(self, request: Request, pool: Pool, lease: Lease | None) -> Result:
         """Forwards a request; `lease`: None for one that occupies no slot.
 
         `request.response` is set from the moment at which the engine gets something of it.
         """
-        head, sink = request.head(pool, lease), request.sink
+        head, sink = _head(request, pool, lease), request.sink
         connection, waited = pool.connections.take(), request.record.queued is not None
         try:
             if connection is None:
@@ -49,7 +60,7 @@ class Forward:
                 return obstacle
             if sink is None:
                 writer = HeadWriter if request.http.method == "HEAD" else ClientWriter
-                sink = writer(request.http, request.record, self._watchdog)
+                sink = writer(request.http, request.record)
             rejection = None if lease is None else pool.rejection
             response = EngineResponse(
                 sink,
@@ -75,6 +86,35 @@ class Forward:
                 connection.close()
             if sink is not None:
                 sink.detach()
+
+
+def _head(request: Request, pool: Pool, lease: Lease | None) -> bytes:
+    """Returns the head for the engine."""
+    endpoint, record = request.endpoint, request.record
+    lines = f"{_REQUEST_ID}: {record.identity.request_id}\r\n"
+    if endpoint.method == "POST":
+        lines += f"{_CONTENT_LENGTH}: {len(request.body) + len(request.salt)}\r\n"
+    if lease is not None:
+        lines += f"{_LEASE}: {lease.id}\r\n"
+    ours = pool.address + lines.encode()
+    if request.trace is not None:
+        for field in request.trace.dispatched():
+            ours += b"%b: %b\r\n" % field
+    if lease is not None:
+        assert record.service_class is not None
+        ours += pool.class_fields[record.service_class]
+        if pool.tier:
+            ours += backpressure.fields(record.service_class, request.options, record.spent_ms())
+        elif lease.request is not None and lease.request.adapter is not None:
+            ours += _ADAPTER % encoded(lease.request.adapter).encode()
+    given, names = request.http.raw_headers, request.names
+    if request.sink is not None:
+        # Response ids cannot be replaced within a compressed body.
+        given = tuple(field for field in given if field[0].lower() != _ACCEPT_ENCODING)
+        names = None
+    return request_head(
+        request.line or endpoint.line, given, ours, pool.authorization, request.strip_keys, names
+    )
 
 
 def _obstacle(request: Request, pool: Pool, lease: Lease | None) -> NotSent | None:

@@ -7,16 +7,7 @@ from typing import Final, Protocol, cast
 
 from aiohttp import web
 
-from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.endpoints import Endpoint
-from orch_sidecar.api.headers import (
-    ACCEPT_ENCODING,
-    CONTENT_LENGTH,
-    X_ORCH_LEASE,
-    X_REQUEST_ID,
-    field_line,
-    raw,
-)
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.budgets import Reservation
@@ -25,18 +16,9 @@ from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import Trace
 from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLease
-from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
-from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.client_connection import ClientConnection
-from orch_sidecar.wire.forwarding import Names, request_head
-from vllm_plugin.contracts.lora import ADAPTER_HEADER, encoded
-
-_ACCEPT_ENCODING: Final = raw(ACCEPT_ENCODING)
-_REQUEST_ID, _CONTENT_LENGTH, _LEASE = (
-    name.lower() for name in (X_REQUEST_ID, CONTENT_LENGTH, X_ORCH_LEASE)
-)
-_ADAPTER: Final = field_line(ADAPTER_HEADER, "%b")
+from orch_sidecar.wire.forwarding import Names
 
 # Ends an attempt. No client sees it: the request is queued again.
 RECLAIMED: Final = Refusal(
@@ -138,31 +120,3 @@ class Request:
         elif self.waiting is not None:
             gate, ticket = self.waiting
             gate.refuse(ticket, refusal)
-
-    def head(self, pool: Pool, lease: Lease | None) -> bytes:
-        """Returns the head for the engine."""
-        endpoint, record = self.endpoint, self.record
-        lines = f"{_REQUEST_ID}: {record.identity.request_id}\r\n"
-        if endpoint.method == "POST":
-            lines += f"{_CONTENT_LENGTH}: {len(self.body) + len(self.salt)}\r\n"
-        if lease is not None:
-            lines += f"{_LEASE}: {lease.id}\r\n"
-        ours = pool.address + lines.encode()
-        if self.trace is not None:
-            for field in self.trace.dispatched():
-                ours += b"%b: %b\r\n" % field
-        if lease is not None:
-            assert record.service_class is not None
-            ours += pool.class_fields[record.service_class]
-            if pool.tier:
-                ours += backpressure.fields(record.service_class, self.options, record.spent_ms())
-            elif lease.request is not None and lease.request.adapter is not None:
-                ours += _ADAPTER % encoded(lease.request.adapter).encode()
-        given, names = self.http.raw_headers, self.names
-        if self.sink is not None:
-            # Response ids cannot be replaced within a compressed body.
-            given = tuple(field for field in given if field[0].lower() != _ACCEPT_ENCODING)
-            names = None
-        return request_head(
-            self.line or endpoint.line, given, ours, pool.authorization, self.strip_keys, names
-        )

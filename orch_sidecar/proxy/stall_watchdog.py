@@ -8,82 +8,85 @@ several times what its steps take.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.pool import LONGEST_SILENCE_S
-from orch_sidecar.wire.client_connection import ActiveResponse
+from orch_sidecar.wire.client_connections import ActiveResponse, ClientConnections
 
 logger = logging.getLogger("orch.watch")
 
-# The seconds for which an engine may be silent, as of now.
-SilenceLimit = Callable[[], float]
-_Seen = tuple[tuple[int, int], int, SilenceLimit | None]
+# The progress of a response at the last check, and at how many in a row it was the same.
+_Seen = tuple[tuple[int, int], int]
 
 # Responses that are looked at before the event loop runs again: a few tenths of a millisecond.
 AT_ONCE: Final = 256
 
 
 class StallWatchdog:
-    """Aborts responses whose engine is silent, or whose client does not read."""
+    """Aborts responses whose engine is silent, or whose client does not read: those of the
+    connections of listeners, and those that are parts of one."""
 
     def __init__(self, engine_silence_s: float | None, client_stall_s: float) -> None:
         self._engine_silence_s = engine_silence_s
         self._client_stall_s = client_stall_s
-        # With the last progress, in how many checks in a row it was the same, and the limit.
-        self._responses: dict[ActiveResponse, _Seen] = {}
+        self._listeners: list[ClientConnections] = []
+        self._parts: dict[ActiveResponse, None] = {}
+        self._seen: dict[ActiveResponse, _Seen] = {}
 
     def configure(self, engine_silence_s: float | None, client_stall_s: float) -> None:
         """Applies other limits, to responses in progress, too."""
         self._engine_silence_s = engine_silence_s
         self._client_stall_s = client_stall_s
 
-    def __len__(self) -> int:
-        return len(self._responses)
+    def watch(self, listener: ClientConnections) -> None:
+        """Watches the responses of these connections from now on."""
+        self._listeners.append(listener)
 
-    def add(self, response: ActiveResponse, limit: SilenceLimit | None = None) -> None:
-        """`limit`: of the engine that sends it; without one it is the longest."""
-        self._responses[response] = (0, 0), 0, limit
+    def responses(self) -> list[ActiveResponse]:
+        """The responses that are watched now."""
+        return [each for of in self._listeners for each in of.responses()] + [*self._parts]
 
-    def discard(self, response: ActiveResponse) -> None:
-        self._responses.pop(response, None)
+    def add(self, part: ActiveResponse) -> None:
+        """Watches a response that is part of one, and not a connection's."""
+        self._parts[part] = None
+
+    def discard(self, part: ActiveResponse) -> None:
+        self._parts.pop(part, None)
 
     def check(self, every_s: float) -> Iterator[None]:
         """Looks at all responses; to be called every `every_s` seconds.
 
         Yields now and then, for the event loop: thousands of responses take milliseconds.
         """
-        for number, response in enumerate(list(self._responses), 1):
+        seen, self._seen = self._seen, {}
+        for number, response in enumerate(self.responses(), 1):
             try:
-                self._look_at(response, every_s)
+                self._look_at(response, seen.get(response, ((0, 0), 0)), every_s)
             # A response that cannot be ended must not keep the others from being checked.
             except Exception:
                 logger.exception("a stalled response could not be ended")
             if number % AT_ONCE == 0:
                 yield
 
-    def _look_at(self, response: ActiveResponse, every_s: float) -> None:
-        found = self._responses.get(response)
-        if found is None:
+    def _look_at(self, response: ActiveResponse, before: _Seen, every_s: float) -> None:
+        limit = response.silence_limit_s
+        if limit is None:
             return  # it ended with one before it
-        progress, (seen, idle_checks, limit) = response.progress, found
+        progress, (seen, idle_checks) = response.progress, before
         idle_checks = idle_checks + 1 if progress == seen else 0
-        self._responses[response] = progress, idle_checks, limit
+        self._seen[response] = progress, idle_checks
         idle_s = idle_checks * every_s
         if response.paused and idle_s > self._client_stall_s:
             text = f"the client has read nothing for {self._client_stall_s:g} s"
             response.abort_client()
             response.fail(Refusal(Reason.CLIENT_STALLED, text))
-        elif not response.paused and idle_s > (limit_s := self._silence_s(limit)):
-            text = f"the engine has sent nothing for {limit_s:.3g} s"
-            response.fail(Refusal(Reason.ENGINE_TIMEOUT, text))
-
-    def _silence_s(self, limit: SilenceLimit | None) -> float:
-        if self._engine_silence_s is not None:
-            return self._engine_silence_s
-        return LONGEST_SILENCE_S if limit is None else limit()
+        elif not response.paused:
+            own_s = self._engine_silence_s
+            if idle_s > (limit_s := limit() if own_s is None else own_s):
+                text = f"the engine has sent nothing for {limit_s:.3g} s"
+                response.fail(Refusal(Reason.ENGINE_TIMEOUT, text))
 
     def end_all(self, refusal: Refusal) -> None:
-        for response in list(self._responses):
+        for response in self.responses():
             response.fail(refusal)

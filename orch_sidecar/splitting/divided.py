@@ -218,7 +218,7 @@ class DividedRequest:
         assert pool is not None
         assert head is not None
         self._note()
-        writer = self._writer = ClientWriter(request.http, request.record, self._watchdog)
+        writer = self._writer = ClientWriter(request.http, request.record)
         self._framed = length is None and not writer.dechunk
         writer.attach(self, pool)
         fields = tuple(field for field in head.fields if field[0] != _CONTENT_LENGTH)

@@ -17,6 +17,7 @@ from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.division import Part
+from orch_sidecar.wire.client_connections import SilenceLimit
 from orch_sidecar.wire.http1 import Head
 
 _OK: Final = Outcome.OK
@@ -80,6 +81,7 @@ class RunningPart:
             self._wait_for_as_long_as_it_takes()
         self._whole = whole
         self._watchdog = watchdog
+        self.silence_limit_s: SilenceLimit | None = None
         self._source: EngineResponse | None = None
         self._held: list[bytes] = []
         self._reads = 0
@@ -156,11 +158,13 @@ class RunningPart:
 
     def attach(self, source: EngineResponse, pool: Pool) -> None:
         self._source, self.pool = source, pool
-        self._watchdog.add(self, pool.silence_limit_s)
+        self.silence_limit_s = pool.silence_limit_s
+        self._watchdog.add(self)
         if self.paused:
             source.pause()
 
     def detach(self) -> None:
+        self.silence_limit_s = None
         self._watchdog.discard(self)
         if self._source is not None:
             self._reads = self._source.reads

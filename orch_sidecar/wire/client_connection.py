@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage, StreamWriter
@@ -21,34 +21,15 @@ from aiohttp.web_protocol import ERROR, _ErrInfo
 
 from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.wire.client_connections import ClientConnections, undelivered_bytes
+from orch_sidecar.wire.client_connections import (
+    ActiveResponse,
+    ClientConnections,
+    undelivered_bytes,
+)
 
 # Bodies of pipelined requests on one connection, which the body budget does not cover until they
 # are served. A single read, of at most 256 KiB, may exceed it.
 _PIPELINED_BYTES: Final = 65_536
-
-
-class ActiveResponse(Protocol):
-    """A response in progress, as its client's connection and the stall watchdog see it."""
-
-    paused: bool  # the client's transport is full
-    keep_alive: bool  # the client's connection may serve another request afterwards
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Changes whenever bytes arrive from the engine or drain to a slow client."""
-
-    def pause(self) -> None:
-        """Stops writing: the client's transport is full."""
-
-    def resume(self) -> None:
-        """Continues writing: the client's transport accepts bytes again."""
-
-    def abort_client(self) -> None:
-        """Resets the client's connection."""
-
-    def fail(self, refusal: Refusal) -> None:
-        """Ends the response with an error, as visibly as its state permits."""
 
 
 class AlreadySent(web.StreamResponse):

@@ -16,10 +16,12 @@ import select
 import sys
 import termios
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from orch_sidecar.api.refusal import Refusal
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -41,10 +43,43 @@ _FIN_HIDDEN_BYTES: Final = 32_768
 _CLOSED_BY_CLIENT: Final = select.POLLRDHUP if sys.platform == "linux" else select.POLLHUP
 
 
+# The seconds for which an engine may be silent, as of now.
+SilenceLimit = Callable[[], float]
+
+
+class ActiveResponse(Protocol):
+    """A response in progress, as its client's connection and the stall watchdog see it.
+
+    `silence_limit_s`: returns the seconds for which its engine may be silent; None: it waits for an
+    engine, or has ended.
+    """
+
+    silence_limit_s: SilenceLimit | None
+    paused: bool  # the client's transport is full
+    keep_alive: bool  # the client's connection may serve another request afterwards
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever bytes arrive from the engine or drain to a slow client."""
+
+    def pause(self) -> None:
+        """Stops writing: the client's transport is full."""
+
+    def resume(self) -> None:
+        """Continues writing: the client's transport accepts bytes again."""
+
+    def abort_client(self) -> None:
+        """Resets the client's connection."""
+
+    def fail(self, refusal: Refusal) -> None:
+        """Ends the response with an error, as visibly as its state permits."""
+
+
 class Connection(Protocol):
     """A client connection."""
 
     transport: asyncio.Transport | None
+    response: ActiveResponse | None
 
     @property
     def idle(self) -> bool:
@@ -130,6 +165,13 @@ class ClientConnections:
     def leave(self, connection: Connection) -> None:
         """Removes a closed connection; ignores one that was refused."""
         self._open.pop(connection, None)
+
+    def responses(self) -> Iterator[ActiveResponse]:
+        """The responses in progress that are not waiting for an engine."""
+        for connection in self._open:
+            response = connection.response
+            if response is not None and response.silence_limit_s is not None:
+                yield response
 
     def check(self, every_s: float, stall_s: float) -> Iterator[None]:
         """Closes abandoned connections, and those whose clients have read nothing for `stall_s`.

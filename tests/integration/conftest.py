@@ -18,7 +18,7 @@ import uvloop
 
 from orch_sidecar.app.sidecar import Sidecar
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.splitting.stage import Split
 from tests.integration.echo import Echo
 from tests.integration.held import Held
 from tests.integration.otlp import Collect, Collector, grpc_collector, http_collector
@@ -62,7 +62,7 @@ def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Requests for several sequences run as a whole, as with `split: false`; but where a module
     says DIVIDES, as the profiles say."""
     if not getattr(request.module, "DIVIDES", False):
-        monkeypatch.setattr(PoolRegistry, "parts", lambda self, call: None)
+        monkeypatch.setattr(Split, "_division", lambda self, call: None)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Traces one POST through the real pipeline, in front of scripted engines.
 
-`python -m tests.integration.request_way [WAY ...] [--print]`: the functions of this package that a
-request enters, of how many files, and how often the next one is in another file. With --print each
-of them in order, `>>` where the file changes.
+`python -m tests.integration.request_way [WAY ...] [--print] [--json]`: the functions of this
+package that a request enters, of how many files, and how often the next one is in another file.
+With --print each of them in order, `>>` where the file changes.
 """
 
 from __future__ import annotations
@@ -154,19 +154,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ways", nargs="*", metavar="WAY", help=", ".join(WAYS))
     parser.add_argument("--print", action="store_true", dest="prints")
+    parser.add_argument("--json", action="store_true", help="the counts, and all functions")
     options = parser.parse_args()
     for name in [name for name in os.environ if name.startswith(("ORCH_", "OTEL_"))]:
         del os.environ[name]
     for name in options.ways or WAYS:
         way = uvloop.run(trace(name))
+        if options.json:
+            print(json.dumps([name, *way.counts, sorted(set(way.calls))]))
+            continue
         before = ""
         for call in way.calls if options.prints else ():
-            mark = "  " if call.file == before else ">>"
-            print(mark, f"{call.file}:{call.line} {call.function}")
+            print("  " if call.file == before else ">>", f"{call.file}:{call.line} {call.function}")
             before = call.file
-        print(json.dumps([name, *way.counts, sorted(set(way.calls))]) if not options.prints else "")
-        if options.prints:
-            print("{}: functions {}, files {}, changes of file {}".format(name, *way.counts))
+        print("{}: functions {}, files {}, changes of file {}".format(name, *way.counts))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Running:
         await eventually(
             lambda: (
                 not any(pool.gate.status().leased for pool in self.sidecar.pools)
-                and not len(self.sidecar.watchdog)
+                and not self.sidecar.watchdog.responses()
                 and not self.queued
             ),
             within_s,

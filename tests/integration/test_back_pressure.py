@@ -136,7 +136,7 @@ async def test_slow_client_holds_no_lease_that_the_engine_has_done_with(
     engine.scripts.append(large)
     client = await reader(await sidecar.client(receive_buffer=8 * SMALL_BUFFER))
     await eventually(lambda: sidecar.ledger.leased == 0)
-    assert len(sidecar.sidecar.watchdog) == 1  # its answer is still on the way
+    assert len(sidecar.sidecar.watchdog.responses()) == 1  # its answer is still on the way
     other = await sidecar.client()
     assert (await other.post(CHAT, n=4)).status == 200
     response = await client.response()

@@ -171,7 +171,7 @@ async def test_unsent_bytes_of_a_slow_client_are_dropped(
     request_id = new_id()
     client = await sidecar.client(receive_buffer=4096)
     client.start(path, [named(request_id)])
-    await eventually(lambda: any(each.paused for each in sidecar.sidecar.watchdog._responses))
+    await eventually(lambda: any(each.paused for each in sidecar.sidecar.watchdog.responses()))
     assert (await cancel(sidecar, request_id)).status == 204
     with pytest.raises(ConnectionError):
         await client.rest()

@@ -117,7 +117,7 @@ async def test_stream_of_an_engine_that_hangs_ends_and_that_of_one_that_is_heard
     response = await hung.response()
     assert response.body.startswith(b'data: a\n\ndata: {"error": ')
     assert b"engine_timeout" in response.body
-    assert len(running.sidecar.watchdog) == 1, "the other one goes on"
+    assert len(running.sidecar.watchdog.responses()) == 1, "the other one goes on"
     engine.faults.mute = False
     ended.set()
     assert (await reading.response()).body == b"data: a\n\n"

@@ -108,7 +108,7 @@ async def test_request_that_kills_engines_is_not_given_to_pools_that_share_nothi
         each.answer = closes_then
     running = await all_ready(await start(**pools(a=engine, b=b, h=home)))
     clients = [await started(running, temperature=0) for _ in range(3)]
-    await eventually(lambda: len(running.sidecar.watchdog) == 3)
+    await eventually(lambda: len(running.sidecar.watchdog.responses()) == 3)
     all_sent.set()
     for client in clients:
         assert (await client.response()).error["code"] == "engine_failed"

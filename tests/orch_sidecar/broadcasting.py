@@ -17,7 +17,6 @@ from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
@@ -105,8 +104,6 @@ class Transport(asyncio.Transport):
         self.reading = True
 
 
-WATCHDOG = StallWatchdog(60.0, 60.0)
-
 POOL = cast(
     Pool,
     SimpleNamespace(
@@ -153,7 +150,7 @@ class Client(Transport):
         self.record = record_of(name)
 
     def join(self, broadcast: Broadcast, *, http10: bool = False) -> Client:
-        self.writer = ClientWriter(http_of(self, http10=http10), self.record, WATCHDOG)
+        self.writer = ClientWriter(http_of(self, http10=http10), self.record)
         self.subscriber = broadcast.join(self.writer)
         self.subscriber.start()
         return self
@@ -271,4 +268,4 @@ def error_in(body: bytes) -> dict[str, Any]:
 
 
 def broadcast_of(buffer_bytes: int = 1 << 20) -> Broadcast:
-    return Broadcast(record_of(SHARED_ID), WATCHDOG, buffer_bytes=buffer_bytes)
+    return Broadcast(record_of(SHARED_ID), buffer_bytes=buffer_bytes)

@@ -32,7 +32,6 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, Source, is_event_stream, response_fields
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 # A line is repeated after this time: the prediction has changed, and proxies close silent streams.
@@ -62,11 +61,9 @@ class QueueResponse(ClientWriter):
 
     __slots__ = ("_again_at", "_answer", "_position", "_running", "announced", "chunked")
 
-    def __init__(
-        self, http: web.BaseRequest, record: RequestRecord, watchdog: StallWatchdog
-    ) -> None:
+    def __init__(self, http: web.BaseRequest, record: RequestRecord) -> None:
         """Raises CancelledError if the client is gone."""
-        super().__init__(http, record, watchdog)
+        super().__init__(http, record)
         self.announced = False
         self.chunked = not self.dechunk
         self._position: int | None = None

@@ -11,7 +11,6 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.queue_events.response import QueueResponse
 from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -23,9 +22,8 @@ _AT_ONCE: Final = 256
 class Watchers:
     """The clients that watch the queue. Has a task while there are any."""
 
-    def __init__(self, pools: PoolRegistry, watchdog: StallWatchdog) -> None:
+    def __init__(self, pools: PoolRegistry) -> None:
         self._pools = pools
-        self._watchdog = watchdog
         # With the client's request, and the one that waits: another where a generation is shared.
         self._watched: dict[QueueResponse, tuple[Request, Request]] = {}
         self._loop = asyncio.get_running_loop()
@@ -37,7 +35,7 @@ class Watchers:
     def response_of(self, request: Request) -> QueueResponse:
         """Returns the response to the client of a request. Raises CancelledError if it is gone."""
         if not isinstance(request.sink, QueueResponse):
-            request.sink = QueueResponse(request.http, request.record, self._watchdog)
+            request.sink = QueueResponse(request.http, request.record)
         return request.sink
 
     def watch(self, request: Request, waiting: Request) -> None:

@@ -16,7 +16,6 @@ from orch_sidecar.coalescing.coalescer import Coalesce
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from tests.orch_sidecar.broadcasting import STREAM, Engine
 from tests.orch_sidecar.proxy.stages import Client, NextStage, request_of
 from tests.patience import HANG_S
@@ -36,7 +35,7 @@ def wants(client: Client | None = None, digest: bytes | None = b"same") -> Reque
 
 def coalesce(stage: NextStage) -> Coalesce:
     pools = MagicMock(draining=False)
-    return Coalesce(cast(Any, stage), pools, StallWatchdog(60.0, 60.0), MagicMock(), MagicMock())
+    return Coalesce(cast(Any, stage), pools, MagicMock(), MagicMock())
 
 
 async def generates(request: Request) -> Result:

@@ -21,7 +21,6 @@ from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
     POOL,
     STREAM_HEAD,
-    WATCHDOG,
     Transport,
     chunk,
     http_of,
@@ -49,7 +48,7 @@ class Relayed:
         self.client = Client()
         self.record = record_of(endpoint=api, stream=stream)
         http = http_of(self.client, http10=http10)
-        writer = self.writer = ClientWriter(http, self.record, WATCHDOG)
+        writer = self.writer = ClientWriter(http, self.record)
         connections = ConnectionPool("http://127.0.0.1:9", 1.0)
         self.response = EngineResponse(writer, connections, events=stream)
         writer.attach(self.response, POOL)

@@ -18,9 +18,8 @@ from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire import backpressure
-from tests.orch_sidecar.broadcasting import STREAM, STREAM_HEAD, WATCHDOG, chunk, json_answer
+from tests.orch_sidecar.broadcasting import STREAM, STREAM_HEAD, chunk, json_answer
 from tests.orch_sidecar.proxy.stages import Client, asked, pool_of, request_of
 from tests.orch_sidecar.records import record_of
 from tests.patience import HANG_S
@@ -39,8 +38,7 @@ async def forwarded(
     request: Request, pool: Any, *reads: bytes, lost: bool = False, lease: Lease | None = None
 ) -> Result:
     """Returns the result if the engine sends these reads; `lost`: and closes its connection."""
-    watchdog = StallWatchdog(60.0, 60.0)
-    task = asyncio.create_task(Forward(watchdog).handle(request, pool, lease))
+    task = asyncio.create_task(Forward().handle(request, pool, lease))
     await asyncio.sleep(0)
     [connection] = pool.connections.opened
     for data in reads:
@@ -48,7 +46,8 @@ async def forwarded(
     if lost:
         connection.connection_lost(None)
     result = await asyncio.wait_for(task, HANG_S)
-    assert not len(watchdog)
+    protocol: Any = request.http.protocol
+    assert protocol.response is None
     return result
 
 
@@ -68,7 +67,7 @@ async def test_engine_that_cannot_be_connected_leaves_the_request_to_another_poo
     pool = pool_of()
     pool.connections.refuses = ConnectionRefusedError("refused")
     request = request_of()
-    result = await Forward(WATCHDOG).handle(request, pool, None)
+    result = await Forward().handle(request, pool, None)
     assert isinstance(result, NotSent)
     assert (result.refusal.reason, result.retry) == (Reason.ENGINE_DOWN, Retry.OTHER_POOL)
     assert not result.reached_engine
@@ -83,7 +82,7 @@ async def test_nothing_is_sent_once_the_engine_is_unavailable_or_another_one() -
             pool.gate.engine_unavailable(Refusal(Reason.ENGINE_STALE, "stale"))
         else:
             pool.gate.release(lease.id)
-        result = await Forward(WATCHDOG).handle(request, pool, lease)
+        result = await Forward().handle(request, pool, lease)
         assert isinstance(result, NotSent)
         assert result.retry is Retry.OTHER_POOL
         [connection] = pool.connections.opened
@@ -94,7 +93,7 @@ async def test_nothing_is_sent_once_the_engine_is_unavailable_or_another_one() -
 async def test_cancelled_request_is_not_sent() -> None:
     pool, request = pool_of(), request_of()
     request.cancelled = Refusal(Reason.CANCELLED, "cancelled")
-    result = await Forward(WATCHDOG).handle(request, pool, None)
+    result = await Forward().handle(request, pool, None)
     assert result == NotSent(request.cancelled)
     assert request.response is None
 
@@ -103,7 +102,7 @@ async def test_client_that_disconnects_while_connecting_closes_the_connection_un
     pool, request = pool_of(), request_of()
     request.http.transport = None  # type: ignore[misc]
     with pytest.raises(asyncio.CancelledError):
-        await Forward(WATCHDOG).handle(request, pool, None)
+        await Forward().handle(request, pool, None)
     [connection] = pool.connections.opened
     assert not connection.open
 
@@ -158,36 +157,35 @@ async def test_other_error_responses_reach_the_client_complete(body: bytes) -> N
 
 
 async def test_cancellation_ends_the_connection_and_the_writer() -> None:
-    pool, request, watchdog = pool_of(), request_of(), StallWatchdog(60.0, 60.0)
-    task = asyncio.create_task(Forward(watchdog).handle(request, pool, None))
+    pool, request = pool_of(), request_of()
+    task = asyncio.create_task(Forward().handle(request, pool, None))
     await asyncio.sleep(0)
     [connection] = pool.connections.opened
-    assert len(watchdog) == 1
     connection.data_received(STREAM[: len(STREAM) // 2])
     protocol: Any = request.http.protocol
-    assert protocol.response is not None
+    writer = protocol.response
+    assert writer.silence_limit_s is not None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not connection.open
     assert protocol.response is None
-    assert not len(watchdog)
+    assert writer.silence_limit_s is None
     assert request.response is not None
     assert not request.response.complete
 
 
 async def test_shared_generation_that_reaches_no_engine_waits_again_with_all_its_clients() -> None:
     """Also with one that joined while the connection was opened: nothing of it can stall."""
-    watchdog = StallWatchdog(60.0, 60.0)
-    broadcast = Broadcast(record_of(), watchdog, buffer_bytes=1 << 20)
+    broadcast = Broadcast(record_of(), buffer_bytes=1 << 20)
     request, pool = request_of(sink=broadcast), pool_of()
     broadcast.record.admitted = 17
     pool.connections.refuses = ConnectionRefusedError("refused")
     late = request_of()
-    broadcast.join(ClientWriter(late.http, late.record, watchdog))
-    assert len(watchdog) == 1
-    await Forward(watchdog).handle(request, pool, None)
-    assert len(watchdog) == 0
+    subscriber = broadcast.join(ClientWriter(late.http, late.record))
+    assert subscriber.silence_limit_s is not None
+    await Forward().handle(request, pool, None)
+    assert subscriber.silence_limit_s is None
     assert late.record.admitted is None
 
 
@@ -195,7 +193,7 @@ async def test_attempt_to_connect_is_part_of_the_trace() -> None:
     pool, request = pool_of(), request_of()
     pool.connections.refuses = ConnectionRefusedError("refused")
     request.trace = MagicMock(dispatched=MagicMock(return_value=[]))
-    await Forward(WATCHDOG).handle(request, pool, None)
+    await Forward().handle(request, pool, None)
     request.trace.dispatched.assert_called_once()
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from orch_sidecar.wire.client_connections import AT_ONCE, ClientConnections
+from orch_sidecar.wire.client_connections import AT_ONCE, ActiveResponse, ClientConnections
 
 
 class Unread:
     """A connection whose client reads nothing of what was sent."""
 
     transport: asyncio.Transport | None = None
+    response: ActiveResponse | None = None
     idle = reads_ahead = False
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.queue_events.response import AGAIN_S, QueueResponse
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar import apis
-from tests.orch_sidecar.broadcasting import WATCHDOG, Transport, http_of
+from tests.orch_sidecar.broadcasting import Transport, http_of
 from tests.orch_sidecar.records import record_of
 
 EVENTS = Head(200, b"OK", ((b"content-type", b"text/event-stream"),), True, True, None)
@@ -50,7 +50,7 @@ class Watching:
         self.record = record_of(endpoint=api, stream=True)
         self.record.queued = self.record.identity.arrived
         self.record.queue_position = 3
-        self.response = QueueResponse(http_of(self.client, http10=http10), self.record, WATCHDOG)
+        self.response = QueueResponse(http_of(self.client, http10=http10), self.record)
 
     def queued(self, position: int, start_ms: int | None = None, now: float = 0.0) -> Watching:
         self.response.queued(POOL, position, start_ms, now)
