@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Final, TypeVar
 
 from multidict import MultiMapping, istr
@@ -102,7 +102,8 @@ class RequestOptions:
     `tpot_ms`: the longest time per token that is useful. `flow`: the digest of its fairness id,
     empty without one.
     `queue_events`: a stream begins with comments about its place in the queue. `labelled`: its
-    response has begun with `measurement_type`, which its client did not ask for.
+    response has begun with `measurement_type`, which its client did not ask for. `empty`: nothing
+    is asked for.
     """
 
     service_class: ServiceClass | None = None
@@ -119,13 +120,18 @@ class RequestOptions:
     flow: bytes = b""
     queue_events: bool = False
     labelled: bool = False
+    empty: bool = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values = (getattr(self, each.name) == each.default for each in fields(self) if each.init)
+        object.__setattr__(self, "empty", all(values))  # once, in a frozen object
 
 
 NO_OPTIONS: Final = RequestOptions()
 
 
 def read_options(headers: MultiMapping[str]) -> RequestOptions | Refusal:
-    """Parses the options of a request: `NO_OPTIONS` itself if it has none."""
+    """Parses the options of a request."""
     for name in _ALL:
         if name in headers:
             break

@@ -65,7 +65,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not served: reason, text for the client, field, and when to retry."""
+    """Why a request is not served: reason, text for the client, field, and when to retry.
+
+    `moved`: it is placed again, and no client sees this.
+    """
 
     reason: Reason
     message: str
@@ -73,3 +76,4 @@ class Refusal:
     retry_after_ms: int | None = None
     queue_position: int | None = None
     predicted_start_ms: int | None = None
+    moved: bool = False

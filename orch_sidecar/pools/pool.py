@@ -34,7 +34,6 @@ from orch_sidecar.api.headers import (
     X_VLLM_PRIORITY,
     field_line,
 )
-from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.resolve import labels_of
@@ -224,7 +223,7 @@ class Pool:
             prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
         adapters = self.watcher.adapters
         adapter = generation.model if adapters and generation.model in adapters else None
-        if options is NO_OPTIONS:
+        if options.empty:
             return AdmissionRequest(
                 service_class,
                 generation.cost,

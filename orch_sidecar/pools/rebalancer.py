@@ -21,7 +21,9 @@ logger = logging.getLogger("orch.sidecar")
 REBALANCE_EVERY_S: Final = 0.05
 
 # Ends the wait in a queue. No client sees it: the request is placed again.
-REBALANCED: Final = Refusal(Reason.QUEUE_FULL, "another address of the pool has free slots")
+REBALANCED: Final = Refusal(
+    Reason.QUEUE_FULL, "another address of the pool has free slots", moved=True
+)
 
 
 async def rebalance_forever(pools: PoolRegistry) -> None:

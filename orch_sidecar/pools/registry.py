@@ -20,7 +20,7 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.types import AdmissionRequest
-from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
+from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
@@ -220,7 +220,7 @@ class PoolRegistry:
                 snapshot = snapshot._replace(unavailable=None)  # its own admission decides
             snapshots.append(snapshot)
         found: tuple[str, PlacementReason] | Refusal
-        if drawn and len(pools) > 1 and home is None and call.options is NO_OPTIONS:
+        if drawn and len(pools) > 1 and home is None and call.options.empty:
             found = routing.best(snapshots, asked, load)  # each of them takes it
         else:
             if self.without_address:
@@ -301,7 +301,7 @@ class PoolRegistry:
     ) -> Pool | Refusal:
         """Chooses the pool for a request that takes no slot: the first that can serve it, and has
         not been `tried`."""
-        if self.one is not None and options is NO_OPTIONS:
+        if self.one is not None and options.empty:
             return self.one
         asked = PlacementRequest(model, 0, None, options)
         pools: Iterable[Pool] = self.all

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
+from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -14,7 +15,6 @@ from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement.routing import PlacementReason
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.queue_events.watchers import Watchers
@@ -53,6 +53,21 @@ _ONLY: Final = PlacementReason.ONLY
 _REQUEUE: Final = Retry.REQUEUE
 
 
+class _Return(NamedTuple):
+    """A request returns to the queue of its pool. `pause_ms`: for which nothing is dispatched;
+    `lacks`: what the engine has none of, by the type of its error."""
+
+    pause_ms: float | None = None
+    lacks: str | None = None
+
+    def hold_others(self, gate: Gate, lease_id: str) -> None:
+        """Keeps others from being dispatched in its place."""
+        if self.lacks is not None:
+            gate.rejected(lease_id, self.lacks)
+        elif self.pause_ms is not None:
+            gate.pause(lease_id, self.pause_ms)
+
+
 class Admit:
     """The stage that owns the lease: its `finally` ends that."""
 
@@ -70,8 +85,8 @@ class Admit:
         record.pool, record.placement = pool.name, why
         record.service_class = ask.service_class
         record.labels = pool.class_labels[ask.service_class]
-        if request.parent_lease is not None:
-            ask.parent = request.parent_lease.instance
+        parent = request.parent_lease
+        ask.parent = "" if parent is None else parent.instance
         ticket = gate.open(request, ask.cost)
         try:
             elsewhere: Collection[Reason] = _BUSY
@@ -88,11 +103,17 @@ class Admit:
                 record.admitted = time.monotonic_ns()
                 record.lease = outcome.id
                 request.response = None
-                if request.parent_lease is not None:
-                    self._parent_leases.granted(request.parent_lease, gate.ledger, outcome)
+                if parent is not None:
+                    self._parent_leases.granted(parent, gate.ledger, outcome)
                 result = await self._forward.handle(request, pool, outcome)
-                if isinstance(result, Sent) or not _requeues(request, pool, result):
+                if isinstance(result, Sent):
                     return result
+                back = _return_of(request, pool, result)
+                if back is not None:  # before its lease is released, which would dispatch another
+                    back.hold_others(gate, outcome.id)
+                if back is None or request.cancelled is not None:
+                    return result
+                request.retried(result.refusal.reason)
                 elsewhere = _NONE
                 if request.reclaimed:  # the time that it had its slots is not waited
                     since_s += self._loop.time() - outcome.granted_at
@@ -101,7 +122,7 @@ class Admit:
                 ticket = gate.open(request, ask.cost)
                 outcome = await self._requeue(request, pool, ticket, ask, since_s)
             assert isinstance(outcome, Refusal)
-            if outcome.retry_after_ms is not None and outcome is not REBALANCED:
+            if outcome.retry_after_ms is not None and not outcome.moved:
                 ask.identity = _identity(request.body)
                 gate.refused(ask, outcome.retry_after_ms)
             return _refused(pool, ask, outcome, elsewhere)
@@ -188,41 +209,27 @@ def _identity(body: bytes) -> int:
     return hash(part) ^ len(body)
 
 
-def _requeues(request: Request, pool: Pool, result: NotSent) -> bool:
-    """Whether the request returns to this pool's queue, whose dispatching is paused then."""
-    response, pause_ms = request.response, LONGEST_PAUSE_MS
-    rejected = None if response is None else response.rejected
+def _return_of(request: Request, pool: Pool, result: NotSent) -> _Return | None:
+    """How a request returns to this pool's queue; None: it does not."""
     if request.reclaimed:
-        if request.cancelled is None:
-            request.retried(result.refusal.reason)
-        return request.cancelled is None
+        return _Return()
+    response = request.response
+    rejected = None if response is None else response.rejected
     if result.retry is _REQUEUE and rejected is not None:
-        if isinstance(rejected, int):
-            pause_ms = min(rejected, LONGEST_PAUSE_MS)
-    elif not (
-        response is None
-        and result.retry is Retry.OTHER_POOL
-        and pool.keeps_queue
-        and request.record.queued is not None
-    ):
-        return False  # a request that has waited for the only pool waits for its return, too
-    # Before its lease is released, which would dispatch another.
-    assert request.record.lease is not None  # it was sent under one
-    if isinstance(rejected, str):
-        pool.gate.rejected(request.record.lease, rejected)
-    else:
-        pool.gate.pause(request.record.lease, pause_ms)
-    if request.cancelled is not None:
-        return False
-    request.retried(result.refusal.reason)
-    return True
+        if isinstance(rejected, str):
+            return _Return(lacks=rejected)
+        return _Return(min(rejected, LONGEST_PAUSE_MS))
+    # A request that has waited for the only pool waits for its return, too.
+    unreached = response is None and result.retry is Retry.OTHER_POOL
+    waited = pool.keeps_queue and request.record.queued is not None
+    return _Return(LONGEST_PAUSE_MS) if unreached and waited else None
 
 
 def _refused(
     pool: Pool, ask: AdmissionRequest, refusal: Refusal, elsewhere: Collection[Reason]
 ) -> NotSent:
     """The pool has no slots for the request."""
-    if refusal is REBALANCED:
+    if refusal.moved:
         return NotSent(refusal, Retry.ANY_POOL)
     pool.not_admitted[ask.service_class, refusal.reason.value] += 1
     if refusal.reason in _AWAY or refusal is pool.gate.unavailable:

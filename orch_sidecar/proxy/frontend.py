@@ -28,7 +28,7 @@ from orch_sidecar.api.headers import (
     X_ORCH_REQUEST_ID,
     X_REQUEST_ID,
 )
-from orch_sidecar.api.options import NO_OPTIONS, read_options, service_class_of
+from orch_sidecar.api.options import read_options, service_class_of
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
 from orch_sidecar.auth.keys import ApiKey, owner_of
@@ -254,7 +254,7 @@ class Frontend:
         record.stream = wanted.stream
         record.max_tokens = wanted.max_tokens
         service_class = _INTERACTIVE
-        if options is not NO_OPTIONS or wanted.service_tier or wanted.priority:
+        if not options.empty or wanted.service_tier or wanted.priority:
             service_class = service_class_of(options, wanted.service_tier, wanted.priority)
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
         if key is not None:

@@ -12,10 +12,8 @@ from typing import Any
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
-from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.pools.generation_call import GenerationCall
-from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
@@ -47,7 +45,7 @@ class Route:
         """Places a request that generates; directly, where there is nothing to choose."""
         pool, call = self._pools.one, request.call
         assert call is not None
-        if pool is None or call.options is not NO_OPTIONS:
+        if pool is None or not call.options.empty:
             return self._place(request, call)
         ask = pool.admission_request(call, 0.0)
         return self._admit.handle(request, pool, ask)
@@ -69,7 +67,7 @@ class Route:
                 return result
             if result.reached_engine and _is_lost(request, result):
                 return NotSent(result.refusal)
-            if result.refusal is REBALANCED:
+            if result.refusal.moved:
                 request.moved = True
             elif refusal is None or errors.BY_REASON[refusal.reason].status != 429:
                 refusal = result.refusal  # that a better pool was busy remains the response
