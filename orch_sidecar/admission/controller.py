@@ -31,9 +31,8 @@ from orch_sidecar.admission.types import (
     Queued,
 )
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import BULK, AdmissionRules
 
-_BULK: Final = ServiceClass.BULK
 # The shortest time between two timer events, whatever rounding does.
 _LEAST_SLEEP_S: Final = 0.001
 # Leases that have ended, and that nothing was learned from yet.
@@ -158,7 +157,7 @@ class AdmissionController:
         if outcome is not None:
             return outcome
         granted = self._grant(ticket, request, now)
-        fair = queues.bulk if service_class is _BULK else queues.interactive
+        fair = queues.bulk if service_class is BULK else queues.interactive
         fair.granted_at_once(granted, request)
         if queues.depth:
             self.displaced += self.dispatch(now)
@@ -225,7 +224,7 @@ class AdmissionController:
             self.constraints.offers.give_back(lease.cost)
         request = lease.request
         if request is not None:
-            for each in self.constraints.ending[request.service_class is _BULK]:
+            for each in self.constraints.ending[request.service_class is BULK]:
                 if not each.inactive:
                     each.ended(request, now)
         self._ended.append((lease, output_tokens, served, now))
@@ -335,7 +334,7 @@ class AdmissionController:
     def _grant(self, ticket: str, request: AdmissionRequest, now: float) -> Lease:
         lease = self.ledger.grant(ticket, request, now)
         self.service_times.prompts.sent(lease, request.prompt_tokens, now)
-        for each in self.constraints.granting[request.service_class is _BULK]:
+        for each in self.constraints.granting[request.service_class is BULK]:
             if not each.inactive:
                 each.granted(lease, request, now)
         if self.queues.passed:
@@ -367,7 +366,7 @@ class AdmissionController:
 
     def _count(self, request: AdmissionRequest, now: float) -> None:
         """Counts what a request asks for, whatever becomes of it."""
-        reserve, is_bulk = self.constraints.reserve, request.service_class is _BULK
+        reserve, is_bulk = self.constraints.reserve, request.service_class is BULK
         demand = reserve.bulk if is_bulk else reserve.interactive
         if not (request.identity and demand.is_retry(request, now)):
             demand.arrivals.append((now, request))

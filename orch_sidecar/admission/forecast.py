@@ -30,15 +30,13 @@ from orch_sidecar.admission.prediction.shorter_prompts import MOST, ShorterPromp
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import ClassRules, ServiceClass
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ClassRules, ServiceClass
 
 # Requests that are refused together should not retry together.
 _JITTER: Final = 0.25
 
 # Queued requests whose starts are predicted one by one; those behind them start at the same rate.
 _ONE_BY_ONE: Final = 1024
-
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 
 
 class Forecaster:
@@ -65,7 +63,7 @@ class Forecaster:
         self, service_class: ServiceClass, blocked_by: Constraint | None, now: float
     ) -> Schedule | None:
         """The slots as the queued requests of a class will find them. None: unknown."""
-        ledger, is_bulk = self._ledger, service_class is _BULK
+        ledger, is_bulk = self._ledger, service_class is BULK
         free = max(0, ledger.room)
         reserved = ledger.slots_total - self._constraints.bulk_capacity(now)
         only = None
@@ -74,14 +72,14 @@ class Forecaster:
                 reserved -= free
                 free = 0
             if blocked_by.scope is Scope.CLASS and not is_bulk:
-                only = _INTERACTIVE  # only the ends of such requests let it in
+                only = INTERACTIVE  # only the ends of such requests let it in
         schedule = self._service_times.schedule(now, free, only)
         if schedule is None:
             return None
         if (kept := self._kept()) < 1.0:
             schedule = schedule.part(kept)
         if is_bulk:
-            self._queue_up(schedule, _INTERACTIVE, None)
+            self._queue_up(schedule, INTERACTIVE, None)
             schedule = schedule.copy(without=max(0, reserved))
         return schedule
 
@@ -120,7 +118,7 @@ class Forecaster:
         times = self._service_times
         if blocked_by is None:
             return Start(0.0, times.first_token_s(request, times.prompts.left(now)))
-        is_bulk = request.service_class is _BULK
+        is_bulk = request.service_class is BULK
         lent = self._lent(request.cost, now) if is_bulk else None
         schedule = (
             lent.schedule if lent else self._schedule_of(request.service_class, blocked_by, now)
@@ -155,7 +153,7 @@ class Forecaster:
     def _prompts_ahead(self, request: AdmissionRequest) -> float:
         """Prompt tokens of the bulk requests that go before a bulk one that arrives now."""
         line = self._queues.bulk
-        if request.service_class is not _BULK or not line.charge:
+        if request.service_class is not BULK or not line.charge:
             return 0.0
         return line.prompt_work * self._queues.ahead(request).tokens / line.charge
 
@@ -163,13 +161,13 @@ class Forecaster:
         """The slots of bulk requests beside interactive traffic, at least `cost`. None: there is no
         such traffic, or what they have beside it is unknown."""
         ledger, reserve, times = self._ledger, self._constraints.reserve, self._service_times
-        waiting = self._queues.size(_BULK) > 0
+        waiting = self._queues.size(BULK) > 0
         average = self._bulk_slots.of_late(ledger.bulk_slot_s(now), waiting, now)
         pace, token_s = reserve.bulk.pace, times.pace_s(0)
         if average is None or not token_s or not pace.service_s or not reserve.traffic(now):
             return None
         guaranteed = reserve.rules.bulk_share / reserve.sidecars * ledger.slots_total
-        schedule, of_late = times.schedule(now, 0, _BULK), max(average, guaranteed)
+        schedule, of_late = times.schedule(now, 0, BULK), max(average, guaranteed)
         if schedule is None or of_late * WINDOW_S < LEAST_S:
             return None
         return LentSlots(schedule, of_late, pace.token_s / token_s, pace.service_s, cost)
@@ -189,7 +187,7 @@ class Forecaster:
         for group in self._queues.aside(service_class):
             for queued in group:
                 yield queued, group.constraint.starts_in_s(queued.request, 0.0, now)
-        times, is_bulk = self._service_times, service_class is _BULK
+        times, is_bulk = self._service_times, service_class is BULK
         lent = self._lent(1, now) if is_bulk else None
         schedule = lent.schedule if lent else self._schedule_of(service_class, blocked_by, now)
         slots_s, unread, ahead = None, 0.0, 0
@@ -296,9 +294,9 @@ class Forecaster:
         """How often the prompt of a new request counts beyond once, for shorter ones that come."""
         prompts, ledger = self._service_times.prompts, self._ledger
         rate = prompts.tokens_per_s
-        if rate is None or rules.ttft_p95_ms is None or request.service_class is _BULK:
+        if rate is None or rules.ttft_p95_ms is None or request.service_class is BULK:
             return 0.0
-        bulk = (ledger.bulk + self._queues.cost(_BULK)) / ledger.slots_total
+        bulk = (ledger.bulk + self._queues.cost(BULK)) / ledger.slots_total
         return self.shorter.again(request, rate / prompts.read_share, min(1.0, bulk), now)
 
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:

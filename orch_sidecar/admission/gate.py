@@ -28,9 +28,8 @@ from orch_sidecar.admission.types import (
     Queued,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
 
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 _BLOCK_BYTES: Final = 4096
 
 Outcome = Lease | Refusal
@@ -152,7 +151,7 @@ class Gate:
         """The pace and the free slots of the most urgent class: what the next request has to
         expect."""
         controller, now = self._controller, self._loop.time()
-        urgent = _BULK if controller.rules.interactive is None else _INTERACTIVE
+        urgent = BULK if controller.rules.interactive is None else INTERACTIVE
         return controller.service_times.pace_s(), controller.constraints.free(urgent, now)
 
     def status(self) -> AdmissionStatus:

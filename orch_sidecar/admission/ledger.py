@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest, KvNeed, Lease
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import BULK, ServiceClass
 
-_BULK = ServiceClass.BULK
 MOST_UNSEEN: Final = 4096  # no engine has so many prompts in prefill
 
 
@@ -65,7 +64,7 @@ class Ledger:
         lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, request.kv)
         self.granted[service_class] += 1
         self.grants += 1
-        if service_class is not _BULK:
+        if service_class is not BULK:
             self.interactive_prompts += request.prompt_tokens
         need = request.kv
         self.unseen.append((now, need))
@@ -91,7 +90,7 @@ class Ledger:
 
     def of(self, service_class: ServiceClass) -> int:
         """Sequences of a class."""
-        return self.bulk if service_class is _BULK else self.interactive
+        return self.bulk if service_class is BULK else self.interactive
 
     def bulk_slot_s(self, now: float) -> float:
         """Slot-seconds of bulk requests in this epoch, up to now."""
@@ -157,7 +156,7 @@ class Ledger:
         self.leased += cost
         if request is None:
             return
-        if request.service_class is _BULK:
+        if request.service_class is BULK:
             self.bulk += cost
             self._bulk_slot_s -= cost * now
         else:

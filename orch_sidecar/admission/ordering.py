@@ -20,9 +20,8 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest
 from vllm_plugin.contracts.lease_protocol import Claim
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 _ONE_PASSES: Final = Scope.REQUEST
 
 
@@ -43,10 +42,10 @@ class QueueOrder:
         self.blocked_by = self._blocked = self.claim = None
         if not self._queues.depth:
             return None
-        bulk = self._queues.head(_BULK)
+        bulk = self._queues.head(BULK)
         bulk_first = bulk is not None and self._reserve.is_due(bulk, now)
-        for service_class in (_BULK, _INTERACTIVE) if bulk_first else (_INTERACTIVE, _BULK):
-            due = bulk_first and service_class is _BULK
+        for service_class in (BULK, INTERACTIVE) if bulk_first else (INTERACTIVE, BULK):
+            due = bulk_first and service_class is BULK
             head, blocked_by = self._head(service_class, now, due=due)
             if head is None:
                 continue
@@ -70,7 +69,7 @@ class QueueOrder:
         if self._queues.passed:
             for group in self._queues.aside(service_class):
                 first = group.first
-                due = service_class is _BULK and self._reserve.is_due(first, now)
+                due = service_class is BULK and self._reserve.is_due(first, now)
                 blocked_by = self._blocks(first.request, now, due=due)
                 if blocked_by is None or blocked_by.scope is not _ONE_PASSES:
                     return first, blocked_by
@@ -90,14 +89,14 @@ class QueueOrder:
 
     def _kept_by(self, request: AdmissionRequest, now: float) -> Constraint | None:
         """What a request that could go has to leave to those that it would pass once too often."""
-        is_bulk, slots_total = request.service_class is _BULK, self._ledger.slots_total
+        is_bulk, slots_total = request.service_class is BULK, self._ledger.slots_total
         waiting: list[tuple[tuple[bool, bool, float], int, Group]] = []
         for service_class in ServiceClass:
             for group in self._queues.aside(service_class):
                 if group.constraint.takes(request) and now >= group.ends_at(slots_total):
-                    due = service_class is _BULK and self._reserve.is_due(group.first, now)
-                    if is_bulk or due or service_class is _INTERACTIVE:
-                        rank = not due, service_class is _BULK, group.since
+                    due = service_class is BULK and self._reserve.is_due(group.first, now)
+                    if is_bulk or due or service_class is INTERACTIVE:
+                        rank = not due, service_class is BULK, group.since
                         waiting.append((rank, len(waiting), group))
         for _, _, group in sorted(waiting):
             constraint, first = group.constraint, group.first.request
@@ -121,8 +120,8 @@ class QueueOrder:
 
     def changes_at(self, now: float) -> float | None:
         """When a request may be dispatched without any event; None: unpredictable."""
-        bulk = self._queues.head(_BULK)
-        blocked = self._blocked or self._queues.head(_INTERACTIVE) or bulk
+        bulk = self._queues.head(BULK)
+        blocked = self._blocked or self._queues.head(INTERACTIVE) or bulk
         times: list[float | None] = []
         if self.blocked_by is not None and blocked is not None:
             times.append(self.blocked_by.clears_at(blocked.request, now))
@@ -149,7 +148,7 @@ class QueueOrder:
         obstacle = self._constraints.obstacle(request, now, due=due)
         if obstacle is not None:
             return obstacle
-        urgent = due or request.service_class is _INTERACTIVE
+        urgent = due or request.service_class is INTERACTIVE
         most = self._constraints.claimable(request, now, due=due)
         more = min(most, self._queues.fair(request.service_class).cost) - request.cost
         self.claim = Claim(request.cost, urgent, max(0, more))
@@ -158,13 +157,13 @@ class QueueOrder:
     def _must_queue(self, request: AdmissionRequest, now: float) -> bool:
         """Whether a request is queued that this new one must not overtake. An expired one leaves,
         and the next may wait for another constraint."""
-        bulk, interactive = self._queues.head(_BULK), self._queues.head(_INTERACTIVE)
+        bulk, interactive = self._queues.head(BULK), self._queues.head(INTERACTIVE)
         blocked, blocked_by = self._blocked, self.blocked_by
-        if blocked is not None and blocked.request.service_class is _BULK:
+        if blocked is not None and blocked.request.service_class is BULK:
             bulk = bulk or blocked
         elif blocked is not None:
             interactive = interactive or blocked
-        if request.service_class is _INTERACTIVE:
+        if request.service_class is INTERACTIVE:
             return interactive is not None or (bulk is not None and self._reserve.is_due(bulk, now))
         if bulk is not None or interactive is None:
             return bulk is not None

@@ -19,9 +19,8 @@ from orch_sidecar.admission.prediction.shorter_prompts import MOST
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import AdmissionRules, FullQueue, ServiceClass
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, FullQueue
 
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 # For how long a later part of a request may wait: the parts before it decide when it is its turn.
 _LATER_WAITS_S: Final = 86_400.0
 
@@ -170,19 +169,19 @@ class QueueEntry:
 
     def _capacity(self, request: AdmissionRequest) -> int:
         capacity = self.rules.of(request.service_class).queue_capacity
-        return capacity - self._taken_places() if request.service_class is _BULK else capacity
+        return capacity - self._taken_places() if request.service_class is BULK else capacity
 
     def _taken_places(self) -> int:
         """Places of bulk requests that interactive ones took by evicting some."""
         if self.rules.full_queue is not FullQueue.DROP_LRU:
             return 0
-        queued = self._queues.places(_INTERACTIVE)
-        return max(0, queued - self.rules.of(_INTERACTIVE).queue_capacity)
+        queued = self._queues.places(INTERACTIVE)
+        return max(0, queued - self.rules.of(INTERACTIVE).queue_capacity)
 
     def _makes_room(self, request: AdmissionRequest) -> QueuedRequest | None:
         """The queued request that leaves a full queue for this one; None: there is none."""
         if self.rules.full_queue is FullQueue.DROP_LRU:
-            return self._queues.oldest(_BULK)
+            return self._queues.oldest(BULK)
         return self._queues.displaces(request)
 
     def _evict(self, queued: QueuedRequest, now: float) -> Decision:

@@ -16,9 +16,7 @@ from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.fairness.set_aside import SetAside
 from orch_sidecar.admission.types import AdmissionRequest, Lease
-from vllm_plugin.contracts.profile import ServiceClass
-
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 
 class _Earliest:
@@ -59,7 +57,7 @@ class Queues:
 
     def fair(self, service_class: ServiceClass) -> FairQueue:
         """The requests of a class that are in line."""
-        return self.bulk if service_class is _BULK else self.interactive
+        return self.bulk if service_class is BULK else self.interactive
 
     def aside(self, service_class: ServiceClass) -> SetAside:
         """Those of a class that others pass."""
@@ -81,7 +79,7 @@ class Queues:
 
     def head(self, service_class: ServiceClass) -> QueuedRequest | None:
         """The first request in line."""
-        queue = self.bulk if service_class is _BULK else self.interactive
+        queue = self.bulk if service_class is BULK else self.interactive
         return queue.head() if queue.size else None
 
     def of(self, service_class: ServiceClass) -> Iterator[QueuedRequest]:
@@ -99,11 +97,11 @@ class Queues:
     def before_all(self, request: AdmissionRequest) -> Ahead:
         """How much goes before a request that arrives now: of its class, and of a more urgent."""
         ahead = self.ahead(request)
-        if request.service_class is not _BULK or not self.size(_INTERACTIVE):
+        if request.service_class is not BULK or not self.size(INTERACTIVE):
             return ahead
         return Ahead(
-            ahead.requests + self.size(_INTERACTIVE),
-            ahead.sequences + self.cost(_INTERACTIVE),
+            ahead.requests + self.size(INTERACTIVE),
+            ahead.sequences + self.cost(INTERACTIVE),
             ahead.tokens,
         )
 
@@ -137,7 +135,7 @@ class Queues:
         if queued.request.later:
             self._later[queued.request.service_class] += 1
         self._expiring.add(queued.expires, queued.ticket)
-        if queued.request.service_class is _BULK:
+        if queued.request.service_class is BULK:
             self._delayed.add(queued.delay_s, queued.ticket)
 
     def remove(self, ticket: str) -> QueuedRequest | None:
@@ -191,7 +189,7 @@ class Queues:
 
     def settle(self, lease: Lease, request: AdmissionRequest, took: int) -> None:
         """The request of a lease ended, after it took so many tokens."""
-        queue = self.bulk if request.service_class is _BULK else self.interactive
+        queue = self.bulk if request.service_class is BULK else self.interactive
         queue.settle(lease, request, took)
 
     def forget_running(self) -> None:

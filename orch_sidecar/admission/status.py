@@ -13,9 +13,7 @@ from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
-
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
 
 
 class ClassStatus(NamedTuple):
@@ -119,11 +117,11 @@ def status_of(
         leased=ledger.leased,
         leases=ledger.lease_count,
         kv_committed=ledger.kv_committed,
-        interactive=of(_INTERACTIVE),
-        bulk=of(_BULK),
+        interactive=of(INTERACTIVE),
+        bulk=of(BULK),
         blocked_by=order.blocked_by if queues.depth else None,
         effective_capacity=limits.batch(
-            _BULK if constraints.rules.interactive is None else _INTERACTIVE
+            BULK if constraints.rules.interactive is None else INTERACTIVE
         ),
         demand_ratio=demand_ratio,
         reserved=reserve.reserved(now),

@@ -50,10 +50,7 @@ from orch_sidecar.api.headers import (
     X_SMG_PRIORITY,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
-
-# Bound once: looking up a member of an enum is slow.
-_INTERACTIVE: Final = ServiceClass.INTERACTIVE
+from vllm_plugin.contracts.profile import INTERACTIVE, MeasurementType, ServiceClass
 
 _T = TypeVar("_T")
 
@@ -162,7 +159,7 @@ def service_class_of(
     # As in vLLM: a lower value is served earlier, 0 is the default.
     if priority is not None and priority > 0:
         return ServiceClass.BULK
-    return _INTERACTIVE
+    return INTERACTIVE
 
 
 class InvalidOption(Exception):

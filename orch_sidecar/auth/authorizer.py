@@ -39,16 +39,13 @@ from orch_sidecar.auth.keys import (
     key_bytes,
     without_scheme,
 )
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import INTERACTIVE
 
 # Spreads the retries of the clients of one key.
 _JITTER: Final = 0.25
 
 # Of a key, for a run needs two. The engine signs five times as many, for all: it knows no keys.
 STATEMENTS_PER_MINUTE: Final = 60.0
-
-# Bound once: looking up a member of an enum is slow.
-_INTERACTIVE: Final = ServiceClass.INTERACTIVE
 
 
 def _unauthorized(message: str) -> Refusal:
@@ -329,7 +326,7 @@ def interactive_forbidden(headers: MultiMapping[str]) -> Refusal:
         if value is None:
             continue
         alone = options.read_options(CIMultiDict({name: value}))
-        if isinstance(alone, options.RequestOptions) and alone.service_class is _INTERACTIVE:
+        if isinstance(alone, options.RequestOptions) and alone.service_class is INTERACTIVE:
             break
     else:
         raise ValueError("no header of this request asks for the interactive class")

@@ -27,14 +27,10 @@ from orch_sidecar.observability.families.request_metrics import COUNTERS, HISTOG
 from orch_sidecar.observability.gen_ai import GenAi
 from orch_sidecar.observability.histogram import Traced
 from orch_sidecar.observability.recent import Ended, RecentRequests
-from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.record import OK, Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.pools.registry import PoolRegistry
-from vllm_plugin.contracts.profile import ServiceClass
-
-# Bound once: looking up a member of an enum is slow.
-_BULK: Final = ServiceClass.BULK
-_OK: Final = Outcome.OK
+from vllm_plugin.contracts.profile import BULK
 
 KeyNames = Callable[[], Mapping[bytes, str]]
 
@@ -102,7 +98,7 @@ class Collector:
         assert record.pool is not None
         traced = _traced(record, now)
         self._stats_of(record).generation_ended(record, traced)
-        if record.outcome is _OK:
+        if record.outcome is OK:
             self.gen_ai.of(record).generated(record, now, traced)
 
     def _request_ended(self, record: RequestRecord, now: int) -> None:
@@ -120,14 +116,14 @@ class Collector:
         stats = self._stats_of(record)
         if not record.shared:
             stats.generation_ended(record, traced)
-            if record.outcome is _OK:
+            if record.outcome is OK:
                 operation.generated(record, now, traced)
         elif record.coalesced:
             self.coalesced[pool] += 1
         stats.request_ended(record, traced)
 
     def _stats_of(self, record: RequestRecord) -> ClassStats:
-        return self.stats[record.pool or ""][record.service_class is _BULK]
+        return self.stats[record.pool or ""][record.service_class is BULK]
 
     def families(self, pools: Iterable[Scraped]) -> Iterable[PoolFamily]:
         """Returns the families whose text is made pool by pool. `pools`: those of this scrape."""
@@ -190,7 +186,7 @@ class Collector:
     def _stats_of_pool(self, at: Scraped) -> Iterable[tuple[ClassStats, str]]:
         """Yields the statistics of its classes, each with its name."""
         for each in at.pool.classes:
-            yield self.stats[at.pool.name][each is _BULK], each.value
+            yield self.stats[at.pool.name][each is BULK], each.value
 
     def _histograms(self, index: int, at: Scraped) -> Iterable[gen_ai.Labelled]:
         kind = at.pool.profile.measurement_type.value

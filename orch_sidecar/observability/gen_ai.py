@@ -14,8 +14,8 @@ from typing import Final
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.histogram import Histogram, Traced
-from orch_sidecar.observability.record import Outcome, RequestRecord
-from vllm_plugin.contracts.profile import ServiceClass
+from orch_sidecar.observability.record import OK, Outcome, RequestRecord
+from vllm_plugin.contracts.profile import BULK, ServiceClass
 
 PROVIDER: Final = "vllm"
 
@@ -48,10 +48,6 @@ FAMILIES: Final[Mapping[str, str]] = {
 
 Labelled = tuple[Mapping[str, str], Histogram]
 
-# Bound once: looking up a member of an enum is slow.
-_BULK: Final = ServiceClass.BULK
-_OK: Final = Outcome.OK
-
 
 class Operation:
     """Histograms of the requests of one operation and class for one model of one pool."""
@@ -68,7 +64,7 @@ class Operation:
     def ended(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
         """Counts a request that ended at `now`, nanoseconds of the monotonic clock."""
         duration = self._duration
-        if record.outcome is not _OK:
+        if record.outcome is not OK:
             failed = self._failed.get(record.outcome)
             if failed is None:
                 failed = self._failed[record.outcome] = Histogram(_DURATION_BUCKETS)
@@ -117,7 +113,7 @@ class GenAi:
 
     def of(self, record: RequestRecord) -> Operation:
         """Returns the histograms of a request that was routed to a pool."""
-        bulk = record.service_class is _BULK
+        bulk = record.service_class is BULK
         operation = self._cache.get((record.identity.endpoint, record.pool, record.model, bulk))
         return self._find(record, bulk) if operation is None else operation
 
@@ -143,6 +139,6 @@ class GenAi:
             "gen_ai_provider_name": PROVIDER,
             "measurement_type": self._measurement_type(pool),
             "pool": pool,
-            "class": (_BULK if bulk else ServiceClass.INTERACTIVE).value,
+            "class": (BULK if bulk else ServiceClass.INTERACTIVE).value,
         }
         return {**labels, "gen_ai_request_model": model} if model else labels

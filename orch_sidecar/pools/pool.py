@@ -46,7 +46,7 @@ from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool
-from vllm_plugin.contracts.profile import AdmissionRules, Profile, ServiceClass
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, Profile, ServiceClass
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -59,12 +59,9 @@ _HUNG_TIMES: Final = 3
 # At most one log line about failed connections per second.
 _LOG_EVERY_S: Final = 1.0
 
-# Named once: looking a member up in its enum is slow.
-_BULK: Final = ServiceClass.BULK
-_INTERACTIVE: Final = ServiceClass.INTERACTIVE
 _INTERACTIVE_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "0")
 _BULK_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "1")
-_BULK_CLASS: Final = field_line(X_ORCH_CLASS, _BULK.value)
+_BULK_CLASS: Final = field_line(X_ORCH_CLASS, BULK.value)
 _AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
     X_ORCH_PREDICTED_START_MS, "0"
 )
@@ -153,9 +150,9 @@ class Pool:
         # Only this policy of vLLM reads priorities; a child sidecar sets its own.
         priorities = not self.tier and policy is not None and policy.value == "priority"
         self.class_fields = {
-            _INTERACTIVE: _INTERACTIVE_PRIORITY if priorities else b"",
+            INTERACTIVE: _INTERACTIVE_PRIORITY if priorities else b"",
             # Of a tier `backpressure.fields` has the class.
-            _BULK: b"" if self.tier else (_BULK_PRIORITY if priorities else b"") + _BULK_CLASS,
+            BULK: b"" if self.tier else (_BULK_PRIORITY if priorities else b"") + _BULK_CLASS,
         }
 
     @property
@@ -214,8 +211,8 @@ class Pool:
         """Returns what `call` asks of this pool's admission, `spent_ms` after its arrival."""
         generation, options = call.generation, call.options
         service_class = call.service_class
-        if service_class is _INTERACTIVE and self.admission.rules.interactive is None:
-            service_class = _BULK
+        if service_class is INTERACTIVE and self.admission.rules.interactive is None:
+            service_class = BULK
         prompt_tokens = generation.prompt_tokens
         if prompt_tokens is None:
             ctx_max = self.watcher.ctx_max

@@ -11,7 +11,7 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.observability.record import Outcome, RequestRecord
+from orch_sidecar.observability.record import OK, Outcome, RequestRecord
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement.routing import PlacementReason
 from orch_sidecar.pools.pool import Pool
@@ -47,8 +47,6 @@ _AWAY: Final = frozenset(
     }
 )
 _NONE: Final = frozenset[Reason]()
-# Looking up a member of an enum is slow.
-_OK: Final = Outcome.OK
 _ONLY: Final = PlacementReason.ONLY
 _REQUEUE: Final = Retry.REQUEUE
 
@@ -140,7 +138,7 @@ class Admit:
             record.generated_tokens = generated_tokens(record, response)
         tokens: int | None = None
         leased = record.lease == ticket
-        if leased and response is not None and response.status == 200 and response.outcome is _OK:
+        if leased and response is not None and response.status == 200 and response.outcome is OK:
             record.input_tokens, record.output_tokens = response.answer.counts
             record.client_limited = response.client_limited
             if not response.client_limited:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
-from orch_sidecar.observability.record import Outcome
+from orch_sidecar.observability.record import CLIENT_ERROR, ENGINE_ERROR, OK, Outcome
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
@@ -32,8 +32,6 @@ from orch_sidecar.wire.http1 import (
     parse_head,
 )
 
-# ResourcePath once: looking up a member of an enum is slow.
-_OK, _CLIENT_ERROR, _ENGINE_ERROR = Outcome.OK, Outcome.CLIENT_ERROR, Outcome.ENGINE_ERROR
 # 4xx that are not the client's mistake: timeouts, overload, cancelled upstream.
 _NOT_THE_CLIENT: Final = frozenset({408, 425, 429, 499})
 
@@ -118,7 +116,7 @@ class EngineResponse:
         self.answer = AnswerReader(events=events)
         self._content = self.answer.content
         self.complete = False
-        self.outcome: Outcome = _ENGINE_ERROR
+        self.outcome: Outcome = ENGINE_ERROR
         self.failure: Refusal | None = None
         self.unanswered = False
         self.rejected: backpressure.Rejection | None = None
@@ -182,7 +180,7 @@ class EngineResponse:
             return False
         self.stop()
         self.answer.end()
-        self.outcome = _ENGINE_ERROR if self.answer.failed else _OK
+        self.outcome = ENGINE_ERROR if self.answer.failed else OK
         if isinstance(body, ChunkedBody):
             self._sink.write(LAST_CHUNK)
         self.done.set_result(None)
@@ -279,9 +277,9 @@ class EngineResponse:
             self.answer.end()
             status = head.status
             if status < 400:
-                self.outcome = _ENGINE_ERROR if self.answer.failed else _OK
+                self.outcome = ENGINE_ERROR if self.answer.failed else OK
             elif status < 500 and status not in _NOT_THE_CLIENT:
-                self.outcome = _CLIENT_ERROR
+                self.outcome = CLIENT_ERROR
             if withheld:
                 self._sink.write(withheld)
             # First: it completes the record, which subscribers copy when the sink has finished.

@@ -35,6 +35,7 @@ from orch_sidecar.auth.keys import ApiKey, owner_of
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import (
+    CANCELLED,
     Outcome,
     RequestIdentity,
     RequestRecord,
@@ -54,13 +55,8 @@ from orch_sidecar.proxy.route import Route
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
 from orch_sidecar.wire.forwarding import Names, names_of
 from orch_sidecar.wire.request_body import BodyReader, encoding_refusal
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
-
-# Looking up a member of an enum is slow.
-_BULK: Final = ServiceClass.BULK
-_INTERACTIVE: Final = ServiceClass.INTERACTIVE
-_CANCELLED: Final = Outcome.CANCELLED
 
 # A method, and that of an endpoint which takes it, too.
 _HEAD: Final = "HEAD", "GET"
@@ -129,7 +125,7 @@ class Frontend:
         traced = self._tracing.spans is not None or TRACEPARENT in headers
         trace = self._tracing.begin(record, headers) if traced else None
         request: Request | None = None
-        outcome: Outcome | Reason = _CANCELLED
+        outcome: Outcome | Reason = CANCELLED
         status: int | None = None
         self.active += 1
         try:
@@ -253,7 +249,7 @@ class Frontend:
         record.cost = wanted.cost
         record.stream = wanted.stream
         record.max_tokens = wanted.max_tokens
-        service_class = _INTERACTIVE
+        service_class = INTERACTIVE
         if not options.empty or wanted.service_tier or wanted.priority:
             service_class = service_class_of(options, wanted.service_tier, wanted.priority)
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
@@ -282,9 +278,9 @@ class Frontend:
         its prefix cache."""
         request.record.key = key.name
         if key.bulk:
-            if call.options.service_class is _INTERACTIVE:
+            if call.options.service_class is INTERACTIVE:
                 return interactive_forbidden(request.http.headers)
-            call.service_class = _BULK
+            call.service_class = BULK
         over = self._enter(request, key, call.generation)
         if over is not None:
             return over

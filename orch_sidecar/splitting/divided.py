@@ -17,7 +17,7 @@ from orch_sidecar.api.endpoints import Division
 from orch_sidecar.api.headers import CONTENT_LENGTH, raw
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
-from orch_sidecar.observability.record import Outcome
+from orch_sidecar.observability.record import OK, Outcome
 from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.request import Request
@@ -30,7 +30,6 @@ from orch_sidecar.splitting.running_part import RunningPart
 from orch_sidecar.wire.http1 import LAST_CHUNK
 
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
-_OK: Final = Outcome.OK
 AT_ONCE: Final = 32  # so many parts are begun before others have their turn
 _TOP_N: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -179,7 +178,7 @@ class DividedRequest:
             body = together(self._division, answers, _top_n(request.body))
         except Unmergeable as error:
             return NotSent(_unmergeable(error))
-        return self._send(self._running[0], body, _OK)
+        return self._send(self._running[0], body, OK)
 
     def _send(self, part: RunningPart, body: bytes, outcome: Outcome) -> Result:
         """Sends an answer that is no stream."""
@@ -201,7 +200,7 @@ class DividedRequest:
             self._frame(writer, event or DONE)  # without one the stream has the error already
         if self._framed:
             writer.write(LAST_CHUNK)
-        outcome = _OK if answered is None else answered.outcome
+        outcome = OK if answered is None else answered.outcome
         writer.finish(outcome)
         return Sent(writer.keep_alive, outcome)
 

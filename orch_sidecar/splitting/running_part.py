@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Protocol
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
-from orch_sidecar.observability.record import Outcome
+from orch_sidecar.observability.record import OK, Outcome
 from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse
@@ -19,8 +19,6 @@ from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.division import Part
 from orch_sidecar.wire.client_connections import SilenceLimit
 from orch_sidecar.wire.http1 import Head
-
-_OK: Final = Outcome.OK
 
 
 class Whole(Protocol):
@@ -111,7 +109,7 @@ class RunningPart:
             if isinstance(outcome, Reason):
                 assert self.request.failure is not None
                 whole.part_failed(self, self.request.failure)
-            elif outcome is not _OK:
+            elif outcome is not OK:
                 whole.part_failed(self, None)
         except Exception:
             outcome = Reason.INTERNAL_ERROR

@@ -25,7 +25,7 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.wire.http1 import Head
-from vllm_plugin.contracts.lease_protocol import NO_SLOT
+from vllm_plugin.contracts.lease_protocol import ENGINE_GONE, NO_SLOT
 from vllm_plugin.contracts.lora import NO_ADAPTER
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -48,8 +48,6 @@ _ALWAYS: Final = field_line(X_ORCH_DO_NOT_QUEUE, "true") + field_line(X_ORCH_NO_
 _RETRY_AFTER: Final = raw(RETRY_AFTER)
 _RETRY_AFTER_MS: Final = raw(RETRY_AFTER_MS)
 
-# The error type of `vllm_plugin.endpoint`.
-ENGINE_GONE: Final = "engine_gone"
 
 DEFAULT_RETRY_MS: Final = 1000
 # Dispatching pauses no longer than that, whatever the child asked for: its state is pushed, so

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_plugin.api_server.routes import generates
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR
-from vllm_plugin.contracts.lease_protocol import NO_SLOT, parse_lease
+from vllm_plugin.contracts.lease_protocol import ENGINE_GONE, NO_SLOT, parse_lease
 from vllm_plugin.contracts.lora import ADAPTER_HEADER, NO_ADAPTER, parse_adapter
 from vllm_plugin.contracts.profile import ServiceClass
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased
@@ -39,8 +39,6 @@ _ADAPTER_HEADER: Final = ADAPTER_HEADER.lower().encode()
 TRACE_HEADER: Final = b"traceparent"
 AUTHORIZATION: Final = b"authorization"
 
-# The type of the error by which a sidecar knows that the engine has started no part of a request.
-ENGINE_GONE: Final = "engine_gone"
 RETRY_AFTER_S: Final = 1  # the smallest value of `Retry-After`
 
 

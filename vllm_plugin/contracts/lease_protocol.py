@@ -39,6 +39,8 @@ CLAIMS_PATH: Final = "/v1/capabilities/claims/"
 
 # The type of the error with which an engine rejects a request for want of slots.
 NO_SLOT: Final = "no_slot"
+# That of one by which it knows that the engine has started no part of a request.
+ENGINE_GONE: Final = "engine_gone"
 
 # The least time between two CHANGE events to one reader: of a single sidecar, no more often than
 # the engine steps, within these bounds.

@@ -39,6 +39,11 @@ class ServiceClass(StrEnum):
     BULK = "bulk"
 
 
+# Members once: to look one up in its enum takes long (Python 3.11).
+INTERACTIVE: Final = ServiceClass.INTERACTIVE
+BULK: Final = ServiceClass.BULK
+
+
 class FullQueue(StrEnum):
     """What a full queue does with a new request."""
 

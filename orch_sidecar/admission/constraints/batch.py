@@ -19,9 +19,7 @@ from orch_sidecar.admission.constraints.constraint import ANY, POLL_S, Beside, C
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import AdmissionRequest, StepTime
-from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, ServiceClass
-
-_INTERACTIVE: Final = ServiceClass.INTERACTIVE
+from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules, ClassRules, ServiceClass
 
 # The first batch of an engine of which nothing is known; any engine worth batching keeps it.
 FIRST_BATCH: Final = 8
@@ -182,7 +180,7 @@ class BatchLimit(Constraint):
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         limits, total = self.limits, self._ledger.slots_total
-        if service_class is not _INTERACTIVE:
+        if service_class is not INTERACTIVE:
             limit = limits.bulk if due or not self._traffic(now) else limits.mixed
             return ANY if limit >= total else limit - beside.taken
         limit, others = limits.interactive, self._ledger.foreign_interactive
@@ -194,7 +192,7 @@ class BatchLimit(Constraint):
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
-        if request.service_class is _INTERACTIVE and (
+        if request.service_class is INTERACTIVE and (
             not beside.interactive or self.limits.interactive >= self._ledger.slots_total
         ):
             return False  # alone, to wait would not help

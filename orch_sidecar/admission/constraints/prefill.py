@@ -14,9 +14,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
-
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
 
 # Prefill of bulk prompts may delay interactive requests by this: a quarter of what their queue
 # leaves of the SLO of their first token, and never long enough for a reader to notice.
@@ -141,7 +139,7 @@ class PrefillLimit(Constraint):
 
     reason: ClassVar[str] = "prefill"
     scope: ClassVar[Scope] = Scope.CLASS
-    only: ClassVar[ServiceClass | None] = _BULK
+    only: ClassVar[ServiceClass | None] = BULK
 
     def __init__(
         self,
@@ -173,7 +171,7 @@ class PrefillLimit(Constraint):
         return now + POLL_S if at is None else min(max(at, now + 1e-3), now + POLL_S)
 
     def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
-        if request.service_class is not _BULK:
+        if request.service_class is not BULK:
             return 0.0
         return self.budget.fits_in_s(before, request.prompt_tokens, self._stall_s(), now)
 
@@ -193,14 +191,14 @@ class PrefillLimit(Constraint):
         return "the engine to read the prompts that it has"
 
     def _stall_s(self) -> float:
-        return stall_s(self.rules.of(_INTERACTIVE).ttft_p95_ms, self._interactive_wait_s())
+        return stall_s(self.rules.of(INTERACTIVE).ttft_p95_ms, self._interactive_wait_s())
 
     def _interactive_wait_s(self) -> float:
         """The predicted wait of the next interactive request: the work queued before it, by the
         measured step time and output lengths, over the sequences that run at once. 0: unknown."""
-        head = self._queues.head(_INTERACTIVE)
+        head = self._queues.head(INTERACTIVE)
         if head is None:
             return 0.0
         service_s = self._service_times.service_s(head.request)
         most = max(1, self._batch.limits.interactive)
-        return 0.0 if service_s is None else self._queues.cost(_INTERACTIVE) * service_s / most
+        return 0.0 if service_s is None else self._queues.cost(INTERACTIVE) * service_s / most

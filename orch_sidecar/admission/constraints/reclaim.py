@@ -22,9 +22,7 @@ from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
-
-_BULK: Final = ServiceClass.BULK
+from vllm_plugin.contracts.profile import BULK, AdmissionRules
 
 MOST_TIMES: Final = 2
 LOST_SHARE: Final = 0.05
@@ -73,10 +71,10 @@ class Reclaim:
             return None
         slo_ms = rules.of(request.service_class).ttft_p95_ms
         self._refill(now)
-        bulk = request.service_class is _BULK
+        bulk = request.service_class is BULK
         if bulk or slo_ms is None or self._allowed <= 0 or now - self._in_vain_at < AGAIN_S:
             return None
-        head = self._queues.head(_BULK)
+        head = self._queues.head(BULK)
         if rules.bulk.ttft_p95_ms is not None or (
             head is not None and self._reserve.is_due(head, now)
         ):
@@ -115,7 +113,7 @@ class Reclaim:
         ending = sum(
             lease.cost
             for lease in self._ledger.all()
-            if lease.closing and lease.request and lease.request.service_class is _BULK
+            if lease.closing and lease.request and lease.request.service_class is BULK
         )
         spare = self._ledger.bulk - ending - rules.bulk_share * self._ledger.slots_total
         gained_s = self._service_times.service_s(request)
@@ -123,7 +121,7 @@ class Reclaim:
         found = None
         for lease in self._ledger.all():
             of, elapsed_s = lease.request, now - lease.granted_at
-            if of is None or of.service_class is not _BULK or lease.closing:
+            if of is None or of.service_class is not BULK or lease.closing:
                 continue
             lost = lease.cost * elapsed_s
             if not needed <= lease.cost <= spare or of.reclaimed >= MOST_TIMES or lost > least:

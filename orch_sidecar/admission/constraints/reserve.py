@@ -31,9 +31,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from orch_sidecar.api.refusal import Reason
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
-
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
 
 # For how long a slot that is lent to a bulk request is gone: as measured, within these bounds.
 LENT_S: Final = (1.0, 60.0)
@@ -47,7 +45,7 @@ class InteractiveReserve(Constraint):
 
     reason: ClassVar[str] = "reserve"
     scope: ClassVar[Scope] = Scope.CLASS
-    only: ClassVar[ServiceClass | None] = _BULK
+    only: ClassVar[ServiceClass | None] = BULK
     of_free_slots: ClassVar[bool] = True
 
     def __init__(self, rules: AdmissionRules, ledger: Ledger, queues: Queues) -> None:
@@ -76,7 +74,7 @@ class InteractiveReserve(Constraint):
         self._most = min(slots_total, interactive)
 
     def demand(self, service_class: ServiceClass) -> Demand:
-        return self.bulk if service_class is _BULK else self.interactive
+        return self.bulk if service_class is BULK else self.interactive
 
     def reported(self, report: EngineReport, now: float) -> None:
         self.interactive.fold()
@@ -84,7 +82,7 @@ class InteractiveReserve(Constraint):
 
     def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
         """A request had its slots for that long."""
-        is_bulk = request.service_class is _BULK
+        is_bulk = request.service_class is BULK
         pace = self.bulk.pace if is_bulk else self.interactive.pace
         if now < pace.learns_at:
             return
@@ -100,7 +98,7 @@ class InteractiveReserve(Constraint):
         if self._has_stricter_limit(request, reason):
             return True
         share = self._bulk_share * self._ledger.slots_total
-        if request.service_class is _INTERACTIVE and self._ledger.bulk > share:
+        if request.service_class is INTERACTIVE and self._ledger.bulk > share:
             self.refused_beside_bulk += 1
         return False
 
@@ -117,7 +115,7 @@ class InteractiveReserve(Constraint):
         for service_class in ServiceClass:
             running = self._ledger.of(service_class) + self._queues.cost(service_class)
             asked = self.demand(service_class).update(now)
-            most = limits.bulk if service_class is _BULK else limits.interactive
+            most = limits.bulk if service_class is BULK else limits.interactive
             total += max(asked, running) / max(1, most)
         return total
 
@@ -157,7 +155,7 @@ class InteractiveReserve(Constraint):
     def room(
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
-        if due or service_class is _INTERACTIVE:
+        if due or service_class is INTERACTIVE:
             return ANY
         return self.lendable(now) - (beside.taken - beside.interactive)
 
@@ -169,7 +167,7 @@ class InteractiveReserve(Constraint):
         return request.cost > self.lendable(now) - (beside.taken - beside.interactive)
 
     def guaranteed(self, service_class: ServiceClass) -> int:
-        if service_class is _INTERACTIVE:
+        if service_class is INTERACTIVE:
             return 0
         return max(1, round(self._bulk_share * self._ledger.slots_total))
 
@@ -181,7 +179,7 @@ class InteractiveReserve(Constraint):
 
     def idle(self, now: float) -> int:
         """Free slots that bulk requests wait for, and that are kept for interactive ones."""
-        head, ledger = self._queues.head(_BULK), self._ledger
+        head, ledger = self._queues.head(BULK), self._ledger
         if head is None or self.is_due(head, now):
             return 0
         lent = ledger.leased + ledger.foreign - ledger.interactive
@@ -222,9 +220,9 @@ class InteractiveReserve(Constraint):
     def update(self, now: float) -> None:
         """To be called after each change while requests are queued."""
         contended = self._contended(now)
-        waiting = self._queues.size(_BULK) > 0
+        waiting = self._queues.size(BULK) > 0
         self.guarantee.update(self._bulk_share, waiting, contended, now)
-        head, ledger = self._queues.head(_BULK), self._ledger
+        head, ledger = self._queues.head(BULK), self._ledger
         if head is None or not contended:
             self.clock.set_share(0.0, now)
             self._idle.update(0.0, now)
@@ -252,10 +250,10 @@ class InteractiveReserve(Constraint):
         return self.clock.value(now) >= since_s + aging_s
 
     def _contended(self, now: float) -> bool:
-        return self.rivals or self._queues.size(_INTERACTIVE) > 0 or self.traffic(now)
+        return self.rivals or self._queues.size(INTERACTIVE) > 0 or self.traffic(now)
 
     def _claimed(self) -> int:
-        return self._ledger.interactive + self._queues.cost(_INTERACTIVE)
+        return self._ledger.interactive + self._queues.cost(INTERACTIVE)
 
     def _cost(self, idle: int) -> float:
         """The share of the tokens that `idle` more sequences would generate."""

@@ -22,9 +22,7 @@ from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from vllm_plugin.contracts.lease_protocol import MOST_CLAIMED
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
-
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
 
 
 class AdmissionConstraints:
@@ -60,8 +58,8 @@ class AdmissionConstraints:
             self.offers,
         )
         self._absolute = tuple(each for each in self.all if each.absolute)
-        self._of_interactive = tuple(each for each in self.all if each.only is not _BULK)
-        self._of_bulk = tuple(each for each in self.all if each.only is not _INTERACTIVE)
+        self._of_interactive = tuple(each for each in self.all if each.only is not BULK)
+        self._of_bulk = tuple(each for each in self.all if each.only is not INTERACTIVE)
         self._rooms_of_interactive, self._rooms_of_bulk = _following(
             "room", self._of_interactive, self._of_bulk
         )
@@ -105,7 +103,7 @@ class AdmissionConstraints:
         if measured == self._measured:
             return
         if report.step_time is not self._measured[2]:
-            tpot_ms = self.rules.of(_INTERACTIVE).tpot_p95_ms
+            tpot_ms = self.rules.of(INTERACTIVE).tpot_p95_ms
             self._prefill.budget.measured(report.step_time, tpot_ms, self._ledger.leased)
         before = self.limits if measured[0] == self._measured[0] else None
         self._measured = measured
@@ -139,7 +137,7 @@ class AdmissionConstraints:
         taken = ledger.leased + ledger.foreign
         if not taken:
             constraints = self._absolute
-        elif request.service_class is _BULK:
+        elif request.service_class is BULK:
             constraints = self._of_bulk
         else:
             constraints = self._of_interactive
@@ -158,7 +156,7 @@ class AdmissionConstraints:
         taken, others = ledger.leased + ledger.foreign, ledger.slots_total - request.cost
         freed = max(0, taken - others)
         beside = Beside(taken - freed, min(ledger.interactive, others), freed)
-        of_class = self._of_bulk if request.service_class is _BULK else self._of_interactive
+        of_class = self._of_bulk if request.service_class is BULK else self._of_interactive
         for each in of_class if beside.taken else ():
             if not each.absolute and each.blocks(request, beside, now, due):
                 return each
@@ -168,7 +166,7 @@ class AdmissionConstraints:
         """Slots that the head of a queue, which waits for some, and those behind it could take:
         at most twice those of the engine, so that a long queue still claims some, and others see
         that it does, when all were offered."""
-        if due and request.service_class is _BULK:
+        if due and request.service_class is BULK:
             return request.cost
         full, beside = self._ledger.room <= 0, self._beside()
         rooms = [
@@ -191,8 +189,8 @@ class AdmissionConstraints:
             ledger.slots_total,
             *(
                 max(
-                    each.guaranteed(_BULK) + ledger.interactive,
-                    each.room(_BULK, beside, now) + beside.taken,
+                    each.guaranteed(BULK) + ledger.interactive,
+                    each.room(BULK, beside, now) + beside.taken,
                 )
                 for each in self.all
                 if not each.absolute
@@ -203,7 +201,7 @@ class AdmissionConstraints:
         """Slots that the next requests of a class could get now, if none waits before them. One
         that is alone may get more."""
         beside, least = self._beside(), ANY
-        is_bulk = service_class is _BULK
+        is_bulk = service_class is BULK
         for each in self._rooms_of_bulk if is_bulk else self._rooms_of_interactive:
             if not each.inactive and (room := each.room(service_class, beside, now)) < least:
                 least = room

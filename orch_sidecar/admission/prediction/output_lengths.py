@@ -15,12 +15,11 @@ from collections import deque
 from itertools import accumulate
 from typing import Final
 
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import BULK, ServiceClass
 
 # Follows a change of traffic within this many responses.
 SAMPLES: Final = 128
 _NO_LIMIT: Final = -1
-_BULK: Final = ServiceClass.BULK
 # An output longer than all samples is expected to continue for a quarter of its length: long
 # outputs have long tails.
 _TAIL: Final = 0.25
@@ -66,7 +65,7 @@ class OutputLengths:
 
     def learn(self, service_class: ServiceClass, max_tokens: int | None, tokens: float) -> None:
         """A request completed after `tokens` (per sequence)."""
-        of_class = self._samples[service_class is _BULK]
+        of_class = self._samples[service_class is BULK]
         key = _NO_LIMIT if max_tokens is None else max_tokens.bit_length()
         sample = of_class.get(key)
         if sample is None:
@@ -75,7 +74,7 @@ class OutputLengths:
 
     def expected(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
         """Tokens of a new request, never above its limit; None: unknown."""
-        of_class = self._samples[service_class is _BULK]
+        of_class = self._samples[service_class is BULK]
         sample = of_class.get(_NO_LIMIT if max_tokens is None else max_tokens.bit_length())
         if max_tokens is None:
             return None if sample is None else sample.mean
@@ -99,7 +98,7 @@ class OutputLengths:
         return max(1.0, share * limit - produced)
 
     def _find(self, service_class: ServiceClass, max_tokens: int | None) -> _LengthSample | None:
-        of_class = self._samples[service_class is _BULK]
+        of_class = self._samples[service_class is BULK]
         if max_tokens is not None:
             return of_class.get(max_tokens.bit_length())
         return of_class.get(_NO_LIMIT)

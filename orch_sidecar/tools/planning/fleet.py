@@ -17,9 +17,7 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
 from orch_sidecar.tools.simulate.workload import Arrival
-from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
-
-_INTERACTIVE = ServiceClass.INTERACTIVE
+from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def predict(
             records += course.records
             tokens += course.tokens
             busy_s += course.busy_s
-    asked = [each for each in records if each.arrival.service_class is _INTERACTIVE] or records
+    asked = [each for each in records if each.arrival.service_class is INTERACTIVE] or records
     served = [each for each in asked if each.refused is None]
     met = sum(_kept(each, slo) for each in served)
     first = [1000 * ttft for each in served if (ttft := _ttft_s(each)) is not None]

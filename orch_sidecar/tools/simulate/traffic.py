@@ -10,9 +10,7 @@ from typing import Final, Protocol
 
 from orch_sidecar.tools.simulate.workload import Arrival, Workload
 from orch_sidecar.tools.traces import Trace
-from vllm_plugin.contracts.profile import ServiceClass
-
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 # Requests of clients are drawn by so many, from seeds that far apart.
 _DRAWN: Final = 256
@@ -72,7 +70,7 @@ class Replay:
         return (len(found) - 1) / last if last else float(len(found))
 
     def alone(self, service_class: ServiceClass) -> Replay:
-        if service_class is _INTERACTIVE:
+        if service_class is INTERACTIVE:
             return replace(self, bulk=None)
         raise ValueError("a trace's bulk requests are not replayed alone")
 
@@ -95,7 +93,7 @@ class Replay:
         return [replace(each, at=0.0) for each in islice(cycle(self._arrivals(1.0)), count)]
 
     def _arrivals(self, time: float) -> list[Arrival]:
-        sources = [(_INTERACTIVE, self.trace), (_BULK, self.bulk)]
+        sources = [(INTERACTIVE, self.trace), (BULK, self.bulk)]
         found = [
             Arrival(
                 time * each.at_s,
@@ -120,6 +118,6 @@ class BulkClients:
 
     def requests(self, seed: int) -> Iterator[Arrival]:
         """Yields their requests without end; the caller sets the times."""
-        workload = self.lengths.alone(_BULK)
+        workload = self.lengths.alone(BULK)
         for turn in numbers():
             yield from workload.at_once(_DRAWN, seed + turn * _SEEDS_APART)

@@ -11,9 +11,7 @@ from math import log
 from random import Random
 from typing import Final
 
-from vllm_plugin.contracts.profile import ServiceClass
-
-_INTERACTIVE, _BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 # Lengths are capped at this multiple of the mean, so that requests fit a context length and a
 # single draw does not dominate a run.
@@ -48,7 +46,7 @@ class Workload:
 
     def alone(self, service_class: ServiceClass) -> Workload:
         """Returns the same traffic with requests of this class only."""
-        return replace(self, bulk_share=float(service_class is _BULK))
+        return replace(self, bulk_share=float(service_class is BULK))
 
     def arrivals(self, rate: float, seconds: float, seed: int) -> list[Arrival]:
         """Returns the requests of that many seconds, at `rate` per second."""
@@ -67,8 +65,8 @@ class Workload:
         return [self._draw(0.0, lengths) for _ in range(count)]
 
     def _draw(self, at: float, random: Random) -> Arrival:
-        service_class = _BULK if random.random() < self.bulk_share else _INTERACTIVE
-        factor = self.bulk_factor if service_class is _BULK else 1.0
+        service_class = BULK if random.random() < self.bulk_share else INTERACTIVE
+        factor = self.bulk_factor if service_class is BULK else 1.0
         prompt = self._length(factor * self.prompt, random)
         output = self._length(factor * self.output, random)
         return Arrival(at, service_class, prompt, output, output if self.max_tokens_known else None)

@@ -12,14 +12,13 @@ from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.wire.backpressure import (
     DEFAULT_RETRY_MS,
-    ENGINE_GONE,
     by_engine,
     by_sidecar,
     fields,
 )
 from orch_sidecar.wire.http1 import Head
 from tests.orch_sidecar import apis
-from vllm_plugin.api_server import lease_middleware
+from vllm_plugin.contracts.lease_protocol import ENGINE_GONE
 from vllm_plugin.contracts.profile import ServiceClass
 
 
@@ -94,7 +93,6 @@ def test_rejection_without_a_time_has_the_default(value: Any) -> None:
 
 
 def test_engine_rejects_only_by_the_plugins_own_code() -> None:
-    assert lease_middleware.ENGINE_GONE == ENGINE_GONE
     gone = json.dumps({"error": {"type": ENGINE_GONE, "code": 503}}).encode()
     assert by_engine(head(), gone) == DEFAULT_RETRY_MS
     assert by_engine(head((b"retry-after", b"1")), b'{"error": {"retriable": true}}') is None
