@@ -79,6 +79,7 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
     """Returns the entry of a pool: its engine's document, with this sidecar's own values."""
     engine, limits = pool.document or {}, admission.limits
     classes = classes_of(admission.rules)
+    blocked_by = None if admission.blocked_by is None else admission.blocked_by.reason
     reported = {name: value for name, value in engine.items() if name not in _NOT_FORWARDED}
     return (
         unknown(pool.name, pool.profile, pool.state.value)
@@ -91,7 +92,8 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
             "leased": admission.leased,
             "foreign": admission.foreign,
             "queue": queued_by_class(admission),
-            "hold": None if admission.blocked_by is None else admission.blocked_by.reason,
+            "blocked_by": blocked_by,
+            "hold": blocked_by,  # deprecated: its former name
             "limits": {
                 **{each.value: {"batch": limits.batch(each)} for each in classes},
                 "mixed_batch": limits.mixed,

@@ -139,7 +139,7 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_and_holds_no_slot
         )
 
         async def waits() -> bool:
-            return bool((await states(http, alone))["a"]["hold"] == "adapter")
+            return bool((await states(http, alone))["a"]["blocked_by"] == "adapter")
 
         await until(waits)
         base = await post(http, alone, "chat", body("chat", 4, stream=True))

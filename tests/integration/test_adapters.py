@@ -32,9 +32,9 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_while_others_pass
     other = await started(running, model="b")
     await eventually(lambda: running.queued == 1)
     [entry] = (await (await running.client()).get("/v1/capabilities")).json()["engines"]
-    assert (entry["hold"], entry["slots_free"]) == ("adapter", 3)
+    assert (entry["blocked_by"], entry["slots_free"]) == ("adapter", 3)
     metrics = await running.metrics()
-    assert metrics['orch_queue_hold{pool="cloud",reason="adapter"}'] == 1
+    assert metrics['orch_queue_blocked_by{pool="cloud",reason="adapter"}'] == 1
     base, same = await started(running, model="tiny"), await started(running, model="a")
     await eventually(lambda: len(held.waiting) == 3)
     refused = await (await running.client()).post(CHAT, AT_ONCE, model="b")

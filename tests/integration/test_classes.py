@@ -167,7 +167,7 @@ async def test_predicted_start_is_reported_and_compared_with_the_real_one(
     assert metrics[f"orch_prediction_error_ratio_count{label}"] == 1
     assert metrics[f"orch_prediction_error_ratio_sum{label}"] < 3
     assert metrics['orch_step_time{parameter="t0_ms",pool="cloud"}'] == 10
-    assert metrics['orch_queue_hold{pool="cloud",reason="slot"}'] == 0
+    assert metrics['orch_queue_blocked_by{pool="cloud",reason="slot"}'] == 0
 
 
 async def test_refusal_states_the_place_that_the_request_would_have_had(

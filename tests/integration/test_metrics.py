@@ -34,6 +34,7 @@ NAMES = {
     "orch_oversubscription_violations": "counter",
     "orch_requests": "counter",
     "orch_admissions": "counter",
+    "orch_queue_blocked_by": "gauge",
     "orch_queue_hold": "gauge",
     "orch_batch_limit": "gauge",
     "orch_drain": "gauge",
@@ -186,7 +187,7 @@ async def test_gauges_are_those_of_the_moment(
     queued = 'orch_queue_depth{{class="{}",measurement_type="batched_online",pool="cloud"}}'
     assert now[queued.format("interactive")] == 1
     assert now[queued.format("bulk")] == 0
-    assert now['orch_queue_hold{pool="cloud",reason="slot"}'] == 1
+    assert now['orch_queue_blocked_by{pool="cloud",reason="slot"}'] == 1
     assert now[f"orch_batch_limit{interactive}"] == 4
     assert now[f"orch_oversubscription_violations_total{pool}"] == 0
     states = {n: v for n, v in now.items() if n.startswith("orch_engine_state{")}

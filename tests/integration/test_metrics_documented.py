@@ -46,7 +46,7 @@ async def test_every_hold_and_every_state_is_documented_and_no_other(
     holds = {
         match[1]
         for name in metrics
-        if (match := re.fullmatch(r'orch_queue_hold\{.*reason="(\w+)".*\}', name))
+        if (match := re.fullmatch(r'orch_queue_blocked_by\{.*reason="(\w+)".*\}', name))
     }
     states = {
         match[1]

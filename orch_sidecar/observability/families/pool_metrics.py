@@ -44,6 +44,12 @@ def _by_class(
     return lambda at: [([each.value], number(at.status.of(each))) for each in at.pool.classes]
 
 
+def _blocked_by(at: Scraped) -> Iterable[Sample]:
+    blocked_by = at.status.blocked_by
+    reason = None if blocked_by is None else blocked_by.reason
+    return [([each], int(each == reason)) for each in at.pool.gate.reasons]
+
+
 def _slos(at: Scraped) -> Iterable[Sample]:
     rules = at.pool.admission.rules
     for each in at.pool.classes:
@@ -143,12 +149,15 @@ FAMILIES: Final = (
         of_requests=True,
     ),
     Family(
-        "orch_queue_hold",
+        "orch_queue_blocked_by",
         "1 for the constraint that blocks the head of the queue, 0 for all others.",
-        lambda at: [
-            ([each], int(at.status.blocked_by is not None and at.status.blocked_by.reason == each))
-            for each in at.pool.gate.reasons
-        ],
+        _blocked_by,
+        ("reason",),
+    ),
+    Family(
+        "orch_queue_hold",
+        "Deprecated: the former name of orch_queue_blocked_by.",
+        _blocked_by,
         ("reason",),
     ),
     Family(
