@@ -147,7 +147,7 @@ async def test_own_error_has_the_form_of_its_api_and_the_measurement_type(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("orch_sidecar.proxy.request.request_head", broken)
+    monkeypatch.setattr("orch_sidecar.proxy.forward.request_head", broken)
     response = await (await sidecar.client()).post(path)
     assert response.status == 500
     assert response.error["code"] == "internal_error"

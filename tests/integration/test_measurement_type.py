@@ -269,6 +269,6 @@ async def test_own_error_has_a_type(mixed: Running, monkeypatch: pytest.MonkeyPa
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr("orch_sidecar.proxy.request.request_head", broken)
+    monkeypatch.setattr("orch_sidecar.proxy.forward.request_head", broken)
     answer = await (await mixed.client()).post()
     assert (answer.status, type_of(answer)) == (500, NONE)
