@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from orch_sidecar.tools.simulate.clairvoyant.search import best_course
 from orch_sidecar.tools.simulate.compare import (
-    CLAIRVOYANT,
     Policy,
     Scenario,
     capacity,
@@ -91,13 +89,9 @@ def _figures(
         progress.share = min(1.0, seconds / scenario.seconds)
 
     found = {}
-    ordered = sorted(policies, key=lambda name: name == CLAIRVOYANT)  # the last one
-    for number, name in enumerate(ordered, 1):
+    for number, name in enumerate(policies, 1):
         progress.phase(f"simulating {name} ({number} of {len(policies)})")
-        if name == CLAIRVOYANT:
-            course = best_course(scenario, rules)
-        else:
-            course = course_of(Policy(name), scenario, rules, passed=passed)
+        course = course_of(Policy(name), scenario, rules, passed=passed)
         found[name] = figures(course, slo_ms)
     return found
 

@@ -34,9 +34,6 @@ _ALONE: Final = 400
 # As a share of the capacity of a single stream, so that requests hardly ever queue.
 _LOW_LOAD: Final = 0.05
 
-# Beside the policies that run online: `clairvoyant.search`.
-CLAIRVOYANT: Final = "clairvoyant"
-
 
 class Policy(StrEnum):
     """The admission in front of the engine."""

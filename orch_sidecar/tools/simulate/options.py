@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, positive, share
-from orch_sidecar.tools.simulate.compare import CLAIRVOYANT, Policy
+from orch_sidecar.tools.simulate.compare import Policy
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.simulate.workload import Workload
@@ -24,9 +24,7 @@ prefill_tokens_per_s. Each policy gets the same requests:
   policy       admission by the profile
   fifo         admission in order of arrival, up to the slots
   direct       no admission: the engine's own queue, in order of arrival
-  priority     no admission: the engine's own queue, interactive requests first
-  clairvoyant  the best schedule that was found with all arrivals and lengths known beforehand,
-               which takes minutes: what the others are measured against"""
+  priority     no admission: the engine's own queue, interactive requests first"""
 
 _EPILOG: Final = """examples:
   orch simulate --load 2                          twice the engine's capacity
@@ -50,10 +48,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--policies",
         nargs="+",
-        choices=[*online, CLAIRVOYANT],
+        choices=online,
         default=online,
         metavar="POLICY",
-        help="(all but the clairvoyant one)",
+        help="(all)",
     )
     add("--seconds", type=positive, help="duration of the arrivals (300, or the whole trace)")
     add("--seed", type=int, default=1, help="of arrivals and lengths (1)")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orch_sidecar.tools.simulate.clairvoyant.search import best_course
 from orch_sidecar.tools.simulate.compare import (
-    CLAIRVOYANT,
     Policy,
     Scenario,
     capacity,
@@ -17,12 +15,14 @@ from orch_sidecar.tools.simulate.compare import (
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.report import figures
 from orch_sidecar.tools.simulate.table import table
+from tests.benchmarks.clairvoyant.search import best_course
 from tests.benchmarks.policy.record import Record, verdict
 from tests.benchmarks.traffic.scenarios import SEED, Files, Kind, clients, rate_of, seconds_of
 from vllm_plugin.contracts import profile
 from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE: Final = ServiceClass.INTERACTIVE
+CLAIRVOYANT: Final = "clairvoyant"
 OF_CLAIRVOYANT: Final = 0.85
 # Of the small model on two cores, where no engine is measured.
 SMALL: Final = EngineShape(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.cli import main
-from orch_sidecar.tools.simulate.clairvoyant import search
 
 TRACES = Path(__file__).parents[3] / "traces"
 SHORT = ["simulate", "--slots", "8", "--seconds", "20", "--load", "1.5"]
@@ -75,17 +74,6 @@ def test_second_trace_is_bulk_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert (classes["interactive"]["arrived"], classes["bulk"]["arrived"]) == (600, 300)
 
 
-def test_clairvoyant_policy_is_run_if_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "TRIES", 1)
-    monkeypatch.setattr(search, "_PASSES", 1)
-    words = ["simulate", "--slots", "4", "--seconds", "5", "--load", "2", "--slo-factor", "3"]
-    main([*words, "--policies", "policy", "clairvoyant"])
-    out = capsys.readouterr().out
-    assert sum(line.startswith("clairvoyant ") for line in out.splitlines()) >= 3
-
-
 def test_same_words_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     main(SHORT)
     first = capsys.readouterr().out
@@ -145,7 +133,6 @@ def test_help_names_the_policies_and_shows_examples() -> None:
     for word in (
         "fifo",
         "direct",
-        "clairvoyant",
         "--trace",
         "--max-tokens-known",
         "examples:",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orch_sidecar.tools.simulate.clairvoyant.plan import Plan, Planned, Terms
 from orch_sidecar.tools.simulate.run import Course, Record, Run
 from orch_sidecar.tools.simulate.traffic import BulkClients
 from orch_sidecar.tools.simulate.workload import Arrival
+from tests.benchmarks.clairvoyant.plan import Plan, Planned, Terms
 from vllm_plugin.contracts.profile import ServiceClass
 
 

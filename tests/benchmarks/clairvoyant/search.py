@@ -17,10 +17,10 @@ from itertools import permutations
 from random import Random
 from typing import Final
 
-from orch_sidecar.tools.simulate.clairvoyant.plan import Plan, Terms
-from orch_sidecar.tools.simulate.clairvoyant.trial import Found, Stage
 from orch_sidecar.tools.simulate.compare import Policy, Scenario, course_of
 from orch_sidecar.tools.simulate.run import Course
+from tests.benchmarks.clairvoyant.plan import Plan, Terms
+from tests.benchmarks.clairvoyant.trial import Found, Stage
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 # The share of the tokens that every plan has to make.
@@ -66,7 +66,7 @@ def best_course(scenario: Scenario, rules: AdmissionRules) -> Course:
         plans = _all_orders(list(stage.interactive), best.plan.bulk_most)
         best = max([best, *map(stage.run, plans)], key=lambda each: each.value(least_tokens))
     else:
-        random = Random(scenario.seed)  # noqa: S311 (no secret)
+        random = Random(scenario.seed)
         best = _climb(stage, best, usual, least_tokens, random)
     return best.course
 

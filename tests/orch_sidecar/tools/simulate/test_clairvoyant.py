@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.simulate.clairvoyant import search
 from orch_sidecar.tools.simulate.compare import (
     Policy,
     Scenario,
@@ -21,10 +20,11 @@ from orch_sidecar.tools.simulate.run import Course
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.simulate.workload import Arrival, Workload
 from orch_sidecar.tools.traces import read
+from tests.benchmarks.clairvoyant import search
 from vllm_plugin.contracts.profile import ServiceClass, load
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
-EXCERPT = Path(__file__).parents[4] / "traces" / "azure_llm_2023_conv.csv"
+EXCERPT = Path(__file__).parents[3] / "traces" / "azure_llm_2023_conv.csv"
 SLO_MS = 500.0
 RULES = with_slo(load("cloud").admission, SLO_MS)
 SHAPE = EngineShape(
