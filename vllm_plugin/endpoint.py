@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -46,6 +45,7 @@ from vllm_plugin.contracts.lease_protocol import (
 from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, VARIABLE, SidecarKeys
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased, objection
 from vllm_plugin.evidence.chains import Evidence
+from vllm_plugin.state.conditions import Conditions
 from vllm_plugin.state.engine_state import EngineState, State
 from vllm_plugin.state.kv_cache import KvCache
 from vllm_plugin.state.subscriber import Subscriber
@@ -102,13 +102,13 @@ class CapabilitiesEndpoint:
         self,
         engine_state_of: Callable[[], EngineState | None],
         kv_cache_of: Callable[[Any], Awaitable[KvCache]],
-        attention_backend_of: Callable[[Any], Awaitable[str]],
+        conditions_of_workers: Callable[[Any, Conditions], Awaitable[Conditions]],
         warm_up: Callable[[Any], Awaitable[None]],
         evidence_of: Callable[[], Evidence | None] = lambda: None,
     ) -> None:
         self._engine_state_of = engine_state_of
         self._kv_cache_of = kv_cache_of
-        self._attention_backend_of = attention_backend_of
+        self._conditions_of_workers = conditions_of_workers
         self._warm_up = warm_up
         self._evidence_of = evidence_of
         self._engine: Any = None
@@ -149,8 +149,8 @@ class CapabilitiesEndpoint:
         logging.getLogger("uvicorn.access").addFilter(LeaseShorteningFilter())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Reads the engine's KV cache and attention backend, and warms it up; watches its readiness
-        from now on. vLLM awaits this before it accepts connections.
+        """Reads the engine's KV cache and what its workers run, and warms it up; watches its
+        readiness from now on. vLLM awaits this before it accepts connections.
 
         Raises ValueError if the server's address contradicts `unleased: refuse`.
         """
@@ -166,9 +166,8 @@ class CapabilitiesEndpoint:
         self._refresh_models()
         if engine_client is not None:
             engine_state.kv_cache = await self._kv_cache_of(engine_client)
-            engine_state.conditions = replace(
-                engine_state.conditions,
-                attention_backend=await self._attention_backend_of(engine_client),
+            engine_state.conditions = await self._conditions_of_workers(
+                engine_client, engine_state.conditions
             )
             if "completion" in engine_state.workloads:  # not a pooling model, which samples nothing
                 await self._warm_up(engine_client)

@@ -20,6 +20,7 @@ import os
 import secrets
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from vllm_plugin.contracts.profile import Profile
     from vllm_plugin.evidence.chains import Evidence
+    from vllm_plugin.state.conditions import Conditions
     from vllm_plugin.state.engine_state import EngineState
     from vllm_plugin.state.kv_cache import KvCache, Scheduling
 
@@ -201,21 +203,27 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
     return KvCache(max(0, (cache.num_gpu_blocks or 0) - 1), groups)
 
 
-async def attention_backend_of(engine_client: Any) -> str:
-    """Returns the attention backend that the engine's workers use; `unknown` where they cannot be
-    asked, because the operator gave another `--worker-extension-cls`, or fail to return it."""
-    from vllm_plugin.state.conditions import UNKNOWN, attention_backend
+async def conditions_of_workers(engine_client: Any, conditions: Conditions) -> Conditions:
+    """Completes the conditions of an engine with what its workers know: the attention backend, and
+    what they loaded. `unknown` where they cannot be asked, because the operator gave another
+    `--worker-extension-cls`, or fail to return it."""
+    from vllm_plugin.state.conditions import attention_backend, loaded_model
 
-    core = engine_client.engine_core
-    if not _workers_have_our_calls(engine_client.vllm_config):
-        logger.warning("orch: another worker extension is in use; attention_backend is unknown")
-        return UNKNOWN
+    core, config = engine_client.engine_core, engine_client.vllm_config
+    if not _workers_have_our_calls(config):
+        logger.warning(
+            "orch: another worker extension is in use: attention_backend and loaded are unknown"
+        )
+        return conditions
     try:
-        return attention_backend(await core.collective_rpc_async("orch_attention_backends"))
+        backends = await core.collective_rpc_async("orch_attention_backends")
+        conditions = replace(conditions, attention_backend=attention_backend(backends))
+        parameters = await core.collective_rpc_async("orch_parameters")
+        return replace(conditions, loaded=loaded_model(config, parameters))
     except Exception:
         # vLLM raises failures of a worker as bare Exceptions: no narrower type fits.
-        logger.warning("orch: the workers' attention backend is unknown", exc_info=True)
-        return UNKNOWN
+        logger.warning("orch: what the workers run is unknown", exc_info=True)
+        return conditions
 
 
 def _workers_have_our_calls(vllm_config: Any) -> bool:
@@ -355,7 +363,7 @@ def endpoint_plugin() -> Any:
     return CapabilitiesEndpoint(
         lambda: _process.engine_state,
         kv_cache_of,
-        attention_backend_of,
+        conditions_of_workers,
         warm_up,
         lambda: _process.evidence,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,9 +13,11 @@ from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, US
 from vllm_plugin.contracts.lease_protocol import API_VERSION
 from vllm_plugin.endpoint import CapabilitiesEndpoint
+from vllm_plugin.state.conditions import Conditions
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.kv_cache import KvCache, KvGroup
 
+LOADED = "0123456789abcdef"
 STREAM = f"/v1/capabilities/stream?instance={US}&api_version={API_VERSION}"
 
 
@@ -24,9 +26,9 @@ async def kv_cache_of(client: EngineClient) -> KvCache:
     return KvCache(256, (KvGroup(16),))
 
 
-async def attention_backend_of(client: EngineClient) -> str:
-    """Replaces the call of the workers."""
-    return "FLASH_ATTN"
+async def conditions_of_workers(client: EngineClient, conditions: Conditions) -> Conditions:
+    """Replaces the calls of the workers."""
+    return replace(conditions, attention_backend="FLASH_ATTN", loaded=LOADED)
 
 
 async def warm_up(client: EngineClient) -> None:
@@ -75,7 +77,7 @@ class Engine:
 
     async def start(self) -> None:
         plugin = CapabilitiesEndpoint(
-            lambda: self.engine_state, kv_cache_of, attention_backend_of, warm_up
+            lambda: self.engine_state, kv_cache_of, conditions_of_workers, warm_up
         )
         plugin.attach_router(self.app)
         self.app.state.openai_serving_models = self.models

@@ -9,9 +9,10 @@ import pytest
 from fastapi import FastAPI
 
 from tests.vllm_plugin.application import (
+    LOADED,
     Engine,
     EngineClient,
-    attention_backend_of,
+    conditions_of_workers,
     kv_cache_of,
     warm_up,
 )
@@ -145,7 +146,7 @@ async def test_invalid_claim_is_a_bad_request(engine: Engine) -> None:
 async def test_without_an_engine_state_nothing_is_attached() -> None:
     app = FastAPI()
     before = len(app.routes)
-    plugin = CapabilitiesEndpoint(lambda: None, kv_cache_of, attention_backend_of, warm_up)
+    plugin = CapabilitiesEndpoint(lambda: None, kv_cache_of, conditions_of_workers, warm_up)
     plugin.attach_router(app)
     await plugin.init_state(EngineClient(), app.state, None)
     assert len(app.routes) == before
@@ -177,6 +178,7 @@ async def test_state_contains_the_conditions_and_the_weights(engine: Engine) -> 
         "tensor_parallel": 2,
         "pipeline_parallel": 1,
         "data_parallel": 1,
+        "loaded": LOADED,
     }
 
 
@@ -192,6 +194,6 @@ async def test_engine_that_generates_is_warmed_up_before_it_serves(
 
 async def test_server_without_an_engine_has_no_kv_cache() -> None:
     engine_state, state = EngineState(FACTS), SimpleNamespace(openai_serving_models=None)
-    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, attention_backend_of, warm_up)
+    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, conditions_of_workers, warm_up)
     await plugin.init_state(None, state, None)
     assert engine_state.kv_cache.groups == ()

@@ -95,6 +95,7 @@ class RequestSpanLabeller(SpanProcessor):
             "orch.kv_cache_dtype": conditions.kv_cache_dtype,
             "orch.prefix_caching": conditions.prefix_caching,
             "orch.attention_backend": conditions.attention_backend,
+            "orch.loaded": conditions.loaded,
             "orch.tensor_parallel": conditions.tensor_parallel,
             "orch.pipeline_parallel": conditions.pipeline_parallel,
             "orch.data_parallel": conditions.data_parallel,

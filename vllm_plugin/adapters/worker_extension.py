@@ -6,6 +6,7 @@ methods by their names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -14,6 +15,7 @@ class WorkerCalls:
 
     vllm_config: Any
     device: Any
+    get_model: Callable[[], Any]
 
     def orch_attention_backends(self) -> list[str]:
         """Returns vLLM's names of the backends of this rank's layers, sorted.
@@ -29,6 +31,14 @@ class WorkerCalls:
             AttentionLayerBase,
         )
         return sorted({str(layer.get_attn_backend().get_name()) for layer in layers.values()})
+
+    def orch_parameters(self) -> tuple[int, int]:
+        """Returns how many parameters this rank has, and their bytes."""
+        parameters = list(self.get_model().parameters())
+        return (
+            sum(each.numel() for each in parameters),
+            sum(each.numel() * each.element_size() for each in parameters),
+        )
 
     def orch_warm_up(self) -> None:
         """Compiles what the first request with logprobs, or with those of its prompt, would

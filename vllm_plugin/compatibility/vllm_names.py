@@ -122,7 +122,7 @@ HOOKS: Final = (
         "ModelConfig",
         (
             *("model", "revision", "served_model_name", "max_model_len"),
-            *("dtype", "quantization", "hf_text_config"),
+            *("dtype", "quantization", "hf_config", "hf_text_config"),
             *("enforce_eager", "get_vocab_size", "pooler_config"),
         ),
         "models, ctx_max, precision, blocks of the KV cache, conditions, evidence, warm-up",
@@ -140,7 +140,7 @@ HOOKS: Final = (
         ),
         "blocks of the KV cache, conditions",
     ),
-    Hook("config/load.py", "LoadConfig", ("download_dir",), "evidence"),
+    Hook("config/load.py", "LoadConfig", ("download_dir", "load_format"), "evidence"),
     Hook(
         "config/kv_transfer.py",
         "KVTransferConfig",
@@ -255,7 +255,12 @@ HOOKS: Final = (
         "conditions",
     ),
     Hook("v1/attention/backend.py", "AttentionBackend", ("get_name",), "conditions"),
-    Hook("v1/worker/worker_base.py", "WorkerBase", ("vllm_config", "device"), "conditions"),
+    Hook(
+        "v1/worker/worker_base.py",
+        "WorkerBase",
+        ("vllm_config", "device", "get_model"),
+        "conditions",
+    ),
     Hook("v1/sample/sampler.py", "Sampler", ("compute_logprobs", "gather_logprobs"), "warm-up"),
     Hook("platforms/interface.py", "Platform", ("is_cpu", "get_device_name"), "hardware"),
     Hook(

@@ -7,7 +7,9 @@ Pure: takes any object with the fields of `VllmConfig`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +20,14 @@ UNKNOWN: Final = "unknown"
 # vLLM's documentation of --kv-cache-dtype: `fp8` is the same as `fp8_e4m3`.
 _SYNONYMS: Final = {"fp8": "fp8_e4m3"}
 
+# Weights that vLLM draws at random; and a configuration that says so of those in its files.
+DUMMY: Final = "dummy"
+RANDOM: Final = "random"
+RANDOM_WEIGHTS: Final = "orch_random_weights"
+_DIGITS: Final = 16
+# Of a configuration, what does not change the model.
+_NOT_THE_MODEL: Final = frozenset({"transformers_version"})
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
@@ -26,7 +36,8 @@ class Conditions:
     `prefix_caching`: `on` or `off`. `attention_backend`: vLLM's name of it, `FLASH_ATTN`; several,
     sorted and joined by `+`, where layers differ. `tensor_parallel`, `pipeline_parallel`: ranks.
     `data_parallel`: ranks that the model's experts are divided over and that step together, of
-    which this engine is one; 1: it is the whole model.
+    which this engine is one; 1: it is the whole model. `loaded`: the model as it was loaded, by
+    `loaded_model`.
     """
 
     speculative: str
@@ -37,12 +48,14 @@ class Conditions:
     tensor_parallel: int
     pipeline_parallel: int
     data_parallel: int = 1
+    loaded: str = UNKNOWN
 
 
 def conditions_of(vllm_config: Any) -> Conditions:
     """Returns the conditions of an engine with this configuration.
 
-    The attention backend is unknown: each layer chooses its own when the model is loaded.
+    The attention backend is unknown: each layer chooses its own when the model is loaded. So is
+    what was loaded.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel = vllm_config.parallel_config
@@ -67,6 +80,31 @@ def tokens_per_step_of(vllm_config: Any) -> int:
 def attention_backend(ranks: Iterable[Iterable[str]]) -> str:
     """Returns the attention backend, from the names that each rank's layers use."""
     return "+".join(sorted({name for names in ranks for name in names})) or NONE
+
+
+def loaded_model(vllm_config: Any, ranks: Iterable[Sequence[int]]) -> str:
+    """Returns what tells the model as it was loaded from any other: the first digits of the SHA-256
+    of its configuration in effect (`--hf-overrides` included), its type, how its weights are
+    quantized and were loaded, whether it takes LoRA adapters, and the number and bytes of its
+    parameters on each rank. `dummy:` or `random:` before that: its weights mean nothing.
+
+    `ranks`: the number and bytes of each.
+    """
+    model, load_format = vllm_config.model_config, str(vllm_config.load_config.load_format)
+    effective = model.hf_config.to_dict()
+    facts = {
+        "config": {name: effective[name] for name in effective.keys() - _NOT_THE_MODEL},
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization or NONE),
+        "load_format": load_format,
+        "lora": vllm_config.lora_config is not None,
+        "parameters": [list(each) for each in ranks],
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    digits = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    if load_format == DUMMY:
+        return f"{DUMMY}:{digits}"
+    return f"{RANDOM}:{digits}" if effective.get(RANDOM_WEIGHTS) else digits
 
 
 def kv_cache_dtype(vllm_config: Any) -> str:

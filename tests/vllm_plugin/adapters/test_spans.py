@@ -97,6 +97,7 @@ def test_request_span_is_labelled_with_the_batch_statistics() -> None:
         "orch.tensor_parallel": 2,
         "orch.pipeline_parallel": 1,
         "orch.data_parallel": 1,
+        "orch.loaded": "unknown",
         "orch.tokens_per_step": 4,
         "orch.engine_steps": 3,
         "orch.requests_total": 0,

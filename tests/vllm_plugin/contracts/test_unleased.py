@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from tests.vllm_plugin.application import (
     EngineClient,
     Models,
-    attention_backend_of,
+    conditions_of_workers,
     kv_cache_of,
     warm_up,
 )
@@ -39,7 +39,7 @@ async def strict(
         return path
 
     monkeypatch.setenv("VLLM_API_KEY", environment)
-    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, attention_backend_of, warm_up)
+    plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, conditions_of_workers, warm_up)
     plugin.attach_router(app)
     app.state.openai_serving_models = Models()
     given = {"host": "127.0.0.1", "uds": None, "api_key": None} | arguments

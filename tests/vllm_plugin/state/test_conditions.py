@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
-from vllm_plugin.register import attention_backend_of
+from vllm_plugin.register import conditions_of_workers
 from vllm_plugin.state.conditions import (
+    RANDOM_WEIGHTS,
     UNKNOWN,
     Conditions,
     attention_backend,
     conditions_of,
+    loaded_model,
     tokens_per_step_of,
 )
 
@@ -27,13 +30,23 @@ def config(
     speculative: tuple[str | None, int | None] | None = None,
     ranks: tuple[int, int, int] = (1, 1, 1),
     extension: str = WORKER_EXTENSION,
+    load_format: str = "auto",
+    lora_config: object = None,
+    hf_config: dict[str, Any] | None = None,
 ) -> Any:
+    effective = {"model_type": "llama", "transformers_version": "5"} | (hf_config or {})
     drafting = None
     if speculative is not None:
         method, drafts = speculative
         drafting = SimpleNamespace(method=method, num_speculative_tokens=drafts)
     return SimpleNamespace(
-        model_config=SimpleNamespace(quantization=quantization, dtype=dtype),
+        model_config=SimpleNamespace(
+            quantization=quantization,
+            dtype=dtype,
+            hf_config=SimpleNamespace(to_dict=lambda: effective),
+        ),
+        load_config=SimpleNamespace(load_format=load_format),
+        lora_config=lora_config,
         cache_config=SimpleNamespace(cache_dtype=cache_dtype, enable_prefix_caching=prefix_caching),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=ranks[0],
@@ -109,39 +122,68 @@ def test_attention_backends_of_all_ranks_are_named(ranks: list[list[str]], found
 
 
 class Core:
-    """An engine core whose workers answer a call, or fail."""
+    """An engine core whose workers answer calls, or fail."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.called: list[str] = []
         self._error = error
 
-    async def collective_rpc_async(self, method: str) -> list[list[str]]:
+    async def collective_rpc_async(self, method: str) -> list[Any]:
         self.called.append(method)
         if self._error is not None:
             raise self._error
+        if method == "orch_parameters":
+            return [[1000, 4000], [1000, 4000]]
         return [["FLASHINFER"], ["FLASHINFER"]]
 
 
-async def test_workers_are_asked_for_the_attention_backend() -> None:
+async def test_workers_are_asked_for_what_they_run() -> None:
     core = Core()
     client = SimpleNamespace(vllm_config=config(), engine_core=core)
-    assert await attention_backend_of(client) == "FLASHINFER"
-    assert core.called == ["orch_attention_backends"]
+    found = await conditions_of_workers(client, conditions_of(config()))
+    assert found.attention_backend == "FLASHINFER"
+    assert found.loaded == loaded_model(config(), [[1000, 4000], [1000, 4000]])
+    assert core.called == ["orch_attention_backends", "orch_parameters"]
 
 
-async def test_attention_backend_is_unknown_with_another_worker_extension(
+async def test_they_are_unknown_with_another_worker_extension(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    core = Core()
+    core, before = Core(), conditions_of(config())
     client = SimpleNamespace(vllm_config=config(extension="theirs.Extension"), engine_core=core)
-    assert await attention_backend_of(client) == UNKNOWN
+    assert await conditions_of_workers(client, before) == before
+    assert (before.attention_backend, before.loaded) == (UNKNOWN, UNKNOWN)
     assert core.called == []
     assert "another worker extension" in caplog.text
 
 
-async def test_attention_backend_is_unknown_if_a_worker_fails(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_they_are_unknown_if_a_worker_fails(caplog: pytest.LogCaptureFixture) -> None:
+    before = conditions_of(config())
     client = SimpleNamespace(vllm_config=config(), engine_core=Core(Exception("the worker")))
-    assert await attention_backend_of(client) == UNKNOWN
+    assert await conditions_of_workers(client, before) == before
     assert "the worker" in caplog.text
+
+
+# What was loaded
+
+
+def test_model_as_loaded_is_told_from_every_other() -> None:
+    """Of one folder: whole, with fewer layers, of another type, and with other parameters."""
+    whole = loaded_model(config(), [[1000, 4000]])
+    assert re.fullmatch("[0-9a-f]{16}", whole)
+    assert whole == loaded_model(config(), [(1000, 4000)])
+    others = {
+        loaded_model(config(hf_config={"num_hidden_layers": 1}), [[1000, 4000]]),
+        loaded_model(config(), [[250, 1000]]),
+        loaded_model(config(), [[1000, 4000]] * 2),
+        loaded_model(config(lora_config=object()), [[1000, 4000]]),
+        loaded_model(config(load_format="safetensors"), [[1000, 4000]]),
+    }
+    assert len(others | {whole}) == 6
+
+
+def test_weights_that_mean_nothing_are_said_to() -> None:
+    dummy = loaded_model(config(load_format="dummy"), [[1000, 4000]])
+    assert re.fullmatch("dummy:[0-9a-f]{16}", dummy)
+    random = loaded_model(config(hf_config={RANDOM_WEIGHTS: True}), [[1000, 4000]])
+    assert re.fullmatch("random:[0-9a-f]{16}", random)

@@ -78,6 +78,7 @@ class Conditions:
     tensor_parallel: str = UNKNOWN
     pipeline_parallel: str = UNKNOWN
     data_parallel: str = UNKNOWN
+    loaded: str = UNKNOWN
     prefix_hit_ratio: str = UNKNOWN
     given: str = NONE
     preliminary: bool = False
@@ -106,6 +107,7 @@ DIFFERENCES: Final = {
     "tensor_parallel": "layers divided over different numbers of ranks",
     "pipeline_parallel": "layers distributed over different numbers of ranks",
     "data_parallel": "whole engines and single ranks, or ranks of different numbers",
+    "loaded": "models of other configurations or sizes, or weights that mean nothing and real ones",
     "prefix_hit_ratio": "different shares of prompt tokens that were found in the prefix cache",
     "given": "columns that the user declared instead of the engine",
     "preliminary": "runs that were too short to be published, and others",
@@ -134,6 +136,7 @@ def conditions_of(row: Row, evidence: Evidence) -> Conditions:
         traffic=_traffic(notes),
         **engine,
         data_parallel=notes.get(names.DATA_PARALLEL, alone),
+        loaded=notes.get(names.LOADED, UNKNOWN),
         prefix_hit_ratio=_prefix_hits(notes),
         given=",".join(sorted(notes.get(names.GIVEN, NONE).split(","))),
         preliminary=names.PRELIMINARY in notes,

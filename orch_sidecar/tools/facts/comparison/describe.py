@@ -50,6 +50,7 @@ _SPELLED: Final = {
     "tensor_parallel": "tensor parallel {}",
     "pipeline_parallel": "pipeline parallel {}",
     "data_parallel": "one rank of data parallel {}",
+    "loaded": "loaded as {}",
     "prefix_hit_ratio": "prefix cache hits {}",
     "given": "{} given by the user",
     "evidence": "evidence {}",
@@ -119,6 +120,8 @@ def _text(
 def _is_usual(name: str, value: object) -> bool:
     if name == "attention_backend":  # vLLM chooses it by the accelerator
         return value != UNKNOWN
+    if name == "loaded":  # a digest; weights that mean nothing are worth a word
+        return ":" not in str(value)
     return value in _USUAL.get(name, ())
 
 

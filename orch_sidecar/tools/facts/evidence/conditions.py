@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Final
+
+# The value of a condition that the engine does not report.
+UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConditions:
     """How an engine is configured. The fields are the notes `tables.notes.CONDITIONS`, and
-    `data_parallel`: of how many ranks the engine is one; 1: it is the whole model."""
+    `data_parallel`: of how many ranks the engine is one; 1: it is the whole model. `loaded`: the
+    note of that name."""
 
     speculative: str
     quantization: str
@@ -23,6 +27,7 @@ class EngineConditions:
     tensor_parallel: int
     pipeline_parallel: int
     data_parallel: int = 1  # engines of older releases had no ranks, and do not report it
+    loaded: str = UNKNOWN  # nor that
 
     @property
     def notes(self) -> dict[str, str | int | float]:
@@ -30,6 +35,8 @@ class EngineConditions:
         notes = asdict(self)
         if self.data_parallel == 1:
             del notes["data_parallel"]
+        if self.loaded == UNKNOWN:
+            del notes["loaded"]
         return notes
 
 
@@ -38,11 +45,11 @@ def parse_conditions(values: Mapping[str, Any]) -> EngineConditions:
 
     Raises ValueError where one is missing or of another type; the message names it.
     """
+    values = {"data_parallel": 1, "loaded": UNKNOWN, **values}
     texts = ("speculative", "quantization", "kv_cache_dtype", "prefix_caching", "attention_backend")
-    for name in texts:
+    for name in (*texts, "loaded"):
         if not isinstance(values.get(name), str) or not values[name]:
             raise ValueError(f"{name} is {values.get(name)!r}: it must be a text that is not empty")
-    values = {"data_parallel": 1} | dict(values)
     for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
         if type(values.get(name)) is not int or values[name] < 1:
             raise ValueError(f"{name} is {values.get(name)!r}: it must be an integer of at least 1")

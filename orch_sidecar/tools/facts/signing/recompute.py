@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orch_sidecar.tools.facts.evidence.conditions import UNKNOWN
 from orch_sidecar.tools.facts.evidence.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.evidence.verdict import (
     RequestCounts,
@@ -117,6 +118,8 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
     for name, stated in {names.DATA_PARALLEL: 1, **engine.conditions.notes}.items():
         if noted.get(name) != str(stated):
             yield f"the note {name} is {noted.get(name)}, the engine signed {stated}"
+    if names.LOADED in notes and engine.conditions.loaded == UNKNOWN:
+        yield f"the note {names.LOADED} is {notes[names.LOADED]}, the engine signed none"
 
 
 def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from orch_sidecar.tools.facts.evidence.conditions import UNKNOWN
 from orch_sidecar.tools.facts.signing.evidence_file import (
     EvidenceFile,
     InvalidEvidence,
@@ -167,6 +168,8 @@ def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row) -> Verifi
             verdict, reasons = Verdict.SIGNER_UNKNOWN, ("no trusted key certified the engine's",)
         elif evidence.signed.nonce is None:
             verdict, reasons = Verdict.NOT_FRESH, ("the statements have no nonce",)
+        elif (unknown := _unknown_model(proof)) is not None:
+            verdict, reasons = Verdict.UNVERIFIED, (unknown,)
         else:
             verdict = Verdict.VERIFIED
     work = Work(proof.before.epoch, proof.leaves[0].number, proof.leaves[-1].number)
@@ -180,6 +183,16 @@ def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row) -> Verifi
         client_measured(row),
         work,
     )
+
+
+def _unknown_model(proof: Proof) -> str | None:
+    """Why it is not known which model ran; None: it is."""
+    weights = proof.after.digests.get("weights", {})
+    if weights.get("sha256") is None:
+        return f"the engine signed no digest of its weights: {weights.get('missing') or 'none'}"
+    if proof.after.snapshot.conditions.loaded == UNKNOWN:
+        return "the engine signed no digest of the model that it loaded"
+    return None
 
 
 def _row(fields: Sequence[str]) -> Row:

@@ -21,6 +21,7 @@ from orch_sidecar.tools.facts.tables.notes import (
     EVIDENCE,
     GIVEN,
     LATENCY_OF,
+    LOADED,
     PREFIX_HIT_RATIO,
     PRELIMINARY,
     TRACE_DIGITS,
@@ -43,6 +44,7 @@ _DRAFTS: Final = re.compile(r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,
 _TRACE_DIGITS: Final = rf"[0-9a-f]{{{TRACE_DIGITS}}}"
 _TRACE: Final = re.compile(rf"{Arrivals.TRACE}:{_TRACE_DIGITS}")
 _WINDOW: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?")
+_LOADED: Final = re.compile(r"(?:dummy:|random:)?[0-9a-f]{16}")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 # Returns the rule that a value violates, None for a valid value.
@@ -142,6 +144,7 @@ _FORMS: Final[Mapping[str, _Form]] = {
     "tensor_parallel": _whole(1),
     "pipeline_parallel": _whole(1),
     DATA_PARALLEL: _whole(2),
+    LOADED: _matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or alone"),
     PREFIX_HIT_RATIO: _number("", 0, 1),
     "acceptance_length": _number("", 1),
     GIVEN: _given,

@@ -27,6 +27,10 @@ CONDITIONS: Final = (
 )
 # Of how many data-parallel ranks the engine was one; noted above 1. A condition as these are.
 DATA_PARALLEL: Final = "data_parallel"
+# The model as the engine loaded it: digits of a digest of its configuration in effect and of its
+# parameters, with "dummy:" or "random:" before them where its weights mean nothing. A condition,
+# too; engines of older releases do not report it.
+LOADED: Final = "loaded"
 # Prompt tokens found in the prefix cache over prompt tokens looked up in it, of the window: 0 to 1.
 PREFIX_HIT_RATIO: Final = "prefix_hit_ratio"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, LOADED
 
 
 class Label(StrEnum):
@@ -95,7 +95,7 @@ def measurement_key(row: Row) -> tuple[object, ...]:
     """
     notes = parse_notes(row.scenario_notes)
     columns = (getattr(row, name) for name in MEASUREMENT)
-    return (*columns, *(notes.get(name) for name in (*CONDITIONS, DATA_PARALLEL)))
+    return (*columns, *(notes.get(name) for name in (*CONDITIONS, DATA_PARALLEL, LOADED)))
 
 
 def format_engine(name: str, version: str | None) -> str:

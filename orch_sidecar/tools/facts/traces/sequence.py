@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.conditions import EngineConditions
+from orch_sidecar.tools.facts.evidence.conditions import UNKNOWN, EngineConditions
 from orch_sidecar.tools.facts.traces.span import Span
 
 SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
@@ -193,7 +193,14 @@ def _conditions(span: Span) -> EngineConditions | None:
         or ranks is None
     ):
         return None
-    ranks.append(span.whole("orch.data_parallel") or 1)
     return EngineConditions(
-        speculative, quantization, kv_cache_dtype, prefix_caching, attention_backend, *ranks
+        speculative=speculative,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        prefix_caching=prefix_caching,
+        attention_backend=attention_backend,
+        tensor_parallel=ranks[0],
+        pipeline_parallel=ranks[1],
+        data_parallel=span.whole("orch.data_parallel") or 1,
+        loaded=span.text("orch.loaded") or UNKNOWN,
     )

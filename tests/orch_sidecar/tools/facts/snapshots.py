@@ -14,6 +14,7 @@ CONDITIONS = {
     "attention_backend": "CPU_ATTN",
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
+    "loaded": "random:0123456789abcdef",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,9 @@ RUN, NONCE = "20260921T133320Z-batched_online-abc123", "0123456789abcdef" * 4
 STEP_S, PROMPT_TOKENS = 0.010, 20
 
 
+LOADED = "0123456789abcdef"
+
+
 class Operator:
     """An operator's key, valid from a day before the engine's start for a year."""
 
@@ -53,10 +57,12 @@ class SigningEngine:
         operator: Operator | None = None,
         started_s: float = BEGIN_S,
         facts: EngineFacts = FACTS,
+        loaded: str = LOADED,
     ) -> None:
         self.now_s = started_s
         self.monotonic_s = 5000.0
         self.engine_state = EngineState(facts)
+        self.engine_state.conditions = replace(facts.conditions, loaded=loaded)
         private = Ed25519PrivateKey.generate()
         public = private.public_key().public_bytes_raw()
         certificate = (
@@ -184,6 +190,7 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
         **parse_snapshot(
             {"engines": [EngineState(FACTS).document(None) | OBSERVED]}
         ).conditions.notes,
+        "loaded": LOADED,
         "prefix_hit_ratio": 0.0,
         "preliminary": "yes",
     }

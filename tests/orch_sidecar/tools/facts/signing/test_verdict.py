@@ -22,6 +22,7 @@ from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
+    LOADED,
     NONCE,
     RUN,
     Operator,
@@ -96,6 +97,37 @@ def test_row_whose_signer_nobody_trusts_is_never_verified(operator: Operator) ->
 def test_row_whose_statements_have_no_nonce_is_not_fresh(operator: Operator) -> None:
     signed = SigningEngine(operator).measure(nonce=None)
     assert verdict_of(signed, row_of(), operator.trusted()).verdict is Verdict.NOT_FRESH
+
+
+def test_row_of_a_model_of_which_no_digest_is_known_is_unverified(operator: Operator) -> None:
+    engine = SigningEngine(operator)
+    engine.digests["weights"]["sha256"] = None
+    found = verdict_of(engine.measure(), row_of(), operator.trusted())
+    assert found.verdict is Verdict.UNVERIFIED
+    assert "no digest of its weights" in found.reasons[0]
+    older = SigningEngine(operator, loaded="unknown")
+    row = row_of()
+    row = replace(row, scenario_notes=row.scenario_notes.replace(f" loaded={LOADED};", ""))
+    found = verdict_of(older.measure(), row, operator.trusted())
+    assert found.verdict is Verdict.UNVERIFIED
+    assert "no digest of the model that it loaded" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("signed", "noted"),
+    [
+        ("1" * 16, LOADED),  # one layer of four, said to be the whole model
+        (f"dummy:{LOADED}", LOADED),  # dummy weights, said to be real ones
+        ("unknown", LOADED),  # a claim of which the engine knows nothing
+    ],
+)
+def test_row_of_another_model_than_was_loaded_fails(
+    operator: Operator, signed: str, noted: str
+) -> None:
+    engine = SigningEngine(operator, loaded=signed)
+    found = verdict_of(engine.measure(), row_of(notes={"loaded": noted}), operator.trusted())
+    assert found.verdict is Verdict.FAILED
+    assert f"the note loaded is {noted}" in found.reasons[0]
 
 
 def test_rows_without_evidence_are_unverified_and_those_of_traces_not_fresh() -> None:

@@ -85,7 +85,9 @@ def test_steps_of_an_untraced_sequence_are_not_accounted_for() -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_conditions_are_those_of_the_engine(name: str) -> None:
     for each in sequences(name):
-        assert {key: each[f"orch.{key}"] for key in CONDITIONS} == CONDITIONS
+        # They were recorded before engines reported what they have loaded.
+        known = {key: value for key, value in CONDITIONS.items() if key != "loaded"}
+        assert {key: each[f"orch.{key}"] for key in known} == known
         assert each["orch.tokens_per_step"] == 1
         assert each["orch.steps"] <= each["orch.engine_steps"] <= each["orch.steps"] + 4
         assert each["orch.prefix_cache.queries_total"] == 0, "it is off"
