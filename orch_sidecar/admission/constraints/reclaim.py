@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from orch_sidecar.admission.constraints.accounts import ACCOUNT_S
 from orch_sidecar.admission.constraints.constraint import Constraint
+from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes

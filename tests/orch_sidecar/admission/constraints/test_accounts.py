@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.accounts import (
+from orch_sidecar.admission.constraints.reserve import (
     ACCOUNT_S,
     IDLE_SAVED_S,
     IDLE_SHARE,
