@@ -68,6 +68,7 @@ READS_PAIRS: Final = (
 )
 # What the tests import beside `tests.utils`.
 _HELPERS: Final = (
+    "tests/ci_envs.py",
     "tests/models/utils.py",
     "tests/models/registry.py",
     "tests/models/language/pooling/embed_utils.py",
