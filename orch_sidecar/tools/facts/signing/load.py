@@ -41,8 +41,7 @@ def _overlaps(proof: Proof) -> int:
 
     The engine's wall clock may have been adjusted: the statements show by how much.
     """
-    wall_s = proof.after.wall_s - proof.before.wall_s
-    adjusted_s = abs(wall_s - proof.between_s) + _ROUNDING_S
+    adjusted_s = proof.adjusted_s + _ROUNDING_S
     count, ended_s = 0, 0.0
     for leaf in sorted(proof.leaves, key=lambda leaf: leaf.arrived_s):
         count += leaf.arrived_s < ended_s - adjusted_s

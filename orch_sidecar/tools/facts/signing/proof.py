@@ -101,6 +101,11 @@ class Proof:
         """Between the two statements, by the engine's monotonic clock."""
         return self.after.monotonic_s - self.before.monotonic_s
 
+    @property
+    def adjusted_s(self) -> float:
+        """By how much its wall clock was adjusted between the statements."""
+        return abs(self.after.wall_s - self.before.wall_s - self.between_s)
+
 
 def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
     """Returns what the engine stated. Raises Unsound."""

@@ -4,7 +4,7 @@ Pure. By the engine's clock: throughput is the generated tokens of its finished 
 time from the first arrival to the last end, and a batch is that of its decode-only steps. A client
 measures at the far end of a network, so its window is a little longer: it may exceed the engine's
 by WINDOW_SHARE and WINDOW_S, and never the time between the two statements. Latencies only the
-client saw.
+client saw: `client_times` has their bounds.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     judge,
     prefix_hit_ratio,
 )
+from orch_sidecar.tools.facts.signing.client_times import time_contradictions
 from orch_sidecar.tools.facts.signing.load import load_contradictions
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
@@ -82,6 +83,7 @@ def contradictions(row: Row, proof: Proof, found: Recomputed) -> list[str]:
             *_batch(row, notes, found),
             *_tokens(row, notes, proof),
             *_throughput(row, notes, proof, found),
+            *time_contradictions(notes, proof),
         ]
     except ValueError as error:
         return [f"a note is not a number: {error}"]
