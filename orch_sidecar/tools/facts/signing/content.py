@@ -7,6 +7,8 @@ is computed with.
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 # An integer of more digits is no count, and too large for a float.
@@ -15,13 +17,31 @@ _MOST_DIGITS: Final = 18
 
 def parse_content(payload: bytes, kind: str) -> dict[str, Any]:
     """Returns an object whose `type` is `kind`. Raises ValueError."""
-    try:
-        content = json.loads(payload, parse_int=_integer, parse_constant=_no_number)
-    except RecursionError:
-        content = None
+    content = parse_json(payload, _integer)
     if not isinstance(content, dict) or content.get("type") != kind:
         raise ValueError(f"its type must be {kind}")
     return content
+
+
+def parse_json(payload: bytes, integer: Callable[[str], int] = int) -> Any:
+    """Returns what every reader of this JSON reads: no name is there twice. Raises ValueError."""
+    try:
+        return json.loads(
+            payload,
+            parse_int=integer,
+            parse_constant=_no_number,
+            object_pairs_hook=_of_different_names,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _of_different_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{twice[:40]!r} is there twice in one object")
+    return found
 
 
 def _integer(digits: str) -> int:

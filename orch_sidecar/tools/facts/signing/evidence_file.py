@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from orch_sidecar.tools.facts.signing.content import parse_json
 from orch_sidecar.tools.facts.tables.notes import EVIDENCE
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import row_fields
@@ -83,8 +84,10 @@ def named_by(notes: str) -> tuple[str, str | None]:
 def parse_evidence(content: bytes) -> EvidenceFile:
     """Parses a file. Raises InvalidEvidence."""
     try:
-        return EvidenceFile.model_validate_json(content)
+        return EvidenceFile.model_validate(parse_json(content))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, problem["loc"])) or "the file"
         raise InvalidEvidence(f"{place}: {problem['msg']}") from None
+    except ValueError as error:
+        raise InvalidEvidence(f"the file: {error}") from None

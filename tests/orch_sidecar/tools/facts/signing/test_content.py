@@ -21,7 +21,9 @@ def test_object_of_the_type_is_returned() -> None:
     [
         (b"[]", "its type must be t"),
         (b'{"type":"u"}', "its type must be t"),
-        (b"[" * 100_000, "its type must be t"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"type":"t","n":1,"n":2}', "'n' is there twice"),
+        (b'{"type":"t","in":{"type":"u","a":1,"a":1}}', "'a' is there twice"),
         (b"\xff", "can't decode"),
         (b'{"type":"t","n":NaN}', "NaN is not JSON"),
         (b'{"type":"t","n":-Infinity}', "-Infinity is not JSON"),

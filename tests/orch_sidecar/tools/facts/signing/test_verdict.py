@@ -147,6 +147,16 @@ def test_row_whose_evidence_is_missing_or_has_another_name_fails(operator: Opera
     assert found.reasons[0].startswith("the SHA-256 of the file is")
 
 
+def test_evidence_that_two_readers_read_differently_fails(operator: Operator) -> None:
+    content, _ = evidence_and_row(SigningEngine(operator).measure())
+    twice = content.replace(b'"result":{', b'"result":{"id":"another",')
+    found = verify_evidence(digest(twice), twice, operator.trusted())
+    assert (found.verdict, found.reasons) == (
+        Verdict.FAILED,
+        ("the file: 'id' is there twice in one object",),
+    )
+
+
 EDITS: dict[str, dict[str, Any]] = {
     "model_id": {"model_id": "llama"},
     "model_name": {"model_name": "Tiny"},
