@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from orch_sidecar.tools.facts.commands.verify import beside, read_trusted
 from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, verify_table
@@ -11,15 +14,19 @@ from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.test_measuring import LENGTHS, orch, rows_of
 
-CLIENTS = ("batched-online", "--concurrency", "4", "--requests", "24", "--duration", "0")
+REQUESTS = ("--requests", "24", "--duration", "0")
+SLO = ("--slo-ttft-ms", "400", "--slo-tpot-ms", "40", "--slo-latency-ms", "900")
 
 
+@pytest.mark.parametrize(
+    "load", [("--concurrency", "4"), ("--rate", "8", *SLO)], ids=["clients", "rate"]
+)
 def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
-    cloud: Stack, operator_key: Path, tmp_path: Path
+    cloud: Stack, operator_key: Path, tmp_path: Path, load: Sequence[str]
 ) -> None:
     table, trusted = tmp_path / "tps_model_gpu.csv", operator_key.with_name("trusted.yaml")
     where = ("--url", cloud.url, "--output", str(tmp_path / "result"), "--facts", str(table))
-    printed = orch("bench", *CLIENTS, *LENGTHS, *where)
+    printed = orch("bench", "batched-online", *load, *REQUESTS, *LENGTHS, *where)
     assert "without evidence" not in printed
     found = verify(table, trusted)
     assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", [])

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.evidence.conditions import UNKNOWN
+from orch_sidecar.tools.facts.signing.client_calls import call_contradictions
 from orch_sidecar.tools.facts.signing.evidence_file import (
     EvidenceFile,
     InvalidEvidence,
@@ -162,6 +163,7 @@ def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row) -> Verifi
     except ValueError as error:
         raise Unsound(str(error)) from None
     reasons: Sequence[str] = contradictions(row, proof, found)
+    reasons = reasons or call_contradictions(row, evidence.client_measured.result)
     verdict = Verdict.FAILED
     if not reasons:
         if proof.signer is None:

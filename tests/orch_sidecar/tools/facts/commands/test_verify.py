@@ -22,6 +22,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     Operator,
     SigningEngine,
     evidence_and_row,
+    result_of,
     row_of,
 )
 
@@ -119,7 +120,9 @@ def test_table_without_rows_or_with_another_header_is_not_verified(
 def test_comparison_keeps_verified_rows_apart(
     facts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content, row = evidence_of(SigningEngine().measure(run="r2"), row_of(run="r2"), {})
+    content, row = evidence_of(
+        SigningEngine().measure(run="r2"), row_of(run="r2"), result_of(row_of())
+    )
     facts.with_name(f"{digest(content)}.json").write_bytes(content)
     files.append(facts, [row])
     table = files.read(facts)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, evidence_of
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, parse_trusted
-from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes
+from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes, parse_notes
 from orch_sidecar.tools.facts.tables.table import row_fields
 from tests.vllm_plugin.examples import FACTS
 from vllm_plugin.contracts import dsse
@@ -214,9 +214,25 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
     return Row(**values | {"measurement_type": Label(values["measurement_type"])})
 
 
+def result_of(row: Row) -> dict[str, Any]:
+    """What the client recorded of this row, as far as the row says."""
+    notes = parse_notes(row.scenario_notes)
+    ttft_s, window_s = float(notes.get("ttft_p50_ms", 0)) / 1000, float(notes["window_s"])
+    call = [
+        *(None, 0.0, ttft_s, window_s, 200, "answered", ""),
+        *(row.input_tokens, row.output_tokens, None, None),
+    ]
+    return {
+        "client": {"bottleneck": []},
+        "scenario": {"slo_ms": {}},
+        "calls": [call] * int(notes["requests"]),
+    }
+
+
 def evidence_and_row(signed: Signed, row: Row | None = None) -> tuple[bytes, Row]:
     """The bytes of an evidence file, and the row that names it."""
-    return evidence_of(signed, row_of() if row is None else row, {"id": signed.run})
+    row = row_of() if row is None else row
+    return evidence_of(signed, row, result_of(row) | {"id": signed.run})
 
 
 def fields_of(row: Row) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     SigningEngine,
     evidence_and_row,
     fields_of,
+    result_of,
     row_of,
 )
 
@@ -48,7 +49,7 @@ def verdicts(
 
 def verdict_of(signed: Signed, row: Row, trusted: TrustedKeys) -> Verified:
     """The verdict on a row with evidence that states this row."""
-    content, named = evidence_of(signed, row, {})
+    content, named = evidence_of(signed, row, result_of(row))
     [found] = verdicts(located(named), {digest(content): content}, trusted)
     return found
 
@@ -75,9 +76,9 @@ def test_run_between_two_pairs_of_statements_makes_one_row(operator: Operator) -
     engine.decode(3, 6)
     engine.wait(0.02)
     after, after_too = engine.ask(since=1), engine.ask(since=2, nonce=nonce, run=run)
-    first, row = evidence_of(engine.signed(before, after), row_of(), {})
+    first, row = evidence_of(engine.signed(before, after), row_of(), result_of(row_of()))
     second, row_too = evidence_of(
-        engine.signed(before_too, after_too, nonce, run), row_of(run=run), {}
+        engine.signed(before_too, after_too, nonce, run), row_of(run=run), result_of(row_of())
     )
     contents = {digest(each): each for each in (first, second)}
     found, again = verdicts(located(row, row_too), contents, operator.trusted())
@@ -90,7 +91,7 @@ def test_row_whose_signer_nobody_trusts_is_never_verified(operator: Operator) ->
     for engine in (SigningEngine(), SigningEngine(Operator("another"))):
         found = verdict_of(engine.measure(), row_of(), operator.trusted())
         assert found.verdict is Verdict.SIGNER_UNKNOWN
-    found = verdict_of(SigningEngine(operator).measure(), row_of(), {})
+    found = verdict_of(SigningEngine(operator).measure(), row_of(), result_of(row_of()))
     assert str(found.verdict) == "intact, signer unknown"
 
 
@@ -205,7 +206,10 @@ def test_engine_that_was_not_idle_at_the_end_fails(operator: Operator) -> None:
 
 def test_evidence_of_one_run_makes_one_row(operator: Operator) -> None:
     signed = SigningEngine(operator).measure()
-    made = [evidence_of(signed, row_of(), {}), evidence_of(signed, row_of(), {"again": True})]
+    made = [
+        evidence_of(signed, row_of(), result_of(row_of())),
+        evidence_of(signed, row_of(), result_of(row_of()) | {"again": True}),
+    ]
     rows = valid_rows(table(*(fields_of(row) for _, row in made)))
     contents = {digest(content): content for content, _ in made}
     found = verdicts(rows, contents, operator.trusted())
@@ -216,7 +220,7 @@ def test_evidence_of_one_run_makes_one_row(operator: Operator) -> None:
 def test_verified_places_are_those_of_verified_rows(operator: Operator) -> None:
     content, row = evidence_and_row(SigningEngine(operator).measure())
     unknown, other = evidence_of(
-        SigningEngine().measure(run="r2", nonce="a" * 32), row_of(run="r2"), {}
+        SigningEngine().measure(run="r2", nonce="a" * 32), row_of(run="r2"), result_of(row_of())
     )
     contents = {digest(each): each for each in (content, unknown)}
     rows = located(row, other, row_of(run="r3"))
