@@ -26,7 +26,9 @@ class Snapshot:
     Since the engine started: `steps_by_batch`, decode steps and their seconds, by batch size;
     `busy_s`, seconds in steps of any kind; `requests_total`, generation requests that it has
     accepted; `prefix_queries`, `prefix_hits`, prompt tokens looked up in the prefix cache, and
-    found there. `kv_tokens_total`: the tokens that its KV cache holds, None where not reported.
+    found there; `generated_tokens`, of all sequences, and `prefilled_tokens`, of prompts as far as
+    they were not cached, None where not reported. `kv_tokens_total`: the tokens that its KV cache
+    holds, None where not reported.
 
     `weights`: the model as the engine loaded it, its id or path. `foreign`: sequences in the engine
     that did not come through the reporting sidecar; `leased`: those that did, 0 where the document
@@ -61,6 +63,8 @@ class Snapshot:
     state: str = "ready"
     generation: int = 0
     leased: int = 0
+    generated_tokens: int | None = None
+    prefilled_tokens: int | None = None
 
     @property
     def in_engine(self) -> int:
@@ -118,6 +122,8 @@ def parse_snapshot(document: Any, pool: str | None = None) -> Snapshot:
         state=_text(entry, "state") if "state" in entry else "ready",
         generation=_count(document, "generation") if "generation" in document else 0,
         leased=_count(entry, "leased") if "leased" in entry else 0,
+        generated_tokens=_count_if_there(entry, "generated_tokens_total"),
+        prefilled_tokens=_count_if_there(entry.get("prefill"), "tokens"),
     )
 
 
@@ -178,6 +184,10 @@ def _seconds(entry: Mapping[str, Any], name: str) -> float:
     if type(value) not in (int, float) or not 0 <= value < _SECONDS:
         raise InvalidSnapshot(f"{name} is {value!r}: it must be a number from 0 to {_SECONDS:g}")
     return float(value)
+
+
+def _count_if_there(entry: Any, name: str) -> int | None:
+    return _count(entry, name) if isinstance(entry, Mapping) and name in entry else None
 
 
 def _prefix_count(entry: Mapping[str, Any], name: str) -> int:

@@ -16,6 +16,9 @@ from orch_sidecar.tools.facts.tables.row import Label
 # Of the tokens after the first ones, from steps that only decode.
 _DECODED_SHARE: Final = 0.5
 
+# Of prompt tokens, those that were the only one of their prompt in a step.
+_CHUNK_ENDS: Final = 0.02
+
 # A sweep ignores this reason at one client, where it is expected.
 NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
 
@@ -88,7 +91,7 @@ def judge(label: Label, before: Snapshot, after: Snapshot, own: RequestCounts) -
         reasons += _not_full(before, after, own, batches)
     if not batches.steps:
         reasons.append("the engine reports no decode step in the window")
-    return reasons + _surplus(batches, own)
+    return reasons + _other_tokens(before, after, own) + _surplus(batches, own)
 
 
 def prefix_hit_ratio(before: Snapshot, after: Snapshot) -> float:
@@ -164,6 +167,34 @@ def _not_full(before: Snapshot, after: Snapshot, own: RequestCounts, batches: Ba
         f"the engine decoded at most {batches.largest} sequences in one step, but had "
         f"{before.slots_total} slots and {own.answered} requests: offline needs a batch of {needed}"
     ]
+
+
+def _other_tokens(before: Snapshot, after: Snapshot, own: RequestCounts) -> list[str]:
+    """Returns the reasons why the tokens are not those that the engine counted, where it did.
+
+    A prompt was read or found in the cache, once for each sequence of its request. What remains of
+    a prompt after a chunk may be one token, which vLLM counts like a generated one.
+    """
+    reasons = []
+    generated = _between(before.generated_tokens, after.generated_tokens)
+    if None not in (generated, own.output_tokens) and generated != own.output_tokens:
+        reasons.append(
+            f"the engine generated {generated} tokens in the window, but this measurement states "
+            f"{own.output_tokens}"
+        )
+    read = _between(before.prefilled_tokens, after.prefilled_tokens)
+    if read is not None and own.input_tokens is not None:
+        found = after.prefix_hits - before.prefix_hits
+        if own.input_tokens > (read + found) * (1 + _CHUNK_ENDS) + own.sent:
+            reasons.append(
+                f"the engine read {read} prompt tokens in the window and found {found} in its "
+                f"cache, but this measurement states {own.input_tokens}"
+            )
+    return reasons
+
+
+def _between(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
 
 
 def _surplus(batches: Batches, own: RequestCounts) -> list[str]:

@@ -66,6 +66,34 @@ def half_cut(given: Files) -> None:
     file["total_token_throughput"] = (tokens + prompts) / file["duration"]
 
 
+def counted(given: Files) -> None:
+    """The engine counted the tokens that the file states."""
+    for at, state in ((0, given.before), (1, given.after)):
+        generated, read = (
+            at * given.file[f"total_{which}_tokens"] for which in ("output", "input")
+        )
+        state["engines"][0] |= {"generated_tokens_total": generated, "prefill": {"tokens": read}}
+
+
+def twice_the_tokens(given: Files) -> None:
+    counted(given)
+    file = given.file
+    file["total_output_tokens"] *= 2
+    file["output_lens"] = [2 * tokens for tokens in file["output_lens"]]
+    tokens, prompts = file["total_output_tokens"], file["total_input_tokens"]
+    file["output_throughput"] = tokens / file["duration"]
+    file["total_token_throughput"] = (tokens + prompts) / file["duration"]
+
+
+def eight_times_the_prompts(given: Files) -> None:
+    counted(given)
+    file = given.file
+    file["total_input_tokens"] *= 8
+    file["input_lens"] = [8 * tokens for tokens in file["input_lens"]]
+    tokens, prompts = file["total_output_tokens"], file["total_input_tokens"]
+    file["total_token_throughput"] = (tokens + prompts) / file["duration"]
+
+
 def changed(**fields: Any) -> Callable[[Files], None]:
     """Fields of the run's file."""
     return lambda given: given.file.update(fields)

@@ -24,6 +24,8 @@ from tests.orch_sidecar.tools.facts.evidence.altered_files import (
     another_model,
     changed,
     compressed,
+    counted,
+    eight_times_the_prompts,
     files,
     first_token_after_the_last,
     first_token_after_the_last_in_guidellm,
@@ -38,6 +40,7 @@ from tests.orch_sidecar.tools.facts.evidence.altered_files import (
     saved_during_the_run,
     shortened,
     swapped,
+    twice_the_tokens,
 )
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 
@@ -78,6 +81,8 @@ IMPORTS: Final[tuple[tuple[str, str, Callable[[Files], None], str], ...]] = (
     ("a last state from within the run", GUIDE, saved_before_the_end, "the run ended at"),
     ("states too close together", CLOUD, longer_than_the_states_are_apart, "s apart, but the run"),
     ("a tenth of the duration", CLOUD, shortened, "the engine was busy for 13.2 s"),
+    ("twice the tokens", CLOUD, twice_the_tokens, "tokens in the window, but this measurement"),
+    ("eight times the prompts", CLOUD, eight_times_the_prompts, "prompt tokens in the window and"),
     # Beyond the ways that are known to have been tried:
     ("every request a tenth as long", CLOUD, compressed, "the engine was busy for 13.2 s"),
     ("the file of another day", CLOUD, changed(date="20261123-213438"), "in some time zone"),
@@ -119,6 +124,12 @@ def test_file_that_did_not_earn_its_label_makes_no_row(
     found = outcome(name, given)
     assert isinstance(found, Rejection), found
     assert reason in str(found)
+
+
+def test_file_whose_tokens_are_those_of_the_engine_makes_a_row() -> None:
+    given = files(CLOUD)
+    counted(given)
+    assert outcome(CLOUD, given) == outcome(CLOUD, files(CLOUD))
 
 
 def test_file_of_requests_for_several_sequences_has_no_tpot() -> None:

@@ -92,6 +92,11 @@ class SigningEngine:
         generated tokens each. `prompts`: of one request, which share its sequences."""
         began_s = self.now_s
         keys = [self.engine_state.enter(None) for _ in range(1 if of_one_request else batch)]
+        self.engine_state.record(
+            SchedulerReport(
+                self.now_s, batch, 0, 0.0, 0, batch, prompt_tokens=batch * PROMPT_TOKENS
+            )
+        )
         for _ in range(tokens):
             self.wait(STEP_S)
             self.engine_state.record(
