@@ -17,10 +17,12 @@ from orch_sidecar.tools.facts.tables.note_forms import PERCENTILES, TIMES, time_
 from orch_sidecar.tools.facts.tables.notes import CLIENT_BOTTLENECK, LATENCY_OF, Arrivals
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 
-# A recorded time is rounded to a microsecond, and a note to six digits or a microsecond.
+# A recorded time is rounded to a microsecond, a note to six digits or a microsecond, and shares and
+# throughput to four digits after the point.
 _TIME_S: Final = 2e-6
 _DIGITS: Final = 1e-5
 _SHARE: Final = 1e-4
+_TOKENS_PER_S: Final = 1e-4
 _CLIENTS: Final = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP)
 _SCHEDULED: Final = (Arrivals.CONSTANT, Arrivals.POISSON, Arrivals.GAMMA, Arrivals.REPEATED_GAPS)
 
@@ -38,7 +40,7 @@ class _Call(NamedTuple):
     input_tokens: int | None
     output_tokens: int | None
     queue_ms: float | None
-    service_class: str | None
+    service_class: str | None = None  # not in files from before there were classes
 
     @property
     def served(self) -> CompletedRequest | None:
@@ -121,9 +123,9 @@ def _throughput(
     row: Row, notes: Mapping[str, str], served: Sequence[CompletedRequest]
 ) -> Iterator[str]:
     found = figures(served)
-    rounding = _DIGITS + _TIME_S / found.window_s
     claimed = row.throughput_tokens_per_sec
-    if abs(claimed - found.tokens_per_s) > rounding * found.tokens_per_s:
+    rounding = _TOKENS_PER_S + (_DIGITS + _TIME_S / found.window_s) * found.tokens_per_s
+    if abs(claimed - found.tokens_per_s) > rounding:
         yield f"throughput is {claimed:.6g} tokens/s, the client recorded {found.tokens_per_s:.6g}"
     if abs(float(notes.get("window_s", "0")) - found.window_s) > 0.001 + _DIGITS * found.window_s:
         yield f"window_s is {notes.get('window_s')}, the client recorded {found.window_s:.6g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,13 @@ def honest(**notes: Any) -> tuple[Row, dict[str, Any]]:
 
 def test_row_is_what_its_client_recorded() -> None:
     assert call_contradictions(*honest()) == []
+
+
+def test_slow_row_is_rounded_and_an_older_record_has_no_classes() -> None:
+    row, result = honest(window_s=900.0, latency_p50_ms=900_000, tpot_p50_ms=179_997.7)
+    calls = [[*call[:3], 900.0, *call[4:-1]] for call in result["calls"]]
+    row = replace(row, throughput_tokens_per_sec=0.02)
+    assert call_contradictions(row, result | {"calls": calls}) == []
 
 
 FORGERIES: tuple[tuple[str, dict[str, Any], str], ...] = (
