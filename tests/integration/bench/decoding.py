@@ -16,7 +16,7 @@ from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 from vllm_plugin.speed.engine_speed import SchedulerReport
 
-_REPORTED = ("requests_total", "steps_by_batch")
+_REPORTED = ("requests_total", "steps_by_batch", "generated_tokens_total", "prefill")
 
 
 @dataclass(slots=True)
@@ -52,6 +52,7 @@ class Decoding:
         sequence = _Sequence(answer, body["max_tokens"], asyncio.Event())
         answer.head(200, EVENT_STREAM)
         self._running.append(sequence)
+        self._read(len(body["prompt"]))
         if not self._stepping:
             self._stepping = True
             self._engine.run(self._step())
@@ -65,6 +66,13 @@ class Decoding:
             answer.event({"choices": [], "usage": tokens})
         answer.event("[DONE]")
         answer.end()
+
+    def _read(self, prompt_tokens: int) -> None:
+        """A step of no length that reads a prompt, and generates nothing yet."""
+        at_s, running = asyncio.get_running_loop().time(), len(self._running)
+        self._engine.engine_state.record(
+            SchedulerReport(at_s, running, 0, 0.0, 0, 1, prompt_tokens=prompt_tokens)
+        )
 
     async def _step(self) -> None:
         engine_state, loop = self._engine.engine_state, asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,12 +36,14 @@ class Signing:
         self.evidence = Evidence(
             epoch,
             self._document,
-            lambda: {"weights": {"sha256": None}, "plugin": {"sha256": "ab" * 32}},
+            lambda: {"weights": {"sha256": "cd" * 32}, "plugin": {"sha256": "ab" * 32}},
             lambda: make_epoch_key(epoch, operator_key, time.time()),
         )
         decoding.finished = self._finished
         engine.pages[STATEMENTS_PATH] = self._answer
-        engine.report(features={"evidence": True})
+        state = engine.engine_state
+        state.conditions = replace(state.conditions, loaded="0123456789abcdef")
+        engine.report(features={"evidence": True}, conditions=asdict(state.conditions))
 
     def _answer(self, answer: Answer) -> None:
         self.asked.append(answer.request.json())
@@ -68,7 +71,7 @@ class Signing:
             e2e_latency=now_s - arrived_s,
             queued_time=0.0,
             prefill_time=0.001,
-            decode_time=now_s - arrived_s,
+            decode_time=now_s - arrived_s - 0.001,
             num_prompt_tokens=len(body["prompt"]),
             num_generation_tokens=body["max_tokens"],
             num_cached_tokens=0,
