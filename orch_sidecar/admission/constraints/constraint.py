@@ -46,8 +46,8 @@ class Constraint:
     lacks are slots, so these are claimed where the engine has other users, and a bulk request that
     ends would give it some. `wastes_slots`: while it blocks, free slots are of no use.
     `of_free_slots`: it says whose the free slots are; one that comes free may be of the same class.
-    `only`: the class that it limits, None: both; it is told of that class's leases alone.
-    `inactive`: it limits nothing now, and need neither be asked nor told. `rejection`: the type of
+    `only`: the class that it limits, None for both; it gets the events of that class's leases only.
+    `inactive`: it limits nothing now: nobody calls it until it is active. `rejection`: the type of
     the error with which an engine rejects a request for want of it. `turn_at`: when it last let in
     a group of which none ran (of REQUEST scope).
     """

@@ -87,7 +87,7 @@ class Demand:
         self._at = 0.0
         # When requests arrived that are not counted yet; but for those that are retries.
         self.arrivals: list[tuple[float, AdmissionRequest]] = []
-        # Those who may come back: key and identity, and when it is no retry any more.
+        # By key and client: until when a request counts as a retry of one that was refused.
         self.retries: dict[tuple[bytes, int], float] = {}
 
     def fold(self) -> None:

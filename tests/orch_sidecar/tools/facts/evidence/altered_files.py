@@ -77,20 +77,20 @@ def counted(given: Files) -> None:
 
 def twice_the_tokens(given: Files) -> None:
     counted(given)
-    file = given.file
-    file["total_output_tokens"] *= 2
-    file["output_lens"] = [2 * tokens for tokens in file["output_lens"]]
-    tokens, prompts = file["total_output_tokens"], file["total_input_tokens"]
-    file["output_throughput"] = tokens / file["duration"]
-    file["total_token_throughput"] = (tokens + prompts) / file["duration"]
+    _multiply(given.file, "output", 2)
 
 
 def eight_times_the_prompts(given: Files) -> None:
     counted(given)
-    file = given.file
-    file["total_input_tokens"] *= 8
-    file["input_lens"] = [8 * tokens for tokens in file["input_lens"]]
+    _multiply(given.file, "input", 8)
+
+
+def _multiply(file: Any, which: str, by: int) -> None:
+    """Multiplies one kind of tokens, with sums and rates that fit."""
+    file[f"total_{which}_tokens"] *= by
+    file[f"{which}_lens"] = [by * tokens for tokens in file[f"{which}_lens"]]
     tokens, prompts = file["total_output_tokens"], file["total_input_tokens"]
+    file["output_throughput"] = tokens / file["duration"]
     file["total_token_throughput"] = (tokens + prompts) / file["duration"]
 
 
