@@ -30,7 +30,7 @@ from orch_sidecar.control.live.source import LiveSource, live_head
 from orch_sidecar.control.live.stream import LiveStream
 from orch_sidecar.control.pages import Pages
 from orch_sidecar.control.state_stream import Publisher
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.otlp.environment import tracing_from_environment
 from orch_sidecar.observability.request_log.log import RequestLog
@@ -172,7 +172,7 @@ class Sidecar:
         return self.frontend.settings
 
     @property
-    def state(self) -> EngineState:
+    def state(self) -> PoolState:
         """READY if any pool is; otherwise the state of the first pool."""
         return self.pools.state
 

@@ -20,7 +20,7 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.control import capabilities, key_shares
 from orch_sidecar.control.readiness import Readiness
-from orch_sidecar.engine_state.states import ANSWERING, EngineState
+from orch_sidecar.engine_state.states import ANSWERING, PoolState
 from orch_sidecar.observability.metrics import PIECE_S, Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
@@ -177,7 +177,7 @@ class Pages:
         return {
             "pool": pool.name,
             "live": watcher.state in ANSWERING,
-            "ready": snapshot.state is EngineState.READY,
+            "ready": snapshot.state is PoolState.READY,
             "draining": admission.draining is not None,
             "drain": capabilities.drain_entry(admission.draining),
             "state": snapshot.state.value,

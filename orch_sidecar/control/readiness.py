@@ -9,7 +9,7 @@ refusal with a time to retry: if it were not, clients would get no answer at all
 from __future__ import annotations
 
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.registry import PoolRegistry
 
 
@@ -25,13 +25,13 @@ class Readiness:
         """Whether a restart would not help, as at vLLM's `/health`. Only an engine that accepts
         connections and says nothing needs one; it lives while it loads, drains or is paused."""
         one = self._pools.one
-        return one is None or one.tier or one.state is not EngineState.STALE
+        return one is None or one.tier or one.state is not PoolState.STALE
 
     @property
     def ready(self) -> bool:
         pools = self._pools
         if pools.one is not None and not pools.one.tier:
-            return pools.one.state is EngineState.READY
+            return pools.one.state is PoolState.READY
         self._started = self._started or self._all_known()
         return self._started and not pools.shutting_down and not self._drained()
 

@@ -19,8 +19,8 @@ _STATE_CHARACTERS: Final = 40
 _MESSAGE_CHARACTERS: Final = 400
 
 
-class EngineState(StrEnum):
-    """The states of an engine as the sidecar sees it."""
+class PoolState(StrEnum):
+    """The states of a pool: of its engine, as the sidecar sees it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -39,34 +39,34 @@ OUTAGE_FIELDS: Final = frozenset({"api_version", "profile", "measurement_type", 
 # In these states the state stream is open, and the engine answers requests for leases.
 ANSWERING: Final = frozenset(
     {
-        EngineState.READY,
-        EngineState.DRAINING,
-        EngineState.PAUSED,
-        EngineState.ASLEEP,
-        EngineState.STALLED,
+        PoolState.READY,
+        PoolState.DRAINING,
+        PoolState.PAUSED,
+        PoolState.ASLEEP,
+        PoolState.STALLED,
     }
 )
 
 _REASONS: Final = {
-    EngineState.STARTING: Reason.ENGINE_STARTING,
-    EngineState.DRAINING: Reason.ENGINE_DOWN,
-    EngineState.PAUSED: Reason.ENGINE_PAUSED,
-    EngineState.ASLEEP: Reason.ENGINE_PAUSED,
-    EngineState.STALE: Reason.ENGINE_STALE,
-    EngineState.STALLED: Reason.ENGINE_STALLED,
-    EngineState.DOWN: Reason.ENGINE_DOWN,
-    EngineState.UNUSABLE: Reason.ENGINE_DOWN,
+    PoolState.STARTING: Reason.ENGINE_STARTING,
+    PoolState.DRAINING: Reason.ENGINE_DOWN,
+    PoolState.PAUSED: Reason.ENGINE_PAUSED,
+    PoolState.ASLEEP: Reason.ENGINE_PAUSED,
+    PoolState.STALE: Reason.ENGINE_STALE,
+    PoolState.STALLED: Reason.ENGINE_STALLED,
+    PoolState.DOWN: Reason.ENGINE_DOWN,
+    PoolState.UNUSABLE: Reason.ENGINE_DOWN,
 }
 
 # An engine that is starting, stopping (another will be in its place), or alive and not going on;
 # and those for which somebody has to do something.
 _EXPECTED_BACK: Final = {
-    EngineState.STARTING: True,
-    EngineState.DRAINING: True,
-    EngineState.STALLED: True,
-    EngineState.PAUSED: False,
-    EngineState.ASLEEP: False,
-    EngineState.UNUSABLE: False,
+    PoolState.STARTING: True,
+    PoolState.DRAINING: True,
+    PoolState.STALLED: True,
+    PoolState.PAUSED: False,
+    PoolState.ASLEEP: False,
+    PoolState.UNUSABLE: False,
 }
 
 
@@ -77,7 +77,7 @@ class Outage:
     `detail`: for the log only. It may contain addresses, which clients must not see.
     """
 
-    state: EngineState
+    state: PoolState
     reason: Reason
     message: str
     detail: str = ""
@@ -96,12 +96,12 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
     engine answers, and does not report that it is ready.
     """
     if (text := incompatible(document.get("api_version", ""))) is not None:
-        return Outage(EngineState.UNUSABLE, Reason.API_VERSION_MISMATCH, f"{engine}: its {text}")
+        return Outage(PoolState.UNUSABLE, Reason.API_VERSION_MISMATCH, f"{engine}: its {text}")
     theirs = (document["profile"], document["measurement_type"])
     ours = (profile.name, profile.measurement_type.value)
     if theirs != ours:
         return Outage(
-            EngineState.UNUSABLE,
+            PoolState.UNUSABLE,
             Reason.PROFILE_MISMATCH,
             f"{engine} uses profile {theirs[0]!r} ({theirs[1]}), this sidecar "
             f"{ours[0]!r} ({ours[1]}): set the same ORCH_PROFILE for both",
@@ -110,10 +110,10 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
     if reported == "ready":
         return None
     try:
-        state = EngineState(reported)
+        state = PoolState(reported)
     except ValueError:
-        state = EngineState.PAUSED
-    if state is EngineState.STALLED:
+        state = PoolState.PAUSED
+    if state is PoolState.STALLED:
         text = f"{engine} has requests but makes no progress"
     else:
         text = f"{engine} reports that it is {reported[:_STATE_CHARACTERS]}"
@@ -125,14 +125,14 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
 def unreachable(engine: str, error: str, *, known: bool) -> Outage:
     """Returns the outage of a failed connection. `known`: the engine has reported before."""
     if known:
-        return Outage(EngineState.DOWN, Reason.ENGINE_DOWN, f"{engine} is down", error)
+        return Outage(PoolState.DOWN, Reason.ENGINE_DOWN, f"{engine} is down", error)
     text = f"waiting for {engine}"
-    return Outage(EngineState.STARTING, Reason.ENGINE_STARTING, text, error)
+    return Outage(PoolState.STARTING, Reason.ENGINE_STARTING, text, error)
 
 
 def stale(text: str, detail: str = "") -> Outage:
     """Returns the outage of an engine whose state is no longer known, for the reason in `text`."""
-    return Outage(EngineState.STALE, Reason.ENGINE_STALE, text, detail)
+    return Outage(PoolState.STALE, Reason.ENGINE_STALE, text, detail)
 
 
 def refused(engine: str, status: int, message: str, profile: Profile, *, tier: bool) -> Outage:
@@ -142,26 +142,26 @@ def refused(engine: str, status: int, message: str, profile: Profile, *, tier: b
     """
     if status == 401:
         return Outage(
-            EngineState.UNUSABLE,
+            PoolState.UNUSABLE,
             Reason.ENGINE_REFUSES_KEY,
             f"{engine} rejects this sidecar's API key (401): set ORCH_ENGINE_API_KEY, or "
             "api_key or api_key_file of the pool, to the engine's --api-key",
         )
     if status in (403, 409):
         return Outage(
-            EngineState.UNUSABLE,
+            PoolState.UNUSABLE,
             Reason.ENGINE_REFUSES_KEY if status == 403 else Reason.API_VERSION_MISMATCH,
             f"{engine} does not accept this sidecar ({status}): {message}",
         )
     if tier and status in (400, 404):
         return Outage(
-            EngineState.UNUSABLE,
+            PoolState.UNUSABLE,
             Reason.ENGINE_DOWN,
             f"{engine} is a sidecar that does not publish this pool ({status}): {message}",
         )
     if status == 404:
         return Outage(
-            EngineState.UNUSABLE,
+            PoolState.UNUSABLE,
             Reason.ENGINE_WITHOUT_PLUGIN,
             f"{engine} runs without the orch plugin: install orch-sidecar "
             f"in its environment, set ORCH_PROFILE={profile.name} there (and, if "

@@ -22,10 +22,9 @@ from orch_sidecar.admission.types import EngineReport
 from orch_sidecar.api.errors import error_text
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.engine_state import document as state_document
-from orch_sidecar.engine_state import report
-from orch_sidecar.engine_state import states as engine_state
+from orch_sidecar.engine_state import report, states
 from orch_sidecar.engine_state.document import Document, InvalidReport
-from orch_sidecar.engine_state.states import ANSWERING, OUTAGE_FIELDS, EngineState, Outage
+from orch_sidecar.engine_state.states import ANSWERING, OUTAGE_FIELDS, Outage, PoolState
 from orch_sidecar.pools.claim_sender import ClaimSender
 from orch_sidecar.pools.lease_reconciler import RECONCILE_EVERY_S, LeaseReconciler
 from orch_sidecar.wire.event_stream import EventStream
@@ -108,14 +107,14 @@ class EngineWatcher:
         self.ctx_max: int | None = None
         self.document: Document | None = None
         self.failed = False  # to read its stream, at least once
-        self.state = EngineState.STARTING
+        self.state = PoolState.STARTING
         self.since_s = time.time()  # it has been ready, or not ready; of the wall clock
         self.message = f"waiting for {self._engine}"
         self._detail = ""
 
     @property
     def ready(self) -> bool:
-        return self.state is EngineState.READY
+        return self.state is PoolState.READY
 
     @property
     def reads_pairs(self) -> bool:
@@ -154,16 +153,16 @@ class EngineWatcher:
                 return await self._stream(limit)
         except aiohttp.ClientConnectorError as error:
             known = self.document is not None
-            return engine_state.unreachable(self._engine, str(error), known=known)
+            return states.unreachable(self._engine, str(error), known=known)
         except InvalidReport as error:
-            return engine_state.stale(f"the report of {self._engine} is invalid: {error}")
+            return states.stale(f"the report of {self._engine} is invalid: {error}")
         # No error of one attempt may end the watching.
         except Exception as error:  # noqa: BLE001
             if limit.expired:
                 text = f"{self._engine} has sent no valid event for {STALE_AFTER_S:g} s"
-                return engine_state.stale(text)
+                return states.stale(text)
             text = f"the state stream of {self._engine} broke"
-            return engine_state.stale(text, error_text(error))
+            return states.stale(text, error_text(error))
 
     async def _stream(self, limit: StreamTimeout) -> Outage | None:
         asked_s = max(CHANGES_EVERY_S, self._changes_every_s())
@@ -180,7 +179,7 @@ class EngineWatcher:
         )
         try:
             if response.status != 200:
-                return engine_state.refused(
+                return states.refused(
                     self._engine,
                     response.status,
                     await _error_message(response),
@@ -263,7 +262,7 @@ class EngineWatcher:
         before; None: it is another state. Raises InvalidReport."""
         before = None if changed is None else self._reported
         if before is None or not OUTAGE_FIELDS.isdisjoint(changed or ()):
-            outage = engine_state.outage_of(document, self._profile, self._engine)
+            outage = states.outage_of(document, self._profile, self._engine)
             if outage is not None:
                 return outage
         return report.report_of(document, before, changed or ())
@@ -275,7 +274,7 @@ class EngineWatcher:
             return
         if new == self._reported and not leases:
             return
-        begins = self.state is not EngineState.READY
+        begins = self.state is not PoolState.READY
         if begins:
             logger.info(
                 "engine ready: profile %s, %d slots, epoch %s",
@@ -284,7 +283,7 @@ class EngineWatcher:
                 new.epoch,
             )
             self.since_s = time.time()
-        self.state, self.message = EngineState.READY, ""
+        self.state, self.message = PoolState.READY, ""
         self.ctx_max, self._reported = new.ctx_max, new
         before = self._gate.limits.out_of_reach
         self._gate.engine_reports(new._replace(leases=leases) if leases else new)

@@ -38,7 +38,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
-from orch_sidecar.engine_state.states import ANSWERING, EngineState
+from orch_sidecar.engine_state.states import ANSWERING, PoolState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.candidates import Kind, Standing, standing
@@ -171,9 +171,9 @@ class Pool:
         return self.gate.ledger
 
     @property
-    def state(self) -> EngineState:
+    def state(self) -> PoolState:
         """The engine's state, or `draining` while the pool itself drains."""
-        return EngineState.DRAINING if self.admission.draining else self.watcher.state
+        return PoolState.DRAINING if self.admission.draining else self.watcher.state
 
     @property
     def unavailable(self) -> Refusal | None:
@@ -280,7 +280,7 @@ class Pool:
         state, message = watcher.state, watcher.message
         if drain is not None:
             unavailable = refusals.draining(drain.ordered_by)
-            state, message = EngineState.DRAINING, unavailable.message
+            state, message = PoolState.DRAINING, unavailable.message
         forecast = None
         if request is not None and unavailable is None:
             forecast = self.admission.forecast(request, self.connections.loop.time())

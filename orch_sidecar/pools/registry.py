@@ -24,7 +24,7 @@ from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement import routing
@@ -110,14 +110,14 @@ class PoolRegistry:
         return bool(self.all) or self.shutting_down
 
     @property
-    def state(self) -> EngineState:
+    def state(self) -> PoolState:
         """`ready` if any pool is, else the state of the first."""
         states = [pool.state for pool in self.all]
-        if EngineState.READY in states:
-            return EngineState.READY
+        if PoolState.READY in states:
+            return PoolState.READY
         if self.shutting_down:
-            return EngineState.DRAINING
-        return states[0] if states else EngineState.STARTING
+            return PoolState.DRAINING
+        return states[0] if states else PoolState.STARTING
 
     def states(self) -> dict[str, str]:
         """The states by pool name; a headless pool without an address is `absent`."""

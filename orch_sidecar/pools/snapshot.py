@@ -15,7 +15,7 @@ from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import Document
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from vllm_plugin.contracts.profile import AdmissionRules, MeasurementType, Profile, ServiceClass
 
 
@@ -38,7 +38,7 @@ class PoolSnapshot(NamedTuple):
     group: str
     profile: Profile
     on_request: bool = False
-    state: EngineState = EngineState.STARTING
+    state: PoolState = PoolState.STARTING
     message: str = ""
     unavailable: Refusal | None = None
     document: Document | None = None
@@ -122,7 +122,7 @@ def queued_by_class(admission: AdmissionStatus) -> dict[str, int]:
 
 def slots_free(pool: PoolSnapshot, admission: AdmissionStatus) -> dict[str, Any]:
     """Returns what the next request would get now: one of the most urgent class, and by class."""
-    ready = pool.state is EngineState.READY
+    ready = pool.state is PoolState.READY
     free = {
         each.value: admission.of(each).free if ready else 0 for each in classes_of(admission.rules)
     }

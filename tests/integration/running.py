@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp.web import RequestHandler
 
 from orch_sidecar.app.sidecar import Sidecar
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
 from tests.integration.client import Client
 from tests.integration.scripted_engine import ScriptedEngine
@@ -60,7 +60,7 @@ class Running:
         return client
 
     async def ready(self, within_s: float = HANG_S) -> None:
-        await eventually(lambda: self.sidecar.state is EngineState.READY, within_s)
+        await eventually(lambda: self.sidecar.state is PoolState.READY, within_s)
 
     async def idle(self, within_s: float = HANG_S) -> None:
         """Waits until no lease is out and no request is being handled."""

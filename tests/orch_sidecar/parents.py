@@ -11,7 +11,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus, ClassStatus
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.contracts import profile as profiles
@@ -100,7 +100,7 @@ class FakePool:
         }
         known: dict[str, Any] = {
             "document": document,
-            "state": EngineState.READY,
+            "state": PoolState.READY,
             "slots_total": ledger.slots_total,
             "room": ledger.room,
         }

@@ -16,7 +16,7 @@ from orch_sidecar.admission.types import Lease
 from orch_sidecar.admission.waiting.places import Place
 from orch_sidecar.control.live import words
 from orch_sidecar.engine_state import report
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of, queued_by_class
 from vllm_plugin.contracts.profile import Profile, ServiceClass
 
@@ -170,7 +170,7 @@ def pool_entry(
     `since_s`: Unix time, since when its engine is ready, or is not.
     """
     engine, drain = pool.document or {}, status.draining
-    ready = pool.state is EngineState.READY
+    ready = pool.state is PoolState.READY
     version = engine.get("engine_version")
     return {
         "name": pool.name,

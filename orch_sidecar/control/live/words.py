@@ -12,23 +12,23 @@ from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.waiting.words import waits_for
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.record import Outcome
 
 # What the head of the queue waits for while the engine takes no requests.
 ENGINE: Final = "engine"
 
 _ADVICE: Final = {
-    EngineState.STARTING: "Start the engine, if it is not starting: `orch engine --profile "
+    PoolState.STARTING: "Start the engine, if it is not starting: `orch engine --profile "
     "{profile} MODEL`. Loading a model takes from seconds to minutes.",
-    EngineState.PAUSED: "Resume it where it was paused; until then its requests wait.",
-    EngineState.ASLEEP: "Wake it up where it was put to sleep: `POST /wake_up` at the engine.",
-    EngineState.STALE: "Look at the engine's log and at the network in between. The sidecar tries "
+    PoolState.PAUSED: "Resume it where it was paused; until then its requests wait.",
+    PoolState.ASLEEP: "Wake it up where it was put to sleep: `POST /wake_up` at the engine.",
+    PoolState.STALE: "Look at the engine's log and at the network in between. The sidecar tries "
     "again four times a second.",
-    EngineState.STALLED: "Look at the engine's log; if it does not go on by itself, restart it.",
-    EngineState.DOWN: "Start the engine again: the sidecar finds it within a second, and nothing "
+    PoolState.STALLED: "Look at the engine's log; if it does not go on by itself, restart it.",
+    PoolState.DOWN: "Start the engine again: the sidecar finds it within a second, and nothing "
     "else has to be restarted.",
-    EngineState.UNUSABLE: "Correct what the message names, then restart the engine.",
+    PoolState.UNUSABLE: "Correct what the message names, then restart the engine.",
 }
 ABSENT_ADVICE: Final = (
     "Start a replica, or check the name: the sidecar looks its addresses up every second."
@@ -107,10 +107,10 @@ def waits(admission: AdmissionStatus) -> dict[str, str] | None:
     return {"reason": ENGINE if blocked_by is None else blocked_by.reason, "text": text}
 
 
-def advice(state: EngineState, admission: AdmissionStatus, profile: str) -> str:
+def advice(state: PoolState, admission: AdmissionStatus, profile: str) -> str:
     """Returns what to do about an engine in this state; empty for one that keeps its SLOs."""
     if admission.draining is not None:
         return _DRAINING[admission.draining.ordered_by]
-    if state is EngineState.READY and admission.limits.out_of_reach:
+    if state is PoolState.READY and admission.limits.out_of_reach:
         return _OUT_OF_REACH
     return _ADVICE.get(state, "").format(profile=profile)

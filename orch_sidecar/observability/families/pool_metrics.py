@@ -10,7 +10,7 @@ from typing import Final
 
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.status import ClassStatus
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.families.metric_family import Family, Sample, Scraped, per_pool
 from orch_sidecar.pools.generation_call import PrefixUse
 from orch_sidecar.pools.snapshot import BatchingStats
@@ -268,7 +268,7 @@ FAMILIES: Final = (
     Family(
         "orch_engine_state",
         "1 for the current state of the engine, 0 for all others.",
-        lambda at: [([each.value], int(each is at.pool.state)) for each in EngineState],
+        lambda at: [([each.value], int(each is at.pool.state)) for each in PoolState],
         ("state",),
     ),
 )

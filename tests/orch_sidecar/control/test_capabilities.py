@@ -14,7 +14,7 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.control.capabilities import entry as entry_of
 from orch_sidecar.control.capabilities import head, unknown
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.contracts import profile
@@ -63,7 +63,7 @@ def admission_of(*, slots: int = 8, foreign: int = 1, leased: int = 3) -> Admiss
 def pool_of(
     engine: dict[str, Any] | None,
     admission: AdmissionController,
-    state: EngineState = EngineState.READY,
+    state: PoolState = PoolState.READY,
     used: Profile = CLOUD,
 ) -> tuple[PoolSnapshot, AdmissionStatus]:
     """A pool whose engine sent that document, 4 ms ago."""
@@ -81,7 +81,7 @@ def pool_of(
 async def the_entry(
     engine: dict[str, Any] | None,
     admission: AdmissionController,
-    state: EngineState = EngineState.READY,
+    state: PoolState = PoolState.READY,
     key: ApiKey | None = None,
 ) -> dict[str, Any]:
     return entry_of(*pool_of(engine, admission, state), key)
@@ -99,7 +99,7 @@ def test_head_has_what_concerns_all_pools() -> None:
 
 
 async def test_pool_whose_engine_has_never_reported_is_there_with_what_is_configured() -> None:
-    entry = await the_entry(None, AdmissionController(CLOUD.admission), EngineState.STARTING)
+    entry = await the_entry(None, AdmissionController(CLOUD.admission), PoolState.STARTING)
     expected = {
         "pool": "mine", "profile": "cloud", "measurement_type": "batched_online",
         "batching": True, "state": "starting", "slots_total": 0, "slots_free": 0, "leased": 0,
@@ -215,7 +215,7 @@ async def test_leases_are_not_published() -> None:
 
 
 async def test_no_slot_is_free_while_the_engine_is_not_ready() -> None:
-    for state in (EngineState.STALE, EngineState.DOWN, EngineState.DRAINING, EngineState.STARTING):
+    for state in (PoolState.STALE, PoolState.DOWN, PoolState.DRAINING, PoolState.STARTING):
         entry = await the_entry(ENGINE, admission_of(), state)
         assert entry["slots_free"] == 0
         assert entry["state"] == state

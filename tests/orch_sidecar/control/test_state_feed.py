@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLeases
 from tests.orch_sidecar.parents import (
     RUN,
@@ -42,13 +42,13 @@ def test_pool_looks_like_an_engine() -> None:
 
 @pytest.mark.parametrize("name", ["draining", "stalled", "stale", "down", "unusable"])
 def test_pool_that_is_not_ready_has_no_free_slots_and_reports_why(name: str) -> None:
-    data = state(ledger(), state=EngineState(name), message="because")
+    data = state(ledger(), state=PoolState(name), message="because")
     assert (data["state"], data["message"], data["slots_free"]) == (name, "because", 0)
     assert data["slots_total"] == 8
 
 
 def test_pool_whose_engine_never_reported_is_published_as_well() -> None:
-    data = state(Ledger(), document=None, state=EngineState.STARTING)
+    data = state(Ledger(), document=None, state=PoolState.STARTING)
     assert (data["profile"], data["measurement_type"]) == ("cloud", "batched_online")
     assert (data["slots_total"], data["foreign"], data["peak"]) == (0, 0, 0)
     assert data["epoch"] == f"{RUN}."
@@ -112,7 +112,7 @@ def test_pool_that_stops_taking_requests_is_reported_at_once_to_each_of_many_par
         each.feed.due(10.0)
     leases.changed()  # for that they wait for their turn
     assert subscribers[0].feed.due(10.001) == []
-    pool.changes = {"state": EngineState.DRAINING}
+    pool.changes = {"state": PoolState.DRAINING}
     leases.changed(at_once=True)
     for each in subscribers:
         [(name, data)] = each.feed.due(10.002)
@@ -170,7 +170,7 @@ def test_pool_that_stops_being_ready_is_reported_in_a_change() -> None:
     pool = FakePool(slots)
     subscriber = FakeSubscriber(leases, pool)
     subscriber.feed.due(10.0)
-    pool.changes = {"state": EngineState.DRAINING, "message": "drained by its operator"}
+    pool.changes = {"state": PoolState.DRAINING, "message": "drained by its operator"}
     leases.changed()
     [(name, data)] = subscriber.feed.due(10.5)
     assert name == "change"

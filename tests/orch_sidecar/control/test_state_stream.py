@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from orch_sidecar.control import state_feed, state_stream, stream_readers
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import entered, grant, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
@@ -168,7 +168,7 @@ async def test_draining_pool_still_reports_ends(tier: Tier, client: Client) -> N
     request = entered(tier.leases, lease())
     events = await client.read(tier)
     await events.expect("state")
-    tier.pools["cloud"].changes = {"state": EngineState.DRAINING, "message": "leaving"}
+    tier.pools["cloud"].changes = {"state": PoolState.DRAINING, "message": "leaving"}
     tier.leases.changed()
     assert (await events.expect("change"))["state"] == "draining"
     tier.leases.leave(request)

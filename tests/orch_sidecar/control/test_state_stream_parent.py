@@ -12,7 +12,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools import engine_watcher
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
@@ -88,14 +88,14 @@ async def test_parent_asks_for_leases_that_never_arrived(tier: Tier, parent: Par
     assert tier.leases.enter(ours.id) is None
 
 
-@pytest.mark.parametrize("state", [state.value for state in EngineState if state != "ready"])
+@pytest.mark.parametrize("state", [state.value for state in PoolState if state != "ready"])
 async def test_parent_admits_nothing_while_the_pool_is_not_ready(
     tier: Tier, parent: Parent, state: str
 ) -> None:
-    tier.pools["cloud"].changes = {"state": EngineState(state), "message": "because of this"}
+    tier.pools["cloud"].changes = {"state": PoolState(state), "message": "because of this"}
     tier.leases.changed()
     await eventually(lambda: not parent.watcher.ready)
-    assert parent.watcher.state is EngineState(state)
+    assert parent.watcher.state is PoolState(state)
     assert "because of this" in parent.watcher.message or state == "stalled"
     ours = parent.gate.ids.new(1)
     refusal = parent.gate.arrive(ours, AdmissionRequest(ServiceClass.BULK, may_queue=False))
@@ -115,7 +115,7 @@ async def test_parent_and_child_of_different_major_versions_refuse_each_other(
     monkeypatch.setattr(f"{other}.API_VERSION", "2.0.0")
     async with aiohttp.ClientSession() as session:
         parent = Parent(session, tier)
-        await eventually(lambda: parent.watcher.state is EngineState.UNUSABLE)
+        await eventually(lambda: parent.watcher.state is PoolState.UNUSABLE)
         assert "'2.0.0' is not compatible with" in parent.watcher.message
         assert repr(API_VERSION) in parent.watcher.message
         request = AdmissionRequest(ServiceClass.INTERACTIVE)
@@ -153,11 +153,11 @@ async def test_restart_of_engine_or_child_ends_the_leases_of_the_parent(
 
 async def test_parent_waits_for_a_pool_whose_engine_has_not_reported(tier: Tier) -> None:
     pool = tier.pools["cloud"]
-    pool.changes = {"document": None, "state": EngineState.STARTING, "slots_total": 0}
+    pool.changes = {"document": None, "state": PoolState.STARTING, "slots_total": 0}
     async with aiohttp.ClientSession() as session:
         parent = Parent(session, tier)
         await asyncio.sleep(0.2)
-        assert parent.watcher.state is EngineState.STARTING
+        assert parent.watcher.state is PoolState.STARTING
         pool.changes = {}
         tier.leases.changed()
         await eventually(lambda: parent.watcher.ready)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import InvalidReport, checked, ended, parsed
-from orch_sidecar.engine_state.states import EngineState as PoolState
+from orch_sidecar.engine_state.states import PoolState
 from tests.orch_sidecar.parents import ledger
 from tests.orch_sidecar.parents import state as published
 from tests.vllm_plugin.examples import FACTS

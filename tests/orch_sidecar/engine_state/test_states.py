@@ -8,7 +8,7 @@ import pytest
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.engine_state import states as engine_state
-from orch_sidecar.engine_state.states import EngineState, outage_of
+from orch_sidecar.engine_state.states import PoolState, outage_of
 from vllm_plugin.contracts import profile
 from vllm_plugin.contracts.lease_protocol import API_VERSION
 
@@ -22,8 +22,8 @@ def test_engine_that_is_ready_has_no_outage(document: dict[str, Any]) -> None:
     assert outage_of(document, CLOUD, ENGINE) is None
 
 
-@pytest.mark.parametrize("state", [state for state in EngineState if state != "ready"])
-def test_every_other_state_is_an_outage_with_a_reason(state: EngineState) -> None:
+@pytest.mark.parametrize("state", [state for state in PoolState if state != "ready"])
+def test_every_other_state_is_an_outage_with_a_reason(state: PoolState) -> None:
     outage = outage_of(READY | {"state": state.value, "message": "by hand"}, CLOUD, ENGINE)
     assert outage is not None
     assert outage.state is state
@@ -35,7 +35,7 @@ def test_every_other_state_is_an_outage_with_a_reason(state: EngineState) -> Non
 def test_unknown_state_counts_as_paused_and_is_shown_shortened() -> None:
     outage = outage_of(READY | {"state": "re" * 100, "message": "m" * 9999}, CLOUD, ENGINE)
     assert outage is not None
-    assert (outage.state, outage.reason) == (EngineState.PAUSED, Reason.ENGINE_PAUSED)
+    assert (outage.state, outage.reason) == (PoolState.PAUSED, Reason.ENGINE_PAUSED)
     assert len(outage.message) < 600
 
 
@@ -52,7 +52,7 @@ def test_engine_of_another_major_version_is_unusable_whatever_else_it_reports(ve
     document = READY | {"profile": "home", "state": "paused", "api_version": version}
     outage = outage_of(document, CLOUD, ENGINE)
     assert outage is not None
-    assert (outage.state, outage.reason) == (EngineState.UNUSABLE, Reason.API_VERSION_MISMATCH)
+    assert (outage.state, outage.reason) == (PoolState.UNUSABLE, Reason.API_VERSION_MISMATCH)
     assert f"{ENGINE}: its API version {version!r}" in outage.message
     assert f"not compatible with {API_VERSION!r}" in outage.message
 
@@ -65,7 +65,7 @@ def test_engine_of_another_minor_version_is_ready(version: str) -> None:
 def test_engine_that_refuses_this_version_is_unusable_for_its_reason() -> None:
     text = "the sidecar's API version '1.1.0' is not compatible with '2.0.0'"
     outage = engine_state.refused(ENGINE, 409, text, CLOUD, tier=False)
-    assert (outage.state, outage.reason) == (EngineState.UNUSABLE, Reason.API_VERSION_MISMATCH)
+    assert (outage.state, outage.reason) == (PoolState.UNUSABLE, Reason.API_VERSION_MISMATCH)
     assert text in outage.message
 
 

@@ -16,7 +16,7 @@ from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement.candidates import FEW
@@ -41,7 +41,7 @@ def entry(name: str, profile: str = "cloud", **more: Any) -> dict[str, Any]:
 
 def reports(pool: Pool, foreign: int = 0, slots: int = 8, ctx_max: int = 2048) -> None:
     """Its engine is ready, with the model `m`."""
-    pool.watcher.state, pool.watcher.message = EngineState.READY, ""
+    pool.watcher.state, pool.watcher.message = PoolState.READY, ""
     pool.watcher.models, pool.watcher.ctx_max = {"m": None}.keys(), ctx_max
     pool.gate.engine_reports(
         EngineReport("e1", slots, foreign, step_time=STEP_TIME, prefill_tokens_per_s=1e4)

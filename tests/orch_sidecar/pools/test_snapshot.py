@@ -12,7 +12,7 @@ from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.settings import PoolSettings
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.snapshot import (
     BatchingStats,
@@ -36,7 +36,7 @@ async def pool() -> Pool:
     step_time = StepTime(5.0, 0.5, 1.0, 4)
     report = EngineReport("e1", 4, foreign=1, step_time=step_time, prefill_tokens_per_s=1000.0)
     made.gate.engine_reports(report)
-    made.watcher.state, made.watcher.message = EngineState.READY, ""
+    made.watcher.state, made.watcher.message = PoolState.READY, ""
     return made
 
 
@@ -63,12 +63,12 @@ async def test_end_of_a_request_is_predicted_while_the_pool_takes_requests(pool:
 
 async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> None:
     assert (pool.snapshot().state, slots_free(pool.snapshot(), pool.status())["slots_free"]) == (
-        EngineState.READY,
+        PoolState.READY,
         3,
     )
     pool.gate.drain(OrderedBy.OPERATOR)
     drained = pool.snapshot()
-    assert drained.state is pool.state is EngineState.DRAINING
+    assert drained.state is pool.state is PoolState.DRAINING
     assert drained.unavailable == pool.unavailable
     assert drained.unavailable is not None
     assert drained.unavailable.reason is Reason.DRAINING

@@ -16,7 +16,7 @@ from orch_sidecar.admission.waiting.places import Place
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live import document
 from orch_sidecar.control.live.document import Admitted, Clock, Queued
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from tests.orch_sidecar.snapshots import CLOUD, snapshot
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -43,7 +43,7 @@ def ask(service_class: ServiceClass = INTERACTIVE, cost: int = 1) -> AdmissionRe
 
 
 def entry(made: AdmissionController, **changes: Any) -> dict[str, Any]:
-    pool = snapshot("cloud", **({"state": EngineState.READY, "document": ENGINE} | changes))
+    pool = snapshot("cloud", **({"state": PoolState.READY, "document": ENGINE} | changes))
     return document.pool_entry(pool, made.status(1.0), made.ledger, 50.0, tier=False)
 
 
@@ -91,7 +91,7 @@ def test_curve_of_many_batches_has_merged_points() -> None:
 def test_engine_that_has_not_reported_has_an_entry() -> None:
     found = entry(
         AdmissionController(CLOUD.admission),
-        state=EngineState.STARTING, document=None, models=None, message="waiting for the engine",
+        state=PoolState.STARTING, document=None, models=None, message="waiting for the engine",
     )  # fmt: skip
     assert (found["message"], found["engine"]) == ("waiting for the engine", None)
     assert "orch engine --profile cloud" in found["advice"]
@@ -102,7 +102,7 @@ def test_engine_that_has_not_reported_has_an_entry() -> None:
 def test_drain_has_its_origin_and_since_when() -> None:
     made = admission()
     made.drain(Drain(OrderedBy.OPERATOR, 70.0))
-    found = entry(made, state=EngineState.DRAINING, message="drains")
+    found = entry(made, state=PoolState.DRAINING, message="drains")
     assert found["drain"] == {"ordered_by": "operator", "since_at": 70_000}
     assert "Resume" in found["advice"]
 

@@ -7,7 +7,7 @@ import pytest
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live.words import advice, end_of
-from orch_sidecar.engine_state.states import EngineState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.record import Outcome
 from tests.orch_sidecar.admission.examples import STEP_TIME, class_rules, core_of, rules
 
@@ -20,24 +20,24 @@ def test_every_end_of_a_request_has_words(outcome: Outcome | Reason) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [each for each in EngineState if each not in (EngineState.READY, EngineState.DRAINING)]
+    "state", [each for each in PoolState if each not in (PoolState.READY, PoolState.DRAINING)]
 )
-def test_every_state_in_which_nothing_is_served_shows_what_to_do(state: EngineState) -> None:
+def test_every_state_in_which_nothing_is_served_shows_what_to_do(state: PoolState) -> None:
     assert advice(state, READY, "home").endswith(".")
     assert "{" not in advice(state, READY, "home")
 
 
 def test_engine_that_is_ready_needs_nothing_done() -> None:
-    assert advice(EngineState.READY, READY, "home") == ""
+    assert advice(PoolState.READY, READY, "home") == ""
 
 
 def test_ready_engine_that_can_never_keep_its_slo_shows_what_to_do() -> None:
     misses = class_rules(tpot_p95_ms=STEP_TIME.ms(1) / 2)
     slow = core_of(4, rules(misses), step_time=STEP_TIME).status(0.0)
-    assert "tpot_p95_ms" in advice(EngineState.READY, slow, "cloud")
+    assert "tpot_p95_ms" in advice(PoolState.READY, slow, "cloud")
 
 
 @pytest.mark.parametrize("ordered_by", OrderedBy)
 def test_drain_shows_how_it_ends(ordered_by: OrderedBy) -> None:
     drained = READY._replace(draining=Drain(ordered_by, 0.0))
-    assert advice(EngineState.DRAINING, drained, "home").endswith(".")
+    assert advice(PoolState.DRAINING, drained, "home").endswith(".")
