@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from orch_sidecar.tools.bench.load.scenario import Slo
-from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.run import Record, Run

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.benchmarks.imports import arrivals, tools
 from tests.benchmarks.imports.arrivals import Claimed

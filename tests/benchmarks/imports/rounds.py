@@ -19,7 +19,7 @@ from typing import Any, Final
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import Proof, Source, to_row
-from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.traces import Trace, TracedRequest, read
 from tests.benchmarks.policy import profiles, rig, work
 from tests.benchmarks.policy.call import Answer, Target

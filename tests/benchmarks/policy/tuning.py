@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
-from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import percentile
 from tests.benchmarks.policy import profiles, rig, work
 from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop

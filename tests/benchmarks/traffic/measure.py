@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import percentile
 from tests.benchmarks.policy import summary
 from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop

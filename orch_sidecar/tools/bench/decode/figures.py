@@ -1,6 +1,6 @@
 """Computes the figures of a run and of a sweep from their steps.
 
-TTFT, latency and throughput are defined as in `tools.facts.evidence.figures`, in milliseconds of
+TTFT, latency and throughput are defined as in `tools.facts.labels.figures`, in milliseconds of
 the schedule's virtual clock. Percentiles interpolate, unlike in the reference program of
 "Throughput, Latency & Batching Policy", which takes the rank below.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome
 from orch_sidecar.tools.bench.results.fit import Fit, fit
-from orch_sidecar.tools.facts.evidence.figures import Spread, spread
+from orch_sidecar.tools.facts.labels.figures import Spread, spread
 
 # From this batch on, gaps between steps should be small: smaller batches have short steps, of
 # which launching is a large part anyway.

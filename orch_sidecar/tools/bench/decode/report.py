@@ -15,7 +15,7 @@ from typing import Any, Final
 from orch_sidecar.tools.bench.decode.figures import LARGE_BATCH, Point, Run, Sweep
 from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.results.fit import Curve
-from orch_sidecar.tools.facts.evidence.figures import Spread
+from orch_sidecar.tools.facts.labels.figures import Spread
 
 SCHEMA: Final = "orch.bench.decode/1"
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from vllm_plugin.contracts.profile import ServiceClass
 
 _TOO_MANY_REQUESTS: Final = 429

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 
 _PATH: Final = "/v1/capabilities"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orch_sidecar.tools.bench.load.replay import Replay
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 

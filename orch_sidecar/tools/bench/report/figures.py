@@ -13,8 +13,8 @@ from orch_sidecar.tools.bench.report.requests import TimedRequest
 from orch_sidecar.tools.bench.report.timeline import Bins, bins_of, generating, tokens, waiting
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.runs.rate_search import KEPT_SHARE
-from orch_sidecar.tools.facts.evidence.figures import percentile
-from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.figures import percentile
+from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot
 
 _MARKED: Final = (50.0, 95.0, 99.0)
 _BARS: Final = 40

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeVar
 
-from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import percentile
 
 # Between 10 and 30 sections are usual (B. Schmeiser, "Batch size effects in the analysis of
 # simulation output", 1982): more of them are too short to be independent.

@@ -18,7 +18,7 @@ from orch_sidecar.tools.bench.report.intervals import (
 from orch_sidecar.tools.bench.report.requests import TimedRequest, by_class, requests_of, slo_of
 from orch_sidecar.tools.bench.report.timeline import bins_of, tokens
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.facts.evidence.figures import PERCENTILES, CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import ServiceClass
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from orch_sidecar.tools.bench.load.call import Fate
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.result import Document, Result
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from vllm_plugin.contracts.profile import ServiceClass
 
 

@@ -20,7 +20,7 @@ from orch_sidecar.tools.bench.report.measures import SHARE, Measure, measures_of
 from orch_sidecar.tools.bench.report.requests import TimedRequest, by_class, requests_of
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.bench.results.text import arrivals_text
-from orch_sidecar.tools.facts.evidence.figures import PERCENTILES
+from orch_sidecar.tools.facts.labels.figures import PERCENTILES
 from orch_sidecar.tools.facts.tables.row import Label
 
 LABELS: Final = {

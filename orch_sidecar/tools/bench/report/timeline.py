@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orch_sidecar.tools.bench.report.requests import TimedRequest
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 
 Span = tuple[float, float]
 

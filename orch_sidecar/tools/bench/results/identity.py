@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from orch_sidecar.tools.bench.results.result import EngineDocument
-from orch_sidecar.tools.facts.evidence.served_model import is_given, model_objection
-from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
+from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import format_engine, is_path, last_part
 
 # A row requires these.

@@ -148,7 +148,7 @@ class Counts(Document):
 
 
 class FiguresDocument(Document):
-    """Throughput and latency, as defined in `facts.evidence.figures`.
+    """Throughput and latency, as defined in `facts.labels.figures`.
 
     `requests`: answered, with a known length. `input_tokens`: None if any prompt's is unknown.
     `tokens_per_s_per_stream`: median of an answer's tokens over its latency. `itl_ms`: between

@@ -24,7 +24,6 @@ from orch_sidecar.tools.bench.results.result import (
     TraceDocument,
 )
 from orch_sidecar.tools.bench.results.tally import Tally, counts_of
-from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.evidence.verdict import (
     NEVER_BATCHED,
     RequestCounts,
@@ -32,6 +31,7 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     judge,
     prefix_hit_ratio,
 )
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from vllm_plugin.contracts.profile import ServiceClass

@@ -15,7 +15,8 @@ from orch_sidecar.tools.bench.results.result import (
     Goodput,
     SpreadMs,
 )
-from orch_sidecar.tools.facts.evidence.figures import (
+from orch_sidecar.tools.facts.evidence.measured import overlap
+from orch_sidecar.tools.facts.labels.figures import (
     CompletedRequest,
     Figures,
     Spread,
@@ -23,7 +24,6 @@ from orch_sidecar.tools.facts.evidence.figures import (
     percentile,
     spread,
 )
-from orch_sidecar.tools.facts.evidence.measured import overlap
 
 # A client later than this did not keep its schedule, and one that is busier or wakes later than
 # this adds to every time it measures.

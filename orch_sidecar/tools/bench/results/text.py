@@ -10,7 +10,7 @@ from orch_sidecar.tools.bench.results.result import (
     Status,
     TraceDocument,
 )
-from orch_sidecar.tools.facts.evidence.figures import PERCENTILES
+from orch_sidecar.tools.facts.labels.figures import PERCENTILES
 from orch_sidecar.tools.facts.tables.notes import TRACE_DIGITS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 

@@ -18,7 +18,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
-from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables import json_documents
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.files import append

@@ -1,4 +1,4 @@
-"""Evidence for figures: their definitions, runs of other tools, and whether a label was earned.
+"""Runs of other tools: their files, and whether the label that they claim was earned.
 
-Pure. May import `facts.tables`.
+Pure. May import `facts.labels` and `facts.tables`.
 """

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun
-from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 
 # An engine reports once a second; a sidecar calls it stale after three.
 MOST_AGE_MS: Final = 3000

@@ -35,7 +35,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     InvalidRun,
     MeasuredRun,
@@ -45,6 +44,7 @@ from orch_sidecar.tools.facts.evidence.measured import (
     overlap,
     parse_claim,
 )
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Strategies whose requests are due at a time that does not depend on answers.

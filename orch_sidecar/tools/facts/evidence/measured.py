@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Figures
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 

@@ -22,8 +22,6 @@ from orch_sidecar.tools.facts.evidence.measured import (
     Rejection,
     contradiction,
 )
-from orch_sidecar.tools.facts.evidence.served_model import is_given, model_objection
-from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
 from orch_sidecar.tools.facts.evidence.verdict import (
     RequestCounts,
     batches_between,
@@ -31,6 +29,8 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     offline_batch,
     prefix_hit_ratio,
 )
+from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.notes import (
     BATCH_MAX,

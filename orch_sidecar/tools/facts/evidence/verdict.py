@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import Label
 
 # Of the tokens after the first ones, from steps that only decode.

@@ -37,7 +37,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     ACCEPTANCE_LENGTH,
     LATENCIES,
@@ -49,6 +48,7 @@ from orch_sidecar.tools.facts.evidence.measured import (
     overlap,
     parse_claim,
 )
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 TOOL: Final = "vllm bench serve"

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Spread, figures
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Spread, figures
 from orch_sidecar.tools.facts.tables.note_forms import PERCENTILES, TIMES, time_note
 from orch_sidecar.tools.facts.tables.notes import CLIENT_BOTTLENECK, LATENCY_OF, Arrivals
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes

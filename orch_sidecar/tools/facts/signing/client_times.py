@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables.note_forms import PERCENTILES, TIMES, time_note
 from orch_sidecar.tools.facts.tables.notes import LATENCY_OF, Arrivals, arrivals_of

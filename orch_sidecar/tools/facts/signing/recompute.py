@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.conditions import UNKNOWN
-from orch_sidecar.tools.facts.evidence.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.evidence.verdict import (
     RequestCounts,
     batches_between,
     judge,
     prefix_hit_ratio,
 )
+from orch_sidecar.tools.facts.labels.conditions import UNKNOWN
+from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.signing.client_times import time_contradictions
 from orch_sidecar.tools.facts.signing.load import load_contradictions
 from orch_sidecar.tools.facts.signing.proof import Proof

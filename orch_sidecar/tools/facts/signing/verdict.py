@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.conditions import UNKNOWN
+from orch_sidecar.tools.facts.labels.conditions import UNKNOWN
 from orch_sidecar.tools.facts.signing.client_calls import call_contradictions
 from orch_sidecar.tools.facts.signing.evidence_file import (
     EvidenceFile,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias, TypeVar
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, Figures, figures
 from orch_sidecar.tools.facts.evidence.measured import latency_notes
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Figures, figures
 from orch_sidecar.tools.facts.tables import rules
 from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.check import invalid_fields

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.conditions import UNKNOWN, EngineConditions
+from orch_sidecar.tools.facts.labels.conditions import UNKNOWN, EngineConditions
 from orch_sidecar.tools.facts.traces.span import Span
 
 SEQUENCE_SPAN: Final = "llm_request"  # vLLM's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_sidecar.tools.facts.evidence.snapshot import Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot, parse_snapshot
 
 CONDITIONS = {
     "speculative": "none",

@@ -1,6 +1,6 @@
 """The figures of a row that follow from each other: throughput, window, tokens, percentiles.
 
-Pure. `facts.evidence.figures` defines them. With n requests, the percentile p interpolates between
+Pure. `facts.labels.figures` defines them. With n requests, the percentile p interpolates between
 two of their n values in ascending order, so at least `n - ceil((n - 1) p / 100)` of these values
 are as large as it or larger.
 """

@@ -12,7 +12,7 @@ from orch_sidecar.tools.facts.tables.agreement.rounding import WINDOW_S, before_
 from orch_sidecar.tools.facts.tables.notes import PRELIMINARY
 from orch_sidecar.tools.facts.tables.row import Label
 
-# The fewest samples of which early stopping estimates a percentile (`evidence.early_stopping`).
+# The fewest samples of which early stopping estimates a percentile (`labels.early_stopping`).
 LEAST_SAMPLES: Final = {50: 11, 90: 64, 95: 130, 99: 662}
 # The percentiles by which MLPerf Inference judges its scenarios SingleStream and Server.
 _JUDGED_BY: Final = {Label.SINGLE_STREAM: 90, Label.BATCHED_ONLINE: 99}

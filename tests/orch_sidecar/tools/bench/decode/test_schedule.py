@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome, poisson_ms, run_schedule
 from orch_sidecar.tools.bench.results.fit import Curve
-from orch_sidecar.tools.facts.evidence.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import percentile
 
 
 def ten_ms(batch: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.bench.load.scenario import Slo
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE
 

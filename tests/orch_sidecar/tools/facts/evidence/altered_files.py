@@ -10,7 +10,7 @@ from typing import Any
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import Proof, Source, to_row
-from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
 from tests.orch_sidecar.tools.facts.imports import document
 

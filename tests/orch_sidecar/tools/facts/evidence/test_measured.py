@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.evidence.measured import (
     InvalidRun,
     latency_notes,
     overlap,
     parse_claim,
 )
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orch_sidecar.tools.facts.evidence.run_row import Proof
-from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 
 HERE = Path(__file__).parent
 

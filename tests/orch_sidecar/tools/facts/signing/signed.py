@@ -11,7 +11,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from orch_sidecar.tools.facts.evidence.snapshot import parse_snapshot
+from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, evidence_of
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, parse_trusted
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_notes, parse_notes

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.signing.client_times import time_contradictions
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
 from tests.orch_sidecar.tools.facts.signing.signed import BEGIN_S, SigningEngine

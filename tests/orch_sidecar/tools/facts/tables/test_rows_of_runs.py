@@ -13,9 +13,9 @@ from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.figures import figures
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, latency_notes, overlap
 from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Source, to_row
+from orch_sidecar.tools.facts.labels.figures import figures
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row

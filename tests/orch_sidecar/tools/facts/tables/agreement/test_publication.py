@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_sidecar.tools.facts.evidence.early_stopping import least_samples
+from orch_sidecar.tools.facts.labels.early_stopping import least_samples
 from orch_sidecar.tools.facts.tables.agreement.publication import LEAST_SAMPLES, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
 

@@ -7,7 +7,7 @@ from math import comb
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.early_stopping import (
+from orch_sidecar.tools.facts.labels.early_stopping import (
     CONFIDENCE,
     allowed_over,
     estimate,

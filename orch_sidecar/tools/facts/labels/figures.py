@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence import early_stopping
+from orch_sidecar.tools.facts.labels import early_stopping
 
 # The percentiles of a spread, by their names.
 PERCENTILES: Final[Mapping[str, float]] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}

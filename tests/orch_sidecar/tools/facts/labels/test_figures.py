@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 
 
 def test_tpot_of_one_sequence_excludes_its_first_token() -> None:

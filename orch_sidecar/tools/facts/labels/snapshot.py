@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.evidence.conditions import EngineConditions, parse_conditions
+from orch_sidecar.tools.facts.labels.conditions import EngineConditions, parse_conditions
 
 _SECONDS: Final = 1e12  # 30 000 years
 

@@ -7,7 +7,7 @@ knows its model by paths only, the user has to name it, and the row notes that t
 
 from __future__ import annotations
 
-from orch_sidecar.tools.facts.evidence.snapshot import Snapshot
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import is_path
 
 

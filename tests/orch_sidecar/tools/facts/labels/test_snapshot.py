@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.snapshot import InvalidSnapshot, parse_snapshot, pool_names
+from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot, pool_names
 from tests.orch_sidecar.tools.facts.snapshots import CONDITIONS, document
 
 
