@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from orch_sidecar.tools.facts.commands.terminal import add_command, counted, print_error
+from orch_sidecar.tools.facts.commands.terminal import (
+    add_command,
+    counted,
+    print_error,
+    print_json,
+)
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
+from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.signing.trusted import (
     InvalidTrustedKeys,
     TrustedKeys,
@@ -27,9 +36,12 @@ from orch_sidecar.tools.facts.tables.check import (
     LocatedRow,
     check,
     header_fault,
+    identity,
     valid_rows,
 )
 from orch_sidecar.tools.facts.tables.files import read
+from orch_sidecar.tools.facts.tables.notes import GIVEN
+from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 
 if TYPE_CHECKING:
@@ -38,22 +50,25 @@ if TYPE_CHECKING:
 _DESCRIPTION: Final = """Verifies the evidence of facts, offline: signatures, the certificate of the
 engine's key by a trusted key, both hash chains, and that the row follows from them.
 
-FILE is a table, whose evidence lies beside it (<sha256>.json, as the note `evidence` names it), or
-one such file. KEYS has the trusted public keys with the time for which each is valid, as `orch key
---evidence` prints them; without it no signer is known. The verdicts:
+Each FILE is a table, whose evidence lies beside it (<sha256>.json, as the note `evidence` names
+it), or one such file. KEYS has the trusted public keys with the time for which each is valid, as
+`orch key --evidence` prints them; without it no signer is known. The verdicts:
 
   verified               an engine certified by a trusted key signed what the row states
   intact, signer unknown  nothing was changed, but no trusted key vouches for the engine
   not fresh              without a nonce: made of traces, or asked for without one
-  unverified             the row has no evidence
-  failed                 the evidence or the row was changed, or the row does not follow from it
+  unverified             the row has no evidence, or none of the model that ran
+  failed                 the evidence or the row was changed, or the row does not follow from it,
+                         or it was signed at a time that this machine's clock has not reached
 
 Throughput is recomputed from the engine's finished sequences, from their first arrival to their
-last end by its clock; a row may not exceed it by more than 2 %. Latencies are client-measured. A
-host that holds a trusted key can state anything: this verifies who stated it."""
+last end by its clock; a row may not exceed it by more than 2 %. What only the client measured, and
+what was given by hand, stands beside the verdict. A host that holds a trusted key can state
+anything: this verifies who stated it."""
 
 _EPILOG: Final = """examples:
   orch facts verify tps_model_gpu.csv --trusted trusted.yaml
+  orch facts verify facts/*.csv --trusted trusted.yaml --json
 
 exit code: 0 only if every row is verified"""
 
@@ -63,8 +78,10 @@ def add_commands(commands: Commands) -> None:
     summary = "verify the signed evidence of rows"
     parser = add_command(commands, "verify", summary, _DESCRIPTION, _EPILOG)
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="a table of facts, or the evidence of one row")
+    files_help = "tables of facts, or the evidence of single rows"
+    add("files", nargs="+", type=Path, metavar="FILE", help=files_help)
     add("--trusted", type=Path, metavar="KEYS", help="YAML with the public keys of operators")
+    add("--json", action="store_true", help="print the verdicts as JSON")
     parser.set_defaults(run=_verify)
 
 
@@ -84,12 +101,13 @@ def _require_cryptography() -> None:
         raise UnreadableFile("signatures need the package cryptography: install it")
 
 
-def beside(table: Path) -> Callable[[str], bytes | None]:
-    """Returns what reads the evidence files beside a table."""
+def beside(*paths: Path) -> Callable[[str], bytes | None]:
+    """Returns what reads the evidence files beside tables, by their digest."""
+    folders = dict.fromkeys(path.resolve().parent for path in paths)
 
     def read_evidence(name: str) -> bytes | None:
-        path = table.resolve().parent / f"{name}{SUFFIX}"
-        return path.read_bytes() if path.is_file() else None
+        found = (folder / f"{name}{SUFFIX}" for folder in folders)
+        return next((path.read_bytes() for path in found if path.is_file()), None)
 
     return read_evidence
 
@@ -98,53 +116,140 @@ def verifier_of(tables: Iterable[Table], trusted: TrustedKeys) -> Callable[[Loca
     """Returns a test of whether a row of these tables is verified, by the evidence beside them."""
     verified: set[str] = set()
     for table in tables if trusted else ():  # without keys none is
-        verified |= verified_places(valid_rows(table), beside(Path(table.name)), trusted)
+        found = verified_places(valid_rows(table), beside(Path(table.name)), trusted, time.time())
+        verified |= found
     return lambda located: located.place in verified
 
 
 def _verify(options: argparse.Namespace) -> int:
     _require_cryptography()
-    path, trusted = options.file, read_trusted(options.trusted)
-    if path.suffix == SUFFIX:
-        verdict = verify_evidence(path.stem, path.read_bytes(), trusted)
-        print(*_lines(str(path), verdict), sep="\n")
-        return 0 if verdict.verdict is Verdict.VERIFIED else 1
-    table = read(path)
-    if (fault := header_fault(table)) is not None:
-        print_error(fault)
+    trusted = read_trusted(options.trusted)
+    tables = [read(path) for path in options.files if path.suffix != SUFFIX]
+    headers = [fault for table in tables if (fault := header_fault(table)) is not None]
+    if headers:
+        print_error("\n".join(map(str, headers)))
         return 1
-    verdicts = _verdicts(table, trusted)
-    for line, verdict in verdicts.items():
-        print(*_lines(f"{path}:{line}", verdict), sep="\n")
-    counts = Counter(verdict.verdict for verdict in verdicts.values())
-    text = ", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each])
-    print(f"{path}: {counted(len(verdicts), 'row')}{f' ({text})' if text else ''}")
-    return 0 if verdicts and set(counts) == {Verdict.VERIFIED} else 1
+    verdicts = _verdicts(tables, trusted)
+    for path in options.files:
+        if path.suffix == SUFFIX:
+            found = verify_evidence(path.stem, path.read_bytes(), trusted, now_s=time.time())
+            verdicts[str(path)] = {None: found}
+    if options.json:
+        print_json([_document(*each) for each in _each(verdicts)])
+    else:
+        _print(verdicts)
+    return 0 if {each.verdict for *_, each in _each(verdicts)} == {Verdict.VERIFIED} else 1
 
 
-def _verdicts(table: Table, trusted: TrustedKeys) -> dict[int, Verified]:
-    """Returns the verdicts by line. A row with a fault has failed, whatever its evidence."""
-    verified = verify_table(valid_rows(table), beside(Path(table.name)), trusted)
-    found = {located.record.line: verdict for located, verdict in verified}
-    for fault in check(table):
-        found[fault.line] = Verified(Verdict.FAILED, (fault.text,))
-    return dict(sorted(found.items()))
+# By file and line; the evidence of a single row has no line.
+_Verdicts = dict[str, dict[int | None, Verified]]
 
 
-def _lines(place: str, verdict: Verified) -> list[str]:
-    """Returns the verdict as lines. Text of a file in it cannot pass for a line of its own."""
-    signer = f" (key {verdict.signer})" if verdict.signer is not None else ""
-    lines = [f"{place}: {verdict.verdict}{signer}"]
-    lines += [f"  {reason}" for reason in verdict.reasons]
-    if (found := verdict.found) is not None:
-        lines.append(
-            f"  by the engine: {found.tokens_per_s:.6g} tokens/s over {found.window_s:.6g} s, "
-            f"{counted(found.sequences, 'sequence')}, batch mean {found.batch_mean:.6g}, "
-            f"max {found.batch_max}"
+def _verdicts(tables: list[Table], trusted: TrustedKeys) -> _Verdicts:
+    """Returns the verdicts on rows. A row with a fault has failed, whatever its evidence.
+
+    One run makes one row, whichever table it is in; a copy in another table is the same row.
+    """
+    rows = {table.name: valid_rows(table) for table in tables}
+    first: dict[object, LocatedRow] = {}
+    for located in (located for each in rows.values() for located in each):
+        first.setdefault(identity(located.record), located)
+    read_evidence = beside(*map(Path, rows))
+    judged = verify_table(first.values(), read_evidence, trusted, time.time())
+    verdicts = {identity(located.record): verdict for located, verdict in judged}
+    found: _Verdicts = {}
+    for table in tables:
+        lines: dict[int, Verified] = {
+            located.record.line: verdicts[identity(located.record)] for located in rows[table.name]
+        }
+        for fault in check(table):
+            lines[fault.line] = Verified(Verdict.FAILED, (fault.text,))
+        found[table.name] = dict(sorted(lines.items()))
+    return found
+
+
+def _each(verdicts: _Verdicts) -> Iterator[tuple[str, int | None, Verified]]:
+    return ((file, *each) for file, lines in verdicts.items() for each in lines.items())
+
+
+def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]:
+    """Returns a verdict as JSON. `signed`: what the engine stated of itself and of the run."""
+    return {
+        "file": file,
+        "line": line,
+        "verdict": verified.verdict,
+        "reasons": list(verified.reasons),
+        "signer": verified.signer,
+        "evidence": verified.evidence,
+        "signed": None if verified.proof is None else _signed(verified.proof),
+        "engine": None if verified.found is None else asdict(verified.found),
+        "client_measured": list(verified.only_client),
+        "given": {} if verified.row is None else _given(verified.row),
+    }
+
+
+def _signed(proof: Proof) -> dict[str, Any]:
+    state = proof.after.snapshot
+    weights = proof.after.digests.get("weights", {})
+    return {
+        "from": _time(proof.before.wall_s),
+        "to": _time(proof.after.wall_s),
+        "models": list(state.models),
+        "weights_sha256": weights.get("sha256"),
+        "loaded": state.conditions.loaded,
+        "statements": 1 + proof.after.sequence - proof.before.sequence,
+    }
+
+
+def _given(row: Row) -> dict[str, Any]:
+    """Returns the values that somebody gave by hand, and the tool that took them."""
+    notes = parse_notes(row.scenario_notes)
+    if GIVEN not in notes:
+        return {}
+    values = {name: getattr(row, name) for name in notes[GIVEN].split(",")}
+    return {"to": notes.get("tool", row.source_tag.partition(":")[0]), "values": values}
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
+
+
+def _print(verdicts: _Verdicts) -> None:
+    for file, lines in verdicts.items():
+        for line, verified in lines.items():
+            place = file if line is None else f"{file}:{line}"
+            # Text of a file cannot pass for a line of its own.
+            print(*map(_escaped, _lines(place, _document(file, line, verified))), sep="\n")
+        if None not in lines:
+            counts = Counter(verified.verdict for verified in lines.values())
+            text = ", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each])
+            print(f"{file}: {counted(len(lines), 'row')}{f' ({text})' if text else ''}")
+
+
+def _lines(place: str, verdict: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines of a verdict: what is not the engine's word stands beside it."""
+    words = [f"{place}: {verdict['verdict']}"]
+    if verdict["signer"] is not None:
+        words[0] += f" (key {verdict['signer']})"
+    if verdict["client_measured"]:
+        words.append(f"client-measured: {', '.join(verdict['client_measured'])}")
+    if given := verdict["given"]:
+        values = ", ".join(f"{name} {value!r}" for name, value in given["values"].items())
+        words.append(f"given by hand to {given['to']}: {values}")
+    yield "; ".join(words)
+    yield from (f"  {reason}" for reason in verdict["reasons"])
+    if (signed := verdict["signed"]) is not None:
+        yield (
+            f"  signed {signed['from']} to {signed['to']} in {signed['statements']} statements: "
+            f"model {', '.join(signed['models'])}, weights sha256:{signed['weights_sha256']}, "
+            f"loaded {signed['loaded']}"
         )
-    if verdict.only_client:
-        lines.append(f"  client-measured: {', '.join(verdict.only_client)}")
-    return [_escaped(line) for line in lines]
+    if (engine := verdict["engine"]) is not None:
+        yield (
+            f"  by the engine: {engine['tokens_per_s']:.6g} tokens/s over "
+            f"{engine['window_s']:.6g} s, {counted(engine['sequences'], 'sequence')}, batch mean "
+            f"{engine['batch_mean']:.6g}, max {engine['batch_max']}"
+        )
 
 
 def _escaped(text: str) -> str:

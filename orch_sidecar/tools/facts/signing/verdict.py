@@ -7,8 +7,10 @@ anything: what is verified is who stated it, and that nothing was changed, dropp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -36,6 +38,8 @@ from orch_sidecar.tools.facts.tables.table import Record
 _NOTES: Final = COLUMNS.index("scenario_notes")
 # The begin of `source_tag` in rows that are made of traces.
 _OF_TRACES: Final = ("jaeger:", "otlp:")
+# By so much the clocks of two machines may differ.
+_CLOCKS_S: Final = 300.0
 
 
 class Verdict(StrEnum):
@@ -65,7 +69,7 @@ class Work:
 class Verified:
     """The verdict on one row. `evidence`: the digest of its file, None without one. `found`: what
     was recomputed. `work`: what the engine did, None where it is unknown. `only_client`: the notes
-    that only the client measured."""
+    that only the client measured. `row`, `proof`: what the evidence is of, and what was signed."""
 
     verdict: Verdict
     reasons: Sequence[str] = ()
@@ -75,17 +79,22 @@ class Verified:
     found: Recomputed | None = None
     only_client: Sequence[str] = field(default=())
     work: Work | None = None
+    row: Row | None = None
+    proof: Proof | None = None
 
 
 def verify_table(
-    rows: Iterable[LocatedRow], read: Callable[[str], bytes | None], trusted: TrustedKeys
+    rows: Iterable[LocatedRow],
+    read: Callable[[str], bytes | None],
+    trusted: TrustedKeys,
+    now_s: float = math.inf,
 ) -> list[tuple[LocatedRow, Verified]]:
     """Returns the verdict on each row. `read`: returns the content of the evidence file with a
-    digest, None if there is none."""
+    digest, None if there is none. `now_s`: the checker's clock; nothing was signed after it."""
     verdicts: list[tuple[LocatedRow, Verified]] = []
     nonces: dict[str, str] = {}
     for located in rows:
-        verdict = verify_row(located.record.fields, located.row, read, trusted)
+        verdict = verify_row(located.record.fields, located.row, read, trusted, now_s)
         if verdict.nonce is not None:
             first = nonces.setdefault(verdict.nonce, located.place)
             if first != located.place:
@@ -110,18 +119,25 @@ def _of_the_same_work(
 
 
 def verified_places(
-    rows: Iterable[LocatedRow], read: Callable[[str], bytes | None], trusted: TrustedKeys
+    rows: Iterable[LocatedRow],
+    read: Callable[[str], bytes | None],
+    trusted: TrustedKeys,
+    now_s: float = math.inf,
 ) -> frozenset[str]:
     """Returns the places of the rows of a table that are verified."""
     return frozenset(
         located.place
-        for located, verdict in verify_table(rows, read, trusted)
+        for located, verdict in verify_table(rows, read, trusted, now_s)
         if verdict.verdict is Verdict.VERIFIED
     )
 
 
 def verify_row(
-    fields: Sequence[str], row: Row, read: Callable[[str], bytes | None], trusted: TrustedKeys
+    fields: Sequence[str],
+    row: Row,
+    read: Callable[[str], bytes | None],
+    trusted: TrustedKeys,
+    now_s: float = math.inf,
 ) -> Verified:
     """Returns the verdict on a row, by the evidence that it names."""
     notes, name = named_by(row.scenario_notes)
@@ -134,11 +150,15 @@ def verify_row(
     if content is None:
         return Verified(Verdict.FAILED, (f"{name}.json is not beside the table",), name)
     without = [*fields[:_NOTES], notes, *fields[_NOTES + 1 :]]
-    return verify_evidence(name, content, trusted, without)
+    return verify_evidence(name, content, trusted, without, now_s)
 
 
 def verify_evidence(
-    name: str, content: bytes, trusted: TrustedKeys, row: Sequence[str] | None = None
+    name: str,
+    content: bytes,
+    trusted: TrustedKeys,
+    row: Sequence[str] | None = None,
+    now_s: float = math.inf,
 ) -> Verified:
     """Returns the verdict on an evidence file of that name, without its suffix.
 
@@ -152,18 +172,19 @@ def verify_evidence(
         if row is not None and list(row) != stated:
             raise Unsound(_differs(row, stated))
         proof = prove(evidence.signed, trusted)
-        return _judged(name, evidence, proof, _row(stated))
+        return _judged(name, evidence, proof, _row(stated), now_s)
     except (Unsound, InvalidEvidence) as error:
         return Verified(Verdict.FAILED, (str(error),), name)
 
 
-def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row) -> Verified:
+def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row, now_s: float) -> Verified:
     try:
         found = recompute(proof)
     except ValueError as error:
         raise Unsound(str(error)) from None
     reasons: Sequence[str] = contradictions(row, proof, found)
     reasons = reasons or call_contradictions(row, evidence.client_measured.result)
+    reasons = reasons or _of_the_future(proof, now_s)
     verdict = Verdict.FAILED
     if not reasons:
         if proof.signer is None:
@@ -184,7 +205,20 @@ def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row) -> Verifi
         found,
         client_measured(row),
         work,
+        row,
+        proof,
     )
+
+
+def _of_the_future(proof: Proof, now_s: float) -> list[str]:
+    """Returns the reason of a run that ends after the checker's clock, nothing otherwise."""
+    if proof.after.wall_s <= now_s + _CLOCKS_S:
+        return []
+    signed, now = (
+        datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+        for at in (proof.after.wall_s, now_s)
+    )
+    return [f"it was signed at {signed}, and the checker's clock is at {now}"]
 
 
 def _unknown_model(proof: Proof) -> str | None:

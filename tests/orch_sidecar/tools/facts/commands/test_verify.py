@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,18 +14,21 @@ import pytest
 
 from orch_sidecar import cli
 from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
-from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of
+from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of, parse_evidence
 from orch_sidecar.tools.facts.signing.trusted import entry_of
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from tests.orch_sidecar.tools.facts.signing.signed import (
     BEGIN_S,
+    LOADED,
     Operator,
     SigningEngine,
     evidence_and_row,
     result_of,
     row_of,
 )
+
+GIVEN: dict[str, str | int | float] = {"given": "model_name"}
 
 
 @pytest.fixture
@@ -34,7 +38,8 @@ def facts(tmp_path: Path) -> Path:
     begin = datetime.fromtimestamp(BEGIN_S, UTC) - timedelta(days=1)
     text = entry_of("lab", operator.public, begin, begin + timedelta(days=90))
     (tmp_path / "trusted.yaml").write_text(text, encoding="utf-8")
-    content, row = evidence_and_row(SigningEngine(operator).measure())
+    named = row_of(model_name="Tiny", notes=GIVEN)
+    content, row = evidence_and_row(SigningEngine(operator).measure(), named)
     (tmp_path / f"{digest(content)}.json").write_bytes(content)
     table = tmp_path / "facts.csv"
     files.append(table, [row])
@@ -52,11 +57,66 @@ def verify(*words: object) -> int:
 def test_verified_table_exits_with_0(facts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(facts, "--trusted", facts.with_name("trusted.yaml")) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{facts}:2: verified (key lab)",
+        f"{facts}:2: verified (key lab); client-measured: ttft_p50_ms; "
+        "given by hand to orch-bench: model_name 'Tiny'",
+        "  signed 2026-09-21T14:13:20+00:00 to 2026-09-21T14:13:20+00:00 in 2 statements: "
+        f"model tiny, alias, weights sha256:{'w' * 64}, loaded {LOADED}",
         "  by the engine: 300 tokens/s over 0.0599999 s, 3 sequences, batch mean 3, max 3",
-        "  client-measured: ttft_p50_ms",
         f"{facts}: 1 row (1 verified)",
     ]
+
+
+def test_verdicts_are_printed_as_json(facts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.append(facts, [row_of(run="another")])
+    assert verify(facts, "--json", "--trusted", facts.with_name("trusted.yaml")) == 1
+    verified, unverified = json.loads(capsys.readouterr().out)
+    assert (verified["line"], verified["verdict"], verified["signer"]) == (2, "verified", "lab")
+    assert verified["signed"] == {
+        "from": "2026-09-21T14:13:20+00:00",
+        "to": "2026-09-21T14:13:20+00:00",
+        "models": ["tiny", "alias"],
+        "weights_sha256": "w" * 64,
+        "loaded": LOADED,
+        "statements": 2,
+    }
+    assert verified["engine"]["generated_tokens"] == 18
+    assert verified["client_measured"] == ["ttft_p50_ms"]
+    assert verified["given"] == {"to": "orch-bench", "values": {"model_name": "Tiny"}}
+    assert (unverified["verdict"], unverified["signed"]) == ("unverified", None)
+    assert unverified["reasons"] == ["the row has no evidence"]
+
+
+def test_run_makes_one_row_in_all_tables_and_a_copy_is_that_row(
+    facts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trusted = facts.with_name("trusted.yaml")
+    copy = facts.with_name("copy.csv")
+    copy.write_bytes(facts.read_bytes())
+    assert verify(facts, copy, "--trusted", trusted) == 0
+    assert capsys.readouterr().out.count(" (1 verified)") == 2
+    [evidence] = facts.parent.glob("*.json")
+    found = parse_evidence(evidence.read_bytes())
+    again, row = evidence_of(
+        found.signed, row_of(notes=GIVEN | {"seed": 2}, model_name="Tiny"), result_of(row_of())
+    )
+    facts.with_name(f"{digest(again)}.json").write_bytes(again)
+    copy.unlink()
+    files.append(copy, [row])
+    assert verify(facts, copy, "--trusted", trusted) == 1
+    assert f"the nonce of {facts}:2: one run makes one row" in capsys.readouterr().out
+
+
+def test_run_of_the_future_is_refused(
+    facts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: BEGIN_S - 301)
+    assert verify(facts, "--trusted", facts.with_name("trusted.yaml")) == 1
+    assert (
+        "  it was signed at 2026-09-21T14:13:20+00:00, and the checker's clock is at 2026-09-"
+        in (capsys.readouterr().out)
+    )
+    monkeypatch.setattr(time, "time", lambda: BEGIN_S - 299)
+    assert verify(facts, "--trusted", facts.with_name("trusted.yaml")) == 0
 
 
 def test_single_row_that_is_not_verified_makes_1(
@@ -73,14 +133,14 @@ def test_without_trusted_keys_no_signer_is_known(
     facts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify(facts) == 1
-    assert f"{facts}:2: intact, signer unknown\n" in capsys.readouterr().out
+    assert f"{facts}:2: intact, signer unknown; client" in capsys.readouterr().out
 
 
 def test_evidence_file_is_verified_alone(facts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trusted = facts.with_name("trusted.yaml")
     [evidence] = facts.parent.glob("*.json")
     assert verify(evidence, "--trusted", trusted) == 0
-    assert capsys.readouterr().out.startswith(f"{evidence}: verified (key lab)\n")
+    assert capsys.readouterr().out.startswith(f"{evidence}: verified (key lab); ")
     evidence.write_bytes(evidence.read_bytes()[:-1] + b" ")
     assert verify(evidence, "--trusted", trusted) == 1
     assert verify(facts, "--trusted", trusted) == 1
@@ -120,28 +180,16 @@ def test_table_without_rows_or_with_another_header_is_not_verified(
 def test_comparison_keeps_verified_rows_apart(
     facts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content, row = evidence_of(
-        SigningEngine().measure(run="r2"), row_of(run="r2"), result_of(row_of())
-    )
+    other = row_of(run="r2", model_name="Tiny", notes=GIVEN)
+    content, row = evidence_of(SigningEngine().measure(run="r2"), other, result_of(row_of()))
     facts.with_name(f"{digest(content)}.json").write_bytes(content)
     files.append(facts, [row])
-    table = files.read(facts)
-    trusted = read_trusted(facts.with_name("trusted.yaml"))
-    verifier = verifier_of([table], trusted)
+    table, trusted = files.read(facts), facts.with_name("trusted.yaml")
+    verifier = verifier_of([table], read_trusted(trusted))
     assert [verifier(located) for located in valid_rows(table)] == [True, False]
-    cli.main(["facts", "compare", str(facts), "--json"])
-    assert len(json.loads(capsys.readouterr().out)["sets"]) == 1
-    cli.main(
-        [
-            "facts",
-            "compare",
-            str(facts),
-            "--json",
-            "--trusted",
-            str(facts.with_name("trusted.yaml")),
-        ]
-    )
-    assert len(json.loads(capsys.readouterr().out)["sets"]) == 2
+    for words, sets in ((), 1), (("--trusted", str(trusted)), 2):
+        cli.main(["facts", "compare", str(facts), "--json", *words])
+        assert len(json.loads(capsys.readouterr().out)["sets"]) == sets
 
 
 def test_text_in_evidence_cannot_pass_for_a_verdict(
