@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from orch_sidecar.tools.facts.labels.documents import parse_content
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
-from orch_sidecar.tools.facts.signing.content import parse_content
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from vllm_plugin.contracts import dsse

@@ -20,8 +20,8 @@ from orch_sidecar.tools.facts.evidence.verdict import (
     judge,
     prefix_hit_ratio,
 )
-from orch_sidecar.tools.facts.labels.conditions import UNKNOWN
 from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
+from orch_sidecar.tools.facts.labels.snapshot import UNKNOWN
 from orch_sidecar.tools.facts.signing.client_times import time_contradictions
 from orch_sidecar.tools.facts.signing.load import load_contradictions
 from orch_sidecar.tools.facts.signing.proof import Proof

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.facts.labels.conditions import UNKNOWN
+from orch_sidecar.tools.facts.labels.snapshot import UNKNOWN
 from orch_sidecar.tools.facts.signing.client_calls import call_contradictions
 from orch_sidecar.tools.facts.signing.evidence_file import (
     EvidenceFile,

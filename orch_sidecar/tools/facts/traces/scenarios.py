@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from orch_sidecar.tools.facts.labels.conditions import EngineConditions
+from orch_sidecar.tools.facts.labels.snapshot import EngineConditions
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.sequence import EngineSequence
 

@@ -6,11 +6,15 @@ None, and what needs it is not satisfied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
-from orch_sidecar.tools.facts.labels.conditions import UNKNOWN, EngineConditions
+from pydantic import ValidationError
+
+from orch_sidecar.tools.facts.labels.snapshot import EngineConditions
 from orch_sidecar.tools.facts.traces.span import Span
+
+_FIELDS: Final = fields(EngineConditions)
 
 SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 
@@ -178,29 +182,11 @@ def _prefix_cache(span: Span) -> PrefixCache | None:
 
 
 def _conditions(span: Span) -> EngineConditions | None:
-    speculative = span.text("orch.speculative")
-    quantization = span.text("orch.quantization")
-    kv_cache_dtype = span.text("orch.kv_cache_dtype")
-    prefix_caching = span.text("orch.prefix_caching")
-    attention_backend = span.text("orch.attention_backend")
-    ranks = _wholes(span, "orch.tensor_parallel", "orch.pipeline_parallel")
-    if (
-        speculative is None
-        or quantization is None
-        or kv_cache_dtype is None
-        or prefix_caching is None
-        or attention_backend is None
-        or ranks is None
-    ):
+    """Returns the conditions of the engine, None unless the span has those of every engine."""
+    stated: dict[str, Any] = {
+        each.name: span.attributes.get(f"orch.{each.name}") for each in _FIELDS
+    }
+    try:
+        return EngineConditions(**{name: v for name, v in stated.items() if v is not None})
+    except ValidationError:
         return None
-    return EngineConditions(
-        speculative=speculative,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        prefix_caching=prefix_caching,
-        attention_backend=attention_backend,
-        tensor_parallel=ranks[0],
-        pipeline_parallel=ranks[1],
-        data_parallel=span.whole("orch.data_parallel") or 1,
-        loaded=span.text("orch.loaded") or UNKNOWN,
-    )

@@ -160,7 +160,7 @@ def test_incomplete_capabilities_exit_with_2(run: Run, tmp_path: Path) -> None:
     words = "--capabilities-before", old, "--capabilities-after", path("guidellm_home_after")
     code, _, err = run("from-guidellm", path("guidellm_home"), *words)
     assert code == 2
-    assert f"orch facts: {old}: requests_total is None" in err
+    assert f"orch facts: {old}: requests_total is missing" in err
 
 
 def test_capabilities_are_one_document(run: Run, tmp_path: Path) -> None:

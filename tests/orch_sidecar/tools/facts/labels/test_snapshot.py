@@ -107,9 +107,10 @@ def test_invalid_document_is_rejected(capabilities: Any) -> None:
     ],
 )
 def test_invalid_field_is_named_with_its_value(name: str, value: Any) -> None:
-    with pytest.raises(InvalidSnapshot, match=name) as caught:
+    with pytest.raises(InvalidSnapshot, match=rf"{name}[][\w.]* is ") as caught:
         parse_snapshot(document(**{name: value}))
-    assert repr(value) in str(caught.value)
+    nested = isinstance(value, list | dict) or name == "prefix_cache"
+    assert nested or repr(value)[:60] in str(caught.value)
 
 
 def test_invalid_part_of_a_field_is_named_with_its_value() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.signing.content import parse_content
+from orch_sidecar.tools.facts.labels.documents import parse_content
 from orch_sidecar.tools.facts.signing.proof import Unsound, prove
 from tests.orch_sidecar.tools.facts.signing.signed import SigningEngine, resigned
 

@@ -1,7 +1,7 @@
-"""Parses the JSON that an engine or an operator signed. Pure.
+"""Parses JSON that somebody else wrote or signed: an engine, an operator, another tool.
 
-Anybody can sign something with a key of their own: what does not belong there is refused before it
-is computed with.
+Pure. Anybody can sign something with a key of their own: what does not belong there is refused
+before it is computed with.
 """
 
 from __future__ import annotations
@@ -9,10 +9,34 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
+
+from pydantic import ValidationError
 
 # An integer of more digits is no count, and too large for a float.
 _MOST_DIGITS: Final = 18
+_SHOWN_CHARACTERS: Final = 60
+
+
+class Problem(NamedTuple):
+    """The first wrong field of a document: its place, what is there, and the rule."""
+
+    place: str
+    value: object
+    rule: str
+    missing: bool
+
+    def __str__(self) -> str:
+        if self.missing:
+            return f"{self.place} is missing"
+        return f"{self.place} is {repr(self.value)[:_SHOWN_CHARACTERS]}: {self.rule}"
+
+
+def first_problem(error: ValidationError) -> Problem:
+    """Returns the first of the problems that pydantic found."""
+    wrong = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, wrong["loc"]))
+    return Problem(place, wrong["input"], wrong["msg"], wrong["type"] == "missing")
 
 
 def parse_content(payload: bytes, kind: str) -> dict[str, Any]:
