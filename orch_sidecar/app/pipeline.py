@@ -34,10 +34,9 @@ from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.in_flight import InFlight
-from orch_sidecar.proxy.queue_events.watchers import Watchers
-from orch_sidecar.proxy.route import Route
+from orch_sidecar.proxy.queue_events import Watchers
+from orch_sidecar.proxy.route import Route, WaitingRoom
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from orch_sidecar.proxy.waiting_room import WaitingRoom
 from orch_sidecar.splitting.stage import Split
 from orch_sidecar.wire.client_connection import AlreadySent, ClientConnection
 from orch_sidecar.wire.request_body import BodyReader

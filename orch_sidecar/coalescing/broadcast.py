@@ -17,7 +17,7 @@ from orch_sidecar.coalescing.subscriber import Log, Subscriber
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import LONGEST_SILENCE_S, Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, is_event_stream
-from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.wire.http1 import Head
 
 # Per piece, besides its bytes: a tuple, a list, and an object header for each of its texts.
@@ -69,7 +69,7 @@ class ResponseId:
         return False
 
 
-class Broadcast:
+class Broadcast(Sink):
     """A response that is shared, and the place where clients join it.
 
     `record`: of the generation. `started`: part of the body exists. `abandoned`: the last
@@ -120,14 +120,14 @@ class Broadcast:
         if self.admitted:
             writer.record.admitted = time.monotonic_ns()
             pool = self.pool
-            subscriber.silence_limit_s = _longest_s if pool is None else pool.silence_limit_s
+            writer.silence_limit_s = _longest_s if pool is None else pool.silence_limit_s
         self._subscribers[subscriber] = None
         return subscriber
 
     def leave(self, subscriber: Subscriber) -> None:
         """Removes a subscriber; without any the response is abandoned."""
         self._subscribers.pop(subscriber, None)
-        subscriber.silence_limit_s = None
+        subscriber.writer.silence_limit_s = None
         if not self._subscribers and not self.log.ended:
             self.log.ended = self.abandoned = True
             if self._source is not None:
@@ -151,12 +151,13 @@ class Broadcast:
         self.pool = pool
         self._attached = True
         for subscriber in self._subscribers:
-            if subscriber.record.admitted is None:  # it has waited for the slots, too
-                subscriber.record.admitted = self.record.admitted
+            writer = subscriber.writer
+            if writer.record.admitted is None:  # it has waited for the slots, too
+                writer.record.admitted = self.record.admitted
             # Before that nothing could make progress.
-            subscriber.silence_limit_s = pool.silence_limit_s
+            writer.silence_limit_s = pool.silence_limit_s
             if pool.admission.draining:
-                subscriber.keep_alive = False
+                writer.keep_alive = False
 
     def detach(self) -> None:
         """Without a body the clients wait again, and another engine can still be asked."""
@@ -165,8 +166,8 @@ class Broadcast:
         self._attached = False
         self._held = b""
         for subscriber in self._subscribers:
-            subscriber.record.admitted = None
-            subscriber.silence_limit_s = None
+            writer = subscriber.writer
+            writer.record.admitted = writer.silence_limit_s = None
 
     def begin(self, head: Head) -> None:
         self.record.status = head.status
@@ -200,7 +201,7 @@ class Broadcast:
         if self._source is not None:
             self._source.stop()
         for subscriber in tuple(self._subscribers):
-            if not (subscriber.paused and subscriber.behind):
+            if not subscriber.behind:
                 subscriber.fail(refusal)
 
     def _cut(self, held: bytes) -> int:
@@ -238,7 +239,7 @@ class Broadcast:
             self._balance()
 
     def _own_id(self, subscriber: Subscriber) -> bytes:
-        return self._id.field_of(subscriber.record.identity.request_id)
+        return self._id.field_of(subscriber.writer.record.identity.request_id)
 
     def _balance(self) -> None:
         """Keeps the log within its bound.
@@ -250,7 +251,7 @@ class Broadcast:
         self._trim()
         if log.ended or self._source is None:
             return
-        behind = [subscriber for subscriber in self._subscribers if subscriber.paused]
+        behind = [subscriber for subscriber in self._subscribers if subscriber.writer.paused]
         if log.size > self._buffer_bytes and len(behind) == len(self._subscribers):
             if not self._source_paused:
                 self._source_paused = True

@@ -7,23 +7,16 @@ an event of the stream at any time.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from functools import lru_cache
 from typing import Final, Protocol
 
-from orch_sidecar.api.headers import CONTENT_LENGTH, field_line, raw
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, response_fields
-from orch_sidecar.wire.client_connections import SilenceLimit, undelivered_bytes
-from orch_sidecar.wire.forwarding import filtered_response_head
-from orch_sidecar.wire.http1 import LAST_CHUNK, Head
+from orch_sidecar.wire.http1 import Head
 
 # Written at once to a client that is behind: as much as its transport takes before it is full.
 _WRITE_BYTES: Final = 65_536
-_CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
-_CONTENT_LENGTH_LINE: Final = field_line(CONTENT_LENGTH, "%d")
 
 
 class Log:
@@ -58,7 +51,7 @@ class Log:
         self.events = self.whole = False
 
 
-class Source(Protocol):
+class Shared(Protocol):
     """The broadcast that a subscriber belongs to."""
 
     record: RequestRecord
@@ -81,116 +74,89 @@ class Source(Protocol):
 
 
 class Subscriber:
-    """The response to one client of a broadcast, paused by the client's transport."""
+    """One client of a broadcast: the source of what its writer sends, and paused with that."""
 
     __slots__ = (
+        "_begun",
         "_broadcast",
-        "_chunked",
         "_left",
         "_log",
-        "_relays",
-        "_writer",
         "done",
         "failure",
         "own_id",
-        "paused",
         "position",
-        "record",
-        "silence_limit_s",
+        "writer",
     )
 
-    def __init__(self, broadcast: Source, writer: ClientWriter) -> None:
+    def __init__(self, broadcast: Shared, writer: ClientWriter) -> None:
         self._broadcast = broadcast
         self._log = broadcast.log
-        self._writer = writer
-        self._chunked = False
-        self._left = self._relays = False
-        self.record = writer.record
+        self._begun = self._left = False
+        self.writer = writer
         self.position = 0  # the number of the next piece to be written
         self.own_id = b""  # what stands between the texts of a piece
-        self.paused = True  # until it is started
         self.failure: Refusal | None = None
-        self.silence_limit_s: SilenceLimit | None = None  # until the generation has its slots
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:
         """Begins to write."""
-        client = self._writer.client
-        client.response = self
-        self.paused = client.writing_paused
+        self.writer.open(self)
         self.advance()
 
     def close(self) -> None:
         """Ends the subscription: the client has its response, or is gone."""
-        self._writer.client.response = None
-        self.leave()
+        self.writer.detach()
+        self.stop()
 
     @property
     def behind(self) -> bool:
-        """Whether it has begun and still has something to write, should nothing be added."""
-        return self._writer.started and self.position < self._log.end
+        """Whether its client takes nothing now, and has begun to get what is not all yet."""
+        writer = self.writer
+        return writer.paused and writer.started and self.position < self._log.end
 
-    def leave(self) -> None:
+    # Source of the client's response
+
+    @property
+    def reads(self) -> int:
+        return self._broadcast.reads
+
+    def pause(self) -> None:
+        """It looks at whether its writer is paused."""
+
+    def resume(self) -> None:
+        self.advance()
+        self._broadcast.progressed()
+
+    def stop(self) -> None:
         """Takes nothing more from the log."""
         if not self._left:
             self._left = True
             self._broadcast.leave(self)
 
-    # Active response of the client's connection
-
-    @property
-    def keep_alive(self) -> bool:
-        return self._writer.keep_alive
-
-    @keep_alive.setter
-    def keep_alive(self, value: bool) -> None:
-        self._writer.keep_alive = value
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        unsent = undelivered_bytes(self._writer.transport) if self.paused else 0
-        return self._broadcast.reads, unsent
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
-        self.advance()
-        self._broadcast.progressed()
-
-    def abort_client(self) -> None:
-        self._writer.abort_client()
-
     def fail(self, refusal: Refusal) -> None:
         if self.done.done():
             return
-        if not self.paused and self.position == self._log.end and self._broadcast.finish_early():
+        at_end = not self.writer.paused and self.position == self._log.end
+        if at_end and self._broadcast.finish_early():
             return
         self.failure = refusal
-        self.leave()
-        self.done.set_result(None)
-        writer = self._writer
-        if writer.started and not writer.transport.is_closing():
-            if writer.announced:
-                writer.fail(refusal, at_event_boundary=self._log.events)
-            else:
-                writer.end_with(refusal, in_stream=self._log.events, chunked=self._chunked)
+        self._finish()
+        self.writer.fail(refusal, at_event_boundary=self._log.events)
 
     # Writing
 
     def advance(self) -> None:
         """Writes what is new, until there is no more or the transport is full."""
-        log = self._log
-        while not self.paused and not self._left:
+        log, writer = self._log, self.writer
+        while not writer.paused and not self._left:
             pieces, at = log.pieces, self.position - log.first
             behind = len(pieces) - at
             if behind == 0:
                 if log.ended:
-                    self._end()
+                    self._end(b"")
                 return
-            if self._writer.transport.is_closing():
-                self.leave()  # the handler of this request is about to be cancelled
+            if writer.transport.is_closing():
+                self.stop()  # the handler of this request is about to be cancelled
                 return
             out = self.own_id.join(pieces[at][1])
             taken = 1
@@ -202,79 +168,34 @@ class Subscriber:
                     taken += 1
                 out = b"".join(texts)
             self.position += taken
-            self._write(out, last=taken == behind and log.ended and log.failure is None)
+            if not self._begun:
+                self._begin(len(out))
+            if taken == behind and log.ended and log.failure is None:
+                self._end(out)
+            else:
+                writer.write(out)
 
-    def _write(self, out: bytes, *, last: bool) -> None:
-        writer = self._writer
-        if writer.announced:
-            self._relay(out, last=last)
-            return
-        head = b"" if writer.started else self._head_bytes(len(out))
-        if self._chunked:
-            end = LAST_CHUNK if last else b""
-            out = b"%b%x\r\n%b\r\n%b" % (head, len(out), out, end)
-        elif head:
-            out = head + out
-        writer.transport.write(out)
-        writer.wrote(out)
-        if last:
-            self._finish()
+    def _begin(self, length: int) -> None:
+        """Begins the response. `length`: of the body in bytes, unless it is streamed."""
+        head, pool, writer = self._log.head, self._broadcast.pool, self.writer
+        assert head is not None
+        assert pool is not None
+        self._begun = True
+        writer.record.copy_generation(self._broadcast.record)
+        writer.extra = response_fields(writer.record, pool)
+        writer.begin_unframed(head, length if self._log.whole else None)
 
-    def _relay(self, out: bytes, *, last: bool) -> None:
-        """Writes to a client whose head went out before: it frames the body itself."""
-        writer, head = self._writer, self._log.head
-        if not self._relays:
-            assert head is not None
-            self._relays = True
-            self.record.copy_generation(self._broadcast.record)
-            writer.begin(head)
-        if out:
-            writer.write(out)
-        if last:
-            writer.finish(self._broadcast.outcome)
-            self._finish()
-
-    def _end(self) -> None:
-        """Everything is written, and nothing will be added."""
-        writer = self._writer
+    def _end(self, last: bytes) -> None:
+        """Writes the `last` bytes: nothing will be added."""
         if self._log.failure is not None:
             self.fail(self._log.failure)
             return
-        if writer.announced:
-            self._relay(b"", last=True)
-            return
-        if not writer.transport.is_closing():
-            if not writer.started:
-                writer.transport.write(self._head_bytes(0))
-            if self._chunked:
-                writer.transport.write(LAST_CHUNK)
+        if not self._begun:
+            self._begin(0)
+        self.writer.finish(self._broadcast.outcome, last)
         self._finish()
 
     def _finish(self) -> None:
-        self.leave()
+        self.stop()
         if not self.done.done():
             self.done.set_result(None)
-
-    def _head_bytes(self, length: int) -> bytes:
-        """Returns the head. `length`: of the body in bytes, unless it is streamed."""
-        head, whole, writer = self._log.head, self._log.whole, self._writer
-        pool = self._broadcast.pool
-        assert head is not None
-        assert pool is not None
-        http10 = writer.dechunk
-        self._chunked = not whole and not http10
-        if not whole and http10:
-            self.keep_alive = False  # the end of the connection is the end of the body
-        fields, _ = filtered_response_head(_reframed(head, not whole), http10)
-        if whole and head.status not in (204, 304):
-            fields += _CONTENT_LENGTH_LINE % length
-        self.record.copy_generation(self._broadcast.record)
-        return writer.head_bytes(fields, head.status, response_fields(self.record, pool))
-
-
-# `http1` returns one object for equal heads, so this is computed once for them.
-@lru_cache(maxsize=256)
-def _reframed(head: Head, chunked: bool) -> Head:
-    """Returns the head without the engine's framing: ids may differ in length."""
-    fields = tuple(field for field in head.fields if field[0] != _CONTENT_LENGTH)
-    return replace(head, fields=fields, chunked=chunked, length=None)

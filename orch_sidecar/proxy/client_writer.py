@@ -1,8 +1,9 @@
 """Writes a response to one client's transport.
 
-The head goes out with the first bytes of the body; then each part as it comes. A failure after
-that becomes the last event of a stream if an event has just ended; otherwise the connection is
-reset: never a clean end of file.
+The head goes out with the first bytes of the body; then each part as it comes: with the engine's
+framing, or, where the body comes without one, in chunks of its own. A failure after that becomes
+the last event of a stream if an event has just ended; otherwise the connection is reset: never a
+clean end of file.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import asyncio
 import socket
 import struct
 import time
+from dataclasses import replace
+from functools import lru_cache
 from typing import Final, Protocol, cast
 
 from aiohttp import HttpVersion11, web
 
 from orch_sidecar.api.headers import (
     CONNECTION,
+    CONTENT_LENGTH,
     CONTENT_TYPE,
     SERVER_TIMING,
     X_CORRELATION_ID,
@@ -30,6 +34,7 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
+from orch_sidecar.proxy.engine_response import Sink
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import SilenceLimit, undelivered_bytes
 from orch_sidecar.wire.forwarding import filtered_response_head
@@ -37,6 +42,8 @@ from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _CLOSE: Final = field_line(CONNECTION, "close")
+_CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
+_CONTENT_LENGTH_LINE: Final = field_line(CONTENT_LENGTH, "%d")
 _CONTENT_TYPE: Final = raw(CONTENT_TYPE)
 _QUEUE_POSITION: Final = field_line(X_ORCH_QUEUE_POSITION, "%d")
 _PREDICTED_START_MS: Final = field_line(X_ORCH_PREDICTED_START_MS, "%d")
@@ -49,7 +56,7 @@ _EVENT_STREAM: Final = b"text/event-stream"
 
 
 class Source(Protocol):
-    """What writes the response: an engine's, or one that is made of several."""
+    """What a response is made of: an engine's, one that is made of several, or a shared one."""
 
     @property
     def reads(self) -> int:
@@ -68,19 +75,22 @@ class Source(Protocol):
         """Ends it with an error."""
 
 
-class ClientWriter:
+class ClientWriter(Sink):
     """The response to one client: the sink of an engine's response, paused by the transport.
 
-    `keep_alive`: whether the client's connection may serve another request afterwards.
+    `keep_alive`: whether the client's connection may serve another request afterwards. `started`:
+    the body, or an error, has begun: nothing can be retried. `frames`: the body is sent in chunks
+    of its own. `extra`: the lines of the head that are this sidecar's.
     """
 
     __slots__ = (
-        "_extra",
         "_head",
         "_source",
         "_token_mark",
         "client",
         "dechunk",
+        "extra",
+        "frames",
         "keep_alive",
         "paused",
         "record",
@@ -88,7 +98,6 @@ class ClientWriter:
         "started",
         "transport",
     )
-    announced: bool = False  # its head went out before the engine had the request
 
     def __init__(self, http: web.BaseRequest, record: RequestRecord) -> None:
         """Raises CancelledError if the client is gone: aiohttp is about to cancel the handler."""
@@ -99,27 +108,33 @@ class ClientWriter:
         self.transport = transport
         self.client = cast(ClientConnection, http.protocol)
         self.silence_limit_s: SilenceLimit | None = None
-        self._extra = b""
+        self.extra = b""
         self._head: Head | None = None
         self._source: Source | None = None
         self._token_mark = record.identity.endpoint.token_mark if record.stream else None
         self.record = record
         self.dechunk = not http11
         self.keep_alive = http11 and http.keep_alive
-        self.paused = self.started = False
+        self.paused = self.started = self.frames = False
+
+    def open(self, source: Source) -> None:
+        """Makes `source`, whose pool may not be known yet, what the client's connection pauses,
+        resumes and ends."""
+        client = self.client
+        self._source = source
+        client.response = self
+        self.paused = client.writing_paused  # full of an earlier response, to a pipelined request
+        if self.paused:
+            source.pause()
 
     # Sink of an engine's response
 
     def attach(self, source: Source, pool: Pool) -> None:
-        client = self.client
-        self._source = source
-        self._extra = response_fields(self.record, pool)
+        self.open(source)
+        self.extra = response_fields(self.record, pool)
         if pool.admission.draining is not None:
             self.keep_alive = False
-        client.response = self
         self.silence_limit_s = pool.silence_limit_s
-        if client.writing_paused:
-            self.pause()  # full of an earlier response, to a pipelined request
 
     def detach(self) -> None:
         self.client.response = None
@@ -129,34 +144,46 @@ class ClientWriter:
     def begin(self, head: Head) -> None:
         self._head = head
 
-    def write(self, data: bytes) -> None:
+    def begin_unframed(self, head: Head, length: int | None = None) -> None:
+        """Takes the head of a response whose body comes without framing: it is sent in chunks, or
+        as the `length` bytes that it has."""
+        self.frames = length is None and not self.dechunk
+        self._head = _reframed(head, length is None)
+        if length is not None and head.status not in (204, 304):
+            self.extra += _CONTENT_LENGTH_LINE % length
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
         transport = self.transport
         if transport.is_closing():
             assert self._source is not None
             self._source.stop()  # the handler of this request is about to be cancelled
             return
-        if not self.started:
-            data = self._start() + data
-        transport.write(data)
-        self.wrote(data)
+        out = data
+        if self.frames:
+            out = chunk(data) + LAST_CHUNK if last else chunk(data)
+        transport.write(out if self.started else self.start() + out)
+        mark = self._token_mark
+        if mark is not None and mark in data:
+            # An event that is cut in its mark by the engine's connection counts as part of none.
+            self.record.last_token = time.monotonic_ns()
 
-    def finish(self, outcome: Outcome) -> None:
-        if not self.started and not self.transport.is_closing():
-            self.transport.write(self._start())
+    def finish(self, outcome: Outcome, last: bytes = b"") -> None:
+        """Ends the response, which is complete. `last`: the end of its body."""
+        if (last or self.frames or not self.started) and not self.transport.is_closing():
+            self.write(last, last=True)
 
     def fail(self, refusal: Refusal, *, at_event_boundary: bool | None = None) -> None:
         """Ends the response with an error, as visibly as its state permits.
 
-        `at_event_boundary`: given by the engine's response, which ends once. None: by others.
+        `at_event_boundary`: given by the source, which ends once. None: by others.
         """
         source, head = self._source, self._head
         if at_event_boundary is None:
             if source is not None:
                 source.fail(refusal)  # which comes back here, if anything was sent
-        elif self.started and head is not None and not self.transport.is_closing():
+        elif self.started and head is not None:
             in_stream = at_event_boundary and head.length is None and is_event_stream(head)
-            chunked = head.chunked and not self.dechunk
-            self.end_with(refusal, in_stream=in_stream, chunked=chunked)
+            self.end_with(refusal, in_stream=in_stream, chunked=head.chunked and not self.dechunk)
 
     # Active response of the client's connection
 
@@ -183,50 +210,37 @@ class ClientWriter:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
-    # Parts of a response, for subscribers that frame the body themselves
+    # Parts
 
-    def wrote(self, data: bytes) -> None:
-        """Records when the last token was written. `data`: what has been written of a body.
-
-        An event that is cut in its mark by the engine's connection counts as part of none.
-        """
-        mark = self._token_mark
-        if mark is not None and mark in data:
-            self.record.last_token = time.monotonic_ns()
-
-    def head_bytes(self, fields: bytes, status: int, extra: bytes) -> bytes:
+    def start(self) -> bytes:
         """Returns the head: the engine's fields, ours, and the times known only now."""
         self.started = True
-        record = self.record
+        record, head = self.record, self._head
         record.first_byte = time.monotonic_ns()
-        record.status = status
+        assert head is not None
+        record.status = head.status
+        fields, framed = filtered_response_head(head, self.dechunk)
+        if not framed:
+            self.keep_alive = False  # the end of the connection is the end of the body
         closing = b"" if self.keep_alive else _CLOSE
         timing = _TIMING % record.server_timing()
         if self.client.origin_fields:
             closing += b"".join(field_line(*each) for each in self.client.origin_fields.items())
-        return b"".join((fields, closing, timing, extra, b"\r\n"))
+        return b"".join((fields, closing, timing, self.extra, b"\r\n"))
 
     def end_with(self, refusal: Refusal, *, in_stream: bool, chunked: bool) -> None:
-        """Ends a started response with an error event, or by resetting the connection.
+        """Ends a response that has begun with an error event, or by resetting the connection.
 
         A chunked response ends properly: the client's connection remains usable.
         """
+        if self.transport.is_closing():
+            return
         if not in_stream:
             self.keep_alive = False
             self.abort_client()
             return
         event = self.record.identity.endpoint.error_format.in_stream(refusal)
-        if chunked:
-            event = b"%x\r\n%b\r\n" % (len(event), event) + LAST_CHUNK
-        self.transport.write(event)
-
-    def _start(self) -> bytes:
-        head = self._head
-        assert head is not None
-        fields, framed = filtered_response_head(head, self.dechunk)
-        if not framed:
-            self.keep_alive = False  # the end of the connection is the end of the body
-        return self.head_bytes(fields, head.status, self._extra)
+        self.transport.write(chunk(event) + LAST_CHUNK if chunked else event)
 
 
 class HeadWriter(ClientWriter):
@@ -234,9 +248,9 @@ class HeadWriter(ClientWriter):
 
     __slots__ = ()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, last: bool = False) -> None:
         if not self.started:
-            super().write(b"")
+            super().write(b"", last=last)
 
 
 def response_fields(record: RequestRecord, pool: Pool) -> bytes:
@@ -260,3 +274,17 @@ def is_event_stream(head: Head) -> bool:
     """Whether the body consists of server-sent events, so that an error can be one of them."""
     content_type = next((value for name, value in head.fields if name == _CONTENT_TYPE), b"")
     return content_type.lower().startswith(_EVENT_STREAM)
+
+
+def chunk(data: bytes) -> bytes:
+    """Returns a chunk; nothing of nothing, which would be the last one."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+# `http1` returns one object for equal heads, so this is computed once for them.
+@lru_cache(maxsize=256)
+def _reframed(head: Head, chunked: bool) -> Head:
+    """Returns the head without the engine's framing. Not `chunked`: each response has a length of
+    its own, in a line of its own."""
+    fields = tuple(field for field in head.fields if field[0] != _CONTENT_LENGTH)
+    return replace(head, fields=fields, chunked=chunked, length=None if chunked else 0)

@@ -39,6 +39,7 @@ _NOT_THE_CLIENT: Final = frozenset({408, 425, 429, 499})
 class Sink(Protocol):
     """Receives an engine's response."""
 
+    __slots__ = ()
     dechunk: bool  # it takes the content of a chunked body, not its framing
     started: bool  # a client has part of the response, or will: it cannot be retried
     keep_alive: bool  # the client's connection may serve another request afterwards
@@ -60,6 +61,15 @@ class Sink(Protocol):
 
     def fail(self, refusal: Refusal, *, at_event_boundary: bool) -> None:
         """Ends the response, which is not complete."""
+
+    def refuse(self, refusal: Refusal) -> bool:
+        """Ends a response that has begun while its request was queued. False: it has not, so that
+        the client can still get a status of its own."""
+        return False
+
+    def interrupt(self) -> None:
+        """Resets the client's connection if such a response has begun: no other one may follow."""
+        return
 
 
 class EngineResponse:

@@ -47,7 +47,6 @@ from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight, RequestName
-from orch_sidecar.proxy.queue_events.response import QueueResponse
 from orch_sidecar.proxy.rejection import response_to
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
@@ -146,7 +145,7 @@ class Frontend:
                     outcome = result.outcome
                     return SENT if result.keep_alive else SENT_CLOSE
                 refusal = request.cancelled or result.refusal
-                if isinstance(request.sink, QueueResponse) and request.sink.refuse(refusal):
+                if request.sink is not None and request.sink.refuse(refusal):
                     outcome = refusal.reason
                     return SENT if request.sink.keep_alive else SENT_CLOSE
             outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
@@ -157,7 +156,7 @@ class Frontend:
             raise
         except Exception:
             outcome, status = Reason.INTERNAL_ERROR, 500
-            if request is not None and isinstance(request.sink, QueueResponse):
+            if request is not None and request.sink is not None:
                 request.sink.interrupt()
             raise  # ClientConnection.handle_error logs it and answers
         finally:

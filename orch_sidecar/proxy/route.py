@@ -6,6 +6,7 @@ one other pool, and never to a third.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Coroutine
 from typing import Any
@@ -19,8 +20,54 @@ from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.proxy.waiting_room import WaitingRoom
 from orch_sidecar.wire.request_body import BodyReader, model_of
+
+
+class WaitingRoom:
+    """Requests that no pool can take now, while one is expected back: they wait here for it.
+
+    Each is placed again when a pool takes requests, in the order in which they came. What waits for
+    slots waits in the queue of its pool; a pool that is away has none where others may serve
+    instead. Lives on one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, asyncio.Future[bool]] = {}
+        self._entered = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def open(self) -> None:
+        """A pool takes requests."""
+        for each in self._waiting.values():
+            _end(each, True)
+
+    def refuse(self, ticket: str, refusal: Refusal) -> bool:
+        """Ends the wait of a request that was cancelled. False: it does not wait."""
+        if ticket not in self._waiting:
+            return False
+        _end(self._waiting[ticket], False)
+        return True
+
+    def enter(self) -> str:
+        """Returns a ticket, to be followed by `wait`."""
+        self._entered += 1
+        ticket = str(self._entered)
+        self._waiting[ticket] = self._loop.create_future()
+        return ticket
+
+    async def wait(self, ticket: str, longest_s: float) -> bool:
+        """Waits until a pool takes requests. False: none does within that time."""
+        waiting = self._waiting[ticket]
+        timer = self._loop.call_later(longest_s, _end, waiting, False)
+        try:
+            is_open: bool = await waiting
+            return is_open
+        finally:
+            timer.cancel()
+            del self._waiting[ticket]
 
 
 class Route:
@@ -142,3 +189,8 @@ def _nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotS
     if before is None or errors.BY_REASON[refusal.reason].status == 429:
         before = refusal  # a working pool is busy: the client should come back
     return NotSent(request.lost or before, Retry.OTHER_POOL)
+
+
+def _end(waiting: asyncio.Future[bool], is_open: bool) -> None:
+    if not waiting.done():
+        waiting.set_result(is_open)

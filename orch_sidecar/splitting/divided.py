@@ -8,13 +8,11 @@ complete, so until then any failure has an answer of its own.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from orch_sidecar.api.endpoints import Division
-from orch_sidecar.api.headers import CONTENT_LENGTH, raw
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import OK, Outcome
@@ -27,9 +25,7 @@ from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.division import Part
 from orch_sidecar.splitting.merging import DONE, Events, Unmergeable, together
 from orch_sidecar.splitting.running_part import RunningPart
-from orch_sidecar.wire.http1 import LAST_CHUNK
 
-_CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
 AT_ONCE: Final = 32  # so many parts are begun before others have their turn
 _TOP_N: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -54,7 +50,6 @@ class DividedRequest:
         self._tasks: list[asyncio.Task[None]] = []
         self._events = Events()
         self._writer: ClientWriter | None = None
-        self._framed = False
         self._looks = 0
         self.failure: Refusal | None = None
         self.answered: RunningPart | None = None  # an engine answered this one with an error
@@ -110,7 +105,7 @@ class DividedRequest:
             self.fail(_unmergeable(error))
             return
         if out and self.failure is None:
-            self._write(part, out)
+            (self._writer or self._begin(part)).write(out)
 
     def part_failed(self, part: RunningPart, refusal: Refusal | None) -> None:
         """A part has failed, and so the request. `refusal`: None if the engine answered it."""
@@ -183,8 +178,7 @@ class DividedRequest:
     def _send(self, part: RunningPart, body: bytes, outcome: Outcome) -> Result:
         """Sends an answer that is no stream."""
         writer = self._begin(part, len(body))
-        writer.write(body)
-        writer.finish(outcome)
+        writer.finish(outcome, body)
         return Sent(writer.keep_alive, outcome)
 
     def _end_stream(self, writer: ClientWriter) -> Result:
@@ -194,22 +188,13 @@ class DividedRequest:
             writer.fail(failure, at_event_boundary=True)
             return Sent(writer.keep_alive, failure.reason)
         if answered is None:
-            self._frame(writer, self._events.last())
+            outcome, last = OK, self._events.last()
         else:
+            outcome = answered.outcome
             event = self._request.endpoint.error_format.relayed(answered.body)
-            self._frame(writer, event or DONE)  # without one the stream has the error already
-        if self._framed:
-            writer.write(LAST_CHUNK)
-        outcome = OK if answered is None else answered.outcome
-        writer.finish(outcome)
+            last = event or DONE  # without one the stream has the error already
+        writer.finish(outcome, last)
         return Sent(writer.keep_alive, outcome)
-
-    def _write(self, part: RunningPart, event: bytes) -> None:
-        writer = self._writer
-        self._frame(self._begin(part) if writer is None else writer, event)
-
-    def _frame(self, writer: ClientWriter, event: bytes) -> None:
-        writer.write(b"%x\r\n%b\r\n" % (len(event), event) if self._framed else event)
 
     def _begin(self, part: RunningPart, length: int | None = None) -> ClientWriter:
         """Begins the response with the head of a part's answer; `length`: None for a stream."""
@@ -218,12 +203,8 @@ class DividedRequest:
         assert head is not None
         self._note()
         writer = self._writer = ClientWriter(request.http, request.record)
-        self._framed = length is None and not writer.dechunk
         writer.attach(self, pool)
-        fields = tuple(field for field in head.fields if field[0] != _CONTENT_LENGTH)
-        if length is not None:
-            fields += ((_CONTENT_LENGTH, b"%d" % length),)
-        writer.begin(replace(head, fields=fields, chunked=length is None, length=length))
+        writer.begin_unframed(head, length)
         return writer
 
     def _note(self) -> None:

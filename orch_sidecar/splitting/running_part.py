@@ -11,7 +11,7 @@ from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import OK, Outcome
 from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
@@ -40,7 +40,7 @@ class Whole(Protocol):
         """Ends all parts."""
 
 
-class RunningPart:
+class RunningPart(Sink):
     """A part of a request, and the sink of its answer."""
 
     dechunk = True

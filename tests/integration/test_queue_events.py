@@ -8,7 +8,7 @@ import json
 import pytest
 
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.proxy.queue_events import watchers
+from orch_sidecar.proxy import queue_events
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
@@ -23,7 +23,7 @@ from tests.patience import HANG_S
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places are shown without the wait between two looks."""
-    monkeypatch.setattr(watchers, "EVERY_S", 0.01)
+    monkeypatch.setattr(queue_events, "EVERY_S", 0.01)
 
 
 async def test_queued_stream_begins_at_once_and_becomes_the_engines(
@@ -204,7 +204,7 @@ async def test_http_1_0_gets_the_stream_without_chunks_to_the_end_of_its_connect
 async def test_slow_first_token_keeps_the_stream_alive(
     sidecar: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.proxy.queue_events.response.AGAIN_S", 0.02)
+    monkeypatch.setattr("orch_sidecar.proxy.queue_events.REPEAT_S", 0.02)
     go = asyncio.Event()
 
     async def held(answer: Answer) -> None:

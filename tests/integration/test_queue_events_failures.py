@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from orch_sidecar.proxy.queue_events import watchers
+from orch_sidecar.proxy import queue_events
 from tests.integration.client import CHAT
 from tests.integration.running import Running, total
 from tests.integration.scripted_answers import AnswerScript, nth_answer
@@ -16,7 +16,7 @@ from tests.integration.watching import busy, free, shown, watching
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places are shown without the wait between two looks."""
-    monkeypatch.setattr(watchers, "EVERY_S", 0.01)
+    monkeypatch.setattr(queue_events, "EVERY_S", 0.01)
 
 
 async def test_engines_error_is_relayed_as_an_event(sidecar: Running, script: AnswerScript) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.proxy.queue_events import watchers
+from orch_sidecar.proxy import queue_events
 from tests.integration.client import CHAT
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
@@ -20,7 +20,7 @@ SAME: dict[str, Any] = {"temperature": 0, "seed": 7}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places are shown without the wait between two looks."""
-    monkeypatch.setattr(watchers, "EVERY_S", 0.01)
+    monkeypatch.setattr(queue_events, "EVERY_S", 0.01)
 
 
 async def test_all_clients_of_a_shared_generation_see_its_place_and_get_its_answer(

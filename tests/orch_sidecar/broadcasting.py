@@ -165,14 +165,14 @@ class Client(Transport):
         super().write(data)
         if self.room is not None:
             self.buffered += len(data)
-            if self.buffered > self.room and not self.subscriber.paused:
-                self.subscriber.pause()
+            if self.buffered > self.room and not self.writer.paused:
+                self.writer.pause()
 
     def read(self, room: int | None = None) -> None:
         """The client takes all that was written. `room`: from now on."""
         self.room, self.buffered = room, 0
-        if self.subscriber.paused:
-            self.subscriber.resume()
+        if self.writer.paused:
+            self.writer.resume()
 
     def leave(self) -> None:
         """It disconnects, and its handler ends."""

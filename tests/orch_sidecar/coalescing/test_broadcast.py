@@ -118,7 +118,7 @@ async def test_generation_is_cancelled_when_the_last_subscriber_leaves() -> None
     assert broadcast.abandoned
     assert engine.transport.closed
     assert not broadcast.joinable
-    clients[0].subscriber.leave()
+    clients[0].subscriber.stop()
     assert broadcast.abandoned
 
 
@@ -201,7 +201,7 @@ async def test_responses_are_complete_and_memory_is_bounded_in_any_order(
             if not client.subscriber.done.done():
                 assert whole.startswith(body)
                 assert body == b"" or body.endswith(b"\n\n")
-            if not client.subscriber.paused and not client.closed and rest == b"":
+            if not client.writer.paused and not client.closed and rest == b"":
                 assert client.subscriber.done.done() or body == whole
     if broadcast.abandoned:
         assert all(client.closed or client.subscriber.done.done() for client in clients)

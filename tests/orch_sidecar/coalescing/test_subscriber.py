@@ -37,7 +37,7 @@ async def test_client_gets_the_response_with_its_own_id() -> None:
     assert got is not None
     assert (got.body, got.end) == (whole_for("chosen-by-the-client"), True)
     assert client.ended_well
-    assert client.subscriber.keep_alive
+    assert client.writer.keep_alive
     assert engine.ending.failure is None
     assert engine.kept
 
@@ -133,7 +133,7 @@ async def test_http_1_0_client_gets_a_stream_that_ends_with_its_connection() -> 
     assert got.field(b"transfer-encoding") is None
     assert got.field(b"connection") == b"close"
     assert got.body == whole_for("old")
-    assert not old.subscriber.keep_alive
+    assert not old.writer.keep_alive
     assert new.body == whole_for("new")
 
 
@@ -157,8 +157,8 @@ async def test_interrupted_stream_ends_with_an_error_after_the_last_complete_eve
         assert not client.aborted
     assert new.got is not None
     assert new.got.end
-    assert new.subscriber.keep_alive
-    assert not old.subscriber.keep_alive
+    assert new.writer.keep_alive
+    assert not old.writer.keep_alive
 
 
 async def test_slow_client_gets_the_available_bytes_before_the_error() -> None:
@@ -181,7 +181,7 @@ async def test_silent_engine_ends_the_response_of_every_client() -> None:
     watch = StallWatchdog(engine_silence_s=2.0, client_stall_s=2.0)
     engine = Engine(broadcast)
     for client in clients:
-        watch.add(client.subscriber)
+        watch.add(client.writer)
     engine.sends(STREAM_HEAD, chunk(EVENTS[0]))
     for _ in range(3):
         list(watch.check(1.0))
@@ -200,7 +200,7 @@ async def test_only_the_client_that_reads_nothing_is_dropped() -> None:
     broadcast = broadcast_of()
     stalled, reads = Client("stalled", room=10).join(broadcast), Client("reads").join(broadcast)
     watch = StallWatchdog(engine_silence_s=99.0, client_stall_s=2.0)
-    watch.add(stalled.subscriber)
+    watch.add(stalled.writer)
     engine = Engine(broadcast)
     engine.sends(STREAM_HEAD, *map(chunk, EVENTS))
     engine.sends(chunk(DONE) + b"0\r\n\r\n")
@@ -217,7 +217,7 @@ async def test_shutdown_ends_all_responses() -> None:
     clients = [Client(name).join(broadcast) for name in "ab"]
     watch = StallWatchdog(1.0, 1.0)
     for client in clients:
-        watch.add(client.subscriber)
+        watch.add(client.writer)
     engine = Engine(broadcast)
     engine.sends(STREAM_HEAD, chunk(EVENTS[0]))
     watch.end_all(Refusal(Reason.DRAINING, "this sidecar is shutting down"))
@@ -233,7 +233,7 @@ async def test_each_client_has_its_own_time_of_the_last_token() -> None:
     for each in (client, slow):
         each.record.stream = True
         each.join(broadcast)
-    slow.subscriber.pause()
+    slow.writer.pause()
     engine = Engine(broadcast)
     engine.sends(STREAM)
     assert client.record.last_token is not None

@@ -162,7 +162,7 @@ async def test_json_response_larger_than_the_limit_is_sent_in_parts(http10: bool
     assert got.body == json_body("y, " * 5000, client.name)
     assert got.field(b"content-length") is None
     assert got.head.chunked is not http10
-    assert client.subscriber.keep_alive is not http10
+    assert client.writer.keep_alive is not http10
     assert client.ended_well
 
 
@@ -229,7 +229,7 @@ async def test_interrupted_response_in_parts_resets_the_connection() -> None:
     assert client.data
     engine.closes()
     assert client.aborted
-    assert not client.subscriber.keep_alive
+    assert not client.writer.keep_alive
     got = client.got
     assert got is not None
     assert not got.end

@@ -182,10 +182,11 @@ async def test_shared_generation_that_reaches_no_engine_waits_again_with_all_its
     broadcast.record.admitted = 17
     pool.connections.refuses = ConnectionRefusedError("refused")
     late = request_of()
-    subscriber = broadcast.join(ClientWriter(late.http, late.record))
-    assert subscriber.silence_limit_s is not None
+    writer = ClientWriter(late.http, late.record)
+    broadcast.join(writer)
+    assert writer.silence_limit_s is not None
     await Forward().handle(request, pool, None)
-    assert subscriber.silence_limit_s is None
+    assert writer.silence_limit_s is None
     assert late.record.admitted is None
 
 

@@ -12,7 +12,7 @@ from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.proxy.queue_events.response import AGAIN_S, QueueResponse
+from orch_sidecar.proxy.queue_events import REPEAT_S, QueueResponse
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.broadcasting import Transport, http_of
@@ -53,7 +53,7 @@ class Watching:
         self.response = QueueResponse(http_of(self.client, http10=http10), self.record)
 
     def queued(self, position: int, start_ms: int | None = None, now: float = 0.0) -> Watching:
-        self.response.queued(POOL, position, start_ms, now)
+        self.response.show_place(POOL, position, start_ms, now)
         return self
 
     def runs(self) -> Watching:
@@ -81,13 +81,13 @@ def test_first_line_goes_out_with_the_head() -> None:
     assert (seen.head.status, seen.head.chunked, seen.head.keep_alive) == (200, True, True)
     assert dict(seen.head.fields)[b"x-orch-queue-position"] == b"3"
     assert seen.body == b": queued position=3 start_ms=1200\n\n"
-    assert (seen.response.announced, seen.response.started) == (True, False)
+    assert (seen.response.has_begun, seen.response.started) == (True, False)
     assert seen.record.first_byte is None
 
 
 def test_line_is_written_when_the_position_falls_and_at_times() -> None:
     seen = Watching().queued(3, 900)
-    seen.queued(3, 800, 0.5).queued(2, None, 0.6).queued(2, 100, 0.7).queued(2, 90, 0.6 + AGAIN_S)
+    seen.queued(3, 800, 0.5).queued(2, None, 0.6).queued(2, 100, 0.7).queued(2, 90, 0.6 + REPEAT_S)
     assert seen.body.split(b"\n\n") == [
         b": queued position=3 start_ms=900",
         b": queued position=2",
@@ -98,7 +98,7 @@ def test_line_is_written_when_the_position_falls_and_at_times() -> None:
 
 def test_position_that_is_shown_never_rises() -> None:
     seen = Watching().queued(2, 500)
-    seen.queued(7, 4000, AGAIN_S)
+    seen.queued(7, 4000, REPEAT_S)
     assert seen.body.endswith(b": queued position=2 start_ms=4000\n\n")
 
 
@@ -113,12 +113,12 @@ def test_client_that_does_not_read_gets_no_more_lines() -> None:
 
 def test_start_is_shown_once_and_the_engines_events_follow_in_chunks() -> None:
     seen = Watching().queued(0).runs()
-    seen.response.running(100.1)
+    seen.response.show_slots(100.1)
     seen.response.begin(EVENTS)
     seen.response.write(b"data: 1\n\n")
     assert seen.record.first_byte is not None
-    seen.response.running(200.0)
-    seen.response.queued(POOL, 0, None, 300.0)
+    seen.response.show_slots(200.0)
+    seen.response.show_place(POOL, 0, None, 300.0)
     seen.response.write(b"data: [DONE]\n\n")
     seen.response.finish(Outcome.OK)
     assert seen.body == (
