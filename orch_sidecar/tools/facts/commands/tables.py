@@ -1,18 +1,22 @@
-"""`orch facts check` and `merge`: reports the faults of tables, and merges tables."""
+"""`orch facts check`, `merge` and `publish`: checks tables, makes one of several, describes it."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orch_sidecar.tools.facts.commands.terminal import add_command, counted
-from orch_sidecar.tools.facts.tables.check import Fault, check, valid_rows
+from orch_sidecar.tools.facts.commands.terminal import add_command, counted, print_error
+from orch_sidecar.tools.facts.commands.verify import beside
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
+from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
 from orch_sidecar.tools.facts.tables.files import locked, read, write
-from orch_sidecar.tools.facts.tables.merge import merge
 from orch_sidecar.tools.facts.tables.migrate import migrate
-from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, LOADED
+from orch_sidecar.tools.facts.tables.publish import csvw_of, data_package_of, named_evidence
+from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from orch_sidecar.tools.facts.tables.table import Table
 
 if TYPE_CHECKING:
@@ -21,37 +25,44 @@ if TYPE_CHECKING:
 _CHECK: Final = """Checks tables of facts: the header, the number of fields of each row, each field,
 the fields and notes of a row that must agree, and rows of one run or measurement.
 
---migrate-legacy rewrites rows of older files before the check: aggregate and per_user_stream
-become to_be_confirmed, and required notes are added where they follow from the row. Notes may be
-separated by semicolons, commas or spaces, and batching may be true or false. Each row that is
-rewritten, or cannot be, is reported; a row with any other fault keeps its bytes."""
+--migrate-legacy rewrites the rows of an older file before the check: aggregate and per_user_stream
+become to_be_confirmed, and where the notes are free text the required ones are added, which follow
+from the row. Each row that is rewritten, or cannot be, is reported; a row with any other fault
+stays as it is."""
 
 _CHECK_EPILOG: Final = """examples:
   orch facts check tps_model_gpu.csv
   orch facts check --migrate-legacy --output migrated.csv tps_model_gpu.csv
   orch facts check --confirmed facts/*.csv"""
 
-_MERGE: Final = """Merges tables of facts into one, in the given order.
+_MERGE: Final = f"""Merges tables of facts into one, in the given order.
 
 A row that several files contain is written once. Nothing is written if a file has a fault, if
-rows of one run have different labels, or if two different rows have the same measurement: the
-columns model_id, engine, precision, gpu, gpu_count, batch, input_tokens, output_tokens,
-measurement_type and source_tag, and the notes speculative, quantization, kv_cache_dtype,
-prefix_caching, attention_backend, tensor_parallel, pipeline_parallel and data_parallel."""
+rows of one run have different labels, or if two different rows have the same measurement, which
+are these columns and notes:
+
+  {" ".join(MEASUREMENT)}
+  {" ".join((*CONDITIONS, DATA_PARALLEL, LOADED))}"""
+
+_PUBLISH: Final = """Describes a table of facts for others, in two files beside it:
+
+  FILE-metadata.json  its columns, as W3C's CSV on the Web (validators find it by this name)
+  datapackage.json    the same as a package of Frictionless Data, with the evidence that rows name
+                      as further resources, each with its size and SHA-256
+
+The table must be without faults, and its evidence beside it."""
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `check` and `merge`."""
+    """Adds `check`, `merge` and `publish`."""
     parser = add_command(
         commands, "check", "report the faults of tables by line and column", _CHECK, _CHECK_EPILOG
     )
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="tables of facts")
     add("--confirmed", action="store_true", help="report rows that are to_be_confirmed, too")
-    add("--migrate-legacy", action="store_true", help="migrate rows of older files first")
-    target = parser.add_mutually_exclusive_group()
-    target.add_argument("--output", type=Path, metavar="FILE", help="write the migrated table here")
-    target.add_argument("--in-place", action="store_true", help="rewrite the files themselves")
+    add("--migrate-legacy", action="store_true", help="migrate the rows of an older file first")
+    add("--output", type=Path, metavar="FILE", help="write the migrated table here")
     parser.set_defaults(run=_check)
 
     parser = add_command(commands, "merge", "merge several tables into one", _MERGE)
@@ -60,19 +71,24 @@ def add_commands(commands: Commands) -> None:
     add("-o", "--output", type=Path, metavar="OUT", required=True, help="the file to write")
     parser.set_defaults(run=_merge)
 
+    parser = add_command(
+        commands,
+        "publish",
+        "describe a table by W3C's CSVW, and as a package of Frictionless Data",
+        _PUBLISH,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a table of facts")
+    parser.set_defaults(run=_publish)
+
 
 def _check(options: argparse.Namespace) -> int:
-    has_target = options.output is not None or options.in_place
-    if options.migrate_legacy != has_target:
-        options.usage.error("--migrate-legacy requires --output FILE or --in-place, and vice versa")
-    if options.output is not None and len(options.files) > 1:
+    if options.migrate_legacy != (options.output is not None):
+        options.usage.error("--migrate-legacy and --output FILE go together")
+    if options.migrate_legacy and len(options.files) > 1:
         options.usage.error(f"--output requires a single FILE, not {len(options.files)}")
     code = 0
     for path in options.files:
-        if options.migrate_legacy:
-            table = _migrated(path, path if options.in_place else options.output)
-        else:
-            table = read(path)
+        table = _migrated(path, options.output) if options.migrate_legacy else read(path)
         faults = check(table, confirmed=options.confirmed)
         print(*faults, _summary(table, faults), sep="\n")
         code = max(code, 1 if faults else 0)
@@ -82,25 +98,47 @@ def _check(options: argparse.Namespace) -> int:
 def _migrated(path: Path, target: Path) -> Table:
     """Writes the migrated table of a file to another, or the same, and returns it."""
     with locked(target):
-        migration = migrate(read(path))
-        for step in migration.steps:
-            print(step)
-        changed = migration.table.text.encode() != path.read_bytes()
-        if changed or target.resolve() != path.resolve():
-            write(target, migration.table.text)
+        table, steps = migrate(read(path))
+        write(target, table.text)
+    print(*steps, sep="\n")
     return read(target)
 
 
 def _merge(options: argparse.Namespace) -> int:
     with locked(options.output):
-        merged = merge([read(path) for path in options.files])
+        tables = [read(path) for path in options.files]
+        merged = merge(tables)
         if isinstance(merged, list):
             print(*merged, sep="\n")
             print(f"{counted(len(merged), 'fault')}: {options.output} is not written")
             return 1
-        write(options.output, merged.table.text)
-    repeated = f" ({merged.repeated} repeated omitted)" if merged.repeated else ""
-    print(f"{options.output}: {counted(len(merged.table.rows), 'row')}{repeated}")
+        write(options.output, merged.text)
+    repeated = sum(len(table.rows) for table in tables) - len(merged.rows)
+    omitted = f" ({repeated} repeated omitted)" if repeated else ""
+    print(f"{options.output}: {counted(len(merged.rows), 'row')}{omitted}")
+    return 0
+
+
+def _publish(options: argparse.Namespace) -> int:
+    path: Path = options.file
+    table = read(path)
+    if faults := check(table):
+        print_error("\n".join([*map(str, faults), f"{path} has faults and is not published"]))
+        return 1
+    read_evidence = beside(path)
+    digests = named_evidence(located.row for located in valid_rows(table))
+    evidence = {f"{each}{SUFFIX}": read_evidence(each) for each in digests}
+    if missing := [name for name, content in evidence.items() if content is None]:
+        print_error(f"{path} is not published: its evidence {missing[0]} is not beside it")
+        return 1
+    found = {name: content for name, content in evidence.items() if content is not None}
+    documents = {
+        f"{path.name}-metadata.json": csvw_of(path.name),
+        "datapackage.json": data_package_of(path.name, path.read_bytes(), found),
+    }
+    for name, document in documents.items():
+        write(path.with_name(name), json.dumps(document, indent=2) + "\n")
+        print(path.with_name(name))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Finds the faults of a table of facts, and where they are.
+"""Finds the faults of tables of facts, and where they are, and merges tables that have none.
 
 Pure. Each fault is reported once, at its location: a ragged row has one fault, and none for the
 values that it shifts; nothing is compared with a field that has a fault of its own.
@@ -6,21 +6,22 @@ values that it shifts; nothing is compared with a field that has a fault of its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from orch_sidecar.tools.facts.tables import characters, rules
+from orch_sidecar.tools.facts.tables import rules
 from orch_sidecar.tools.facts.tables.agreement.runs import label_of_run, makes_one_row, run_of
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, measurement_key
-from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields
+from orch_sidecar.tools.facts.tables.forms import invisible_rule
+from orch_sidecar.tools.facts.tables.row import COLUMNS, TABLE, Label, Row, measurement_key
+from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields, with_records
 
 _THROUGHPUT: Final = COLUMNS.index("throughput_tokens_per_sec")
 _LABEL: Final = COLUMNS.index("measurement_type")
 _NOTES: Final = COLUMNS.index("scenario_notes")
+_TYPES: Final = {"string": str, "integer": int, "decimal": float}
 
-# Characters of a value that a message shows: an unclosed quote makes the rest of the file one
-# value.
+# Characters of a value that a message shows: a comma without quotes shifts whole texts.
 _SHOWN_CHARACTERS: Final = 60
 
 
@@ -48,11 +49,17 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class LocatedRow:
-    """A valid row and its location; `record` is its text in the file."""
+class _Place:
+    """A record, and the file that it is in."""
 
     file: str
     record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRow(_Place):
+    """A valid row and its location; `record` is its text in the file."""
+
     row: Row
 
     @property
@@ -69,24 +76,36 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
     if fault is not None:
         return [fault]
     found: list[Fault] = []
-    seen: dict[tuple[str | float, ...], int] = {}
     measured = Measurements()
     for record in table.rows:
         faults = row_faults(table.name, record)
-        if faults:
-            found += faults
-        elif confirmed and record.fields[_LABEL] == Label.TO_BE_CONFIRMED:
-            found.append(_fault(table.name, record, _LABEL, "the batching is not confirmed"))
-        if record.misquoted is None and len(record.fields) == len(COLUMNS):
-            first = seen.setdefault(identity(record), record.line)
-            if first != record.line:
-                found.append(_fault(table.name, record, 0, f"the row repeats line {first}"))
-            elif not faults:
-                located = LocatedRow(table.name, record, parse_row(record))
-                contradicted = measured.add(located)
-                if contradicted is not None:
-                    found.append(contradicted)
+        if not faults:
+            located = LocatedRow(table.name, record, parse_row(record))
+            if (first := measured.equal(located)) is not None:
+                faults = [_fault(located, 0, f"the row repeats line {first.record.line}")]
+            elif (contradicted := measured.add(located)) is not None:
+                faults = [contradicted]
+            elif confirmed and located.row.measurement_type is Label.TO_BE_CONFIRMED:
+                faults = [_fault(located, _LABEL, "the batching is not confirmed")]
+        found += faults
     return found
+
+
+def merge(tables: Sequence[Table]) -> Table | list[Fault]:
+    """Merges at least one table: the first, and below it the rows of others that it does not have.
+
+    Returns the faults
+    instead where a table has any, two rows for one measurement differ, or two rows of one run have
+    different labels.
+    """
+    faults = [fault for table in tables for fault in check(table)]
+    rows = [located for table in tables for located in valid_rows(table)]
+    new, contradicted = Measurements().add_new(rows)
+    if faults or contradicted:
+        return faults or contradicted
+    # Of the first table each row is new.
+    added = new[len(tables[0].rows) :]
+    return with_records(tables[0], [located.record.fields for located in added])
 
 
 class Measurements:
@@ -106,10 +125,24 @@ class Measurements:
         first = self._first.setdefault(_key(located.row), located)
         return None if first is located else _conflict(first, located)
 
-    def contains(self, located: LocatedRow) -> bool:
-        """Returns whether an equal row was added."""
+    def equal(self, located: LocatedRow) -> LocatedRow | None:
+        """Returns the row that was added and is equal, None without one."""
         first = self._first.get(_key(located.row))
-        return first is not None and identity(first.record) == identity(located.record)
+        same = first is not None and identity(first.record) == identity(located.record)
+        return first if same else None
+
+    def add_new(self, rows: Iterable[LocatedRow]) -> tuple[list[LocatedRow], list[Fault]]:
+        """Adds rows but those that are equal to one before. Returns those that were added, and the
+        contradictions of the others."""
+        added, faults = [], []
+        for located in rows:
+            if self.equal(located) is None:
+                fault = self.add(located)
+                if fault is None:
+                    added.append(located)
+                else:
+                    faults.append(fault)
+        return added, faults
 
 
 def _key(row: Row) -> tuple[object, ...]:
@@ -122,8 +155,8 @@ def _two_labels(run: str, first: LocatedRow, second: LocatedRow) -> Fault:
     label = label_of_run(first.row)
     rule = f"{first.place} has {str(label)!r} for the same run, {run}: a run has one label"
     if second.row.measurement_type is not Label.TO_BE_CONFIRMED:
-        return _fault(second.file, second.record, _LABEL, rule)
-    return _fault(second.file, second.record, _NOTES, f"the note claim: {rule}")
+        return _fault(second, _LABEL, rule)
+    return _fault(second, _NOTES, f"the note claim: {rule}")
 
 
 def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
@@ -139,7 +172,7 @@ def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
         f"measurement ({'one run' if makes_one_row(second.row.source_tag) else 'an identical key'})"
     )
     rule = f"{first.place}:{index + 1} has {other!r} for the same {same}"
-    return _fault(second.file, second.record, index, rule)
+    return _fault(second, index, rule)
 
 
 def valid_rows(table: Table) -> list[LocatedRow]:
@@ -152,99 +185,80 @@ def valid_rows(table: Table) -> list[LocatedRow]:
 
 def parse_row(record: Record) -> Row:
     """Converts a record without a fault to a row."""
-    model_id, model_name, engine, precision, gpu, *counts = record.fields
-    gpu_count, batch, input_tokens, output_tokens, throughput, label, notes, source = counts
-    return Row(
-        model_id=model_id,
-        model_name=model_name,
-        engine=engine,
-        precision=precision,
-        gpu=gpu,
-        gpu_count=int(gpu_count),
-        batch=int(batch),
-        input_tokens=int(input_tokens),
-        output_tokens=int(output_tokens),
-        throughput_tokens_per_sec=float(throughput),
-        measurement_type=Label(label),
-        scenario_notes=notes,
-        source_tag=source,
-    )
+    values: dict[str, Any] = {
+        column.name: _TYPES[column.form.base](field)
+        for column, field in zip(TABLE, record.fields, strict=True)
+    }
+    return Row(**{**values, "measurement_type": Label(values["measurement_type"])})
 
 
 def identity(record: Record) -> tuple[str | float, ...]:
-    """Returns a key that is equal for equal rows: `92.72` and `92.720` are one figure."""
-    fields: list[str | float] = list(record.fields)
-    if rules.violated_rule(COLUMNS[_THROUGHPUT], record.fields[_THROUGHPUT]) is None:
-        fields[_THROUGHPUT] = float(record.fields[_THROUGHPUT])
-    return tuple(fields)
+    """Returns a key that is equal for equal rows without a fault: `92.72` and `92.720` are one
+    figure."""
+    before, throughput = record.fields[:_THROUGHPUT], record.fields[_THROUGHPUT]
+    return (*before, float(throughput), *record.fields[_THROUGHPUT + 1 :])
 
 
 def header_fault(table: Table) -> Fault | None:
     """Returns the first difference between the header and the 13 columns, None if there is none."""
     rule = f"the header must be {','.join(COLUMNS)}; rows under another header are not checked"
-    if table.header is None:
-        return Fault(table.name, 1, 1, COLUMNS[0], "", rule)
-    header = table.header.fields
-    for index, name in enumerate(header):
-        broken = characters.violated_rule(name)
-        if broken is not None:
-            return _fault(table.name, table.header, index, f"{broken}; {rule}")
-    for index in range(max(len(COLUMNS), len(header))):
-        if header[index : index + 1] != COLUMNS[index : index + 1]:
-            return _fault(table.name, table.header, index, rule)
+    header = Record(1, ()) if table.header is None else table.header
+    found = _Place(table.name, header)
+    for index, name in enumerate(header.fields):
+        if (broken := invisible_rule(name)) is not None:
+            return _fault(found, index, f"{broken}; {rule}")
+    for index in range(max(len(COLUMNS), len(header.fields))):
+        if header.fields[index : index + 1] != COLUMNS[index : index + 1]:
+            return _fault(found, index, rule)
     return None
 
 
 def row_faults(file: str, record: Record) -> list[Fault]:
     """Returns the faults of one record, which is not compared with other rows."""
-    if record.misquoted is not None:
-        rule = 'a field that contains a quote must be quoted, and the quote doubled: "7"" rack"'
-        return [_fault(file, record, record.misquoted - 1, rule)]
+    place = _Place(file, record)
     if len(record.fields) != len(COLUMNS):
-        return [_ragged(file, record)]
-    return sorted(_field_faults(file, record), key=lambda fault: fault.column)
+        return [_ragged(place)]
+    return sorted(_field_faults(place), key=lambda fault: fault.column)
 
 
 def invalid_fields(row: Row) -> list[Fault]:
     """Returns the faults that `check` would find in a row that is not in a table yet."""
-    return row_faults("row", Record(1, row_fields(row), ""))
+    return row_faults("row", Record(1, row_fields(row)))
 
 
-def _ragged(file: str, record: Record) -> Fault:
+def _ragged(place: _Place) -> Fault:
     """Returns the one fault of a row with too few or too many fields.
 
     It is located at the first value that cannot belong to its column (a missing or an additional
     field before it has shifted it), or else at the missing field at the end, or at the first
     field too many.
     """
-    fields, expected = record.fields, len(COLUMNS)
+    fields, expected = place.record.fields, len(COLUMNS)
     if not fields:
-        return _fault(file, record, 0, "an empty line is not a row")
+        return _fault(place, 0, "an empty line is not a row")
     count = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, not {expected}"
     for index, (name, value) in enumerate(zip(COLUMNS, fields, strict=False)):
         if not rules.is_plausible(name, value):
-            return _fault(file, record, index, f"{count}: this value is in the wrong column")
+            return _fault(place, index, f"{count}: this value is in the wrong column")
     if len(fields) < expected:
-        return _fault(
-            file, record, len(fields), f"{count}: this field is missing, or one before it"
-        )
-    return _fault(file, record, expected, f"{count}: a field that contains a comma must be quoted")
+        return _fault(place, len(fields), f"{count}: this field is missing, or one before it")
+    return _fault(place, expected, f"{count}: a field that contains a comma must be quoted")
 
 
-def _field_faults(file: str, record: Record) -> Iterator[Fault]:
-    values = dict(zip(COLUMNS, record.fields, strict=True))
-    valid = dict(values)
-    for index, (name, value) in enumerate(values.items()):
-        rule = rules.violated_rule(name, value)
-        if rule is not None:
+def _field_faults(place: _Place) -> Iterator[Fault]:
+    valid = dict(zip(COLUMNS, place.record.fields, strict=True))
+    for index, (name, value) in enumerate(list(valid.items())):
+        if (rule := rules.violated_rule(name, value)) is not None:
             del valid[name]
-            yield _fault(file, record, index, rule)
+            yield _fault(place, index, rule)
     for broken in rules.contradictions(valid):
         column = COLUMNS.index(broken.column) + 1
-        yield Fault(file, record.line, column, broken.column, broken.value, broken.rule)
+        line = place.record.line
+        yield Fault(place.file, line, column, broken.column, broken.value, broken.rule)
 
 
-def _fault(file: str, record: Record, index: int, rule: str) -> Fault:
+def _fault(place: _Place | LocatedRow, index: int, rule: str) -> Fault:
+    fields = place.record.fields
     name = COLUMNS[index] if index < len(COLUMNS) else "(no column)"
-    value = record.fields[index] if index < len(record.fields) else ""
-    return Fault(file, record.line, index + 1, name, value, rule)
+    value = fields[index] if index < len(fields) else ""
+    return Fault(place.file, place.record.line, index + 1, name, value, rule)

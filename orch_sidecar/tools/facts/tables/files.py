@@ -19,7 +19,6 @@ from orch_sidecar.tools.facts.tables.check import (
     LocatedRow,
     Measurements,
     header_fault,
-    identity,
     invalid_fields,
     valid_rows,
 )
@@ -72,35 +71,29 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     """Appends rows to a file, creates it if necessary, and returns how many rows were added.
 
     A row that the file contains already, in every field, is not added again. Existing rows keep
-    their bytes. Nothing is written on errors. Raises UnreadableFile for a file with another header
-    or an end to which nothing can be appended, Conflict for a row that contradicts an existing row
-    for the same measurement or run, ValueError for a row in which `check` would find a fault,
-    OSError.
+    their bytes. Nothing is written on errors. Raises UnreadableFile for a file with another header,
+    Conflict for a row that contradicts an existing row for the same measurement or run, ValueError
+    for a row in which `check` would find a fault, OSError.
     """
+    faults = [fault.text for row in rows for fault in invalid_fields(row)]
+    if faults:
+        raise ValueError("; ".join(faults))
     with locked(path):
-        table = _appendable(path)
-        existing = {identity(each) for each in table.rows if len(each.fields) == len(COLUMNS)}
-        measured = Measurements()
-        for valid in valid_rows(table):
-            measured.add(valid)
-        added = []
-        for row in rows:
-            record = _valid_record(row)
-            if identity(record) in existing:
-                continue
-            fault = measured.add(LocatedRow("the row to be added", record, row))
-            if fault is not None:
-                raise Conflict(str(fault))
-            existing.add(identity(record))
-            added.append(record.fields)
+        table, measured = _appendable(path), Measurements()
+        measured.add_new(valid_rows(table))
+        added, contradicted = measured.add_new(
+            LocatedRow("the row to be added", Record(1, row_fields(row)), row) for row in rows
+        )
+        if contradicted:
+            raise Conflict(str(contradicted[0]))
         if added or not path.exists():
-            write(path, _appended(table, added).text)
+            write(path, with_records(table, [each.record.fields for each in added]).text)
     return len(added)
 
 
 def check_appendable(path: Path) -> None:
     """Raises what `append` would raise for this file, whatever the rows. Writes nothing."""
-    _appended(_appendable(path), [COLUMNS])
+    _appendable(path)
 
 
 def check_writable(path: Path) -> None:
@@ -141,25 +134,3 @@ def _appendable(path: Path) -> Table:
     if fault is not None:
         raise UnreadableFile(str(fault))
     return table
-
-
-def _appended(table: Table, added: Sequence[tuple[str, ...]]) -> Table:
-    """Returns the table with these records at its end. Raises UnreadableFile.
-
-    An unclosed quote at the end of the table would make them part of its last field.
-    """
-    grown = with_records(table, added)
-    count = len(table.records)
-    if [each.fields for each in grown.records[count:]] != list(added):
-        last = table.records[-1]
-        place = f"{table.name}:{last.line}:{last.misquoted or len(last.fields)}"
-        rule = "rows cannot be appended after a field without a closing quote: close it first"
-        raise UnreadableFile(f"{place}: {rule}")
-    return grown
-
-
-def _valid_record(row: Row) -> Record:
-    faults = invalid_fields(row)
-    if faults:
-        raise ValueError("; ".join(fault.text for fault in faults))
-    return Record(1, row_fields(row), "")

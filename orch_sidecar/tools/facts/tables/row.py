@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from orch_sidecar.tools.facts.tables.forms import TEXT, THROUGHPUT, Form, matches, one_of, whole
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, LOADED
 
 
@@ -25,31 +26,61 @@ class Label(StrEnum):
     TO_BE_CONFIRMED = "to_be_confirmed"
 
 
-COLUMNS: Final = (
-    "model_id",
-    "model_name",
-    "engine",
-    "precision",
-    "gpu",
-    "gpu_count",
-    "batch",
-    "input_tokens",
-    "output_tokens",
-    "throughput_tokens_per_sec",
-    "measurement_type",
-    "scenario_notes",
-    "source_tag",
+# Every row's notes begin with these, in this order.
+REQUIRED_NOTES: Final = ("input_tokens", "output_tokens", "batching")
+_NOTES: Final = re.compile(
+    r"\s*" + r"=[^;]*;\s*".join(REQUIRED_NOTES) + r"=[^;]*(;\s*[a-z][a-z0-9_]*=[^;]*)*"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `identifies`: whether it says what was measured, and not what came of it."""
+
+    name: str
+    form: Form
+    identifies: bool
+    meaning: str
+
+
+TABLE: Final = (
+    Column("model_id", TEXT, True, "Id of the model, as its engine serves or loaded it."),
+    Column("model_name", TEXT, False, "Name of the model, for display."),
+    Column("engine", TEXT, True, "Name and version of the engine: vLLM 0.32.0."),
+    Column("precision", TEXT, True, "Type of the weights: BF16; of a quantized model its method."),
+    Column("gpu", TEXT, True, "Accelerator; without one CPU (<model of the processor>)."),
+    Column("gpu_count", whole(0), True, "Accelerators that one copy of the model is spread over."),
+    Column(
+        "batch",
+        whole(1),
+        True,
+        "Mean number of sequences per decode step of the window (the note batch_mean), rounded, at "
+        "least 1. In rows to_be_confirmed the largest number of answers that overlapped, in rows "
+        "of other sources what these state.",
+    ),
+    Column("input_tokens", whole(0), True, "Prompt tokens per request; a mean is rounded."),
+    Column("output_tokens", whole(1), True, "Generated tokens per request; a mean is rounded."),
+    Column(
+        "throughput_tokens_per_sec",
+        THROUGHPUT,
+        False,
+        "Generated tokens of all requests over the window, per second; prompts are not counted.",
+    ),
+    Column("measurement_type", one_of(*Label), True, "How the engine was batching: the label."),
+    Column(
+        "scenario_notes",
+        matches(_NOTES, f"notes that begin with {', '.join(REQUIRED_NOTES)}, in this order"),
+        False,
+        "name=value; name=value: lengths and batching, load, latencies, settings of the engine, "
+        "and what limits the trust in the figure.",
+    ),
+    Column("source_tag", TEXT, True, "Run or file that the figure comes from."),
+)
+COLUMNS: Final = tuple(column.name for column in TABLE)
 
 # The columns that identify a measurement, and with them the notes about the engine's configuration
 # (`notes.CONDITIONS`); the others contain its result.
-MEASUREMENT: Final = (
-    *("model_id", "engine", "precision", "gpu", "gpu_count", "batch"),
-    *("input_tokens", "output_tokens", "measurement_type", "source_tag"),
-)
-
-# Every row's notes begin with these, in this order.
-REQUIRED_NOTES: Final = ("input_tokens", "output_tokens", "batching")
+MEASUREMENT: Final = tuple(column.name for column in TABLE if column.identifies)
 
 # The usual spelling of engine names; others are written as the engine reports them.
 _ENGINES: Final = {"vllm": "vLLM"}
@@ -59,18 +90,7 @@ _KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One fact.
-
-    `engine`: name and version, as `vLLM 0.32.0`. `gpu`, `gpu_count`: the accelerators that the
-    engine ran on; `CPU (<model of the processor>)` and 0 without one. `batch`: the mean number of
-    sequences per decode step of the window (the note `batch_mean`), rounded and at least 1; the
-    largest number is the note `batch_max`. Rows `to_be_confirmed` have the largest number of
-    answers that overlapped (`batch_is=overlap`), rows of other sources what these state.
-    `input_tokens`, `output_tokens`: per
-    request (the rounded mean, where they differ). `throughput_tokens_per_sec`: generated tokens of
-    all requests over the length of the window; prompt tokens are not counted. `source_tag`: the
-    file or run that the figure comes from.
-    """
+    """One fact: a value for each column of `TABLE`, which says what it is."""
 
     model_id: str
     model_name: str

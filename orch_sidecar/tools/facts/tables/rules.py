@@ -5,16 +5,14 @@ Pure. Knows values by the names of their columns, and nothing about files and li
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.tables import characters
 from orch_sidecar.tools.facts.tables.agreement import engine, figures, load, publication, runs
+from orch_sidecar.tools.facts.tables.forms import formula_rule, invisible_rule
 from orch_sidecar.tools.facts.tables.note_forms import violated_form
-from orch_sidecar.tools.facts.tables.row import REQUIRED_NOTES, Label, parse_notes
+from orch_sidecar.tools.facts.tables.row import TABLE, Label, parse_notes
 
 # Labels of older files. Neither determines the batching: an aggregate was measured online or
 # offline, and the stream of one user may have run beside others.
@@ -28,13 +26,11 @@ BATCHING: Final[Mapping[Label, tuple[str, ...]]] = {
     Label.TO_BE_CONFIRMED: ("on", "off", "unknown"),
 }
 
+_FORMS: Final = {column.name: column.form for column in TABLE}
+
 # Notes in milliseconds that comparisons use.
 TTFT_P50_NOTE: Final = "ttft_p50_ms"
 TTFT_P95_NOTE: Final = "ttft_p95_ms"
-
-# A float keeps fifteen digits.
-_WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,14}")
-_DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,14})(?:\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +44,37 @@ class Contradiction:
 
 def violated_rule(column: str, value: str) -> str | None:
     """Returns the rule that a field violates by itself, None for a valid field."""
-    return characters.violated_rule(value) or _RULES[column](value)
+    rule = invisible_rule(value)
+    if rule is None and column == "scenario_notes":
+        rule = _notes_rule(value)
+    elif rule is None and column == "measurement_type" and value in LEGACY_LABELS:
+        rule = (
+            "is a label of older files, which does not state how the engine was batching; "
+            f"check --migrate-legacy changes it to {Label.TO_BE_CONFIRMED}"
+        )
+    elif rule is None:
+        rule = _FORMS[column].violated_rule(value)
+    if rule is None and _FORMS[column].base == "string":
+        rule = formula_rule(value)
+    return rule
+
+
+def _notes_rule(value: str) -> str | None:
+    if "\n" in value or "\r" in value:
+        return "must be one line, without a line break"
+    try:
+        notes = parse_notes(value)
+    except ValueError as error:
+        return f"must be notes such as input_tokens=512; output_tokens=64; batching=on: {error}"
+    return _FORMS["scenario_notes"].violated_rule(value) or violated_form(notes)
 
 
 def is_plausible(column: str, value: str) -> bool:
     """Returns whether a value, valid or not, looks as if it was meant for this column."""
-    if column == "measurement_type" and value in LEGACY_LABELS:
-        return True
     if column == "scenario_notes":
         return value != ""
-    return _RULES[column](value) is None
+    is_legacy = column == "measurement_type" and value in LEGACY_LABELS
+    return is_legacy or violated_rule(column, value) is None
 
 
 def contradictions(valid: Mapping[str, str]) -> Iterator[Contradiction]:
@@ -133,71 +150,3 @@ def _located(found: Iterable[load.Finding]) -> Iterator[Contradiction]:
             yield Contradiction("batch", value, rule)
         else:
             yield Contradiction("scenario_notes", stated, rule)
-
-
-def _text(value: str) -> str | None:
-    if not value:
-        return "must not be empty"
-    if value != value.strip():
-        return "must not begin or end with white space"
-    return _one_line(value) or characters.formula_rule(value)
-
-
-def _one_line(value: str) -> str | None:
-    return "must be one line, without a line break" if "\n" in value or "\r" in value else None
-
-
-def _whole(least: int) -> Callable[[str], str | None]:
-    rule = f"must be a whole number in plain digits, at least {least}"
-
-    def broken(value: str) -> str | None:
-        return rule if _WHOLE.fullmatch(value) is None or int(value) < least else None
-
-    return broken
-
-
-def _throughput(value: str) -> str | None:
-    if _DECIMAL.fullmatch(value) is None or not 0 < float(value) < math.inf:
-        return "must be tokens per second, a decimal number above 0 such as 92.72"
-    return None
-
-
-def _label(value: str) -> str | None:
-    if value in {label.value for label in Label}:
-        return None
-    if value in LEGACY_LABELS:
-        return (
-            "is a label of older files, which does not state how the engine was batching; "
-            f"check --migrate-legacy changes it to {Label.TO_BE_CONFIRMED}"
-        )
-    return f"must be one of {', '.join(Label)}"
-
-
-def _notes(value: str) -> str | None:
-    rule = _one_line(value) or characters.formula_rule(value)
-    if rule is not None:
-        return rule
-    try:
-        notes = parse_notes(value)
-    except ValueError as error:
-        return f"must be notes such as input_tokens=512; output_tokens=64; batching=on: {error}"
-    if tuple(notes)[: len(REQUIRED_NOTES)] != REQUIRED_NOTES:
-        return f"must begin with the notes {', '.join(REQUIRED_NOTES)}, in this order"
-    return violated_form(notes)
-
-
-_RULES: Final[Mapping[str, Callable[[str], str | None]]] = {
-    "model_id": _text,
-    "model_name": _text,
-    "engine": _text,
-    "precision": _text,
-    "gpu": _text,
-    "gpu_count": _whole(0),
-    "batch": _whole(1),
-    "input_tokens": _whole(0),
-    "output_tokens": _whole(1),
-    "throughput_tokens_per_sec": _throughput,
-    "measurement_type": _label,
-    "scenario_notes": _notes,
-    "source_tag": _text,
-}

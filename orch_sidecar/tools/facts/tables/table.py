@@ -1,8 +1,7 @@
-"""Parses and writes `tps_model_gpu.csv` as records that keep their line and their bytes (RFC 4180).
+"""Parses and writes `tps_model_gpu.csv` as records that keep their line (RFC 4180).
 
-Pure. Knows how a record is written, and nothing about what its fields must contain: ragged and
-badly quoted records are parsed, too, so that a fault can be reported with its location. A record
-that is not changed is written back byte by byte.
+Pure. Knows how a record is written, and nothing about what its fields must contain: ragged records
+are parsed, too, so that a fault can be reported with its location.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
@@ -23,9 +22,6 @@ from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 _LINE_END: Final = "\n"
 _MARK: Final = "\ufeff"
 
-_FIELD: Final = re.compile(r'"(?:[^"]|"")*+"|[^",\r\n]*')
-_END: Final = re.compile(r"(?:\r\n|\n|\r)\Z")
-
 _SIGNIFICANT_DIGITS: Final = 6
 
 
@@ -35,25 +31,19 @@ class UnreadableFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: a row, the header, or an empty line (no fields).
-
-    `line`: the physical line it starts in, from 1. `raw`: its text, line end included, where it
-    has one. `misquoted`: the column, from 1, whose quotes RFC 4180 does not allow.
-    """
+    """A row, the header, or an empty line (no fields). `line`: where it starts, from 1."""
 
     line: int
     fields: tuple[str, ...]
-    raw: str
-    misquoted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file's records in their order, the header first. `mark`: its byte order mark, or ""."""
+    """A file's text, with a byte order mark if it has one, and its records, the header first."""
 
     name: str
+    text: str = ""
     records: tuple[Record, ...] = ()
-    mark: str = ""
 
     @property
     def header(self) -> Record | None:
@@ -64,44 +54,44 @@ class Table:
         return self.records[1:]
 
     @property
-    def text(self) -> str:
-        return self.mark + "".join(record.raw for record in self.records)
-
-    @property
     def line_end(self) -> str:
-        """The line end of the first record, used for every record that is added."""
-        return line_end_of(self.records[0].raw) or _LINE_END if self.records else _LINE_END
+        """The line end of the header, used for every record that is added."""
+        found = re.search(r"\r\n|\n|\r", self.text)
+        return _LINE_END if found is None else found[0]
 
 
 def parse(name: str, text: str) -> Table:
-    """Parses a text into a table. Raises UnreadableFile for text that Python's csv rejects."""
-    mark = _MARK if text.startswith(_MARK) else ""
-    taken: list[str] = []
+    """Parses a text into a table.
+
+    Raises UnreadableFile, with the line, for text that RFC 4180 or Python's csv does not allow.
+    """
+    raw: list[str] = []
 
     def lines() -> Iterator[str]:
         for line in io.StringIO(text.removeprefix(_MARK), newline=""):
-            taken.append(line)
+            raw.append(line)
             yield line
 
-    reader, records, line = csv.reader(lines()), [], 1
+    reader, records, line = csv.reader(lines(), strict=True), [], 1
     while True:
-        taken.clear()
+        raw.clear()
         try:
             fields = next(reader)
         except StopIteration:
             break
         except csv.Error as error:
             raise UnreadableFile(f"{name}:{line}: invalid CSV: {error}") from error
-        raw = "".join(taken)
-        records.append(Record(line, tuple(fields), raw, _misquoted(raw)))
-        line += len(taken)
-    return Table(name, tuple(records), mark)
+        for column, field in enumerate(fields, 1):
+            if '"' in field and _quoted(field) not in "".join(raw):
+                rule = 'a field that contains a quote must be quoted, and it doubled: "7"" rack"'
+                raise UnreadableFile(f"{name}:{line}:{column}: invalid CSV: {rule}")
+        records.append(Record(line, tuple(fields)))
+        line += len(raw)
+    return Table(name, text, tuple(records))
 
 
-def line_end_of(raw: str) -> str:
-    """Returns the line end of a record's text, "" where the last record of a file has none."""
-    found = _END.search(raw)
-    return "" if found is None else found[0]
+def _quoted(field: str) -> str:
+    return '"' + field.replace('"', '""') + '"'
 
 
 def record_text(fields: Sequence[str], line_end: str) -> str:
@@ -129,40 +119,9 @@ def throughput_text(tokens_per_s: float) -> str:
     return format(Decimal(f"{tokens_per_s:.{_SIGNIFICANT_DIGITS}g}"), "f")
 
 
-def with_changes(table: Table, changes: Mapping[int, Sequence[str]]) -> Table:
-    """Returns the table with new fields in some records, by their index in `records`."""
-    records = list(table.records)
-    for index, fields in changes.items():
-        raw = record_text(fields, line_end_of(records[index].raw))
-        records[index] = replace(records[index], raw=raw)
-    # Parsed again: line numbers move where a record gets longer or shorter by a line.
-    return parse(table.name, replace(table, records=tuple(records)).text)
-
-
 def with_records(table: Table, added: Iterable[Sequence[str]]) -> Table:
-    """Returns the table with further records at its end."""
-    return with_raw(table, (record_text(fields, table.line_end) for fields in added))
-
-
-def with_raw(table: Table, added: Iterable[str]) -> Table:
-    """Returns the table with records appended that are text already, with the table's line end."""
-    end = table.line_end
-    raws = [record.raw for record in table.records]
-    for raw in added:
-        if raws and not line_end_of(raws[-1]):
-            raws[-1] += end
-        raws.append(raw.removesuffix(line_end_of(raw)) + end)
-    return parse(table.name, table.mark + "".join(raws))
-
-
-def _misquoted(raw: str) -> int | None:
-    """Returns the first column with a quote inside, text after its closing quote, or none."""
-    column, at = 1, 0
-    while True:
-        field = _FIELD.match(raw, at)
-        assert field is not None, "the second form matches the empty text"
-        at = field.end()
-        following = raw[at : at + 1]
-        if following != ",":
-            return None if following in ("", "\r", "\n") else column
-        column, at = column + 1, at + 1
+    """Returns the table with further records at its end; those that it has keep their bytes."""
+    end, text = table.line_end, table.text
+    if table.records and not text.endswith(("\n", "\r")):
+        text += end
+    return parse(table.name, text + "".join(record_text(fields, end) for fields in added))

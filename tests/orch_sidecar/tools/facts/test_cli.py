@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL
+from orch_sidecar.tools.facts.tables.publish import csvw_of
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fact, fields
@@ -87,67 +89,30 @@ class TestMigrate:
         assert code == 1
         assert legacy.read_bytes() == LEGACY.read_bytes()
         lines = out.splitlines()
-        assert sum(": relabelled: " in line for line in lines) == 15
-        assert sum(": notes added: " in line for line in lines) == 6
+        assert sum(": migrated: " in line for line in lines) == 21
         assert sum(": unchanged: " in line for line in lines) == 3
         assert lines[-1] == f"{to}: 24 rows (6 single_stream, 15 to_be_confirmed), 5 faults"
         assert f"{to}:10:8: input_tokens '~45000'" in out
 
-    def test_in_place_rewrites_the_file_once(self, run: Run, legacy: Path) -> None:
-        run("check", "--migrate-legacy", "--in-place", legacy)
-        once = legacy.read_bytes()
-        assert once.count(b"to_be_confirmed") == 15
-        assert len(once.splitlines()) == 25
-        run("check", "--migrate-legacy", "--in-place", legacy)
-        assert legacy.read_bytes() == once
-
-    def test_migrated_file_without_other_faults_is_valid_but_not_confirmed(
-        self, run: Run, tmp_path: Path
-    ) -> None:
+    def test_output_may_be_the_file_itself(self, run: Run, tmp_path: Path) -> None:
         path = tmp_path / "t.csv"
         row = ",".join(fields(measurement_type="aggregate", scenario_notes="64 clients"))
         path.write_text(f"{HEADER}\n{row}\n")
-        assert run("check", "--migrate-legacy", "--in-place", path)[0] == 0
+        assert run("check", "--migrate-legacy", "--output", path, path)[0] == 0
         assert run("check", "--confirmed", path)[0] == 1
-
-    def test_valid_file_in_place_is_not_written(self, run: Run, valid: Path) -> None:
-        before = valid.stat()
-        assert run("check", "--migrate-legacy", "--in-place", valid)[0] == 0
-        assert valid.stat().st_ino == before.st_ino
-
-    @pytest.mark.parametrize(
-        "words",
-        [
-            ["--migrate-legacy", "a.csv"],
-            ["--in-place", "a.csv"],
-            ["--output", "b.csv", "a.csv"],
-            ["--migrate-legacy", "--in-place", "--output", "b.csv", "a.csv"],
-            ["--migrate-legacy", "--output", "c.csv", "a.csv", "b.csv"],
-            [],
-        ],
-    )
-    def test_bad_usage_exits_with_2(self, run: Run, words: list[str]) -> None:
-        code, out, err = run("check", *words)
-        assert (code, out) == (2, "")
-        assert "orch facts check: error:" in err
 
 
 class TestMerge:
     def test_merges_in_order_and_reports_repeated_rows(
         self, run: Run, valid: Path, tmp_path: Path
     ) -> None:
-        other, to = tmp_path / "b.csv", tmp_path / "out.csv"
-        append(other, [fact(), fact(gpu="A100")])
-        code, out, _ = run("merge", "-o", to, valid, other)
-        assert (code, out) == (0, f"{to}: 4 rows (1 repeated omitted)\n")
-        assert to.read_text().startswith(valid.read_text())
-        assert run("check", to)[0] == 0
-
-    def test_output_may_be_one_of_the_files(self, run: Run, valid: Path, tmp_path: Path) -> None:
         other = tmp_path / "b.csv"
-        append(other, [fact(gpu="A100")])
-        assert run("merge", "-o", valid, valid, other)[0] == 0
-        assert len(valid.read_text().splitlines()) == 5
+        append(other, [fact(), fact(gpu="A100")])
+        before = valid.read_text()
+        code, out, _ = run("merge", "-o", valid, valid, other)
+        assert (code, out) == (0, f"{valid}: 4 rows (1 repeated omitted)\n")
+        assert valid.read_text().startswith(before)
+        assert run("check", valid)[0] == 0
 
     def test_conflict_exits_with_1_names_both_places_and_writes_nothing(
         self, run: Run, valid: Path, tmp_path: Path
@@ -160,15 +125,37 @@ class TestMerge:
         assert out.endswith(f"1 fault: {to} is not written\n")
         assert not to.exists()
 
-    def test_file_with_faults_is_not_merged(self, run: Run, legacy: Path, tmp_path: Path) -> None:
-        code, out, _ = run("merge", "-o", tmp_path / "out.csv", legacy)
-        assert code == 1
-        assert f"{legacy}:10:8: " in out
-
     def test_missing_file_exits_with_2(self, run: Run, valid: Path, tmp_path: Path) -> None:
         code, _, err = run("merge", "-o", tmp_path / "out.csv", valid, tmp_path / "none.csv")
         assert code == 2
         assert "none.csv: No such file" in err
+
+
+class TestPublish:
+    def test_table_with_its_evidence_is_described_in_two_files(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        table, digest = tmp_path / "tps_model_gpu.csv", hashlib.sha256(b"{}").hexdigest()
+        append(table, [fact(notes={"evidence": f"sha256:{digest}"}), fact(source_tag="b")])
+        metadata = tmp_path / "tps_model_gpu.csv-metadata.json"
+        package = tmp_path / "datapackage.json"
+        code, _, err = run("publish", table)
+        assert (code, err) == (
+            1,
+            f"{table} is not published: its evidence {digest}.json is not beside it\n",
+        )
+        assert not metadata.exists()
+        (tmp_path / f"{digest}.json").write_bytes(b"{}")
+        assert run("publish", table) == (0, f"{metadata}\n{package}\n", "")
+        assert json.loads(metadata.read_text()) == csvw_of("tps_model_gpu.csv")
+        resources = json.loads(package.read_text())["resources"]
+        assert [each["path"] for each in resources] == ["tps_model_gpu.csv", f"{digest}.json"]
+
+    def test_table_with_faults_is_not_published(self, run: Run, legacy: Path) -> None:
+        code, out, err = run("publish", legacy)
+        assert (code, out) == (1, "")
+        assert f"{legacy}:10:8: " in err
+        assert not legacy.with_name("datapackage.json").exists()
 
 
 class TestCompare:
@@ -223,7 +210,20 @@ class TestCompare:
         assert run("compare", valid)[0] == 0
 
 
-@pytest.mark.parametrize("words", [[], ["best"], ["check", "--fast", "a.csv"], ["merge", "a.csv"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["best"],
+        ["check"],
+        ["check", "--fast", "a.csv"],
+        ["check", "--migrate-legacy", "a.csv"],
+        ["check", "--output", "b.csv", "a.csv"],
+        ["check", "--migrate-legacy", "--output", "c.csv", "a.csv", "b.csv"],
+        ["merge", "a.csv"],
+        ["publish"],
+    ],
+)
 def test_bad_usage_exits_with_2(run: Run, words: list[str]) -> None:
     code, out, err = run(*words)
     assert (code, out) == (2, "")

@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.evidence.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.check import row_faults
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
-from orch_sidecar.tools.facts.tables.table import Record, record_text, row_fields
+from orch_sidecar.tools.facts.tables.table import Record, row_fields
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
     ONLINE,
@@ -36,7 +36,7 @@ TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gp
 
 def sound(row: Any) -> bool:
     fields = row_fields(row)
-    return not row_faults("t.csv", Record(1, fields, record_text(fields, "")))
+    return not row_faults("t.csv", Record(1, fields))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.tables.check import Fault, check, header_fault, parse_row, valid_rows
+from orch_sidecar.tools.facts.tables.check import (
+    Fault,
+    check,
+    header_fault,
+    merge,
+    parse_row,
+    valid_rows,
+)
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
 from orch_sidecar.tools.facts.tables.table import Table, parse, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, SOUND, fact, fields, table
@@ -121,19 +128,6 @@ class TestRaggedRow:
         assert len(check(added)) == (1 if row else 0)
 
 
-def test_misplaced_quote_is_one_fault_at_its_column() -> None:
-    line = ",".join(fields(gpu='7" rack', batch="0"))
-    assert places(check(parse("t.csv", f"{HEADER}\n{line}\n"))) == [(2, "gpu")]
-    twice = check(parse("t.csv", f"{HEADER}\n{line}\n{line}\n"))
-    assert places(twice) == [(2, "gpu"), (3, "gpu")]
-
-
-def test_unclosed_quote_is_one_fault_for_the_rest_of_the_file() -> None:
-    good = ",".join(fields())
-    text = f"{HEADER}\n{good}\n{good.replace('H100', chr(34) + 'H100')}\n{good}\n"
-    assert places(check(parse("t.csv", text))) == [(3, "gpu")]
-
-
 def test_row_below_a_field_of_two_lines_has_its_physical_line() -> None:
     found = table(fields(gpu="H\n100"), fields(batch="x"))
     assert places(check(found)) == [(2, "gpu"), (4, "batch")]
@@ -191,16 +185,6 @@ class TestLegacyFile:
         assert places(self.faults()) == expected
         assert len(expected) == 41
 
-    def test_unknown_labels_are_faults_and_never_mapped(self) -> None:
-        labels = [fault for fault in self.faults() if fault.name == "measurement_type"]
-        assert [fault.value for fault in labels].count("aggregate") == 15
-        assert [fault.line for fault in labels if fault.value == "per_user_stream"] == [11]
-        assert all("--migrate-legacy" in fault.rule for fault in labels)
-
-    def test_estimate_is_not_a_valid_count(self) -> None:
-        [fault] = [fault for fault in self.faults() if fault.value == "~45000"]
-        assert str(fault).startswith("legacy.csv:10:8: input_tokens '~45000': ")
-
 
 @given(
     st.sampled_from([Label.BATCHED_ONLINE, Label.OFFLINE]),
@@ -233,3 +217,33 @@ def test_two_figures_of_one_measurement_are_a_fault_of_the_second() -> None:
     )
     [fault] = check(table(fields(), fields(model_name="Llama")))
     assert (fault.line, fault.name) == (3, "model_name")
+
+
+class TestMerge:
+    def test_rows_follow_those_of_the_first_file_whose_bytes_stay(self) -> None:
+        quoted = ",".join(f'"{value}"' for value in fields(throughput_tokens_per_sec="92.720"))
+        text = f"\ufeff{HEADER}\r\n{quoted}"
+        again, new = fields(throughput_tokens_per_sec="92.72"), fields(source_tag="b")
+        found = merge([parse("a.csv", text), table(again, new), table(new, fields(source_tag="a"))])
+        assert isinstance(found, Table)
+        assert found.text.startswith(f"{text}\r\n")
+        assert [record.fields[-1] for record in found.rows] == ["run-1", "b", "a"]
+        assert check(found) == []
+
+    @pytest.mark.parametrize(
+        ("other", "expected"),
+        [
+            ({"throughput_tokens_per_sec": "2500"}, "b.csv:2:10: throughput_tokens_per_sec '2500': "
+             "a.csv:3:10 has '2461.67' for the same measurement (an identical key)"),
+            ({"scenario_notes": f"{notes()}; clients=64"}, "b.csv:2:12: scenario_notes "),
+            ({"batch": "x"}, "b.csv:2:7: batch 'x': must be a whole number"),
+        ],
+    )  # fmt: skip
+    def test_contradiction_or_fault_is_returned_instead(
+        self, other: dict[str, str], expected: str
+    ) -> None:
+        first = table(fields(source_tag="a"), fields(), name="a.csv")
+        found = merge([first, table(fields(**other), name="b.csv")])
+        assert isinstance(found, list)
+        [fault] = found
+        assert str(fault).startswith(expected)

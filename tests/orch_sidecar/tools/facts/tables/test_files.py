@@ -81,15 +81,17 @@ def test_append_leaves_faults_of_other_rows_alone(path: Path) -> None:
     assert path.read_text() == f"{before}{LINE}\n"
 
 
-@pytest.mark.parametrize("end", ["", "\n", '"', 'a""'])
-def test_append_after_an_unclosed_quote_writes_nothing(path: Path, end: str) -> None:
-    before = f'{HEADER}\n{LINE}\nm/x,x,"vLLM; out{end if end != chr(34) else chr(34) * 2}'
+def test_append_after_an_unclosed_quote_writes_nothing(path: Path) -> None:
+    before = f'{HEADER}\n{LINE}\nm/x,x,"vLLM'
     path.write_text(before)
-    place = r"tps_model_gpu\.csv:3:3: rows cannot be appended"
-    with pytest.raises(UnreadableFile, match=place):
-        append(path, [fact(source_tag="run-2")])
-    with pytest.raises(UnreadableFile, match=place):
-        check_appendable(path)
+    for append_to in (
+        lambda: append(path, [fact(source_tag="run-2")]),
+        lambda: check_appendable(path),
+    ):
+        with pytest.raises(
+            UnreadableFile, match=r"tps_model_gpu\.csv:3: invalid CSV: unexpected end"
+        ):
+            append_to()
     assert path.read_text() == before
     assert alone(path)
 

@@ -1,0 +1,123 @@
+"""The forms of values: text, whole numbers, numbers, choices; and characters that no cell may have.
+
+Pure. A form is data: `check` judges by it, and the published description of a table states it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Final
+
+# A float keeps fifteen digits.
+_WHOLE: Final = "0|[1-9][0-9]{0,14}"
+_DECIMAL: Final = r"(0|[1-9][0-9]{0,14})(\.[0-9]+)?"
+# A float as `format_notes` formats it.
+_FLOAT: Final = r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,2})?"
+
+# What a reader cannot see must not distinguish two values. Categories of Unicode: control, format
+# (bidirectional controls, zero width, byte order mark), surrogate, private, unassigned, and
+# separators of lines, paragraphs and words.
+_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
+# Line breaks have a rule of their own, where they are allowed at all.
+_ALLOWED: Final = frozenset(" \n\r")
+# Letters and marks without a shape: `Default_Ignorable_Code_Point` of Unicode outside of the
+# categories above, and the blank pattern of Braille.
+_WITHOUT_SHAPE: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+# OWASP, CSV Injection: a cell is a formula if it begins with one of these, also as full-width
+# characters, after white space or an opening quote. A spreadsheet whose separator is the semicolon
+# begins a cell after each of them.
+_FORMULA: Final = re.compile(r"""(?:\A|;)[\s"']*([=+\-@\uff1d\uff0b\uff0d\uff20])""")
+
+_CONTROL_NAMES: Final = {"\0": "NULL", "\t": "CHARACTER TABULATION", "\x1b": "ESCAPE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a value must be: the whole text matches `pattern`, and a number lies from `least` to
+    `most`, and above `above`. `base`: its type in XML Schema, `string`, `integer` or `decimal`.
+    `values`: the only ones, where there are few. `rule`: all of that in words."""
+
+    rule: str
+    pattern: str
+    base: str = "string"
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    values: tuple[str, ...] = ()
+
+    def violated_rule(self, value: str) -> str | None:
+        """Returns the rule if a value violates it, else None."""
+        valid = re.fullmatch(self.pattern, value) is not None
+        if valid and self.base != "string":
+            number = float(value)
+            valid = self.least <= number <= self.most and self.above < number < math.inf
+        return None if valid else self.rule
+
+
+def whole(least: int) -> Form:
+    """Returns the form of a count."""
+    rule = f"must be a whole number in plain digits, at least {least}"
+    return Form(rule, _WHOLE, "integer", least=least)
+
+
+def number(unit: str, least: float, most: float = math.inf) -> Form:
+    """Returns the form of a number between two others, both included."""
+    limits = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
+    return Form(f"must be a number {unit}{limits}", _FLOAT, "decimal", least=least, most=most)
+
+
+def one_of(*values: str) -> Form:
+    """Returns the form of a choice."""
+    rule = f"must be {values[0]}" if len(values) == 1 else f"must be one of {', '.join(values)}"
+    return Form(rule, "|".join(map(re.escape, values)), values=values)
+
+
+def matches(pattern: re.Pattern[str], what: str) -> Form:
+    """Returns the form of a text. `what`: what it must be, in words."""
+    return Form(f"must be {what}", pattern.pattern)
+
+
+ABOVE_0: Final = Form("must be a number above 0", _FLOAT, "decimal", above=0)
+TEXT: Final = Form(
+    "must be one line that is not empty, and must not begin or end with white space",
+    r"\S([^\n\r]*\S)?",
+)
+THROUGHPUT: Final = Form(
+    "must be tokens per second, a decimal number above 0 such as 92.72",
+    _DECIMAL,
+    "decimal",
+    above=0,
+)
+
+
+def invisible_rule(value: str) -> str | None:
+    """Returns the rule that a cell's characters violate, with the first of them; None if none."""
+    for place, character in enumerate(value, 1):
+        if character in _ALLOWED:
+            continue
+        if unicodedata.category(character) in _INVISIBLE or _WITHOUT_SHAPE.match(character):
+            return f"must not contain {_name(character)} (character {place} of the cell)"
+    return None
+
+
+def formula_rule(value: str) -> str | None:
+    """Returns the rule that a cell violates if a spreadsheet would execute it, None otherwise."""
+    found = _FORMULA.search(value)
+    if found is None:
+        return None
+    where = "begin with" if found.start() == 0 else "have after a semicolon"
+    return (
+        f"must not {where} {_name(found[1])} (character {found.start(1) + 1} of the cell): a "
+        "spreadsheet executes it as a formula"
+    )
+
+
+def _name(character: str) -> str:
+    default = _CONTROL_NAMES.get(character, "a character without a name")
+    return f"U+{ord(character):04X} {unicodedata.name(character, default)}"
