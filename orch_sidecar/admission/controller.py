@@ -11,7 +11,7 @@ from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.constraint import Constraint
-from orch_sidecar.admission.constraints.demand import UNKNOWN_TOKENS
+from orch_sidecar.admission.constraints.demand import DEFAULT_TOKENS
 from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain, after_restart, stronger
@@ -34,9 +34,9 @@ from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.profile import BULK, AdmissionRules
 
 # The shortest time between two timer events, whatever rounding does.
-_LEAST_SLEEP_S: Final = 0.001
+_MIN_SLEEP_S: Final = 0.001
 # Leases that have ended, and that nothing was learned from yet.
-_MOST_ENDED: Final = 64
+_MAX_ENDED_LEASES: Final = 64
 
 
 class AdmissionController:
@@ -137,7 +137,7 @@ class AdmissionController:
         if queues.depth and queues.has_expired(now):  # that must not block this one
             self.displaced += self.dispatch(now)
         tokens = self.service_times.lengths.expected(service_class, request.max_tokens)
-        request.work = request.cost * (UNKNOWN_TOKENS if tokens is None else tokens)
+        request.work = request.cost * (DEFAULT_TOKENS if tokens is None else tokens)
         request.kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
         order = self.order if queues.depth else constraints
         blocked_by = order.first(request, now)
@@ -228,7 +228,7 @@ class AdmissionController:
                 if not each.inactive:
                     each.ended(request, now)
         self._ended.append((lease, output_tokens, served, now))
-        if output_tokens is None or len(self._ended) >= _MOST_ENDED:
+        if output_tokens is None or len(self._ended) >= _MAX_ENDED_LEASES:
             self.learn()
         if not self.queues.depth:
             return []
@@ -242,9 +242,10 @@ class AdmissionController:
         for lease, output_tokens, served, now in ended:
             request, cost = lease.request, lease.cost
             if request is not None:
-                charged = served and not lease.reclaimed
-                took = self.service_times.took(lease, request, output_tokens, now) if charged else 0
-                self.queues.settle(lease, request, took)
+                used = 0
+                if served and not lease.reclaimed:
+                    used = self.service_times.tokens_used(lease, request, output_tokens, now)
+                self.queues.settle(lease, request, used)
                 if output_tokens is None:
                     self.service_times.prompts.cut(lease, request.prompt_tokens, now)
                 else:
@@ -263,7 +264,7 @@ class AdmissionController:
         if self.unavailable is None:
             times.append(self.order.changes_at(now))
         first = min((at for at in times if at is not None), default=None)
-        return None if first is None else max(first, now + _LEAST_SLEEP_S)
+        return None if first is None else max(first, now + _MIN_SLEEP_S)
 
     def drain(self, drain: Drain) -> None:
         """Refuses new requests; queued and running ones are served."""
@@ -360,7 +361,7 @@ class AdmissionController:
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return away
-        request.work = request.cost * UNKNOWN_TOKENS
+        request.work = request.cost * DEFAULT_TOKENS
         self.constraints.reserve.demand(request.service_class).arrivals.append((now, request))
         return outcome
 

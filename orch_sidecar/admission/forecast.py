@@ -14,29 +14,29 @@ from typing import Final
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.fairness.fair_queue import FEW
+from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.lent_slots import (
-    LEAST_S,
+    MIN_WINDOW_S,
     WINDOW_S,
     LentSlots,
     SlotAverage,
 )
-from orch_sidecar.admission.prediction.release_rate import LONGEST_MS, SHORTEST_MS, ReleaseRates
+from orch_sidecar.admission.prediction.release_rate import MAX_RETRY_MS, MIN_RETRY_MS, ReleaseRates
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes, Start
-from orch_sidecar.admission.prediction.shorter_prompts import MOST, ShorterPrompts
+from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR, ShorterPrompts
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ClassRules, ServiceClass
 
 # Requests that are refused together should not retry together.
-_JITTER: Final = 0.25
+_JITTER_SHARE: Final = 0.25
 
 # Queued requests whose starts are predicted one by one; those behind them start at the same rate.
-_ONE_BY_ONE: Final = 1024
+_MAX_PREDICTED_REQUESTS: Final = 1024
 
 
 class Forecaster:
@@ -76,16 +76,16 @@ class Forecaster:
         schedule = self._service_times.schedule(now, free, only)
         if schedule is None:
             return None
-        if (kept := self._kept()) < 1.0:
+        if (kept := self._share_kept()) < 1.0:
             schedule = schedule.part(kept)
         if is_bulk:
             self._queue_up(schedule, INTERACTIVE, None)
             schedule = schedule.copy(without=max(0, reserved))
         return schedule
 
-    def _kept(self) -> float:
+    def _share_kept(self) -> float:
         ledger = self._ledger
-        return self._constraints.offers.kept(ledger.slots_total, ledger.leased)
+        return self._constraints.offers.share_kept(ledger.slots_total, ledger.leased)
 
     def _queue_up(
         self, schedule: Schedule, service_class: ServiceClass, until: AdmissionRequest | None
@@ -95,7 +95,7 @@ class Forecaster:
         line = queues.fair(service_class)
         if not line.size:
             return
-        if line.size <= FEW:  # one by one
+        if line.size <= MAX_LISTED_REQUESTS:  # one by one
             for each in queues.of(service_class) if until is None else queues.before(until):
                 service_times.place(schedule, each.request)
             return
@@ -162,15 +162,15 @@ class Forecaster:
         such traffic, or what they have beside it is unknown."""
         ledger, reserve, times = self._ledger, self._constraints.reserve, self._service_times
         waiting = self._queues.size(BULK) > 0
-        average = self._bulk_slots.of_late(ledger.bulk_slot_s(now), waiting, now)
+        average = self._bulk_slots.recent_average(ledger.bulk_slot_s(now), waiting, now)
         pace, token_s = reserve.bulk.pace, times.pace_s(0)
-        if average is None or not token_s or not pace.service_s or not reserve.traffic(now):
+        if average is None or not token_s or not pace.service_s or not reserve.has_traffic(now):
             return None
         guaranteed = reserve.rules.bulk_share / reserve.sidecars * ledger.slots_total
-        schedule, of_late = times.schedule(now, 0, BULK), max(average, guaranteed)
-        if schedule is None or of_late * WINDOW_S < LEAST_S:
+        schedule, recent_average = times.schedule(now, 0, BULK), max(average, guaranteed)
+        if schedule is None or recent_average * WINDOW_S < MIN_WINDOW_S:
             return None
-        return LentSlots(schedule, of_late, pace.token_s / token_s, pace.service_s, cost)
+        return LentSlots(schedule, recent_average, pace.token_s / token_s, pace.service_s, cost)
 
     def starts(
         self,
@@ -205,14 +205,16 @@ class Forecaster:
                 ahead += request.cost
                 yield queued, max(ahead / rate, blocked_s) if rate else None
                 continue
-            if number < _ONE_BY_ONE:
+            if number < _MAX_PREDICTED_REQUESTS:
                 cost = request.cost
                 slots_s = lent.start_s(cost, ahead) if lent else times.start_s(schedule, cost)
                 times.place(schedule, request)
                 ahead += cost
                 each_s = slots_s
             else:
-                each_s = None if slots_s is None else slots_s * (number + 1) / _ONE_BY_ONE
+                each_s = (
+                    None if slots_s is None else slots_s * (number + 1) / _MAX_PREDICTED_REQUESTS
+                )
             yield queued, None if each_s is None else max(each_s, blocked_s)
 
     def forecast(
@@ -250,8 +252,8 @@ class Forecaster:
         if refusal is not None or start is None or start.first_token_s is None:
             return refusal
         alone_s = self._service_times.first_token_s(request) or 0.0
-        again_s = alone_s * self._again(request, rules, now)
-        return refusals.late(request, rules, start.first_token_s, again_s)
+        shorter_s = alone_s * self._shorter_factor(request, rules, now)
+        return refusals.late(request, rules, start.first_token_s, shorter_s)
 
     def slow(self, request: AdmissionRequest, *, joins: bool) -> Refusal | None:
         """The refusal of a request that would get its tokens more slowly than is useful to its
@@ -281,23 +283,26 @@ class Forecaster:
         alone_s = times.first_token_s(request)
         if first_token_s is None or alone_s is None:
             return None
-        again = 0.0 if waited_s else self._again(request, rules, now)
+        shorter_factor = 0.0 if waited_s else self._shorter_factor(request, rules, now)
         first_token_s += waited_s
-        refusal = refusals.late(request, rules, first_token_s, again * alone_s, waited_s)
+        refusal = refusals.late(request, rules, first_token_s, shorter_factor * alone_s, waited_s)
         if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
             return refusal
-        if again < MOST and refusals.late(request, rules, alone_s) is not None:
+        if (
+            shorter_factor < MAX_SHORTER_FACTOR
+            and refusals.late(request, rules, alone_s) is not None
+        ):
             return None
         return refusal
 
-    def _again(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
+    def _shorter_factor(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
         """How often the prompt of a new request counts beyond once, for shorter ones that come."""
         prompts, ledger = self._service_times.prompts, self._ledger
         rate = prompts.tokens_per_s
         if rate is None or rules.ttft_p95_ms is None or request.service_class is BULK:
             return 0.0
         bulk = (ledger.bulk + self._queues.cost(BULK)) / ledger.slots_total
-        return self.shorter.again(request, rate / prompts.read_share, min(1.0, bulk), now)
+        return self.shorter.factor(request, rate / prompts.read_share, min(1.0, bulk), now)
 
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
         """Adds a Retry-After: the time in which what goes before such a request is dispatched at
@@ -306,8 +311,8 @@ class Forecaster:
         slots = self._queues.before_all(request).sequences + request.cost
         unread_s = self._service_times.prompts.clears_at - now
         if slots <= self._ledger.room and unread_s > 0:
-            wait_ms = min(max(int(1000 * unread_s), SHORTEST_MS), LONGEST_MS)
+            wait_ms = min(max(int(1000 * unread_s), MIN_RETRY_MS), MAX_RETRY_MS)
         else:
-            wait_ms = self.release_rates.both.retry_after_ms(slots / self._kept(), now)
-        wait_ms = int(wait_ms * (1 + _JITTER * self._jitter.random()))
+            wait_ms = self.release_rates.both.retry_after_ms(slots / self._share_kept(), now)
+        wait_ms = int(wait_ms * (1 + _JITTER_SHARE * self._jitter.random()))
         return replace(refusal, retry_after_ms=wait_ms)

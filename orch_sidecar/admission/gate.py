@@ -78,7 +78,7 @@ class Gate:
         self._waiters: dict[str, asyncio.Future[Outcome]] = {}
         self._decided: dict[str, asyncio.Future[Outcome]] = {}
         self.claims = EngineClaims(controller, self.instance)
-        controller.reclaim.unseen = self._unseen
+        controller.reclaim.is_unseen = self._is_unseen
         self._timer: asyncio.Handle | None = None
         # uvloop's `call_at` returns a handle without `when()` for a time that is past.
         self._timer_at = 0.0
@@ -325,7 +325,7 @@ class Gate:
             self._perform(controller.dispatch(self._loop.time()))
         return orphans
 
-    def _unseen(self, ticket: str) -> bool:
+    def _is_unseen(self, ticket: str) -> bool:
         """Whether the engine runs the ticket's request, and its client has seen nothing of it."""
         owner = self.owners.get(ticket)
         return owner is not None and owner.unseen

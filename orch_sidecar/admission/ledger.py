@@ -12,7 +12,7 @@ from typing import Final
 from orch_sidecar.admission.types import AdmissionRequest, KvNeed, Lease
 from vllm_plugin.contracts.profile import BULK, ServiceClass
 
-MOST_UNSEEN: Final = 4096  # no engine has so many prompts in prefill
+MAX_UNSEEN_PROMPTS: Final = 4096  # no engine has so many prompts in prefill
 
 
 class Ledger:
@@ -70,7 +70,7 @@ class Ledger:
         self.unseen.append((now, need))
         self.unseen_blocks += need.prompt
         self.unseen_reading += need.reading
-        if len(self.unseen) > MOST_UNSEEN:
+        if len(self.unseen) > MAX_UNSEEN_PROMPTS:
             self.see_oldest()
         self._add(lease, 1, now)
         return lease

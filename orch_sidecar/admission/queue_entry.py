@@ -15,14 +15,14 @@ from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes, Start
-from orch_sidecar.admission.prediction.shorter_prompts import MOST
+from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, FullQueue
 
 # For how long a later part of a request may wait: the parts before it decide when it is its turn.
-_LATER_WAITS_S: Final = 86_400.0
+_MAX_PART_WAIT_S: Final = 86_400.0
 
 
 class QueueEntry:
@@ -84,7 +84,8 @@ class QueueEntry:
         rules = self.rules.of(request.service_class)
         slo_ms, prompts = rules.ttft_p95_ms, self._service_times.prompts
         if request.deadline_ms is None and (
-            slo_ms is None or not prompts.may_be_late(request, 1 + MOST, slo_ms / 1000, now)
+            slo_ms is None
+            or not prompts.may_be_late(request, 1 + MAX_SHORTER_FACTOR, slo_ms / 1000, now)
         ):
             return None
         refusal = self._forecaster.late(request, rules, 0.0, now)
@@ -154,7 +155,7 @@ class QueueEntry:
         first_token_s = self._service_times.first_token_s(request)
         longest_s, expiry = refusals.longest_wait(request, rules, first_token_s or 0.0)
         if request.later:
-            longest_s = _LATER_WAITS_S
+            longest_s = _MAX_PART_WAIT_S
         if request.delay_s is None:
             request.delay_s = self._reserve.clock.value(now)
         charge = self._service_times.charge(request)

@@ -187,10 +187,10 @@ class Queues:
 
     # Shares of keys
 
-    def settle(self, lease: Lease, request: AdmissionRequest, took: int) -> None:
+    def settle(self, lease: Lease, request: AdmissionRequest, tokens_used: int) -> None:
         """The request of a lease ended, after it took so many tokens."""
         queue = self.bulk if request.service_class is BULK else self.interactive
-        queue.settle(lease, request, took)
+        queue.settle(lease, request, tokens_used)
 
     def forget_running(self) -> None:
         """The engine restarted: nothing runs."""

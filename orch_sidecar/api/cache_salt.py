@@ -18,18 +18,18 @@ from orch_sidecar.api.refusal import Reason, Refusal
 
 _NAME: Final = "cache_salt"
 # Of the name with all of its characters escaped; longer ones are not even decoded.
-_LONGEST_NAME: Final = 6 * len(_NAME) + 2
+_MAX_NAME_BYTES: Final = 6 * len(_NAME) + 2
 # A body that begins so has a member: another one can be written before it.
-_PLAIN: Final = b'{"'
+_OBJECT_START: Final = b'{"'
 # A client's own salt is looked for in bodies up to this size, which takes 20 ms at most, in which
 # the event loop waits; or it is in front.
-_LONGEST: Final = 2**20
-_IN_FRONT: Final = b'{"cache_salt"'
+_MAX_SEARCHED_BYTES: Final = 2**20
+_SALT_START: Final = b'{"cache_salt"'
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
 # A string, with the colon after it if it names a member; or what opens or closes a level.
 _TOKEN: Final = re.compile(rb"(%b)([ \t\n\r]*+:[ \t\n\r]*+)?+|[{}\[\]]" % _STRING, re.DOTALL)
 _VALUE: Final = re.compile(rb"null|%b" % _STRING, re.DOTALL)
-_EMPTY: Final = re.compile(rb"[ \t\n\r]*+\}")
+_EMPTY_OBJECT: Final = re.compile(rb"[ \t\n\r]*+\}")
 
 
 class CacheSalt(NamedTuple):
@@ -43,10 +43,10 @@ class CacheSalt(NamedTuple):
         """Returns the body of a valid request with this salt, and what has yet to be written after
         the first byte: most bodies need not be copied. `has_own`: the body has a salt of the
         client, which is replaced, and on which the new one depends."""
-        if not has_own and body.startswith(_PLAIN):
+        if not has_own and body.startswith(_OBJECT_START):
             return body, self.member
-        if has_own and len(body) > _LONGEST and not body.startswith(_IN_FRONT):
-            text = f"{_NAME} must come first in a body of more than {_LONGEST} bytes"
+        if has_own and len(body) > _MAX_SEARCHED_BYTES and not body.startswith(_SALT_START):
+            text = f"{_NAME} must come first in a body of more than {_MAX_SEARCHED_BYTES} bytes"
             return Refusal(Reason.INVALID_REQUEST, text, _NAME)
         encoding = json.detect_encoding(body)
         if encoding not in UTF_8:
@@ -57,7 +57,7 @@ class CacheSalt(NamedTuple):
             salt = _salt(self.owner, b"" if given == b"null" else given)
         else:
             begin = end = body.index(b"{") + 1
-            salt = self.member[:-1] if _EMPTY.match(body, begin) else self.member
+            salt = self.member[:-1] if _EMPTY_OBJECT.match(body, begin) else self.member
         return b"".join((memoryview(body)[:begin], salt, memoryview(body)[end:])), b""
 
 
@@ -85,7 +85,7 @@ def _own(body: bytes) -> tuple[int, int]:
         name, colon = token.groups()
         if name is None:
             depth += 1 if token[0] in (b"{", b"[") else -1
-        elif colon and depth == 1 and len(name) <= _LONGEST_NAME and json.loads(name) == _NAME:
+        elif colon and depth == 1 and len(name) <= _MAX_NAME_BYTES and json.loads(name) == _NAME:
             value = _VALUE.match(body, token.end())
             assert value is not None
             return value.span()

@@ -17,7 +17,7 @@ from orch_sidecar.api.json_body import Document
 DIGEST_BYTES: Final = 32
 
 # Fields that determine the answer. They are compared exactly.
-_COMMON: Final = frozenset(
+_COMMON_FIELDS: Final = frozenset(
     {
         "model", "n", "stream", "stream_options", "max_tokens", "seed", "temperature", "top_p",
         "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
@@ -32,9 +32,9 @@ _COMMON: Final = frozenset(
         "cache_salt",
     }
 )  # fmt: skip
-_DECISIVE: Final = {
-    "completions": _COMMON | {"prompt"},
-    "chat": _COMMON
+_DECISIVE_FIELDS: Final = {
+    "completions": _COMMON_FIELDS | {"prompt"},
+    "chat": _COMMON_FIELDS
     | {
         "messages", "max_completion_tokens", "top_logprobs", "reasoning_effort",
         "include_reasoning", "parallel_tool_calls", "add_generation_prompt",
@@ -44,7 +44,7 @@ _DECISIVE: Final = {
 }  # fmt: skip
 
 # Fields that do not, whatever their value, provided that vLLM accepts it.
-_TEXTS: Final = frozenset(
+_TEXT_FIELDS: Final = frozenset(
     {
         "user",  # "this will be ignored by vLLM"
         "request_id",  # vLLM prefers the X-Request-Id that the sidecar always sends
@@ -53,14 +53,14 @@ _TEXTS: Final = frozenset(
         "prompt_cache_key",  # unknown to vLLM here, and ignored by its other APIs
     }
 )
-_IGNORED: Final = _TEXTS | {
+_IGNORED_FIELDS: Final = _TEXT_FIELDS | {
     "metadata",  # unknown to vLLM
     "priority",  # 0 is the default; an engine without priorities rejects any other
 }
 
 # For other fields null means the same as absence. For these vLLM rejects it; for `tool_choice` it
 # is not the default.
-_NULL_MATTERS: Final = frozenset(
+_NULLABLE_FIELDS: Final = frozenset(
     {
         "messages", "prompt", "use_beam_search", "length_penalty", "include_stop_str_in_output",
         "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
@@ -69,52 +69,52 @@ _NULL_MATTERS: Final = frozenset(
         "tool_choice",
     }
 )  # fmt: skip
-_NULL_MATTERS_BY_API: Final = {"completions": frozenset({"n"}), "chat": frozenset({"echo"})}
+_NULLABLE_FIELDS_BY_API: Final = {"completions": frozenset({"n"}), "chat": frozenset({"echo"})}
 
 # The order of their keys is that of a constrained answer, or of what a template writes.
-_ORDERED: Final = frozenset(
+_ORDERED_FIELDS: Final = frozenset(
     {"response_format", "structured_outputs", "documents", "chat_template_kwargs"}
 )
 
 # vLLM rejects a float here, even an integral one.
-_NO_FLOAT: Final = frozenset({"thinking_token_budget"})
+_INTEGER_FIELDS: Final = frozenset({"thinking_token_budget"})
 
-_AS_GIVEN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-_CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+_ORDERED_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_SORTED_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, sort_keys=True)
 
 
 def chat(document: Document) -> bytes | None:
     """Returns the key of a valid chat request for one sequence. None: it is not coalesced."""
-    if not _deterministic(document) or not _texts_only(document.get("messages")):
+    if not _is_deterministic(document) or not _has_texts_only(document.get("messages")):
         return None
     return _digest("chat", document)
 
 
 def completions(document: Document) -> bytes | None:
     """Returns the same for a completions request."""
-    return _digest("completions", document) if _deterministic(document) else None
+    return _digest("completions", document) if _is_deterministic(document) else None
 
 
 def _digest(api: str, document: Document) -> bytes | None:
-    decisive = _DECISIVE[api]
+    decisive = _DECISIVE_FIELDS[api]
     key: dict[str, Any] = {}
     for field, value in document.items():
         if value is None:
-            if field in _NULL_MATTERS or field in _NULL_MATTERS_BY_API[api]:
+            if field in _NULLABLE_FIELDS or field in _NULLABLE_FIELDS_BY_API[api]:
                 return None
         elif field in decisive:
-            if field in _ORDERED:
-                value = _AS_GIVEN.encode(value)  # noqa: PLW2901 (replaces the value)
-            elif type(value) is float and value.is_integer() and field not in _NO_FLOAT:
+            if field in _ORDERED_FIELDS:
+                value = _ORDERED_ENCODER.encode(value)  # noqa: PLW2901 (replaces the value)
+            elif type(value) is float and value.is_integer() and field not in _INTEGER_FIELDS:
                 value = int(value)  # noqa: PLW2901 (vLLM reads both alike)
             key[field] = value
-        elif field not in _IGNORED or not _harmless(field, value):
+        elif field not in _IGNORED_FIELDS or not _is_harmless(field, value):
             return None
-    text = f"{api}\n{_CANONICAL.encode(key)}".encode("utf-8", "surrogatepass")
+    text = f"{api}\n{_SORTED_ENCODER.encode(key)}".encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=DIGEST_BYTES).digest()
 
 
-def _deterministic(document: Document) -> bool:
+def _is_deterministic(document: Document) -> bool:
     """Returns whether the engine samples greedily, or with a seed of the request."""
     temperature = document.get("temperature")
     if type(temperature) in (int, float) and temperature == 0:
@@ -123,13 +123,13 @@ def _deterministic(document: Document) -> bool:
     return type(seed) is int and seed != -1  # -1 means a random seed to vLLM
 
 
-def _harmless(field: str, value: Any) -> bool:
-    if field in _TEXTS:
+def _is_harmless(field: str, value: Any) -> bool:
+    if field in _TEXT_FIELDS:
         return type(value) is str
     return field != "priority" or value == 0
 
 
-def _texts_only(messages: Any) -> bool:
+def _has_texts_only(messages: Any) -> bool:
     """Returns whether a conversation consists of texts, without media and tool calls."""
     if type(messages) is not list:
         return False

@@ -270,7 +270,7 @@ _ENDPOINTS: Final = (
 
 ENDPOINTS: Final = {each.path: each for each in _ENDPOINTS}
 # Of things that an engine stores: the pattern of a path, and its endpoint.
-_STORED: Final = tuple(
+_STORED_PREFIXES: Final = tuple(
     (re.compile(path.replace("{id}", "[A-Za-z0-9_-]{1,200}")), Endpoint(
         path, method, path, error_format=RESPONSES, stored=True
     ))
@@ -326,7 +326,7 @@ def find(path: str) -> Endpoint | None:
     at its end. None: it is not served."""
     if path in NOT_SERVED:  # one of them is like the path of a stored thing
         return None
-    for pattern, endpoint in _STORED:
+    for pattern, endpoint in _STORED_PREFIXES:
         if pattern.fullmatch(path) is not None:
             return endpoint
     return ENDPOINTS.get(path.rstrip("/"))

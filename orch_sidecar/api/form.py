@@ -12,9 +12,9 @@ from typing import Final
 
 from orch_sidecar.api.json_body import Document, InvalidBody
 
-_MOST_PARTS: Final = 65
-_MOST_HEAD_BYTES: Final = 4096
-_MOST_VALUE_BYTES: Final = 1 << 20
+_MAX_PARTS: Final = 65
+_MAX_HEAD_BYTES: Final = 4096
+_MAX_VALUE_BYTES: Final = 1 << 20
 
 _TYPE: Final = re.compile(r'multipart/form-data; ?boundary=(?:"([^"\\]{1,70})"|([^\s";,]{1,70}))')
 _HEAD: Final = re.compile(
@@ -24,7 +24,7 @@ _HEAD: Final = re.compile(
     re.IGNORECASE,
 )
 # The same, where the type comes before the name.
-_TYPE_FIRST: Final = re.compile(rb"(?:content-type:[^\r\n]*\r\n)?", re.IGNORECASE)
+_TYPE_LINE: Final = re.compile(rb"(?:content-type:[^\r\n]*\r\n)?", re.IGNORECASE)
 
 
 def parse(body: bytes, content_type: str) -> Document:
@@ -43,7 +43,7 @@ def parse(body: bytes, content_type: str) -> Document:
     fields: Document = {}
     names = set()
     at = len(delimiter) - 2
-    for _ in range(_MOST_PARTS):
+    for _ in range(_MAX_PARTS):
         if body.startswith(b"--", at):
             return fields
         end = body.find(delimiter, at)
@@ -55,17 +55,17 @@ def parse(body: bytes, content_type: str) -> Document:
                 raise InvalidBody(f"{name[:100]!r} must not occur more than once", name[:100])
             names.add(name)
             if not is_file:
-                if end - start > _MOST_VALUE_BYTES:
+                if end - start > _MAX_VALUE_BYTES:
                     raise InvalidBody(f"{name[:100]!r} is too long for a text", name[:100])
                 fields[name] = _text(body[start:end])
         at = end + len(delimiter)
-    raise _unreadable(f"has more than {_MOST_PARTS - 1} parts")
+    raise _unreadable(f"has more than {_MAX_PARTS - 1} parts")
 
 
 def _head(body: bytes, at: int, end: int) -> tuple[str, bool, int]:
     """Returns the name of a part, whether it is a file, and where its content begins."""
-    blank = body.find(b"\r\n\r\n", at, min(end, at + _MOST_HEAD_BYTES))
-    typed = _TYPE_FIRST.match(body, at)
+    blank = body.find(b"\r\n\r\n", at, min(end, at + _MAX_HEAD_BYTES))
+    typed = _TYPE_LINE.match(body, at)
     assert typed is not None  # it matches nothing, too
     head = None if blank < 0 else _HEAD.fullmatch(body, typed.end(), blank)
     if head is None:

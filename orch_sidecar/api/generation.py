@@ -49,10 +49,10 @@ _OPTIONAL_FIELDS: Final = frozenset(
     ("service_tier", "priority", "kv_transfer_params", "use_beam_search", "cache_salt")
 )
 _INTEGERS: Final = frozenset((int,))  # bool is another type
-_LARGEST_INTEGER: Final = 2**31 - 1
+_MAX_INTEGER: Final = 2**31 - 1
 # What forms may have for booleans.
-_TRUE: Final = frozenset(("1", "on", "t", "true", "y", "yes"))
-_FALSE: Final = frozenset(("0", "off", "f", "false", "n", "no"))
+_TRUE_WORDS: Final = frozenset(("1", "on", "t", "true", "y", "yes"))
+_FALSE_WORDS: Final = frozenset(("0", "off", "f", "false", "n", "no"))
 # Of a clip of 30 s: decoders read 13 to 25 for a second. Nothing about it follows from its bytes.
 _CLIP_TOKENS: Final = 400
 
@@ -167,8 +167,8 @@ def recording(document: Document, ctx_max: int | None) -> GenerationRequest:
 
 def invocations(document: Document, ctx_max: int | None) -> GenerationRequest:
     """Reads a request for `/invocations`, which is one of any other API. Raises InvalidBody."""
-    fields = _one_of(document, tuple(_INVOKED))
-    return _INVOKED[fields](document, ctx_max)
+    fields = _one_of(document, tuple(_INVOKED_APIS))
+    return _INVOKED_APIS[fields](document, ctx_max)
 
 
 def _request(
@@ -329,9 +329,7 @@ def _fitting(tokens: int, field: str, ctx_max: int | None) -> int:
     return tokens
 
 
-def _integer(
-    document: Document, field: str, least: int, most: int = _LARGEST_INTEGER
-) -> int | None:
+def _integer(document: Document, field: str, least: int, most: int = _MAX_INTEGER) -> int | None:
     value = document.get(field)
     if value is None:
         return None
@@ -361,9 +359,9 @@ def _boolean(document: Document, field: str) -> bool:
 def _flag(document: Document, field: str) -> bool:
     """Reads a boolean of a form, as vLLM does."""
     value = document[field].lower()
-    if value not in _TRUE | _FALSE:
+    if value not in _TRUE_WORDS | _FALSE_WORDS:
         raise InvalidBody(f"{field} must be true or false, not {_shown(document[field])}", field)
-    return value in _TRUE
+    return value in _TRUE_WORDS
 
 
 def _shown(value: Any) -> str:
@@ -381,7 +379,7 @@ _SECOND_OF: Final[dict[str, tuple[str, ...]]] = {
     "text_1": ("text_2",),
 }
 # Which API an invocation is for, by a field that it must have.
-_INVOKED: Final[dict[str, Callable[[Document, int | None], GenerationRequest]]] = {
+_INVOKED_APIS: Final[dict[str, Callable[[Document, int | None], GenerationRequest]]] = {
     "messages": chat_batch,
     "prompt": completions,
     "input": inputs,

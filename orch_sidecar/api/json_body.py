@@ -70,7 +70,7 @@ _OUTLINE_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object_outlined)
 _FAST_DECODER: Final = msgspec.json.Decoder()
 _ENCODER: Final = msgspec.json.Encoder()
 # A body with spaces after its colons is never the same when it is encoded again.
-_SPACED: Final = b'": '
+_SPACED_COLON: Final = b'": '
 
 
 def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, A
         raise InvalidBody(
             f"{name[:100]!r} must not occur more than once in the same object", name[:100]
         )
-    if opened > max_depth and _deeper_than(document, max_depth):
+    if opened > max_depth and _is_deeper_than(document, max_depth):
         raise InvalidBody(f"the body must not be nested deeper than {max_depth} levels")
     return document
 
@@ -110,7 +110,7 @@ def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, A
 def _compact(body: bytes) -> dict[str, Any] | None:
     """Returns the object in a body that is the same when it is encoded again, else None."""
     colon = body.find(b'":')
-    if body.startswith(_SPACED, colon):
+    if body.startswith(_SPACED_COLON, colon):
         return None
     try:
         document = _FAST_DECODER.decode(body)
@@ -121,7 +121,7 @@ def _compact(body: bytes) -> dict[str, Any] | None:
     return document if same else None
 
 
-def _deeper_than(document: Any, levels: int) -> bool:
+def _is_deeper_than(document: Any, levels: int) -> bool:
     layer = [document]
     for _ in range(levels):
         below: list[Any] = []

@@ -54,7 +54,7 @@ from vllm_plugin.contracts.profile import INTERACTIVE, MeasurementType, ServiceC
 
 _T = TypeVar("_T")
 
-_ALL: Final = (
+_NAMES: Final = (
     X_ORCH_CLASS, X_ORCH_DEADLINE_MS, X_ORCH_MAX_WAIT_MS, X_ORCH_DO_NOT_QUEUE, X_ORCH_POOL,
     X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_QUEUE_EVENTS, X_ORCH_RUN, X_ORCH_SCENARIO,
     *OPTION_ALIASES,
@@ -83,7 +83,7 @@ _ALIASES: Final = (
     (X_LLM_D_OBJECTIVE, _OBJECTIVES),
     (X_GATEWAY_OBJECTIVE, _OBJECTIVES),
 )
-_FLAGS: Final = {"": True, "true": True, "1": True, "false": False, "0": False}
+_BOOLEANS: Final = {"": True, "true": True, "1": True, "false": False, "0": False}
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 # Of a scenario, and of a run.
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -129,7 +129,7 @@ NO_OPTIONS: Final = RequestOptions()
 
 def read_options(headers: MultiMapping[str]) -> RequestOptions | Refusal:
     """Parses the options of a request."""
-    for name in _ALL:
+    for name in _NAMES:
         if name in headers:
             break
     else:
@@ -252,7 +252,7 @@ def _flag(headers: MultiMapping[str], name: istr) -> bool:
     value = _one(headers, name)
     if value is None:
         return False
-    flag = _FLAGS.get(value.lower())
+    flag = _BOOLEANS.get(value.lower())
     if flag is None:
         raise InvalidOption(name, value, "must be true or 1, false or 0, or empty (meaning true)")
     return flag

@@ -9,25 +9,29 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_NOTHING: Final = b"\n"
+_NO_EVENT: Final = b"\n"
 # Longer than the counts, and than the events after the last counts or an error.
 TAIL_BYTES: Final = 2048
 # Content that is collected before it is searched: searching many chunks at once takes a tenth.
-MOST_PIECES: Final = 32
-MOST_PIECE_BYTES: Final = 4096
+MAX_PIECES: Final = 32
+MAX_PIECE_BYTES: Final = 4096
 
 _USAGE: Final = b'"usage":'
-_FLAT: Final = rb"[^{}]*"
-_NESTED: Final = rb"%b(?:\{%b\}%b)*"
+_FLAT_FIELDS: Final = rb"[^{}]*"
+_NESTED_FIELDS: Final = rb"%b(?:\{%b\}%b)*"
 # An object that contains objects, such as `prompt_tokens_details`; no text in it has braces.
 _OBJECT: Final = re.compile(
-    rb'"usage":\s*\{(%b)\}' % (_NESTED % (_FLAT, _NESTED % (_FLAT, _FLAT, _FLAT), _FLAT))
+    rb'"usage":\s*\{(%b)\}'
+    % (
+        _NESTED_FIELDS
+        % (_FLAT_FIELDS, _NESTED_FIELDS % (_FLAT_FIELDS, _FLAT_FIELDS, _FLAT_FIELDS), _FLAT_FIELDS)
+    )
 )
 _INPUT: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*([0-9]{1,12})')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens":\s*([0-9]{1,12})')
 # Both counts of an object without others, in the order in which vLLM and Anthropic report them.
 # Atomic: where the object does not end after the first output, none of the others is tried.
-_BOTH: Final = re.compile(
+_TOKEN_COUNTS: Final = re.compile(
     rb'"usage":\s*\{\s*"(?:prompt|input)_tokens":\s*([0-9]{1,12}),'
     rb'(?>[^{}]*?"(?:completion|output)_tokens":\s*([0-9]{1,12}))[^{}]*+\}'
 )
@@ -36,11 +40,11 @@ _MAX_CANDIDATES: Final = 8
 
 # How the APIs report an error within a stream. All alternatives begin with the same character;
 # otherwise the search takes fifty times as long.
-_FAILED: Final = re.compile(
+_FAILED_EVENT: Final = re.compile(
     rb'\n(?:data: ?\{\s*"error":\s*[^\sn]|event: ?(?:error|response\.failed)[\r\n])'
 )
 # The events that end a stream. After an error of the OpenAI API comes a [DONE].
-_LAST: Final = re.compile(
+_LAST_EVENT: Final = re.compile(
     rb"\n(?:data: ?\[DONE\]"
     rb"|event: ?(?:message_stop|error|response\.(?:completed|incomplete|failed)))[\r\n]"
 )
@@ -71,7 +75,7 @@ def read(text: bytes) -> Counts:
         if text[at - 1 : at] == b"\\":
             continue  # the end of a longer name
         if input_tokens is None and output_tokens is None:
-            both = _BOTH.match(text, at)
+            both = _TOKEN_COUNTS.match(text, at)
             if both is not None:
                 return int(both[1]), int(both[2])
         usage = _OBJECT.match(text, at)
@@ -90,7 +94,7 @@ class AnswerReader:
     """Reads counts and failure of an answer as it is forwarded in pieces of any size.
 
     The owner appends the content of the body to `content`, and calls `fold` when that has
-    MOST_PIECES, or after a piece of more than MOST_PIECE_BYTES. Of a stream, the first and the last
+    MAX_PIECES, or after a piece of more than MAX_PIECE_BYTES. Of a stream, the first and the last
     events are searched, and those that are too long to be kept; any other answer completely.
     After `end`, `counts` are the input and output tokens, None where not reported, and `failed`
     states whether the answer is a stream that reports an error.
@@ -106,7 +110,7 @@ class AnswerReader:
         self._last = False  # the last event has begun, and is too long to be kept
         self.failed = False
         self.counts: Counts = (None, None)
-        self._kept = _NOTHING  # the last bytes that were received, beginning after a line
+        self._kept = _NO_EVENT  # the last bytes that were received, beginning after a line
         self.content: list[bytes] = []
 
     def fold(self) -> None:
@@ -119,7 +123,7 @@ class AnswerReader:
         if not self._between or boundary < 0:
             self._read(text)
         if self._events and boundary < 0:
-            self._last = self._last or _LAST.search(text) is not None
+            self._last = self._last or _LAST_EVENT.search(text) is not None
         self._between = boundary >= 0
         self._kept = text[boundary + 1 if self._between else cut :]
 
@@ -134,12 +138,12 @@ class AnswerReader:
         body."""
         if not (self._events and self.at_event_boundary):
             return False
-        return self._last or _LAST.search(self._kept) is not None
+        return self._last or _LAST_EVENT.search(self._kept) is not None
 
     def end(self) -> None:
         """Reads the end of a complete answer: from here on `counts` and `failed` are known."""
         content = self.content
-        if len(content) == 1 and not self._events and self._kept == _NOTHING:
+        if len(content) == 1 and not self._events and self._kept == _NO_EVENT:
             self.counts = read(content[0])  # an answer that came in one piece
         elif text := self._take():
             self._read(text)
@@ -159,7 +163,7 @@ class AnswerReader:
             earlier[1] if output_tokens is None else output_tokens,
         )
         if self._events and not self.failed:
-            self.failed = _FAILED.search(text) is not None
+            self.failed = _FAILED_EVENT.search(text) is not None
 
 
 class PromptSize:

@@ -16,7 +16,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts import unleased
 
 _SHOWN_CHARACTERS: Final = 80
-_MOST_ACCEPTED: Final = 256
+_MAX_ACCEPTED_HOSTS: Final = 256
 
 
 class AllowedHosts:
@@ -47,7 +47,7 @@ class AllowedHosts:
         else:
             accepted = self._any_address and not hosts
         if accepted:
-            if hosts and len(self.accepted) < _MOST_ACCEPTED:
+            if hosts and len(self.accepted) < _MAX_ACCEPTED_HOSTS:
                 self.accepted.add(hosts[0])
             return None
         shown = ", ".join(hosts)[:_SHOWN_CHARACTERS]

@@ -29,7 +29,7 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.refusal import Reason, Refusal
 
-MOST_BODY_BYTES: Final = 1024
+MAX_BODY_BYTES: Final = 1024
 _SHOWN_CHARACTERS: Final = 80
 
 
@@ -57,7 +57,7 @@ def check_browser(method: str, headers: MultiMapping[str], body: bytes) -> Refus
         return _refused(f"it must have the header {X_ORCH_OPERATOR}: true")
     if headers.getall(CONTENT_TYPE, []) != ["application/json"] or not _is_object(body):
         return _refused(
-            f"it must have a JSON object of at most {MOST_BODY_BYTES} bytes as its body, with "
+            f"it must have a JSON object of at most {MAX_BODY_BYTES} bytes as its body, with "
             "Content-Type: application/json"
         )
     return None

@@ -29,7 +29,7 @@ from orch_sidecar.api.usage import PromptSize
 
 _MINUTE_S: Final = 60.0
 # Output tokens of a request without a limit, before any of the key has ended.
-_FIRST_OUTPUT: Final = 256.0
+_FIRST_OUTPUT_TOKENS: Final = 256.0
 _LEARNING_RATE: Final = 0.1
 
 _REQUESTS: Final = (
@@ -98,7 +98,7 @@ class Budgets:
     def __init__(self) -> None:
         self.requests, self.tokens = Bucket(), Bucket()
         self._prompt_size = PromptSize()
-        self._output = _FIRST_OUTPUT  # tokens per sequence
+        self._output = _FIRST_OUTPUT_TOKENS  # tokens per sequence
 
     def expected(
         self, body_bytes: int, prompt_tokens: int | None, max_tokens: int | None, cost: int

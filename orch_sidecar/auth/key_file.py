@@ -27,9 +27,9 @@ _MISSING: Final = (
     "does not exist: make it with `orch key`, or set api_keys_required to false "
     "(ORCH_API_KEYS_REQUIRED) to serve every client without a key until it does"
 )
-_LEAST_SECRET_BYTES: Final = 32
+_MIN_SECRET_BYTES: Final = 32
 # Other things than files can be opened, and reading them could block until there is a writer.
-_KINDS: Final = {
+_CONTENTS: Final = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -91,7 +91,7 @@ class KeyFile:
             opened = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
             try:
                 status = os.fstat(opened)  # not of the path, which may refer to another by now
-                kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+                kind = _CONTENTS.get(stat.S_IFMT(status.st_mode))
                 content = b"" if kind else _content(opened)
             finally:
                 os.close(opened)
@@ -159,13 +159,13 @@ def read_secret(path: Path | None, *, keys: bool) -> bytes:
                 "cache_salt_file is not set: the prefix cache starts cold with each start of this "
                 "sidecar, and other sidecars do not share it unless all have the same file"
             )
-        return os.urandom(_LEAST_SECRET_BYTES)
+        return os.urandom(_MIN_SECRET_BYTES)
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
         raise ValueError(f"cache_salt_file {path} cannot be read: {error.strerror}") from None
-    if len(secret) < _LEAST_SECRET_BYTES:
-        rule = f"must have at least {_LEAST_SECRET_BYTES}: `openssl rand -hex 32` makes them"
+    if len(secret) < _MIN_SECRET_BYTES:
+        rule = f"must have at least {_MIN_SECRET_BYTES}: `openssl rand -hex 32` makes them"
         raise ValueError(f"cache_salt_file {path} has {len(secret)} bytes, but {rule}")
     return secret
 

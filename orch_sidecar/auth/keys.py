@@ -44,7 +44,7 @@ _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$"
 _SHA256: Final = r"^[0-9a-f]{64}$"
 # A field of another name may be a key that was pasted into the wrong place.
 _HARMLESS_FIELD: Final = re.compile(r"[A-Za-z0-9_-]{1,20}")
-_SHOWN: Final = frozenset(
+_SHOWN_FIELDS: Final = frozenset(
     {
         "name", "class", "concurrency", "weight", "tokens_per_minute", "requests_per_minute",
         "sidecar", "gateway", "metrics", "share_cache",
@@ -230,7 +230,7 @@ def _entry(number: int, given: Any) -> ApiKey:
         field = str(problem["loc"][0])
         if problem["type"] == "missing":
             value = "(absent)"
-        elif field in _SHOWN:
+        elif field in _SHOWN_FIELDS:
             value = repr(problem["input"])[:_SHOWN_CHARACTERS]
         else:
             value = "(not shown)"

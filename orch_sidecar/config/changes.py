@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
 # Settings that are looked up each time they are needed, or that can be set where they are kept.
-CHANGEABLE: Final = frozenset(
+CHANGEABLE_SETTINGS: Final = frozenset(
     {
         "queue_capacity",
         "queue_timeout_s",
@@ -79,7 +79,7 @@ def plan_reload(old: Configuration, new: Configuration) -> ReloadPlan:
     for name in type(old.settings).model_fields:
         value = getattr(new.settings, name)
         differences = list(_differences(name, getattr(old.settings, name), value))
-        if name in CHANGEABLE:
+        if name in CHANGEABLE_SETTINGS:
             changes += differences
             update[name] = value
         else:

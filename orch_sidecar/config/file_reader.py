@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 # Files of settings and keys are small; a healthy file system takes milliseconds, a busy one with
 # a cold cache a second.
-READ_WITHIN_S: Final = 5.0
+MAX_READ_S: Final = 5.0
 
 
 class ReadTimeout(OSError):
@@ -40,7 +40,7 @@ class FileReader:
         result: Future[_Result] = _start(call)
         self._running = result  # type: ignore[assignment] # only asked whether it has ended
         try:
-            async with asyncio.timeout(READ_WITHIN_S):
+            async with asyncio.timeout(MAX_READ_S):
                 return await asyncio.wrap_future(result)
         except TimeoutError:
             raise self._timeout() from None
@@ -48,14 +48,13 @@ class FileReader:
     def read_at_start(self, call: Callable[[], _Result]) -> _Result:
         """Does the same where no event loop runs yet: it blocks."""
         try:
-            return _start(call).result(READ_WITHIN_S)
+            return _start(call).result(MAX_READ_S)
         except TimeoutError:
             raise self._timeout() from None
 
     def _timeout(self) -> ReadTimeout:
         return ReadTimeout(
-            f"{self._what} cannot be read within {READ_WITHIN_S:g} s: the file system does not "
-            "respond"
+            f"{self._what} cannot be read within {MAX_READ_S:g} s: the file system does not respond"
         )
 
 

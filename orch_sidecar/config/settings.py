@@ -25,7 +25,7 @@ from pydantic_settings import (
 from vllm_plugin.contracts.sidecar_key import parse_keys
 
 POOL_NAME: Final = r"^[a-z][a-z0-9-]{0,62}$"
-_LONGEST_HEADLESS_NAME: Final = 57
+_MAX_HEADLESS_NAME_CHARACTERS: Final = 57
 _HOST: Final = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 
 
@@ -84,9 +84,9 @@ class PoolSettings(BaseModel):
                 "the url of a headless pool must begin with http://: certificates are issued for "
                 "names, not for addresses"
             )
-        if self.headless and len(self.name) > _LONGEST_HEADLESS_NAME:
+        if self.headless and len(self.name) > _MAX_HEADLESS_NAME_CHARACTERS:
             raise ValueError(
-                f"the name of a headless pool must have at most {_LONGEST_HEADLESS_NAME} "
+                f"the name of a headless pool must have at most {_MAX_HEADLESS_NAME_CHARACTERS} "
                 "characters: a number is appended for each address"
             )
         return self

@@ -24,9 +24,9 @@ from vllm_plugin.contracts.lease_protocol import API_VERSION, timestamp
 from vllm_plugin.contracts.profile import Profile
 
 # The fields of the engine's document that are for sidecars only, or replaced here.
-_NOT_FORWARDED: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
+_OMITTED_FIELDS: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
 # Where clients have API keys, it tells them what others asked.
-PRIVATE: Final = "prefix_cache"
+PRIVATE_FIELD: Final = "prefix_cache"
 
 
 def head(
@@ -80,7 +80,7 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
     engine, limits = pool.document or {}, admission.limits
     classes = classes_of(admission.rules)
     blocked_by = None if admission.blocked_by is None else admission.blocked_by.reason
-    reported = {name: value for name, value in engine.items() if name not in _NOT_FORWARDED}
+    reported = {name: value for name, value in engine.items() if name not in _OMITTED_FIELDS}
     return (
         unknown(pool.name, pool.profile, pool.state.value)
         | reported

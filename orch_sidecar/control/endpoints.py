@@ -30,7 +30,7 @@ from orch_sidecar.api.endpoints import (
 from orch_sidecar.api.headers import ALLOW, HOST, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.allowed_hosts import AllowedHosts
-from orch_sidecar.auth.browsers import MOST_BODY_BYTES, check_browser
+from orch_sidecar.auth.browsers import MAX_BODY_BYTES, check_browser
 from orch_sidecar.auth.keys import OPERATOR, ApiKey
 from orch_sidecar.control import request_status, ui
 from orch_sidecar.control.live.stream import LiveStream
@@ -231,7 +231,7 @@ class Control:
 async def _check_browser(http: web.BaseRequest) -> Refusal | None:
     """Reads the body of a browser's request, if it is short, and checks it."""
     length = http.content_length
-    body = await http.read() if length and length <= MOST_BODY_BYTES else b""
+    body = await http.read() if length and length <= MAX_BODY_BYTES else b""
     return check_browser(http.method, http.headers, body)
 
 

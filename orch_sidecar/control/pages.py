@@ -20,7 +20,7 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.control import capabilities, key_shares
 from orch_sidecar.control.readiness import Readiness
-from orch_sidecar.engine_state.states import ANSWERING, PoolState
+from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.observability.metrics import PIECE_S, Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
@@ -53,8 +53,8 @@ class Pages:
             "/livez": lambda *_: web.json_response({"live": True}),
             "/readyz": lambda *_: self.readiness(),
             "/healthz": lambda *_: self.readiness(),
-            "/health": lambda *_: web.Response(status=200 if self._readiness.live else 503),
-            PING: lambda *_: web.Response(status=200 if self._readiness.live else 503),
+            "/health": lambda *_: web.Response(status=200 if self._readiness.is_live else 503),
+            PING: lambda *_: web.Response(status=200 if self._readiness.is_live else 503),
             LOAD: lambda *_: self.load(),
         }
         if pools.one is None:  # no single engine serves all models
@@ -93,7 +93,7 @@ class Pages:
             entry = capabilities.entry(pool.snapshot(), pool.status(), key)
             entry["rate_limits"] |= budgets
             if not private:
-                entry.pop(capabilities.PRIVATE, None)
+                entry.pop(capabilities.PRIVATE_FIELD, None)
             if names:
                 entry["shares"] = key_shares.shares(pool.queues, names)
             yield entry
@@ -162,7 +162,7 @@ class Pages:
         errors += [refusal.message for refusal in pools.without_address.values()]
         body = {
             "live": True,
-            "ready": self._readiness.ready,
+            "ready": self._readiness.is_ready,
             "draining": pools.draining,
             "state": pools.state.value,
             "pools": pools.states(),
@@ -176,7 +176,7 @@ class Pages:
         snapshot, admission, watcher = pool.snapshot(), pool.status(), pool.watcher
         return {
             "pool": pool.name,
-            "live": watcher.state in ANSWERING,
+            "live": watcher.state in ANSWERING_STATES,
             "ready": snapshot.state is PoolState.READY,
             "draining": admission.draining is not None,
             "drain": capabilities.drain_entry(admission.draining),

@@ -21,28 +21,28 @@ class Readiness:
         self._started = False
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether a restart would not help, as at vLLM's `/health`. Only an engine that accepts
         connections and says nothing needs one; it lives while it loads, drains or is paused."""
         one = self._pools.one
         return one is None or one.tier or one.state is not PoolState.STALE
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         pools = self._pools
         if pools.one is not None and not pools.one.tier:
             return pools.one.state is PoolState.READY
-        self._started = self._started or self._all_known()
-        return self._started and not pools.shutting_down and not self._drained()
+        self._started = self._started or self._knows_all()
+        return self._started and not pools.shutting_down and not self._is_drained()
 
-    def _all_known(self) -> bool:
+    def _knows_all(self) -> bool:
         """Whether the state of every pool, or the reason of its absence, is known."""
         pools = self._pools
         if any(each.reason is Reason.ENGINE_STARTING for each in pools.without_address.values()):
             return False  # the name has not been looked up yet
         return all(each.watcher.document is not None or each.watcher.failed for each in pools)
 
-    def _drained(self) -> bool:
+    def _is_drained(self) -> bool:
         """Whether an operator has taken this sidecar out of service, by draining each pool."""
         drains = [pool.admission.draining for pool in self._pools]
         return bool(drains) and all(each and not each.ends_with_engine for each in drains)

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
-from orch_sidecar.control.capabilities import PRIVATE
+from orch_sidecar.control.capabilities import PRIVATE_FIELD
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
 from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class, slots_free
 from vllm_plugin.contracts.lease_protocol import (
@@ -27,7 +27,7 @@ from vllm_plugin.contracts.lease_protocol import (
 )
 
 # The fields of the engine's document that concern this sidecar only.
-_NOT_FORWARDED: Final = frozenset(
+_OMITTED_FIELDS: Final = frozenset(
     {
         "leases",
         "observed_at",
@@ -76,7 +76,7 @@ def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences
         "batching": profile.batching,
     }
     if pool.document is not None:
-        state |= {key: each for key, each in pool.document.items() if key not in _NOT_FORWARDED}
+        state |= {key: each for key, each in pool.document.items() if key not in _OMITTED_FIELDS}
     queued = queued_by_class(admission)
     return state | {
         "api_version": API_VERSION,
@@ -97,15 +97,15 @@ def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences
 def claim_fields(claims: EngineClaims, instance: str | None) -> State:
     """Returns what a parent sees of those that share an engine with it: nothing where none does but
     other parents of this sidecar."""
-    books, sidecars = claims.parents.books, claims.offers.sidecars
-    claim = books.of(instance)
-    others = claims.offers.contended or claims.queued or books.contended(instance)
+    table, sidecars = claims.parents.claim_table, claims.offers.sidecars
+    claim = table.of(instance)
+    others = claims.offers.contended or claims.has_queue or table.contended(instance)
     return {
         "sidecars": sidecars,
         "contended": sidecars > 1 and others,
         "claim": None if claim is None else claim._asdict(),
-        "waits": books.waits(instance),
-        "claimed": books.number_of(instance),
+        "waits": table.has_unclaimed_demand(instance),
+        "claimed": table.number_of(instance),
     }
 
 
@@ -155,7 +155,7 @@ class StateFeed:
             foreign = {*state["lora"].get("foreign", ()), *others}
             state["lora"] = state["lora"] | {"foreign": sorted(foreign)}
         if not self._private:
-            state.pop(PRIVATE, None)
+            state.pop(PRIVATE_FIELD, None)
         sent, self._sent = self._sent, state
         self._leases.looks(subscriber)
         self._changed_at = now

@@ -262,7 +262,7 @@ class Publisher:
             self._pools.report_changes(self.leases)
         self.leases.subscribe(channel)
         if channel.instance is not None:
-            pool.claims.parents.books.opened(channel.instance)
+            pool.claims.parents.claim_table.opened(channel.instance)
 
     def _unsubscribe(self, channel: _Channel, pool: PublishedPool) -> None:
         if channel.instance is not None:

@@ -17,9 +17,9 @@ from typing import Final
 from orch_sidecar.api.refusal import Reason, Refusal
 
 # Some ten kilobytes each; a cluster has tens of entries, hundreds if it is large.
-MOST_READERS: Final = 1024
+MAX_READERS: Final = 1024
 # Of one pool for a client that is no parent sidecar: dashboards, and pages that people look at.
-MOST_OF_A_CLIENT: Final = 32
+MAX_READERS_PER_CLIENT: Final = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +63,12 @@ class Readers:
             same = next((each for each in self._readers if _same(each, new)), None)
             if same is not None or new.instance in owners:
                 return same
-        elif sum(_same(each, new) for each in self._readers) >= MOST_OF_A_CLIENT:
-            text = f"{MOST_OF_A_CLIENT} streams of this client are open, the limit of each client"
+        elif sum(_same(each, new) for each in self._readers) >= MAX_READERS_PER_CLIENT:
+            most = MAX_READERS_PER_CLIENT
+            text = f"{most} streams of this client are open, the limit of each client"
             return Refusal(Reason.READER_LIMIT, f"{text}: retry later")
         others = [each for each in self._readers if each.instance not in owners]
-        if len(others) < MOST_READERS:
+        if len(others) < MAX_READERS:
             return None
         count = Counter(each.client for each in others)
         client, most = count.most_common(1)[0]

@@ -12,11 +12,11 @@ import math
 import re
 from typing import Any, Final, NoReturn
 
-from orch_sidecar.engine_state.fields import EVENTS, FIELDS, SLOTS, count
+from orch_sidecar.engine_state.fields import FIELDS, MAX_EVENTS, MAX_SLOTS, count
 
 Document = dict[str, Any]
 
-_SHOWN: Final = 80  # characters of a value in a message
+_SHOWN_CHARACTERS: Final = 80  # characters of a value in a message
 
 
 class InvalidReport(ValueError):
@@ -24,15 +24,15 @@ class InvalidReport(ValueError):
 
 
 # Parsed entry by entry: only those that differ from the state before are checked again.
-_BY_BATCH: Final = "steps_by_batch"
+_STEPS_FIELD: Final = "steps_by_batch"
 
-_REQUIRED: Final = ("epoch", "slots_total", "foreign", "peak", "profile", "measurement_type")
+_REQUIRED_FIELDS: Final = ("epoch", "slots_total", "foreign", "peak", "profile", "measurement_type")
 
 
 def parsed(data: bytes) -> Document:
     """Parses an event's data. Raises InvalidReport for anything but a JSON object."""
     try:
-        decoder = _STRICT if _MAY_OVERFLOW.search(data) else _FAST
+        decoder = _STRICT_DECODER if _LARGE_NUMBER.search(data) else _FAST_DECODER
         value = decoder.decode(data.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidReport(f"{_shown(data)} is not valid JSON: {_shown(error)}") from None
@@ -49,13 +49,13 @@ def checked(fields: Document, *, whole: bool, before: Document | None = None) ->
         if rule is None:
             continue
         new = value
-        if name == _BY_BATCH and before is not None and isinstance(value, dict):
+        if name == _STEPS_FIELD and before is not None and isinstance(value, dict):
             known = before.get(name, {})
             new = {batch: each for batch, each in value.items() if known.get(batch) != each}
         if not rule.holds(new):
             raise InvalidReport(f"{name} is {_shown(value)}: it must be {rule.text}")
     if whole:
-        for name in _REQUIRED:
+        for name in _REQUIRED_FIELDS:
             if name not in fields:
                 raise InvalidReport(f"{name} is missing: it is required")
     return fields
@@ -71,7 +71,7 @@ def ended(fields: Document) -> list[str]:
 
 def offered(fields: Document) -> tuple[int, int]:
     """Returns the slots of an OFFER event, and its number. Raises InvalidReport."""
-    for name, rule in (("cost", count(1, SLOTS)), ("number", count(1, EVENTS))):
+    for name, rule in (("cost", count(1, MAX_SLOTS)), ("number", count(1, MAX_EVENTS))):
         if not rule.holds(fields.get(name)):
             text = f"{name} of an offer is {_shown(fields.get(name))}: it must be {rule.text}"
             raise InvalidReport(text)
@@ -81,7 +81,7 @@ def offered(fields: Document) -> tuple[int, int]:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:_SHOWN]} is not a finite number")
+        raise ValueError(f"{text[:_SHOWN_CHARACTERS]} is not a finite number")
     return value
 
 
@@ -91,9 +91,9 @@ def _no_number(name: str) -> NoReturn:
 
 # A number that Python reads as infinite has an exponent of three digits or hundreds of digits:
 # elsewhere the decoder need not look at each.
-_MAY_OVERFLOW: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{200}")
-_STRICT: Final = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
-_FAST: Final = json.JSONDecoder(parse_constant=_no_number)
+_LARGE_NUMBER: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{200}")
+_STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+_FAST_DECODER: Final = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _shown(value: Any) -> str:
@@ -101,4 +101,4 @@ def _shown(value: Any) -> str:
     if type(value) is int and value.bit_length() > 256:
         return f"an integer of about {int(value.bit_length() * math.log10(2))} digits"
     text = str(value) if isinstance(value, Exception) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

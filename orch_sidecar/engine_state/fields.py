@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from vllm_plugin.contracts.lease_protocol import parse_lease
 
-SLOTS: Final = 100_000  # vLLM's schedulers have some thousands
-_SEQUENCES: Final = 10_000_000
-_TOKENS: Final = 10**12
-EVENTS: Final = 2**63 - 1
-_SECONDS: Final = 10**12
-_MILLISECONDS: Final = 10**9
-_LISTED: Final = 1000  # steps; readers of this sidecar get them all
-_GROUPS: Final = 1000  # of layers; each entry costs time at every admission decision
-_EXPONENT: Final = 10  # of the batch in a step's time; measured ones are around 1
+MAX_SLOTS: Final = 100_000  # vLLM's schedulers have some thousands
+_MAX_SEQUENCES: Final = 10_000_000
+_MAX_TOKENS: Final = 10**12
+MAX_EVENTS: Final = 2**63 - 1
+_MAX_SECONDS: Final = 10**12
+_MAX_MILLISECONDS: Final = 10**9
+_MAX_ITEMS: Final = 1000  # steps; readers of this sidecar get them all
+_MAX_GROUPS: Final = 1000  # of layers; each entry costs time at every admission decision
+_MAX_EXPONENT: Final = 10  # of the batch in a step's time; measured ones are around 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ def _leases(value: Any) -> bool:
 def _step_time(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and _is_amount(value.get("t0_ms"), _MILLISECONDS)
-        and _is_amount(value.get("c_ms"), _MILLISECONDS)
-        and _is_amount(value.get("alpha"), _EXPONENT)
-        and count(0, SLOTS).holds(value.get("largest"))
-        and _is_amount(value.get("tokens", 1), SLOTS)  # of a sequence in a step
-        and _is_amount(value.get("traffic", 1), SLOTS)  # times the fit
+        and _is_amount(value.get("t0_ms"), _MAX_MILLISECONDS)
+        and _is_amount(value.get("c_ms"), _MAX_MILLISECONDS)
+        and _is_amount(value.get("alpha"), _MAX_EXPONENT)
+        and count(0, MAX_SLOTS).holds(value.get("largest"))
+        and _is_amount(value.get("tokens", 1), MAX_SLOTS)  # of a sequence in a step
+        and _is_amount(value.get("traffic", 1), MAX_SLOTS)  # times the fit
         and _is_amount(value.get("prompt_share", 0), 1.0)
         and isinstance(value.get("quality"), str)
     )
@@ -72,12 +72,12 @@ def _step_time(value: Any) -> bool:
 def _steps_by_batch(value: Any) -> bool:
     return isinstance(value, dict) and all(
         batch.isdecimal()
-        and len(batch) <= len(str(_SEQUENCES))
+        and len(batch) <= len(str(_MAX_SEQUENCES))
         and isinstance(counted, list)
         and len(counted) == 2
-        and _is_amount(counted[0], EVENTS)
+        and _is_amount(counted[0], MAX_EVENTS)
         and type(counted[0]) is int
-        and _is_amount(counted[1], _SECONDS)
+        and _is_amount(counted[1], _MAX_SECONDS)
         for batch, counted in value.items()
     )
 
@@ -85,15 +85,15 @@ def _steps_by_batch(value: Any) -> bool:
 def _batches(value: Any) -> bool:
     return (
         isinstance(value, list)
-        and len(value) <= _LISTED
-        and all(type(each) is int and 0 <= each <= _SEQUENCES for each in value)
+        and len(value) <= _MAX_ITEMS
+        and all(type(each) is int and 0 <= each <= _MAX_SEQUENCES for each in value)
     )
 
 
 def _kv_groups(value: Any) -> bool:
     return (
         isinstance(value, list)
-        and len(value) <= _GROUPS
+        and len(value) <= _MAX_GROUPS
         and all(
             isinstance(entry, dict)
             and "block_tokens" in entry
@@ -106,15 +106,15 @@ def _kv_groups(value: Any) -> bool:
 def _claim(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and count(1, SLOTS).holds(value.get("cost"))
+        and count(1, MAX_SLOTS).holds(value.get("cost"))
         and isinstance(value.get("urgent"), bool)
-        and count(0, SLOTS).holds(value.get("more", 0))
+        and count(0, MAX_SLOTS).holds(value.get("more", 0))
     )
 
 
 def _prefix_cache(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        count(0, EVENTS).holds(value.get(name)) for name in ("queries_total", "hits_total")
+        count(0, MAX_EVENTS).holds(value.get(name)) for name in ("queries_total", "hits_total")
     )
 
 
@@ -124,24 +124,24 @@ def _lora(value: Any) -> bool:
         and all(_texts(value.get(name)) for name in ("adapters", "running", "waiting"))
         and all(_texts(value.get(name, [])) for name in ("foreign", "wanted", "resident"))
         and isinstance(value.get("joinable", True), bool)
-        and count(0, EVENTS).holds(value.get("loads_total", 0))
+        and count(0, MAX_EVENTS).holds(value.get("loads_total", 0))
     )
 
 
 def _prefill(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and _is_amount(value.get("tokens"), EVENTS)
-        and _is_amount(value.get("seconds"), _SECONDS)
+        and _is_amount(value.get("tokens"), MAX_EVENTS)
+        and _is_amount(value.get("seconds"), _MAX_SECONDS)
     )
 
 
 _KV_GROUP: Final[Mapping[str, Rule]] = {
-    "count": count(1, _GROUPS),
-    "block_tokens": count(1, _TOKENS),
-    "blocks_most": count(1, _TOKENS),
-    "blocks_reading": count(1, _TOKENS),
-    "blocks_extra": count(0, _TOKENS),
+    "count": count(1, _MAX_GROUPS),
+    "block_tokens": count(1, _MAX_TOKENS),
+    "blocks_most": count(1, _MAX_TOKENS),
+    "blocks_reading": count(1, _MAX_TOKENS),
+    "blocks_extra": count(0, _MAX_TOKENS),
 }
 _TEXT: Final = Rule("a text", lambda value: isinstance(value, str))
 _NAME: Final = Rule(
@@ -167,43 +167,43 @@ FIELDS: Final[Mapping[str, Rule]] = {
     "observed_at": _TEXT,
     "batching": Rule("true or false", lambda value: isinstance(value, bool)),
     # 0 until the engine of a child sidecar reports.
-    "slots_total": count(0, SLOTS),
-    "slots_free": count(0, SLOTS),
-    "foreign": count(0, _SEQUENCES),
-    "leased": count(0, _SEQUENCES),
-    "sidecars": count(0, _SEQUENCES),
+    "slots_total": count(0, MAX_SLOTS),
+    "slots_free": count(0, MAX_SLOTS),
+    "foreign": count(0, _MAX_SEQUENCES),
+    "leased": count(0, _MAX_SEQUENCES),
+    "sidecars": count(0, _MAX_SEQUENCES),
     "contended": Rule("true or false", lambda value: isinstance(value, bool)),
-    "foreign_interactive": count(0, _SEQUENCES),
+    "foreign_interactive": count(0, _MAX_SEQUENCES),
     "claim": _or_null(
         Rule("an object of cost, from 1, urgent, true or false, and more, from 0", _claim)
     ),
-    "claimed": count(0, EVENTS),
+    "claimed": count(0, MAX_EVENTS),
     "waits": Rule("true or false", lambda value: isinstance(value, bool)),
-    "no_slot_total": count(0, EVENTS),
-    "running": count(0, _SEQUENCES),
-    "waiting": count(0, _SEQUENCES),
-    "prefilling": count(0, _SEQUENCES),
-    "peak": count(0, _SEQUENCES),
-    "batch_seen": count(0, _SEQUENCES),
-    "gpu_count": count(0, _SEQUENCES),
-    "ctx_max": count(1, _TOKENS),
-    "kv_tokens_total": count(0, _TOKENS),
-    "kv_blocks_total": count(0, _TOKENS),
+    "no_slot_total": count(0, MAX_EVENTS),
+    "running": count(0, _MAX_SEQUENCES),
+    "waiting": count(0, _MAX_SEQUENCES),
+    "prefilling": count(0, _MAX_SEQUENCES),
+    "peak": count(0, _MAX_SEQUENCES),
+    "batch_seen": count(0, _MAX_SEQUENCES),
+    "gpu_count": count(0, _MAX_SEQUENCES),
+    "ctx_max": count(1, _MAX_TOKENS),
+    "kv_tokens_total": count(0, _MAX_TOKENS),
+    "kv_blocks_total": count(0, _MAX_TOKENS),
     "kv_groups": Rule(
-        f"a list of at most {_GROUPS} objects, each with a block_tokens from 1", _kv_groups
+        f"a list of at most {_MAX_GROUPS} objects, each with a block_tokens from 1", _kv_groups
     ),
     "kv_cache_usage": _amount(1.0),
-    "preemptions_total": count(0, EVENTS),
-    "requests_total": count(0, EVENTS),
-    "steps_total": count(0, EVENTS),
-    "generated_tokens_total": count(0, EVENTS),
-    "busy_seconds_total": _amount(_SECONDS),
-    "prefill_tokens_per_s": _or_null(_amount(_TOKENS)),
+    "preemptions_total": count(0, MAX_EVENTS),
+    "requests_total": count(0, MAX_EVENTS),
+    "steps_total": count(0, MAX_EVENTS),
+    "generated_tokens_total": count(0, MAX_EVENTS),
+    "busy_seconds_total": _amount(_MAX_SECONDS),
+    "prefill_tokens_per_s": _or_null(_amount(_MAX_TOKENS)),
     "step_time": _or_null(
         Rule("an object of t0_ms, c_ms, alpha, largest and quality, in their ranges", _step_time)
     ),
     "steps_by_batch": Rule("[steps, seconds] by batch size", _steps_by_batch),
-    "last_batches": Rule(f"a list of at most {_LISTED} batch sizes", _batches),
+    "last_batches": Rule(f"a list of at most {_MAX_ITEMS} batch sizes", _batches),
     "prefill": Rule("an object of tokens and seconds, from 0", _prefill),
     "prefix_cache": Rule("an object of queries_total and hits_total, from 0", _prefix_cache),
     "models": _NAMES,

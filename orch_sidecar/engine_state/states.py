@@ -37,7 +37,7 @@ class PoolState(StrEnum):
 OUTAGE_FIELDS: Final = frozenset({"api_version", "profile", "measurement_type", "state", "message"})
 
 # In these states the state stream is open, and the engine answers requests for leases.
-ANSWERING: Final = frozenset(
+ANSWERING_STATES: Final = frozenset(
     {
         PoolState.READY,
         PoolState.DRAINING,

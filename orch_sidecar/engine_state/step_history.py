@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from orch_sidecar.engine_state import report
 
 # Reports that are kept: a quarter of an hour, which is longer than nearly all requests take.
-_KEPT: Final = 900
+_MAX_SAMPLES: Final = 900
 
 
 class _Counts(NamedTuple):
@@ -27,7 +27,7 @@ class StepHistory:
     """The decode steps of one engine over time."""
 
     def __init__(self) -> None:
-        self._counts: deque[_Counts] = deque(maxlen=_KEPT)
+        self._counts: deque[_Counts] = deque(maxlen=_MAX_SAMPLES)
         self._epoch: object = None
 
     @property

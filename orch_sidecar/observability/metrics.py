@@ -31,7 +31,7 @@ from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.pools.registry import PoolRegistry
 
 # Records that are counted at once: it blocks the event loop for a few dozen microseconds.
-_BATCH: Final = 32
+_BATCH_RECORDS: Final = 32
 
 # How long a piece of the text may take.
 PIECE_S: Final = 0.001
@@ -124,7 +124,7 @@ class Metrics:
         """
         ended = self._ended
         ended.append((record, time.monotonic_ns()))
-        if len(ended) >= _BATCH:
+        if len(ended) >= _BATCH_RECORDS:
             self._collector.catch_up()
 
     def recent(self) -> RecentRequests:

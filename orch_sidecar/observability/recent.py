@@ -12,7 +12,7 @@ from typing import Final
 from orch_sidecar.observability.record import RequestRecord
 
 # Enough for quantiles, and for a table; less than a megabyte.
-KEPT: Final = 512
+MAX_REQUESTS: Final = 512
 
 # A record, and when it ended: nanoseconds of the monotonic clock.
 Ended = tuple[RequestRecord, int]
@@ -21,7 +21,7 @@ Ended = tuple[RequestRecord, int]
 class RecentRequests:
     """The last requests that ended, numbered from 1 in the order of their ends."""
 
-    def __init__(self, most: int = KEPT) -> None:
+    def __init__(self, most: int = MAX_REQUESTS) -> None:
         self._ended: deque[Ended] = deque(maxlen=most)
         self.total = 0
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import PoolSettings
-from orch_sidecar.engine_state.states import ANSWERING
+from orch_sidecar.engine_state.states import ANSWERING_STATES
 from orch_sidecar.pools.membership import Member, Members
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
@@ -98,7 +98,7 @@ class Discovery:
         pools: dict[Member, Pool],
     ) -> None:
         """Adds and removes the pools of addresses, after a look-up found `addresses`."""
-        answering = {member for member, pool in pools.items() if pool.state in ANSWERING}
+        answering = {member for member, pool in pools.items() if pool.state in ANSWERING_STATES}
         changes = members.update(addresses, answering, self._loop.time())
         for member in changes.removed:
             pool = pools.pop(member)

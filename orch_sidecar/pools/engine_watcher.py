@@ -24,7 +24,7 @@ from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.engine_state import document as state_document
 from orch_sidecar.engine_state import report, states
 from orch_sidecar.engine_state.document import Document, InvalidReport
-from orch_sidecar.engine_state.states import ANSWERING, OUTAGE_FIELDS, Outage, PoolState
+from orch_sidecar.engine_state.states import ANSWERING_STATES, OUTAGE_FIELDS, Outage, PoolState
 from orch_sidecar.pools.claim_sender import ClaimSender
 from orch_sidecar.pools.lease_reconciler import RECONCILE_EVERY_S, LeaseReconciler
 from orch_sidecar.wire.event_stream import EventStream
@@ -140,7 +140,7 @@ class EngineWatcher:
         while True:
             await asyncio.sleep(RECONCILE_EVERY_S)
             try:
-                await self._reconciler.reconcile(engine_answers=self.state in ANSWERING)
+                await self._reconciler.reconcile(engine_answers=self.state in ANSWERING_STATES)
             # A fault of one look must not keep the leases of all later requests from ending.
             except Exception:
                 logger.exception("reconciling the leases of the engine at %s failed", self._url)

@@ -38,7 +38,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import PromptSize
 from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
-from orch_sidecar.engine_state.states import ANSWERING, PoolState
+from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.candidates import Kind, Standing, standing
@@ -200,7 +200,7 @@ class Pool:
         An engine that is heard of tells itself when it makes no progress. Of one that is not, as
         the plugin judges stalls: many of its steps, and longer than it was not heard of before.
         """
-        if self.watcher.state in ANSWERING:
+        if self.watcher.state in ANSWERING_STATES:
             return LONGEST_SILENCE_S
         gate = self.gate
         steps_s = _HUNG_STEPS * (gate.pace_s() or 0.0)

@@ -15,7 +15,7 @@ import asyncio
 from typing import Final, Protocol
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.api.usage import MOST_PIECE_BYTES, MOST_PIECES, AnswerReader
+from orch_sidecar.api.usage import MAX_PIECE_BYTES, MAX_PIECES, AnswerReader
 from orch_sidecar.observability.record import CLIENT_ERROR, ENGINE_ERROR, OK, Outcome
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.wire import backpressure
@@ -224,7 +224,7 @@ class EngineResponse:
                 self._sink.write(out)
         if body.done:
             self._finish(body)
-        elif before >= MOST_PIECES or len(data) > MOST_PIECE_BYTES:
+        elif before >= MAX_PIECES or len(data) > MAX_PIECE_BYTES:
             self.answer.fold()
 
     def lost(self, error: Exception | None) -> None:

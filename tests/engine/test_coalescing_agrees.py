@@ -34,14 +34,14 @@ def models() -> dict[str, Any]:
 
 @pytest.mark.parametrize("api", BODIES)
 def test_fields_that_are_compared_are_the_engines(models: dict[str, Any], api: str) -> None:
-    assert coalescing_key._DECISIVE[api] <= set(models[api].model_fields)
+    assert coalescing_key._DECISIVE_FIELDS[api] <= set(models[api].model_fields)
 
 
 @pytest.mark.parametrize("api", BODIES)
 def test_ignored_fields_are_unknown_to_the_engine_or_known_to_be_harmless(
     models: dict[str, Any], api: str
 ) -> None:
-    known = coalescing_key._IGNORED & set(models[api].model_fields)
+    known = coalescing_key._IGNORED_FIELDS & set(models[api].model_fields)
     assert known == {"user", "request_id", "priority"}
 
 

@@ -256,7 +256,7 @@ async def test_answer_of_the_engine_that_asks_for_a_key_is_as_it_was(
 async def test_key_that_reads_the_state_too_often_locks_out_no_sidecar_above(
     start: Start, keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_readers, "MOST_READERS", 8)
+    monkeypatch.setattr(stream_readers, "MAX_READERS", 8)
     for _ in range(8):
         crowd = await keyed.client()
         crowd.send_request("GET", STREAM, headers=[ring.bearer("alice")])

@@ -214,7 +214,7 @@ async def test_fifo_in_place_of_the_file_is_reported_and_blocks_nothing(
 async def test_file_system_that_hangs_blocks_neither_requests_nor_revocation_nor_the_end(
     keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.config.file_reader.READ_WITHIN_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.config.file_reader.MAX_READ_S", 0.1)
     over = threading.Event()
     opens = os.open
 

@@ -193,8 +193,8 @@ async def test_reader_hears_of_a_quiet_sidecar_that_it_is_alive(
 async def test_reader_that_takes_nothing_costs_no_memory_and_is_disconnected(
     sidecar: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "BEHIND_S", 0.5)
-    monkeypatch.setattr(stream, "EVERY_S", 0.01)
+    monkeypatch.setattr(stream, "MAX_LAG_S", 0.5)
+    monkeypatch.setattr(stream, "EVENT_EVERY_S", 0.01)
     client = await Client.connect(sidecar.port, receive_buffer=4096)
     client.send(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await eventually(lambda: sidecar.sidecar.live._streams)

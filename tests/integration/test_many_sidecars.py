@@ -69,7 +69,7 @@ async def test_equal_backlogs_get_equal_shares_of_the_slots(
     for each in sidecars:
         await each.idle()
         await eventually(lambda each=each: each.ledger.foreign == 0)  # type: ignore[misc]
-    assert not engine.engine_state.claims.waiting
+    assert not engine.engine_state.claims.has_claims
 
 
 async def test_never_over_the_slots_with_random_costs_and_clients_that_leave(
@@ -98,7 +98,7 @@ async def test_never_over_the_slots_with_random_costs_and_clients_that_leave(
     for each in sidecars:
         await each.idle()
     await eventually(lambda: not engine.present)
-    await eventually(lambda: not engine.engine_state.claims.waiting)
+    await eventually(lambda: not engine.engine_state.claims.has_claims)
 
 
 async def test_requests_for_all_slots_get_their_turn_beside_small_ones(
@@ -211,7 +211,7 @@ async def test_rejected_request_is_sent_again_as_it_was_when_its_slots_are_offer
     assert {len(request.json()["messages"][0]["content"]) for request in sent} == {size}
     assert len({request.lease for request in sent}) == len(sent), "a lease is sent once"
     assert second.pool.gate.offers.rejections == 1
-    await eventually(lambda: not engine.engine_state.claims.waiting)
+    await eventually(lambda: not engine.engine_state.claims.has_claims)
 
 
 async def test_rejected_request_waits_within_its_time_limit(
@@ -228,4 +228,4 @@ async def test_rejected_request_waits_within_its_time_limit(
     assert (response.status, response.error["code"]) == (429, "ADMISSION_TIMEOUT")
     held.release()
     assert (await busy.response()).status == 200
-    await eventually(lambda: not engine.engine_state.claims.waiting)
+    await eventually(lambda: not engine.engine_state.claims.has_claims)

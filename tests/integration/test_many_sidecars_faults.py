@@ -50,7 +50,7 @@ async def calm(engine: ScriptedEngine, *sidecars: Running) -> None:
         await each.idle()
         await eventually(lambda each=each: each.ledger.foreign == 0)  # type: ignore[misc]
     await eventually(lambda: not engine.present)
-    await eventually(lambda: not engine.engine_state.claims.waiting)
+    await eventually(lambda: not engine.engine_state.claims.has_claims)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ class FormerState(EngineState):
         adapter: str | None = None,
     ) -> int | Rejected:
         parsed = parse_lease(lease) if lease else None
-        if parsed is not None and self.leases.used(parsed):
+        if parsed is not None and self.leases.is_used(parsed):
             return Rejected.SPENT
         number = self.leases.enter(parsed)
         self._subscribers.change()

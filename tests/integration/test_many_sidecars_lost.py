@@ -37,7 +37,7 @@ async def test_sidecar_that_is_lost_without_an_end_of_its_stream_stops_delaying_
     await eventually(lambda: other.pool.gate.offers.contended)
     proxy.flows.clear()
     state = engine.engine_state
-    await eventually(lambda: claim(engine, lost) is None and not state.claims.waiting)
+    await eventually(lambda: claim(engine, lost) is None and not state.claims.has_claims)
     assert state.claims.reads(instance(lost)), "its stream is still open"
     await eventually(lambda: not other.pool.gate.offers.contended)
     held.release()

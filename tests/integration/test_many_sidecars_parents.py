@@ -71,7 +71,7 @@ async def calm(engine: ScriptedEngine, *sidecars: Running) -> None:
     """Returns when nothing is left anywhere."""
     for each in sidecars:
         await each.idle()
-    await eventually(lambda: not engine.present and not engine.engine_state.claims.waiting)
+    await eventually(lambda: not engine.present and not engine.engine_state.claims.has_claims)
 
 
 def share(recording: Recording, *sidecars: Running) -> float:
@@ -142,7 +142,7 @@ async def test_parent_gets_its_part_beside_its_childs_own_clients_while_others_a
     own, theirs = numbers.next(50), numbers.next(50)
     clients = await filled(engine, recording, child, own)
     clients |= await backlog(parent, theirs)
-    await eventually(lambda: child.pool.claims.parents.wait)
+    await eventually(lambda: child.pool.claims.parents.has_demand)
     await shared(recording, clients, child, parent)
     begun = [request.json()["seed"] for request in engine.generating][:50]
     assert 0.3 < sum(seed in theirs for seed in begun) / len(begun) < 0.7
@@ -247,7 +247,7 @@ async def test_parent_of_a_sidecar_that_has_the_engine_alone_claims_nothing(
     clients = await filled(engine, recording, parent, numbers.next(40))
     await shared(recording, clients, child, parent)
     assert engine.claimed.total() == 0
-    assert child.pool.claims.parents.books.number_of(instance(parent)) == 0
+    assert child.pool.claims.parents.claim_table.number_of(instance(parent)) == 0
     await calm(engine, child, parent)
 
 

@@ -200,7 +200,7 @@ async def test_shared_decode_is_one_generation_and_each_client_has_a_duration(
 async def test_every_answer_with_token_counts_is_counted_whatever_is_learned_from_it(
     engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.admission.prediction.service_time._ENOUGH", 0)
+    monkeypatch.setattr("orch_sidecar.admission.prediction.service_time._MANY_RESPONSES", 0)
     monkeypatch.setattr("orch_sidecar.admission.prediction.service_time._LEARN_EVERY_S", 60.0)
     client = await sidecar.client()
     for _ in range(100):

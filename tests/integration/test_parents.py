@@ -13,7 +13,7 @@ import pytest
 from orch_sidecar.api.endpoints import STREAM
 from orch_sidecar.auth.keys import owner_of
 from orch_sidecar.control import state_feed
-from orch_sidecar.control.stream_readers import MOST_OF_A_CLIENT
+from orch_sidecar.control.stream_readers import MAX_READERS_PER_CLIENT
 from tests.integration.backlogs import Numbers, Recording, answered, backlog, instance
 from tests.integration.client import Client
 from tests.integration.held import Held, started
@@ -167,7 +167,7 @@ async def test_instance_belongs_to_the_key_that_named_it(
     start: Start, ring: KeyRing, held: Held
 ) -> None:
     running = await start(parents="keys", api_keys_file=ring.path)
-    name, books = "e" * 16, running.pool.claims.parents.books
+    name, books = "e" * 16, running.pool.claims.parents.claim_table
     stream = await reads(running, name, ring.bearer("entry"))
     entrys = ours(running, "entry", name)
     assert await claims(running, name, ring.bearer("other-entry")) == 409
@@ -194,7 +194,7 @@ async def test_sidecar_whose_key_is_for_bulk_requests_alone_claims_nothing_urgen
     running = await start(parents="keys", api_keys_file=ring.path)
     await reads(running, "e" * 16, ring.bearer("bulk-entry"))
     assert await claims(running, "e" * 16, ring.bearer("bulk-entry")) == 204
-    assert running.pool.claims.parents.books.first() == Claim(4, urgent=False, more=8)
+    assert running.pool.claims.parents.claim_table.first() == Claim(4, urgent=False, more=8)
 
 
 @pytest.mark.parametrize("still_known", [True, False])
@@ -235,14 +235,14 @@ async def test_entry_with_the_key_of_a_sidecar_is_served_by_its_child(
     await eventually(lambda: engine.present == engine.slots)
     clients |= await backlog(entry, numbers.next(20))
     entrys = ours(child, "entry", instance(entry))
-    books = child.pool.claims.parents.books
+    books = child.pool.claims.parents.claim_table
     await eventually(lambda: books.of(entrys) is not None)
     recording.flows.set()
     await answered(clients)
     gone = await started(entry, seed=1000)
     await gone.close()
     await empty(entry, child)
-    assert not books.waiting
+    assert not books.has_claims
 
 
 async def test_entry_with_the_key_of_a_client_says_what_its_child_wants(
@@ -267,14 +267,14 @@ async def test_client_that_is_no_parent_has_a_few_streams_and_takes_none_of_othe
     start: Start, ring: KeyRing, path: str
 ) -> None:
     running = await start(api_keys_file=ring.path)
-    for _ in range(MOST_OF_A_CLIENT):
+    for _ in range(MAX_READERS_PER_CLIENT):
         client = await running.client()
         client.send_request("GET", path, headers=[ring.bearer("alice")])
         await client.seen(b"event: s")
     client = await running.client()
     refused = await client.get(path, [ring.bearer("alice")])
     assert (refused.status, refused.error["code"]) == (429, "READER_LIMIT")
-    assert f"{MOST_OF_A_CLIENT} streams of this client" in refused.error["message"]
+    assert f"{MAX_READERS_PER_CLIENT} streams of this client" in refused.error["message"]
     client = await running.client()
     client.send_request("GET", path, headers=[ring.bearer("entry")])
     await client.seen(b"event: s")

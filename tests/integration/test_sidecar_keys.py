@@ -16,7 +16,7 @@ from tests.integration.readiness import readiness
 from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.tiers import tier
-from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, LONGEST_OFFER_S
+from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, MAX_OFFER_S
 from vllm_plugin.contracts.sidecar_key import VARIABLE, SidecarKeys
 
 HEADER = "x-orch-sidecar-key"
@@ -204,7 +204,7 @@ async def test_strangers_at_the_engines_port_delay_no_client_of_its_sidecar(
     strangers = [asyncio.create_task(stranger(number)) for number in range(4)]
     numbers = Numbers()
     served = await asyncio.gather(*(honest(numbers.next(20)) for _ in range(8)))
-    await asyncio.sleep(LONGEST_OFFER_S)
+    await asyncio.sleep(MAX_OFFER_S)
     done.set()
     await asyncio.gather(*strangers)
     assert {status for each in served for status in each} == {200}

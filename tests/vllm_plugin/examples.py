@@ -75,4 +75,4 @@ def enter(leases: Leases, header: str | None) -> int:
 def used(leases: Leases, header: str | None) -> bool:
     """Whether a request with this header is rejected."""
     lease = parse_lease(header) if header else None
-    return lease is not None and leases.used(lease)
+    return lease is not None and leases.is_used(lease)

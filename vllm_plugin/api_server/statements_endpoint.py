@@ -22,10 +22,10 @@ from vllm_plugin.contracts.statement import NONCE, RUN, STATEMENTS_PATH
 from vllm_plugin.evidence.chains import Evidence, Forgotten, Statement, StatementRequest
 from vllm_plugin.evidence.epoch_key import load_library
 
-MOST_BODY_BYTES: Final = 1024
+MAX_BODY_BYTES: Final = 1024
 # A burst for several clients, and for long more than one of them may ask for at a sidecar.
-BURST: Final = 20
-PER_S: Final = 5.0
+BURST_REQUESTS: Final = 20
+REQUESTS_PER_S: Final = 5.0
 # A part takes a fraction of a millisecond of the event loop.
 LINES_PER_PART: Final = 1000
 
@@ -61,7 +61,7 @@ class StatementsEndpoint:
 
     def __init__(self, evidence: Evidence, now_s: Callable[[], float] = time.monotonic) -> None:
         self._evidence = evidence
-        self._limit = RateLimit(BURST, PER_S)
+        self._limit = RateLimit(BURST_REQUESTS, REQUESTS_PER_S)
         self._now_s = now_s
 
     def attach(self, app: Any) -> None:
@@ -74,7 +74,9 @@ class StatementsEndpoint:
         except InvalidRequest as error:
             return _error(400, "invalid_request_error", str(error))
         if not self._evidence.end_run(wanted) and not self._limit.take(self._now_s()):
-            text = f"the engine signs {PER_S:g} statements per second: try again in a second"
+            text = (
+                f"the engine signs {REQUESTS_PER_S:g} statements per second: try again in a second"
+            )
             return _error(429, "rate_limit_exceeded", text, {"Retry-After": "1"})
         try:
             await asyncio.to_thread(load_library)  # the event loop does not wait for the first time
@@ -114,8 +116,8 @@ async def _body(request: Request) -> bytes:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BODY_BYTES:
-            raise InvalidRequest(f"the body is too large: at most {MOST_BODY_BYTES} bytes")
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidRequest(f"the body is too large: at most {MAX_BODY_BYTES} bytes")
     return body
 
 

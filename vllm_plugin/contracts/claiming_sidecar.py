@@ -2,8 +2,8 @@
 
 Pure: times are seconds of the caller's clock. An offer is booked for twice the time that the last
 one took until the sidecar showed that it had heard of it, by a request or a call: for OFFER_S at
-least and LONGEST_OFFER_S at most. Else a sidecar farther away than OFFER_S could never take any.
-One farther away than LONGEST_OFFER_S cannot: its offers are booked for OFFER_S.
+least and MAX_OFFER_S at most. Else a sidecar farther away than OFFER_S could never take any.
+One farther away than MAX_OFFER_S cannot: its offers are booked for OFFER_S.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from vllm_plugin.contracts.lease_protocol import LONGEST_OFFER_S, OFFER_S, Claim
+from vllm_plugin.contracts.lease_protocol import MAX_OFFER_S, OFFER_S, Claim
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class ClaimingSidecar:
     start: int = 0  # of its next grant, in sequences granted: the lowest is next
     age: int = 0  # of its claim, or of the last grant under it: the older, the lower
     number: int = 0  # of its last call
-    waits: bool = False  # for something else than slots
+    has_unclaimed_demand: bool = False  # for something else than slots
     called_s: float = 0.0  # when it last called, or a request of it was rejected
     offers: deque[Offer] = field(default_factory=deque)  # the oldest first
     offer_s: float = OFFER_S  # for which an offer is booked
@@ -57,6 +57,6 @@ class ClaimingSidecar:
         """The sidecar has heard of the offers up to this number."""
         if self.unheard is not None and self.unheard[0] <= number:
             delay_s = now_s - self.unheard[1]
-            booked_s = min(max(OFFER_S, 2 * delay_s), LONGEST_OFFER_S)
-            self.offer_s = booked_s if delay_s <= LONGEST_OFFER_S else OFFER_S
+            booked_s = min(max(OFFER_S, 2 * delay_s), MAX_OFFER_S)
+            self.offer_s = booked_s if delay_s <= MAX_OFFER_S else OFFER_S
             self.unheard = None

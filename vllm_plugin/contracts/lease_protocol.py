@@ -45,7 +45,7 @@ ENGINE_GONE: Final = "engine_gone"
 # The least time between two CHANGE events to one reader: of a single sidecar, no more often than
 # the engine steps, within these bounds.
 CHANGES_EVERY_S: Final = 0.020
-LONGEST_STEP_S: Final = 0.100
+MAX_STEP_S: Final = 0.100
 # Where several sidecars read an engine's state, each dispatches by what the others have. So long
 # for each of the others: all events together stay below a thousand a second, however many read.
 SHARED_CHANGES_EVERY_S: Final = 0.002
@@ -58,7 +58,7 @@ STALE_AFTER_S: Final = 3.0
 # A request that was in a socket's buffer when its lease was spent arrives within a second or so:
 # this many leases last longer than that at any rate of requests, in less than 10 MiB. So does a
 # quarter of them: one sidecar that spends more has its own be forgotten, not those of others.
-SPENT_KEPT: Final = 65_536
+MAX_SPENT_LEASES: Final = 65_536
 
 _LEASE: Final = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})")
 
@@ -67,7 +67,7 @@ _LEASE: Final = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})")
 # milliseconds and a round trip, on a busy machine within some tens.
 OFFER_S: Final = 0.1
 # At most, where the round trip takes longer.
-LONGEST_OFFER_S: Final = 0.5
+MAX_OFFER_S: Final = 0.5
 
 # A claim that its sidecar does not repeat for that long ends: it repeats one each second, and a
 # call that is lost delays the next one by a little more than 3 s.
@@ -75,8 +75,8 @@ CLAIM_S: Final = 5.0
 
 
 # A sidecar claims at most so many times the slots of the engine, and so many LoRA adapters.
-MOST_CLAIMED: Final = 2
-MOST_ADAPTERS: Final = 16
+MAX_CLAIMED_SHARE: Final = 2
+MAX_ADAPTERS: Final = 16
 _NAME_CHARACTERS: Final = 512
 
 
@@ -107,7 +107,7 @@ class ClaimCall(NamedTuple):
     """A call of a sidecar: what it claims beyond the offers up to number `taken`, the last that it
     has heard of, and how many slots of these it gives back. `number`: later calls have higher ones;
     0: a sidecar of API version 1.1. `waits`: more is queued than it claims, for some other reason.
-    `adapters`: LoRA adapters that its requests wait for, and for no slots; the first MOST_ADAPTERS.
+    `adapters`: LoRA adapters that its requests wait for, and for no slots; the first MAX_ADAPTERS.
     """
 
     claim: Claim | None
@@ -168,7 +168,7 @@ def parse_claim(body: bytes, slots_total: int) -> ClaimCall:
         given = None
     if not isinstance(given, dict):
         raise ValueError('the body must be a JSON object of "cost" and "urgent"')
-    most = {"cost": slots_total, "more": MOST_CLAIMED * slots_total, "unused": slots_total}
+    most = {"cost": slots_total, "more": MAX_CLAIMED_SHARE * slots_total, "unused": slots_total}
     numbers: dict[str, Any] = {"cost": given.get("cost")}
     numbers |= {name: given.get(name, 0) for name in ("more", "taken", "unused", "number")}
     for name, value in numbers.items():
@@ -183,10 +183,10 @@ def parse_claim(body: bytes, slots_total: int) -> ClaimCall:
     adapters: Any = given.get("adapters", [])
     if (
         not isinstance(adapters, list)
-        or len(adapters) > MOST_ADAPTERS
+        or len(adapters) > MAX_ADAPTERS
         or not all(isinstance(each, str) and 0 < len(each) <= _NAME_CHARACTERS for each in adapters)
     ):
-        rule = f"it must be a list of at most {MOST_ADAPTERS} names, of 1 to {_NAME_CHARACTERS}"
+        rule = f"it must be a list of at most {MAX_ADAPTERS} names, of 1 to {_NAME_CHARACTERS}"
         raise ValueError(f"adapters is {adapters!r:.80}: {rule} characters")
     cost, more = numbers.pop("cost"), numbers.pop("more")
     claim = Claim(cost, urgent, more) if cost else None
@@ -204,7 +204,7 @@ def claim_body(call: ClaimCall) -> bytes:
 class SpentLeases:
     """The leases that were spent last, so that a request which carries one is rejected."""
 
-    def __init__(self, most: int = SPENT_KEPT) -> None:
+    def __init__(self, most: int = MAX_SPENT_LEASES) -> None:
         self._most = most
         self._count = 0
         # By instance; the one that has spent none for the longest is first.
@@ -255,7 +255,7 @@ def changes_every_s(sidecars: int, step_s: float = 0.0) -> float:
     """
     if sidecars > 1:
         return min(HEARTBEAT_EVERY_S, SHARED_CHANGES_EVERY_S * (sidecars - 1))
-    return max(CHANGES_EVERY_S, min(step_s, LONGEST_STEP_S))
+    return max(CHANGES_EVERY_S, min(step_s, MAX_STEP_S))
 
 
 def parse_changes_every_s(text: str) -> float:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_plugin.contracts.claiming_sidecar import ClaimingSidecar, Offer
-from vllm_plugin.contracts.lease_protocol import CLAIM_S, LONGEST_OFFER_S, Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import CLAIM_S, MAX_OFFER_S, Claim, ClaimCall
 
 
 class SlotClaims:
@@ -66,7 +66,7 @@ class SlotClaims:
     # Claims
 
     @property
-    def waiting(self) -> bool:
+    def has_claims(self) -> bool:
         """Whether a sidecar claims slots, or is offered some."""
         return bool(self._claiming or self.offered)
 
@@ -90,19 +90,19 @@ class SlotClaims:
         """Sequences that are booked for a sidecar that reads the state."""
         return self._sidecars[instance].booked
 
-    def waits(self, instance: str | None) -> bool:
+    def has_unclaimed_demand(self, instance: str | None) -> bool:
         """Whether requests of a sidecar wait for something else than the slots that it claims."""
-        return (sidecar := self._known(instance)) is not None and sidecar.waits
+        return (sidecar := self._known(instance)) is not None and sidecar.has_unclaimed_demand
 
     @property
-    def any_waits(self) -> bool:
+    def any_unclaimed_demand(self) -> bool:
         """Whether requests of any sidecar wait for something else than the slots it claims."""
-        return any(each.waits for each in self._sidecars.values())
+        return any(each.has_unclaimed_demand for each in self._sidecars.values())
 
     def contended(self, instance: str | None) -> bool:
         """Whether requests of other sidecars than this one wait, for slots or something else."""
         return any(
-            each.waits or each.claim is not None
+            each.has_unclaimed_demand or each.claim is not None
             for other, each in self._sidecars.items()
             if other != instance
         )
@@ -120,7 +120,7 @@ class SlotClaims:
         sidecar.heard(call.taken, now_s)
         if 0 < call.number <= sidecar.number:
             return
-        sidecar.number, sidecar.waits = call.number, call.waits
+        sidecar.number, sidecar.has_unclaimed_demand = call.number, call.waits
         claim = call.claim
         refund = int(claim is None or claim.cost > call.unused)
         self._give_back(sidecar, call.unused, call.taken, refund)
@@ -129,8 +129,8 @@ class SlotClaims:
             claim = claim.less(coming)
         self._set(sidecar, claim)
 
-    def enters(self, instance: str, claim: Claim, free: int, now_s: float) -> bool:
-        """Whether a request that arrives from a sidecar may enter. Uses up what it was offered.
+    def try_enter(self, instance: str, claim: Claim, free: int, now_s: float) -> bool:
+        """Lets a request of a sidecar in, which uses up what that was offered, or returns False.
 
         `free`: slots that no request has, offered ones included. If not, and the sidecar reads the
         state, its claim is the one for this request, or an older one.
@@ -183,14 +183,14 @@ class SlotClaims:
         found = False
         for sidecar in self._sidecars.values():
             # A clock that is set back does not book slots for longer.
-            until = now_s + LONGEST_OFFER_S
+            until = now_s + MAX_OFFER_S
             late = [each for each in sidecar.offers if not now_s < each.until_s <= until]
             for offer in late:
                 self._free(sidecar, offer, offer.left, -1)
             silent = not sidecar.called_s <= now_s < sidecar.called_s + CLAIM_S
-            if late or (silent and (sidecar.waits or sidecar.claim is not None)):
+            if late or (silent and (sidecar.has_unclaimed_demand or sidecar.claim is not None)):
                 self._set(sidecar, None)
-                sidecar.waits = sidecar.waits and not silent
+                sidecar.has_unclaimed_demand = sidecar.has_unclaimed_demand and not silent
                 found = True
         return found
 

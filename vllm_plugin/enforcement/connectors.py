@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 # --kv-offloading-backend sets one of the first three; the last has a pool in host memory.
-OFFLOADING: Final = frozenset(
+OFFLOADERS: Final = frozenset(
     {
         "OffloadingConnector",
         "SimpleCPUOffloadConnector",
@@ -21,11 +21,11 @@ OFFLOADING: Final = frozenset(
     }
 )
 OFFLOADING_BACKENDS: Final = frozenset({"native", "lmcache"})
-_SPECS: Final = frozenset({"CPUOffloadingSpec", "TieringOffloadingSpec"})
+_OFFLOADING_SPECS: Final = frozenset({"CPUOffloadingSpec", "TieringOffloadingSpec"})
 # Storage. The others (p2p, kvcr) fetch blocks from other engines.
 _TIERS: Final = frozenset({"fs", "obj", "example"})
 # Several connectors at once, each of which must be allowed.
-_SEVERAL: Final = "MultiConnector"
+_MULTI_CONNECTOR: Final = "MultiConnector"
 
 
 def objection(config: Any) -> str | None:
@@ -43,13 +43,13 @@ def objection(config: Any) -> str | None:
             "kv_connector_module_path"
         )
     extra = _get(config, "kv_connector_extra_config") or {}
-    if connector == _SEVERAL:
+    if connector == _MULTI_CONNECTOR:
         found = (objection(part) for part in extra.get("connectors", ()))
         return next((each for each in found if each), None)
-    if connector not in OFFLOADING:
+    if connector not in OFFLOADERS:
         return (
             f"has connector {connector!r}, must have an offloading connector "
-            f"({', '.join(sorted(OFFLOADING))}): others exchange KV blocks with other engines"
+            f"({', '.join(sorted(OFFLOADERS))}): others exchange KV blocks with other engines"
         )
     role = _get(config, "kv_role")
     if role not in (None, "kv_both"):
@@ -62,8 +62,8 @@ def objection(config: Any) -> str | None:
 
 def _objection_to_tiers(extra: Mapping[str, Any]) -> str | None:
     spec = extra.get("spec_name", "CPUOffloadingSpec")
-    if spec not in _SPECS:
-        return f"has spec_name {spec!r}, must be one of {', '.join(sorted(_SPECS))}"
+    if spec not in _OFFLOADING_SPECS:
+        return f"has spec_name {spec!r}, must be one of {', '.join(sorted(_OFFLOADING_SPECS))}"
     for tier in extra.get("secondary_tiers", ()):
         kind = tier.get("type")
         if kind not in _TIERS:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-_EXTERNAL: Final = (
+_EXTERNAL_RULE: Final = (
     "use external load balancing: start each rank as an engine of its own, by "
     "--data-parallel-size N --data-parallel-rank R and a --port, and list the ranks in the "
     "sidecar's pools"
 )
-_SINGLE: Final = (
+_SINGLE_RULE: Final = (
     "the ranks of a model step together, so a sequence would share its steps with those of other "
     "ranks"
 )
@@ -35,31 +35,36 @@ def contradictions(
     args: Any, environ: Mapping[str, str], argv: Sequence[str], *, batching: bool
 ) -> list[str]:
     """Returns what is wrong with the data parallelism in an engine's arguments and environment."""
-    size, remedy = args.data_parallel_size, _EXTERNAL if batching else _SINGLE
+    size, remedy = (
+        args.data_parallel_size,
+        _EXTERNAL_RULE if batching else _SINGLE_RULE,
+    )
     if size <= 1:
         # Only then vLLM reads the variable, which makes a script (`vllm.LLM`) one of the ranks.
         given = environ.get("VLLM_DP_SIZE", "1")
         return [] if given == "1" else [f"VLLM_DP_SIZE is {given!r}, must not be set: {remedy}"]
     if not batching:
-        return [f"--data-parallel-size is {size!r}, must be 1: {_SINGLE}"]
+        return [f"--data-parallel-size is {size!r}, must be 1: {_SINGLE_RULE}"]
     found = []
     if args.data_parallel_hybrid_lb or args.data_parallel_start_rank is not None:
         option = "hybrid-lb" if args.data_parallel_hybrid_lb else "start-rank"
-        found.append(f"--data-parallel-{option} is given, must not be: {_DISTRIBUTES}; {_EXTERNAL}")
+        found.append(
+            f"--data-parallel-{option} is given, must not be: {_DISTRIBUTES}; {_EXTERNAL_RULE}"
+        )
     elif args.data_parallel_multi_port_external_lb or _LAUNCHER in _options(argv):
         found.append(
             f"{_LAUNCHER} is given, must not be: it starts and ends the ranks of a machine "
-            f"together, which was never tested with a profile; {_EXTERNAL}"
+            f"together, which was never tested with a profile; {_EXTERNAL_RULE}"
         )
     elif not args.data_parallel_external_lb and args.data_parallel_rank is None:
         found.append(
             f"--data-parallel-size is {size!r}, must be 1 without --data-parallel-rank: "
-            f"{_DISTRIBUTES}; {_EXTERNAL}"
+            f"{_DISTRIBUTES}; {_EXTERNAL_RULE}"
         )
     if args.data_parallel_backend != "mp":
         found.append(
             f"--data-parallel-backend is {args.data_parallel_backend!r}, must be 'mp': with Ray "
-            f"one process starts the engines of all ranks; {_EXTERNAL}"
+            f"one process starts the engines of all ranks; {_EXTERNAL_RULE}"
         )
     return found
 
@@ -70,10 +75,10 @@ def contradiction(parallel: Any, *, batching: bool) -> str | None:
     if size <= 1:
         return None
     if not batching:
-        return f"data_parallel_size is {size}, must be 1: {_SINGLE}"
+        return f"data_parallel_size is {size}, must be 1: {_SINGLE_RULE}"
     if parallel.data_parallel_external_lb:
         return None
-    return f"data_parallel_size is {size}, must be 1: {_DISTRIBUTES}; {_EXTERNAL}"
+    return f"data_parallel_size is {size}, must be 1: {_DISTRIBUTES}; {_EXTERNAL_RULE}"
 
 
 def _options(argv: Sequence[str]) -> set[str]:

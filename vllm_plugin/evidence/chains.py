@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from vllm_plugin.evidence.epoch_key import EpochKey
 
 # Of finished sequences: a quarter of an hour at 100 per second, in about 20 MiB.
-LEAVES_KEPT: Final = 100_000
+MAX_LEAVES: Final = 100_000
 # What lies between a run's two statements must be known until its end: ten hours of one statement
 # per second, in about 10 MiB. To remember which runs are open instead would keep no fewer.
-STATEMENTS_KEPT: Final = 36_000
+MAX_STATEMENTS: Final = 36_000
 
 _COMPLETION: Final = re.compile(r"(cmpl-.*)-[0-9]+", re.DOTALL)
 
@@ -44,7 +44,7 @@ class Forgotten(Exception):
 class FinishedRequests:
     """The chain of finished sequences, and the lines of the last ones."""
 
-    def __init__(self, epoch: str, kept: int = LEAVES_KEPT) -> None:
+    def __init__(self, epoch: str, kept: int = MAX_LEAVES) -> None:
         self.count = 0
         self.head = first_head("leaves", epoch)
         self._lines: deque[str] = deque(maxlen=kept)
@@ -142,7 +142,7 @@ class Evidence:
         self._key: EpochKey | None = None
         self._sequence = 0
         self._head = first_head("statements", epoch)
-        self._made: deque[_Made] = deque(maxlen=STATEMENTS_KEPT)
+        self._made: deque[_Made] = deque(maxlen=MAX_STATEMENTS)
 
     @property
     def key(self) -> EpochKey:

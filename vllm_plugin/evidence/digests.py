@@ -22,7 +22,7 @@ PLUGIN_METHOD: Final = "sha256 of the names and contents of the installed *.py o
 
 _NOT_YET: Final = "not computed yet"
 _LENGTH_BYTES: Final = 8  # of a header, at the begin of a safetensors file
-_MOST_HEADER_BYTES: Final = 100_000_000  # as in the safetensors library
+_MAX_HEADER_BYTES: Final = 100_000_000  # as in the safetensors library
 
 logger = logging.getLogger("vllm.orch")
 
@@ -97,7 +97,7 @@ def _weights(folder: Path) -> Iterator[bytes]:
         yield b"%d" % path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > _MOST_HEADER_BYTES:
+            if length > _MAX_HEADER_BYTES:
                 raise ValueError(f"{path.name} is not a safetensors file")
             yield file.read(length)
     for path in sorted([*folder.glob("*.index.json"), *folder.glob("config.json")]):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-MINIMUM_ALPHA: Final = 0.05  # below, the curve is logarithmic, flat to within a few percent
+MIN_ALPHA: Final = 0.05  # below, the curve is logarithmic, flat to within a few percent
 
 # Sizes within 6 % of each other are merged into one point: 62 points up to b = 256,
 # 108 up to 4096.
@@ -104,13 +104,10 @@ def _least_squares(points: Sequence[_Point], alpha: float) -> tuple[float, float
 
 def _best_alpha(points: Sequence[_Point]) -> float:
     """Returns the best alpha, by a coarse grid and a golden-section search around its minimum."""
-    grid = [
-        MINIMUM_ALPHA + (1 - MINIMUM_ALPHA) * index / _GRID_STEPS
-        for index in range(_GRID_STEPS + 1)
-    ]
+    grid = [MIN_ALPHA + (1 - MIN_ALPHA) * index / _GRID_STEPS for index in range(_GRID_STEPS + 1)]
     best = min(grid, key=lambda alpha: _least_squares(points, alpha)[2])
-    width = (1 - MINIMUM_ALPHA) / _GRID_STEPS
-    low, high = max(MINIMUM_ALPHA, best - width), min(1.0, best + width)
+    width = (1 - MIN_ALPHA) / _GRID_STEPS
+    low, high = max(MIN_ALPHA, best - width), min(1.0, best + width)
     golden = (math.sqrt(5) - 1) / 2
     while high - low > _ALPHA_STEP:
         left, right = high - golden * (high - low), low + golden * (high - low)

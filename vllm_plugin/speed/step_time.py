@@ -34,16 +34,16 @@ BLOCK_STEPS: Final = 64
 # 4096 steps: 64 of each size up to a batch of 64, and a fit of them takes about 2 ms.
 BLOCKS: Final = 64
 # More samples of one size hardly help: the curve itself is not that exact.
-ENOUGH_OF_A_SIZE: Final = 64
+MAX_SAMPLES_PER_SIZE: Final = 64
 # The trimmed mean of five tolerates an outlier at either end, a compilation included.
-MINIMUM_OF_A_SIZE: Final = 5
+MIN_SAMPLES_PER_SIZE: Final = 5
 # The trimmed mean of 16 steps that vary by 10 % is good to 3 %.
-MINIMUM_FOR_A_LEVEL: Final = 16
+MIN_SAMPLES_PER_LEVEL: Final = 16
 # Levels closer than that are the same: two such means of 64 steps differ by 2 %.
-SAME_LEVEL: Final = 0.05
+LEVEL_TOLERANCE: Final = 0.05
 # This share of a size's samples is trimmed at either end. The trimmed mean is nearly as exact as
 # the mean, and outliers up to that share do not move it.
-TRIMMED: Final = 0.2
+TRIMMED_SHARE: Final = 0.2
 
 SIZES_FOR_ALPHA: Final = 4  # one more than the unknowns
 SPAN_FOR_ALPHA: Final = 4  # over a smaller range, 10 % of alpha change the curve by under 2 %
@@ -146,7 +146,7 @@ class StepSamples:
             dropped = 0
             for index in range(len(self._blocks) - 1, -1, -1):
                 sizes = Counter(batch for batch, _ in self._blocks[index])
-                if all(newer[batch] >= ENOUGH_OF_A_SIZE for batch in sizes):
+                if all(newer[batch] >= MAX_SAMPLES_PER_SIZE for batch in sizes):
                     dropped = index
                 newer.update(sizes)
             del self._blocks[dropped]
@@ -157,7 +157,7 @@ class StepSamples:
         level, means = 0.0, self._means
         for block in self._blocks:
             offsets = sorted([log_s - means[batch] for batch, log_s in block if batch in means])
-            if len(offsets) >= MINIMUM_FOR_A_LEVEL:
+            if len(offsets) >= MIN_SAMPLES_PER_LEVEL:
                 level = _trimmed_mean(offsets)  # as the means are, or they would drift apart
             levels.append(level)  # that of the previous block if samples are too few
         return levels
@@ -169,14 +169,14 @@ class StepSamples:
         newest = _newest_level(levels)
         for block, level in zip(self._blocks, levels, strict=True):
             offset = level - newest
-            if abs(offset) <= SAME_LEVEL:
+            if abs(offset) <= LEVEL_TOLERANCE:
                 offset = 0.0
             for batch, log_s in block:
                 found[batch].append(log_s - offset)
         return {
             batch: sorted(logs)
             for batch, logs in sorted(found.items())
-            if len(logs) >= MINIMUM_OF_A_SIZE
+            if len(logs) >= MIN_SAMPLES_PER_SIZE
         }
 
 
@@ -184,7 +184,7 @@ def _newest_level(levels: Sequence[float]) -> float:
     """Returns the mean of the newest levels that are the same, which is less noisy than one."""
     same = []
     for level in reversed(levels):
-        if abs(level - levels[-1]) > SAME_LEVEL:
+        if abs(level - levels[-1]) > LEVEL_TOLERANCE:
             break
         same.append(level)
     return sum(same) / len(same)
@@ -192,7 +192,7 @@ def _newest_level(levels: Sequence[float]) -> float:
 
 def _trimmed_mean(ordered: Sequence[float]) -> float:
     """Returns the mean of an ordered sequence without its ends."""
-    cut = int(len(ordered) * TRIMMED)
+    cut = int(len(ordered) * TRIMMED_SHARE)
     kept = ordered[cut : len(ordered) - cut]
     return sum(kept) / len(kept)
 
@@ -201,7 +201,7 @@ def _rated_fit(
     by_size: dict[int, list[float]], means: dict[int, float], slots_total: int, tokens: float
 ) -> StepTime:
     """Fits a curve through the means of all sizes (ascending), and rates it."""
-    weights = {batch: min(len(logs), ENOUGH_OF_A_SIZE) for batch, logs in by_size.items()}
+    weights = {batch: min(len(logs), MAX_SAMPLES_PER_SIZE) for batch, logs in by_size.items()}
     seconds = {batch: math.exp(mean) for batch, mean in means.items()}
     sizes, smallest, largest = len(by_size), next(iter(by_size)), next(reversed(by_size))
     if sizes == 1:

@@ -20,15 +20,15 @@ LAST_STEPS: Final = 120
 
 # Reports are delayed by no more than this, unless the API server is overwhelmed: in a longer gap
 # before a step the engine was idle.
-LATE_S: Final = 0.5
+MAX_REPORT_DELAY_S: Final = 0.5
 
 # Recent enough to follow a machine whose speed drifts, enough for prompts of all lengths.
 PREFILL_STEPS: Final = 64
 # A few chat prompts. With fewer tokens the fixed cost of a step dominates the rate.
-PREFILL_LEAST_TOKENS: Final = 256
+MIN_PREFILL_TOKENS: Final = 256
 # This share of those steps is trimmed at either end (of three or more, one at least): a
 # compilation of many seconds must not distort the rate.
-PREFILL_TRIMMED: Final = 0.125
+TRIMMED_PREFILL_SHARE: Final = 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class StepRing:
         delay of a report, which must not shorten the next step.
         """
         start_s = end_s - elapsed_s
-        if start_s - self._busy_until_s <= LATE_S and self._busy_until_s <= end_s:
+        if start_s - self._busy_until_s <= MAX_REPORT_DELAY_S and self._busy_until_s <= end_s:
             start_s = self._busy_until_s
         until_s = min(end_s, start_s + elapsed_s)
         self.busy_s += until_s - start_s
@@ -148,11 +148,11 @@ class Prefill:
         """Returns the prompt tokens per second of the recent steps; None until it is known."""
         kept = sorted(self._recent)
         if len(kept) >= 3:
-            cut = max(1, int(len(kept) * PREFILL_TRIMMED))
+            cut = max(1, int(len(kept) * TRIMMED_PREFILL_SHARE))
             kept = kept[cut:-cut]
         tokens = sum(step[1] for step in self._recent)
         seconds = sum(step[2] for step in kept)
-        if tokens < PREFILL_LEAST_TOKENS or seconds <= 0:
+        if tokens < MIN_PREFILL_TOKENS or seconds <= 0:
             return None
         return sum(step[1] for step in kept) / seconds
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from vllm_plugin.contracts.lease_protocol import CLAIM_S, OFFER_S
 from vllm_plugin.contracts.lora import PASSED_S
 
-_NONE: Final[frozenset[str]] = frozenset()
+_NO_ADAPTERS: Final[frozenset[str]] = frozenset()
 
 
 class AdapterUse:
@@ -31,7 +31,7 @@ class AdapterUse:
         self.loads_total = 0  # adapters that were not resident when a request of theirs entered
         self._requests: dict[int, tuple[str | None, str]] = {}  # sidecar and adapter, by request
         self._in_use = Counter[str]()  # requests, by adapter
-        self._statistics = _NONE  # adapters in use besides
+        self._statistics = _NO_ADAPTERS  # adapters in use besides
         self._resident = OrderedDict[str, None]()  # in use or used last, the oldest first
         self._changed_s = float("-inf")  # when an adapter came into use
         self._wanted: dict[tuple[str, str], float] = {}  # since when, by sidecar and adapter
@@ -42,8 +42,8 @@ class AdapterUse:
 
     # Requests
 
-    def enters(self, instance: str, adapter: str, now_s: float) -> bool:
-        """Whether a request of a sidecar may enter. If not, it is known to want its adapter."""
+    def try_enter(self, instance: str, adapter: str, now_s: float) -> bool:
+        """Lets a request of a sidecar in, or returns False and keeps that it wants its adapter."""
         in_use = {*self._in_use, *self._statistics}
         if adapter in in_use:
             enters = self._joinable(instance)

@@ -136,17 +136,17 @@ class EngineState:
             adapter = None
         parsed = parse_lease(lease) if lease else None
         if parsed is not None:
-            if self.leases.used(parsed):
+            if self.leases.is_used(parsed):
                 return Rejected.SPENT
             if parsed.cost > self.facts.slots_total:
                 return Rejected.TOO_LARGE
             self.tick()
             now_s, instance = self._clock(), parsed.instance
-            if adapter is not None and not self.adapter_use.enters(instance, adapter, now_s):
+            if adapter is not None and not self.adapter_use.try_enter(instance, adapter, now_s):
                 self._slots_changed()  # others learn that it is wanted
                 return Rejected.NO_ADAPTER
             claim = Claim(parsed.cost, urgent)
-            if not self.claims.enters(instance, claim, self._free(), now_s):
+            if not self.claims.try_enter(instance, claim, self._free(), now_s):
                 self.rejected_for_slots += 1
                 self._slots_changed()  # an offer that did not suffice is free again
                 return Rejected.NO_SLOT if self.claims.reads(instance) else Rejected.BUSY
@@ -223,7 +223,7 @@ class EngineState:
 
     def _offer(self) -> None:
         """Offers free slots to the sidecars that claim them."""
-        if not self.claims.waiting:
+        if not self.claims.has_claims:
             return
         for offer in self.claims.offer(self._free(), self._clock()):
             for subscriber in self._subscribers:
@@ -276,7 +276,7 @@ class EngineState:
         claims, claim = self.claims, self.claims.of(instance)
         return {
             "claim": None if claim is None else claim._asdict(),
-            "waits": claims.waits(instance),
+            "waits": claims.has_unclaimed_demand(instance),
             "claimed": claims.number_of(instance),
         }
 

@@ -13,16 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-_FULL: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-_SLIDING: Final = frozenset({"sliding_window", "sliding_window_mla"})
+_FULL_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+_SLIDING_KINDS: Final = frozenset({"sliding_window", "sliding_window_mla"})
 # A state-space layer keeps the state before a token and the one after it.
-_STATES: Final = 2
+_STATES_PER_SEQUENCE: Final = 2
 
 
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
-_ONE_BYTE: Final = ("fp8", "int8")
+_ONE_BYTE_DTYPES: Final = ("fp8", "int8")
 # Fields of models whose layers keep something other than the keys and values of each token.
-_OTHER_CACHES: Final = ("kv_lora_rank", "layers_block_type", "hybrid_override_pattern")
+_UNKNOWN_CACHE_FIELDS: Final = ("kv_lora_rank", "layers_block_type", "hybrid_override_pattern")
 
 
 def bytes_per_token(text_config: Any, kv_cache_dtype: str) -> int | None:
@@ -31,7 +31,7 @@ def bytes_per_token(text_config: Any, kv_cache_dtype: str) -> int | None:
     `text_config`: of the Hugging Face model. None: they are not of the same size in all layers, or
     the configuration does not tell.
     """
-    if any(getattr(text_config, name, None) for name in _OTHER_CACHES):
+    if any(getattr(text_config, name, None) for name in _UNKNOWN_CACHE_FIELDS):
         return None
     heads = getattr(text_config, "num_attention_heads", None)
     layers = getattr(text_config, "num_hidden_layers", None)
@@ -40,7 +40,7 @@ def bytes_per_token(text_config: Any, kv_cache_dtype: str) -> int | None:
         return None
     kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
     head = getattr(text_config, "head_dim", None) or hidden // heads
-    size = 1 if kv_cache_dtype.startswith(_ONE_BYTE) else _DTYPE_BYTES.get(kv_cache_dtype)
+    size = 1 if kv_cache_dtype.startswith(_ONE_BYTE_DTYPES) else _DTYPE_BYTES.get(kv_cache_dtype)
     return None if size is None else int(2 * layers * kv_heads * head * size)
 
 
@@ -148,19 +148,19 @@ def groups_of(rows: Iterable[Mapping[str, Any]], engine: Scheduling) -> tuple[Kv
 def _group(row: Mapping[str, Any], engine: Scheduling) -> KvGroup | None:
     kind, block, window = row["kind"], row["block_size"], row["sliding_window"]
     ahead = _ceil(engine.draft_tokens + engine.lookahead_tokens, block)
-    if kind in _FULL:
+    if kind in _FULL_KINDS:
         return KvGroup(block, blocks_extra=ahead)
-    if kind in _SLIDING:
+    if kind in _SLIDING_KINDS:
         return _windowed(block, window + engine.retained_tokens, ahead, engine)
     if kind == "chunked_local_attention" and engine.attention_chunk is not None:
         return _chunked(block, engine.attention_chunk, ahead, engine)
     if kind == "mamba":
         if engine.mamba_mode == "all":
-            return _windowed(block, _STATES, engine.mamba_extra, engine)
+            return _windowed(block, _STATES_PER_SEQUENCE, engine.mamba_extra, engine)
         if engine.mamba_mode == "none":
             return KvGroup(block, 1, blocks_extra=engine.mamba_extra)
         # During prefill a checkpoint of the state may be kept, too.
-        return KvGroup(block, _STATES, _STATES + 1, engine.mamba_extra)
+        return KvGroup(block, _STATES_PER_SEQUENCE, _STATES_PER_SEQUENCE + 1, engine.mamba_extra)
     return None
 
 

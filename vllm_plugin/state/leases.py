@@ -63,7 +63,7 @@ class Leases:
         """The requests that have entered since the engine started."""
         return self._next
 
-    def used(self, lease: LeaseId) -> bool:
+    def is_used(self, lease: LeaseId) -> bool:
         """Whether a lease is spent, or a request in the engine carries it."""
         return lease.text in self._spent or lease.text in self._by_lease
 

@@ -14,7 +14,7 @@ from typing import Final
 
 # A span ends before its response does, and so before the request leaves. Only a response in the
 # background (`/v1/responses`) outlives its request, by at most as many requests as this.
-LEFT_KEPT: Final = 4096
+MAX_LEFT_REQUESTS: Final = 4096
 
 # W3C Trace Context, as OpenTelemetry's propagator reads it: lower case, further fields allowed.
 _TRACEPARENT: Final = re.compile(r"[ \t]*[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -35,7 +35,7 @@ class RequestNumbers:
     from another: their number is unknown. One after another, the last one's number applies.
     """
 
-    def __init__(self, left_kept: int = LEFT_KEPT) -> None:
+    def __init__(self, left_kept: int = MAX_LEFT_REQUESTS) -> None:
         self._left_kept = left_kept
         self._parents: dict[int, Parent] = {}  # of the requests in the engine, by their number
         self._numbers: dict[Parent, int | None] = {}

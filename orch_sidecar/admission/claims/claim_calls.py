@@ -9,7 +9,7 @@ later.
 
 from __future__ import annotations
 
-from orch_sidecar.admission.claims.engine_claims import NOTHING, Claimed, EngineClaims
+from orch_sidecar.admission.claims.engine_claims import NO_CLAIM, Claimed, EngineClaims
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
@@ -22,7 +22,9 @@ class ClaimCalls:
         self._claims = claims
         self._offers = offers
         self._ledger = ledger
-        self._recorded = self._before = NOTHING  # by the engine as far as is known; one call before
+        self._recorded = self._before = (
+            NO_CLAIM  # by the engine as far as is known; one call before
+        )
         self._number = 0  # of the last call
 
     def reported(self, claim: Claim | None, waits: bool, number: int) -> bool:
@@ -43,7 +45,7 @@ class ClaimCalls:
         if claimed.claim is None:
             offers.withdraw()
         unused = offers.take_unused()
-        if not unused and self._suffices(claimed) and not (again and claimed != NOTHING):
+        if not unused and self._suffices(claimed) and not (again and claimed != NO_CLAIM):
             return None
         self._number += 1
         self._before, self._recorded = self._recorded, claimed

@@ -13,7 +13,7 @@ from orch_sidecar.admission.claims.parent_claims import ParentClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.contracts.lease_protocol import MOST_ADAPTERS, Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import MAX_ADAPTERS, Claim, ClaimCall
 from vllm_plugin.contracts.profile import ServiceClass
 
 
@@ -22,11 +22,11 @@ class Claimed(NamedTuple):
     adapters that are waited for."""
 
     claim: Claim | None = None
-    waits: bool = False
+    has_unclaimed_demand: bool = False
     adapters: tuple[str, ...] = ()
 
 
-NOTHING: Final = Claimed()
+NO_CLAIM: Final = Claimed()
 
 
 class EngineClaims:
@@ -35,43 +35,46 @@ class EngineClaims:
     def __init__(self, controller: AdmissionController, instance: str) -> None:
         """`instance`: of this sidecar at this engine."""
         self.parents = ParentClaims(instance)
-        # Called when `current` has changed, or slots are to be given back.
+        # Called when `total_claim` has changed, or slots are to be given back.
         self.on_change: Callable[[], None] | None = None
         # Called with the parents for which there are offers.
         self.on_parent_offers: Callable[[Collection[str]], None] | None = None
         self._controller = controller
         self.offers = controller.constraints.offers
-        self._reported = NOTHING  # at the last call of `on_change`
+        self._reported = NO_CLAIM  # at the last call of `on_change`
 
     @property
-    def own(self) -> Claim | None:
+    def own_claim(self) -> Claim | None:
         """What is claimed for requests that are queued here."""
         return self._controller.order.claim if self._controller.queues.depth else None
 
     @property
-    def current(self) -> Claim | None:
+    def total_claim(self) -> Claim | None:
         """What is claimed for all that wait, while the engine has to know."""
         if not self.offers.shared or self._controller.unavailable is not None:
             return None
-        own, pause = self.own, self._controller.constraints.pause
-        if self.queued and own is None and self._controller.order.blocked_by is pause:
+        own, pause = self.own_claim, self._controller.constraints.pause
+        if self.has_queue and own is None and self._controller.order.blocked_by is pause:
             return None  # the engine lacks something else than slots
         return self.parents.total(own, self._controller.ledger.slots_total)
 
     @property
-    def queued(self) -> bool:
+    def has_queue(self) -> bool:
         """Whether requests wait here."""
         return self._controller.queues.depth > 0
 
     @property
-    def waits(self) -> bool:
+    def has_unclaimed_demand(self) -> bool:
         """Whether more wait than those for which slots are claimed, while the engine has to know:
         others then dispatch nothing into slots that they see free, which may be claimed next."""
         if not self.offers.shared or self._controller.unavailable is not None:
             return False
-        own, queues = self.own, self._controller.queues
+        own, queues = self.own_claim, self._controller.queues
         sequences = sum(queues.fair(each).cost for each in ServiceClass)
-        return sequences > (0 if own is None else own.slots) or self.parents.books.any_waits
+        return (
+            sequences > (0 if own is None else own.slots)
+            or self.parents.claim_table.any_unclaimed_demand
+        )
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -84,28 +87,28 @@ class EngineClaims:
             for service_class in ServiceClass
             for group in queues.aside(service_class)
         )
-        return tuple(dict.fromkeys(filter(None, names)))[:MOST_ADAPTERS]
+        return tuple(dict.fromkeys(filter(None, names)))[:MAX_ADAPTERS]
 
     @property
     def all(self) -> Claimed:
         """All that is claimed."""
-        return Claimed(self.current, self.waits, self.adapters)
+        return Claimed(self.total_claim, self.has_unclaimed_demand, self.adapters)
 
     def update(self) -> None:
         """Reports what has changed. To be called after each change of the admission."""
         offers = self.offers
         if self.on_change is None or not (
-            offers.sidecars > 1 or offers.rejected or offers.unused or self._reported != NOTHING
+            offers.sidecars > 1 or offers.rejected or offers.unused or self._reported != NO_CLAIM
         ):
             return
-        offers.set_parents_wait(offers.sidecars > 1 and self.parents.wait)
+        offers.set_parents_wait(offers.sidecars > 1 and self.parents.has_demand)
         before, self._reported = self._reported, self.all
         if self._reported != before or offers.unused:
             self.on_change()
 
     def offered(self, slots: int, number: int, now: float) -> list[Decision]:
         """The engine has booked so many slots: gives back those for which nothing waits."""
-        offers, own = self.offers, self.parents.divide(slots, self.own, now)
+        offers, own = self.offers, self.parents.divide(slots, self.own_claim, now)
         offers.offer(own, number)
         decisions = self._controller.dispatch(now)
         offers.settle()
@@ -115,7 +118,7 @@ class EngineClaims:
 
     def claimed(self, instance: str, call: ClaimCall, now: float) -> bool:
         """A parent claims slots. False: it does not read the state."""
-        if not self.parents.books.reads(instance):
+        if not self.parents.claim_table.reads(instance):
             return False
         self.offers.give_back(self.parents.claimed(instance, call, now))
         self.update()
@@ -123,14 +126,14 @@ class EngineClaims:
 
     def expire(self, now: float) -> None:
         """Ends what parents claimed and have not repeated. To be called about once a second."""
-        if self.parents.books.expire(now):
+        if self.parents.claim_table.expire(now):
             self.update()
 
     def arrive(
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Lease | Refusal | Queued:
         """Decides about a new request of a parent, under an offer if one was passed on to it."""
-        if not self.parents.takes(request.parent, request.cost, now):
+        if not self.parents.consume_booking(request.parent, request.cost, now):
             return self._controller.arrive(ticket, request, now)
         self.offers.offer(request.cost, self.offers.taken)
         outcome = self._controller.arrive(ticket, request, now)

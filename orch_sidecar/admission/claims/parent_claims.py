@@ -12,81 +12,83 @@ from __future__ import annotations
 from collections import defaultdict
 
 from vllm_plugin.contracts.claiming_sidecar import Offer
-from vllm_plugin.contracts.lease_protocol import MOST_CLAIMED, Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import MAX_CLAIMED_SHARE, Claim, ClaimCall
 from vllm_plugin.contracts.slot_claims import SlotClaims
 
 
 class ParentClaims:
     """The claims of one pool's parent sidecars."""
 
-    def __init__(self, own: str) -> None:
-        """`own`: the instance of this sidecar."""
-        self.books = SlotClaims()
-        self.books.opened(own)
-        self._own = own
+    def __init__(self, instance: str) -> None:
+        """`instance`: of this sidecar."""
+        self.claim_table = SlotClaims()
+        self.claim_table.opened(instance)
+        self._instance = instance
         self._offers = defaultdict[str, list[Offer]](list)  # that are still to be sent
 
     @property
-    def waiting(self) -> bool:
+    def has_claims(self) -> bool:
         """Whether a parent claims slots, or is offered some."""
-        return self.books.waiting
+        return self.claim_table.has_claims
 
     @property
-    def wait(self) -> bool:
+    def has_demand(self) -> bool:
         """Whether requests wait at parents, for slots or something else."""
-        return self.books.contended(self._own)
+        return self.claim_table.contended(self._instance)
 
     def closed(self, instance: str) -> None:
         """A stream of a parent ended."""
-        self.books.closed(instance)
-        if not self.books.reads(instance):
+        self.claim_table.closed(instance)
+        if not self.claim_table.reads(instance):
             self._offers.pop(instance, None)
 
     def claimed(self, instance: str, call: ClaimCall, now: float) -> int:
         """Takes a parent's call. Returns the slots that it gives back."""
-        self.books.expire(now)
-        before = self.books.offered
-        self.books.call(instance, call, now)
-        return before - self.books.offered
+        self.claim_table.expire(now)
+        before = self.claim_table.offered
+        self.claim_table.call(instance, call, now)
+        return before - self.claim_table.offered
 
     def total(self, own: Claim | None, slots_total: int) -> Claim | None:
         """What this sidecar claims for all: for the most urgent, the one that is first at first."""
-        if not self.books.waiting:
+        if not self.claim_table.has_claims:
             return own
         self._set(own)
-        first = self.books.first()
+        first = self.claim_table.first()
         assert first is not None or own is None
         if first is None:
             return None
-        slots = min(MOST_CLAIMED * slots_total, self.books.claimed(urgent=first.urgent))
+        slots = min(MAX_CLAIMED_SHARE * slots_total, self.claim_table.claimed(urgent=first.urgent))
         self._set(None)
         return Claim(first.cost, first.urgent, max(0, slots - first.cost))
 
     def divide(self, slots: int, own: Claim | None, now: float) -> int:
         """Divides an offer of the engine. Returns the slots for this sidecar's own queue, and those
         that nobody claims."""
-        books = self.books
-        books.expire(now)
-        if not books.waiting:
+        claim_table = self.claim_table
+        claim_table.expire(now)
+        if not claim_table.has_claims:
             return slots
         self._set(own)
-        for offer in books.offer(books.offered + slots, now):
-            if offer.instance == self._own:
+        for offer in claim_table.offer(claim_table.offered + slots, now):
+            if offer.instance == self._instance:
                 # Taken at once; what is not is given back to the engine.
-                books.enters(self._own, Claim(offer.slots, urgent=True), books.offered, now)
+                claim_table.try_enter(
+                    self._instance, Claim(offer.slots, urgent=True), claim_table.offered, now
+                )
             else:
                 slots -= offer.slots
                 self._offers[offer.instance].append(offer)
         self._set(None)
         return slots
 
-    def takes(self, instance: str, cost: int, now: float) -> bool:
-        """Whether slots are booked for a request of a parent. Uses them up."""
-        books = self.books
-        books.expire(now)
-        if not books.reads(instance) or books.booked(instance) < cost:
+    def consume_booking(self, instance: str, cost: int, now: float) -> bool:
+        """Uses slots up that are booked for a request of a parent; False: there are none."""
+        claim_table = self.claim_table
+        claim_table.expire(now)
+        if not claim_table.reads(instance) or claim_table.booked(instance) < cost:
             return False
-        return books.enters(instance, Claim(cost, urgent=True), books.offered, now)
+        return claim_table.try_enter(instance, Claim(cost, urgent=True), claim_table.offered, now)
 
     def offers(self, instance: str | None) -> list[Offer]:
         """Returns the offers that a parent has not been sent, once."""
@@ -98,4 +100,4 @@ class ParentClaims:
 
     def _set(self, own: Claim | None) -> None:
         # Unset before any claim can expire: when does not matter.
-        self.books.call(self._own, ClaimCall(own), 0.0)
+        self.claim_table.call(self._instance, ClaimCall(own), 0.0)

@@ -26,7 +26,7 @@ from vllm_plugin.contracts.profile import ServiceClass
 # By how much the length of a turn follows each of them, and what one counts at most: requests may
 # have left that waited for it.
 _TURN_WEIGHT: Final = 0.25
-_LONGEST_TURN_S: Final = 4 * PASSED_S
+_MAX_TURN_S: Final = 4 * PASSED_S
 
 
 class Adapters(Constraint):
@@ -159,7 +159,7 @@ class Adapters(Constraint):
     def _begin_turn(self, now: float) -> None:
         """An adapter came into use."""
         if self._waited:
-            turn_s = min(now - self.turn_at, _LONGEST_TURN_S)
+            turn_s = min(now - self.turn_at, _MAX_TURN_S)
             before_s = turn_s if self._turn_s is None else self._turn_s
             self._turn_s = before_s + _TURN_WEIGHT * (turn_s - before_s)
         self.turn_at, self._waited = now, False

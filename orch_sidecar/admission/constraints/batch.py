@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.constraint import ANY, POLL_S, Beside, Constraint, Scope
+from orch_sidecar.admission.constraints.constraint import (
+    POLL_S,
+    UNLIMITED,
+    Beside,
+    Constraint,
+    Scope,
+)
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import AdmissionRequest, StepTime
@@ -182,10 +188,10 @@ class BatchLimit(Constraint):
         limits, total = self.limits, self._ledger.slots_total
         if service_class is not INTERACTIVE:
             limit = limits.bulk if due or not self._traffic(now) else limits.mixed
-            return ANY if limit >= total else limit - beside.taken
+            return UNLIMITED if limit >= total else limit - beside.taken
         limit, others = limits.interactive, self._ledger.foreign_interactive
         if limit >= total:
-            return ANY
+            return UNLIMITED
         room = limit - beside.interactive - others
         return max(room, limit // self._offers.sidecars - beside.interactive) if others else room
 

@@ -16,7 +16,7 @@ from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from vllm_plugin.contracts.profile import ServiceClass
 
 # The room of a constraint that limits nothing.
-ANY: Final = 1 << 30
+UNLIMITED: Final = 1 << 30
 # What changes without an event is looked at so often.
 POLL_S: Final = 0.25
 
@@ -73,7 +73,7 @@ class Constraint:
     ) -> int:
         """How many more sequences of a class it lets in. `due`: of bulk requests that go before
         interactive ones."""
-        return ANY
+        return UNLIMITED
 
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False

@@ -19,19 +19,19 @@ from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest
 
-FAST_S: Final = 0.5
-ROLL_S: Final = 0.1  # arrivals are added up for so long: a tenth is exact enough
+FAST_WINDOW_S: Final = 0.5
+UPDATE_EVERY_S: Final = 0.1  # arrivals are added up for so long: a tenth is exact enough
 # What each key asks for is updated at most so often that its cost stays below a thousandth.
-ROLL_S_PER_KEY: Final = 1e-3
-NOTHING: Final = 1e-3  # slots: a key that asks for less is forgotten
+UPDATE_EVERY_S_PER_KEY: Final = 1e-3
+MIN_KEY_SLOTS: Final = 1e-3  # slots: a key that asks for less is forgotten
 # Refusals that are remembered, to tell a retry from a new request.
-MOST_REFUSED: Final = 4096
+MAX_REFUSALS: Final = 4096
 
 # Until a request has completed: a second for an answer of common length.
-UNKNOWN_TOKENS: Final = 128.0
-UNKNOWN_TOKEN_S: Final = 1 / UNKNOWN_TOKENS
-UNKNOWN_LENT_S: Final = 10.0
-_LEARNING: Final = 0.05
+DEFAULT_TOKENS: Final = 128.0
+DEFAULT_TOKEN_S: Final = 1 / DEFAULT_TOKENS
+DEFAULT_LENT_S: Final = 10.0
+_LEARNING_RATE: Final = 0.05
 
 
 class ServicePace:
@@ -46,12 +46,12 @@ class ServicePace:
     @property
     def token_s(self) -> float:
         """Seconds in a slot per expected token."""
-        return self.service_s / self._tokens if self._tokens else UNKNOWN_TOKEN_S
+        return self.service_s / self._tokens if self._tokens else DEFAULT_TOKEN_S
 
     def completed(self, expected_tokens: float, elapsed_s: float) -> None:
         """A request completed in `elapsed_s` of which `expected_tokens` (per sequence) were
         expected."""
-        share = _LEARNING
+        share = _LEARNING_RATE
         if self._completed < 20:  # the first ones are a plain mean
             self._completed += 1
             share = 1 / self._completed
@@ -78,7 +78,7 @@ class Demand:
         self.pace = ServicePace()
         self.slots = 0.0  # as of the last update
         self.slots_total = 0
-        self.lent_s = UNKNOWN_LENT_S
+        self.lent_s = DEFAULT_LENT_S
         self._keys: dict[bytes, _Key] = {}
         self._keys_at = 0.0  # when they were updated
         self._within_shares = 1.0  # see `_part_within_shares`
@@ -93,7 +93,9 @@ class Demand:
     def fold(self) -> None:
         """Counts those that have arrived. O(1) each."""
         for at, request in self.arrivals:
-            if at - self._at > ROLL_S:  # else it would count as spread over a pause before it
+            if (
+                at - self._at > UPDATE_EVERY_S
+            ):  # else it would count as spread over a pause before it
                 self._roll(at)
             work = request.work
             entry = self._keys.get(request.key)
@@ -120,7 +122,7 @@ class Demand:
         Nor does it count again while it would have had its slots: a client that repeats a request
         asks for no more than these.
         """
-        if len(self.retries) >= MOST_REFUSED:
+        if len(self.retries) >= MAX_REFUSALS:
             del self.retries[next(iter(self.retries))]
         served_s = request.work / request.cost * self.pace.token_s
         self.retries[request.key, request.identity] = max(until, now + served_s)
@@ -137,14 +139,14 @@ class Demand:
         """
         if self.arrivals:
             self.fold()
-        if now - self._at >= ROLL_S:
+        if now - self._at >= UPDATE_EVERY_S:
             self._roll(now)
         return self.slots
 
     def _roll(self, now: float) -> None:
         passed_s, self._at = now - self._at, now
         token_s = self.pace.token_s
-        slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_S)
+        slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_WINDOW_S)
         per_s = token_s / passed_s
         self._slow = max(0.0, slow_kept * self._slow + (1 - slow_kept) * per_s * self._work)
         self._fast = max(0.0, fast_kept * self._fast + (1 - fast_kept) * per_s * self._work)
@@ -152,7 +154,7 @@ class Demand:
         new = self._squares * ((1 - fast_kept) * per_s) ** 2
         self._variance = fast_kept * fast_kept * self._variance + new
         self._work = self._squares = 0.0
-        if now - self._keys_at >= ROLL_S_PER_KEY * len(self._keys):
+        if now - self._keys_at >= UPDATE_EVERY_S_PER_KEY * len(self._keys):
             self._update_keys(token_s, now)
         self.slots = max(self._slow, self._fast - sqrt(self._variance))
         if self.slots > self.slots_total:
@@ -168,7 +170,7 @@ class Demand:
             entry = self._keys[key]
             asked = (1 - kept) * token_s / passed_s * entry.work
             entry.slow, entry.work = max(0.0, kept * entry.slow + asked), 0.0
-            if entry.slow < NOTHING:
+            if entry.slow < MIN_KEY_SLOTS:
                 del self._keys[key]
         self._within_shares = self._part_within_shares()
 

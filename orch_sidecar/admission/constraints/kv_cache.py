@@ -19,17 +19,17 @@ from orch_sidecar.admission.types import (
 )
 
 # The engine preempts when the cache is full. The rest is a margin for what cannot be predicted.
-KV_FULL: Final = 0.9
+FULL_USAGE: Final = 0.9
 QUIET_S: Final = 1.0
 # From a grant to the first report that includes it: the way to the engine, a step, the way back.
 UNSEEN_S: Final = 0.05
 # A preemption costs a whole prefill: back off by a quarter, and recover over half a minute.
-SHRINK: Final = 0.75
+SHRINK_FACTOR: Final = 0.75
 RECOVERY_S: Final = 30.0
 # A cache that is half full shows how far usage exceeds the estimates, and leaves time to react.
 # Blocks of a lease that ended may stay in the usage for some steps.
-SHOWS_FROM: Final = 0.5
-SETTLED_S: Final = 0.5
+MIN_SHOWN_USAGE: Final = 0.5
+SETTLING_S: Final = 0.5
 
 
 class KvBudget(Constraint):
@@ -104,7 +104,7 @@ class KvBudget(Constraint):
             self._preempted_at = now
             if now - self._shrunk_at >= QUIET_S:  # what follows is not yet an effect of that
                 self._shrunk_at = now
-                self._lower(min(self._factor(now), before * SHRINK), now)
+                self._lower(min(self._factor(now), before * SHRINK_FACTOR), now)
         self._known_preemptions = preemptions
 
     def blocks(
@@ -130,7 +130,7 @@ class KvBudget(Constraint):
         own = need.prompt + (need.output or 0) + self._reading(cache, need.reading)
         if need.output is not None and self._ledger.kv_committed + own <= limit:
             return True
-        if self._usage >= KV_FULL or now - self._preempted_at < QUIET_S:
+        if self._usage >= FULL_USAGE or now - self._preempted_at < QUIET_S:
             return False
         in_cache = self._usage * cache.blocks_total + self._ledger.unseen_blocks
         return in_cache + self._ledger.kv_growth + own <= limit
@@ -143,7 +143,7 @@ class KvBudget(Constraint):
             self._exceeded_from, self._exceeded = now, share
         else:
             self._exceeded = max(self._exceeded, share)
-            if now - self._exceeded_from >= SETTLED_S:
+            if now - self._exceeded_from >= SETTLING_S:
                 self._exceeded_from = None
                 self._lower(self._exceeded, now)
 
@@ -153,7 +153,7 @@ class KvBudget(Constraint):
         `unbegun`: sequences of leases that have no block yet.
         """
         ledger, cache = self._ledger, self.cache
-        if cache is None or self._usage < SHOWS_FROM or ledger.kv_unknown:
+        if cache is None or self._usage < MIN_SHOWN_USAGE or ledger.kv_unknown:
             return None
         if report.foreign or ledger.adopted:  # they may have blocks, or be unbegun, too
             return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside, Constraint
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.types import AdmissionRequest
 from vllm_plugin.contracts.profile import ServiceClass
 
-_SHORTEST_S: Final = 0.02
-_LONGEST_S: Final = 1.0
+_MIN_PAUSE_S: Final = 0.02
+_MAX_PAUSE_S: Final = 1.0
 
 
 class Pause(Constraint):
@@ -32,7 +32,7 @@ class Pause(Constraint):
     def begin(self, pause_s: float, now: float, *, offered: bool) -> None:
         """Pauses for `pause_s`, within bounds. `offered`: the request that the upstream rejected
         came under an offer. Then it lacks something else than slots, and none are claimed."""
-        pause_s = min(max(pause_s, _SHORTEST_S), _LONGEST_S)
+        pause_s = min(max(pause_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
         self.until = max(self.until, now + pause_s)
         self._for_slots = not offered
         self.inactive = False
@@ -40,7 +40,7 @@ class Pause(Constraint):
     def room(
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
-        return 0 if now < self.until and not self._offers.left else ANY
+        return 0 if now < self.until and not self._offers.left else UNLIMITED
 
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False

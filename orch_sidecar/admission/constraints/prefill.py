@@ -19,14 +19,14 @@ from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, Ser
 # Prefill of bulk prompts may delay interactive requests by this: a quarter of what their queue
 # leaves of the SLO of their first token, and never long enough for a reader to notice.
 STALL_SHARE: Final = 0.25
-LONGEST_STALL_S: Final = 0.5
+MAX_STALL_S: Final = 0.5
 # While they make the time per token miss its SLO, the delay halves with each fit of the engine
 # (one a second), down to one prompt at a time; then it recovers within a quarter of a minute.
-LESS: Final = 0.5
-MORE: Final = 1.2
-LEAST_PACE: Final = 1 / 16
+PACE_DECREASE: Final = 0.5
+PACE_INCREASE: Final = 1.2
+MIN_PACE: Final = 1 / 16
 # Prompts are forgotten at this share per fit.
-FORGET: Final = 0.1
+FORGOTTEN_SHARE: Final = 0.1
 
 
 class PrefillBudget:
@@ -72,15 +72,19 @@ class PrefillBudget:
         where they make `leased` sequences miss the SLO."""
         since = self._ledger.interactive_prompts - self._counted
         self._counted += since
-        self._interactive_tokens = (self._interactive_tokens + since) * (1 - FORGET)
-        self._bulk_tokens *= 1 - FORGET
+        self._interactive_tokens = (self._interactive_tokens + since) * (1 - FORGOTTEN_SHARE)
+        self._bulk_tokens *= 1 - FORGOTTEN_SHARE
         if step_time is None or tpot_ms is None:
             self._pace = 1.0
             return
         token_ms = step_time.traffic * step_time.token_ms(max(1, leased))
         of_bulk = step_time.prompt_share * self.bulk_prompts
         missed = token_ms > tpot_ms >= token_ms * (1 - of_bulk)
-        self._pace = max(LEAST_PACE, self._pace * LESS) if missed else min(1.0, self._pace * MORE)
+        self._pace = (
+            max(MIN_PACE, self._pace * PACE_DECREASE)
+            if missed
+            else min(1.0, self._pace * PACE_INCREASE)
+        )
 
     def granted(self, tokens: float, now: float) -> None:
         """A bulk request was granted a lease."""
@@ -130,8 +134,8 @@ def stall_s(ttft_p95_ms: float | None, waits_s: float) -> float:
     part. 0: the queue uses up the SLO, and bulk prompts yield until it is shorter.
     """
     if ttft_p95_ms is None:
-        return LONGEST_STALL_S
-    return min(LONGEST_STALL_S, STALL_SHARE * max(0.0, ttft_p95_ms / 1000 - waits_s))
+        return MAX_STALL_S
+    return min(MAX_STALL_S, STALL_SHARE * max(0.0, ttft_p95_ms / 1000 - waits_s))
 
 
 class PrefillLimit(Constraint):

@@ -3,7 +3,7 @@
 Pure: times are seconds of a monotonic clock. A bulk request of which its client has seen nothing
 may be aborted and queued again, at the head of its class, for an interactive one that would miss
 its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
-and none with more than the interactive one will take; each is taken at most MOST_TIMES, and all
+and none with more than the interactive one will take; each is taken at most MAX_RECLAIMS, and all
 that is lost is at most LOST_SHARE of the slots' time, and so of the tokens. Bulk requests keep what
 they are guaranteed: none is taken while one that waits, or the taken one itself, would get the
 slots again before the interactive one. Nor is one with a time limit of its own.
@@ -24,10 +24,10 @@ from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, AdmissionRules
 
-MOST_TIMES: Final = 2
+MAX_RECLAIMS: Final = 2
 LOST_SHARE: Final = 0.05
 # All leases are looked at; when that was in vain, not at once again.
-AGAIN_S: Final = 0.05
+SEARCH_EVERY_S: Final = 0.05
 
 
 class Reclaim:
@@ -42,7 +42,7 @@ class Reclaim:
     ) -> None:
         self.count = 0  # since the start
         # Whether the client of a lease has seen nothing of its response; set by the owner.
-        self.unseen: Callable[[str], bool] = lambda _: False
+        self.is_unseen: Callable[[str], bool] = lambda _: False
         self._ledger = ledger
         self._queues = queues
         self._service_times = service_times
@@ -72,7 +72,7 @@ class Reclaim:
         slo_ms = rules.of(request.service_class).ttft_p95_ms
         self._refill(now)
         bulk = request.service_class is BULK
-        if bulk or slo_ms is None or self._allowed <= 0 or now - self._in_vain_at < AGAIN_S:
+        if bulk or slo_ms is None or self._allowed <= 0 or now - self._in_vain_at < SEARCH_EVERY_S:
             return None
         head = self._queues.head(BULK)
         if rules.bulk.ttft_p95_ms is not None or (
@@ -124,14 +124,14 @@ class Reclaim:
             if of is None or of.service_class is not BULK or lease.closing:
                 continue
             lost = lease.cost * elapsed_s
-            if not needed <= lease.cost <= spare or of.reclaimed >= MOST_TIMES or lost > least:
+            if not needed <= lease.cost <= spare or of.reclaimed >= MAX_RECLAIMS or lost > least:
                 continue
             remaining_s = self._service_times.remaining_s(lease, of, now)
             in_time = remaining_s is None or 1000 * remaining_s <= slo_ms
             own_limit = of.deadline_ms is not None or of.max_wait_ms is not None
             if in_time or own_limit or self._reserve.would_be_due(of, now):
                 continue
-            if self.unseen(lease.id):
+            if self.is_unseen(lease.id):
                 found, least = lease, lost
         return found
 

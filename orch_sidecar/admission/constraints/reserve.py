@@ -18,7 +18,13 @@ from math import sqrt
 from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.batch import Limits
-from orch_sidecar.admission.constraints.constraint import ANY, POLL_S, Beside, Constraint, Scope
+from orch_sidecar.admission.constraints.constraint import (
+    POLL_S,
+    UNLIMITED,
+    Beside,
+    Constraint,
+    Scope,
+)
 from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
@@ -34,7 +40,7 @@ IDLE_SHARE: Final = 0.03
 IDLE_SAVED_S: Final = 30.0
 
 # For how long a slot that is lent to a bulk request is gone: as measured, within these bounds.
-LENT_S: Final = (1.0, 60.0)
+LENT_BOUNDS_S: Final = (1.0, 60.0)
 
 # A hundred responses a second are as informative as all of them.
 LEARN_EVERY_S: Final = 0.01
@@ -144,7 +150,7 @@ class InteractiveReserve(Constraint):
         self.refused_beside_bulk = 0  # interactive requests, while bulk had more than its share
         self.step_time: StepTime | None = None
         self.sidecars = 1  # at this engine: each guarantees its part of bulk's share
-        self.rivals = False  # other sidecars claim slots, maybe for interactive requests
+        self.others_claim = False  # other sidecars claim slots, maybe for interactive requests
         self._idle = IdleAccount()
         self._most = 0  # slots that interactive requests can use
         self._ledger = ledger
@@ -177,7 +183,7 @@ class InteractiveReserve(Constraint):
         pace.learns_at = now + LEARN_EVERY_S
         pace.completed(request.work / request.cost, elapsed_s)
         if is_bulk:
-            lent_s = min(LENT_S[1], max(LENT_S[0], pace.service_s))
+            lent_s = min(LENT_BOUNDS_S[1], max(LENT_BOUNDS_S[0], pace.service_s))
             self.interactive.lent_s = self.bulk.lent_s = lent_s
 
     def refused(self, request: AdmissionRequest, reason: Reason) -> bool:
@@ -231,7 +237,7 @@ class InteractiveReserve(Constraint):
         spare = max(0.0, self._idle.left) * deviation
         return min(self._most, int(min(demand + deviation, self._claimed() + spare) + 0.5))
 
-    def traffic(self, now: float) -> bool:
+    def has_traffic(self, now: float) -> bool:
         """Whether there are interactive requests, or will be soon."""
         ledger = self._ledger
         return ledger.interactive + ledger.foreign_interactive > 0 or self.reserved(now) > 0
@@ -244,7 +250,7 @@ class InteractiveReserve(Constraint):
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         if due or service_class is INTERACTIVE:
-            return ANY
+            return UNLIMITED
         return self.lendable(now) - (beside.taken - beside.interactive)
 
     def blocks(
@@ -298,7 +304,7 @@ class InteractiveReserve(Constraint):
         if self.is_due(bulk, now):
             return None
         times, since_s = [], self._queues.longest_delay()
-        if self._contended(now):
+        if self._is_contended(now):
             claim = self._claim(bulk.request.cost, self._ledger.bulk)
             times.append(self.guarantee.reaches_at(claim))
         if self.rules.aging_s is not None and since_s is not None:
@@ -307,7 +313,7 @@ class InteractiveReserve(Constraint):
 
     def update(self, now: float) -> None:
         """To be called after each change while requests are queued."""
-        contended = self._contended(now)
+        contended = self._is_contended(now)
         waiting = self._queues.size(BULK) > 0
         self.guarantee.update(self._bulk_share, waiting, contended, now)
         head, ledger = self._queues.head(BULK), self._ledger
@@ -337,8 +343,8 @@ class InteractiveReserve(Constraint):
             return False
         return self.clock.value(now) >= since_s + aging_s
 
-    def _contended(self, now: float) -> bool:
-        return self.rivals or self._queues.size(INTERACTIVE) > 0 or self.traffic(now)
+    def _is_contended(self, now: float) -> bool:
+        return self.others_claim or self._queues.size(INTERACTIVE) > 0 or self.has_traffic(now)
 
     def _claimed(self) -> int:
         return self._ledger.interactive + self._queues.cost(INTERACTIVE)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from orch_sidecar.admission.constraints.adapter import Adapters
 from orch_sidecar.admission.constraints.batch import BatchLimit, Limits, limits_for
-from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside, Constraint
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.constraints.pause import Pause
 from orch_sidecar.admission.constraints.prefill import PrefillLimit
@@ -21,7 +21,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
-from vllm_plugin.contracts.lease_protocol import MOST_CLAIMED
+from vllm_plugin.contracts.lease_protocol import MAX_CLAIMED_SHARE
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
 
 
@@ -41,7 +41,7 @@ class AdmissionConstraints:
         self.offers = SlotOffers(ledger)
         self.pause = Pause(self.offers)
         self.reserve = InteractiveReserve(rules, ledger, queues)
-        traffic = self.reserve.traffic
+        traffic = self.reserve.has_traffic
         self._batch = BatchLimit(limits_for(rules, 0, None), ledger, self.offers, traffic)
         self._prefill = PrefillLimit(rules, ledger, queues, service_times, self._batch, traffic)
         self.kv = KvBudget(ledger)
@@ -98,7 +98,10 @@ class AdmissionConstraints:
         """The engine reported its state; the ledger has its slots."""
         for each in self.all:
             each.reported(report, now)
-        self.reserve.sidecars, self.reserve.rivals = self.offers.sidecars, self.offers.contended
+        self.reserve.sidecars, self.reserve.others_claim = (
+            self.offers.sidecars,
+            self.offers.contended,
+        )
         measured = (self._ledger.slots_total, report.batch_seen, report.step_time)
         if measured == self._measured:
             return
@@ -174,7 +177,7 @@ class AdmissionConstraints:
             for each in self.all
             if not each.absolute and not (full and each.of_free_slots)
         ]
-        return max(request.cost, min(MOST_CLAIMED * self._ledger.slots_total, *rooms))
+        return max(request.cost, min(MAX_CLAIMED_SHARE * self._ledger.slots_total, *rooms))
 
     def set_kv(self, request: AdmissionRequest) -> None:
         """Estimates the KV blocks of a request."""
@@ -200,7 +203,7 @@ class AdmissionConstraints:
     def free(self, service_class: ServiceClass, now: float) -> int:
         """Slots that the next requests of a class could get now, if none waits before them. One
         that is alone may get more."""
-        beside, least = self._beside(), ANY
+        beside, least = self._beside(), UNLIMITED
         is_bulk = service_class is BULK
         for each in self._rooms_of_bulk if is_bulk else self._rooms_of_interactive:
             if not each.inactive and (room := each.room(service_class, beside, now)) < least:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside, Constraint
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from vllm_plugin.contracts.lease_protocol import NO_SLOT
@@ -116,7 +116,7 @@ class SlotOffers(Slots):
             self.rejected = False
             self._update()
 
-    def kept(self, slots_total: int, leased: int) -> float:
+    def share_kept(self, slots_total: int, leased: int) -> float:
         """The share of the slots that come free here which does not go to other sidecars: while
         these claim slots, this one is left with an equal part of all."""
         if not self.contended:
@@ -150,7 +150,7 @@ class SlotOffers(Slots):
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
         """Where others want slots, too, an offer has to come first."""
-        return self.left if self.contended or self.parents_wait or self.rejected else ANY
+        return self.left if self.contended or self.parents_wait or self.rejected else UNLIMITED
 
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False

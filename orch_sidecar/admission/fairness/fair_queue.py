@@ -30,9 +30,9 @@ from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 
 # Up to so many queued requests are looked at one by one to predict the place of another.
-FEW: Final = 32
+MAX_LISTED_REQUESTS: Final = 32
 # Keys that are known before the idle ones are forgotten.
-_MANY_KEYS: Final = 4096
+_MAX_KEYS: Final = 4096
 # Changes per key with queued requests after which their backlog is summed up again.
 _CHANGES_PER_KEY: Final = 1 / 4
 # What is usual for a request of a key follows each by an eighth.
@@ -55,7 +55,7 @@ class FairQueue:
         self._virtual_time = 0.0
         # The negative of a share's places at some time, a serial number, the share.
         self._longest: list[tuple[float, int, KeyShare]] = []
-        self._many_keys = _MANY_KEYS
+        self._many_keys = _MAX_KEYS
         self._backlog: Backlog | None = None
         self._changes = 0
 
@@ -81,7 +81,7 @@ class FairQueue:
         if not self.size:
             return Ahead(0, 0, 0)
         share = self.shares.get(request.key)
-        if self.size <= FEW:
+        if self.size <= MAX_LISTED_REQUESTS:
             queued = list(self.before(request))
             cost = sum(each.request.cost for each in queued)
             return Ahead(len(queued), cost, sum(each.charge for each in queued))
@@ -155,8 +155,8 @@ class FairQueue:
                 share.level = now
         if share.level > self._virtual_time:
             self._virtual_time = share.level
-        lease.charge = share.usual
-        share.charged += share.usual
+        lease.charge = share.mean_tokens
+        share.charged += share.mean_tokens
         share.running += 1
         if share.queue:
             self._push(share)
@@ -173,16 +173,16 @@ class FairQueue:
         if share.queue:
             self._push(share)
 
-    def settle(self, lease: Lease, request: AdmissionRequest, took: int) -> None:
+    def settle(self, lease: Lease, request: AdmissionRequest, tokens_used: int) -> None:
         """The request of a lease ended, after it took so many tokens."""
         share, charged = self.shares[request.key], lease.charge
         share.charged -= charged
         share.running -= 1
-        share.level += took / share.weight
-        share.served += took
-        if took:
-            share.usual += (took - share.usual) >> _LEARNING_SHIFT
-        if share.queue and charged != took:
+        share.level += tokens_used / share.weight
+        share.served += tokens_used
+        if tokens_used:
+            share.mean_tokens += (tokens_used - share.mean_tokens) >> _LEARNING_SHIFT
+        if share.queue and charged != tokens_used:
             self._push(share)
 
     def forget_running(self) -> None:
@@ -290,6 +290,6 @@ class FairQueue:
     def _new(self, key: bytes) -> KeyShare:
         if len(self.shares) >= self._many_keys:
             forget_idle(self.shares)
-            self._many_keys = len(self.shares) + _MANY_KEYS // 2
+            self._many_keys = len(self.shares) + _MAX_KEYS // 2
         share = self.shares[key] = KeyShare(key)
         return share

@@ -12,7 +12,7 @@ from typing import Final
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 
 # Tokens of a request, before any of the key has ended.
-FIRST_USUAL: Final = 512
+FIRST_CHARGE_TOKENS: Final = 512
 
 
 class KeyShare:
@@ -21,7 +21,7 @@ class KeyShare:
     `level`: what it was served, by its weight, at the least the system's virtual time when it came
     back. `charged`: in advance for its `running` requests. `backlog`: of its queued requests;
     `later`: how many of these are parts of requests, but for the first ones. `served`: since the
-    start. `usual`: for one request, in the mean. `entry`: of the heap in which it waits, 0 without
+    start. `mean_tokens`: of one request. `entry`: of the heap in which it waits, 0 without
     queued requests.
     """
 
@@ -32,10 +32,10 @@ class KeyShare:
         "key",
         "later",
         "level",
+        "mean_tokens",
         "queue",
         "running",
         "served",
-        "usual",
         "weight",
     )
 
@@ -45,7 +45,7 @@ class KeyShare:
         self.level = 0.0
         self.charged = self.running = self.backlog = self.served = self.entry = self.later = 0
         self.queue: OrderedDict[str, QueuedRequest] = OrderedDict()
-        self.usual = FIRST_USUAL
+        self.mean_tokens = FIRST_CHARGE_TOKENS
 
     @property
     def tag(self) -> float:

@@ -13,9 +13,9 @@ from typing import Final
 from orch_sidecar.api.refusal import Reason, Refusal
 
 # Before anything is known of it: as long as a client waits that is told nothing.
-SHORTEST_S: Final = 1.0
+FIRST_ABSENCE_S: Final = 1.0
 # Clients are asked to come again within that, however long it lasts.
-LONGEST_S: Final = 60.0
+MAX_RETRY_S: Final = 60.0
 
 
 class Absence:
@@ -60,7 +60,7 @@ class Absence:
             return 0.0
         has_lasted_s = max(0.0, now - since)
         left_s = self._lasted_s.get(self._reason, 0.0) - has_lasted_s
-        return left_s if left_s > 0 else max(SHORTEST_S, has_lasted_s)
+        return left_s if left_s > 0 else max(FIRST_ABSENCE_S, has_lasted_s)
 
     def refusal(self, refusal: Refusal, now: float) -> Refusal:
         """Adds to the refusal of a request when to come again, and if it is expected back also that
@@ -68,7 +68,7 @@ class Absence:
         left_s = self.left_s(now)
         return replace(
             refusal,
-            retry_after_ms=round(1000 * min(left_s, LONGEST_S)),
+            retry_after_ms=round(1000 * min(left_s, MAX_RETRY_S)),
             predicted_start_ms=round(1000 * left_s) if self.expected else None,
         )
 

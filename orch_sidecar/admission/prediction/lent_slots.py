@@ -16,12 +16,12 @@ from orch_sidecar.admission.prediction.schedule import Schedule
 # waves of half a minute, for which a bulk one waits: over less than one of them the average is that
 # of a crest or of a trough.
 WINDOW_S: Final = 60.0
-LEAST_S: Final = 1.0
+MIN_WINDOW_S: Final = 1.0
 _SAMPLE_S: Final = 0.25
 
 # Of a predicted start: the part that is by the mean rate of starts. The rest is by the ends of the
 # requests in the slots, which are uncertain where their lengths are.
-BY_RATE: Final = 0.25
+RATE_WEIGHT: Final = 0.25
 
 
 class SlotAverage:
@@ -31,8 +31,8 @@ class SlotAverage:
         self._samples: deque[tuple[float, float]] = deque()  # slot-seconds in all, by then
         self._began_at = 0.0
 
-    def of_late(self, slot_s: float, waiting: bool, now: float) -> float | None:
-        """The average of late, to be called when a request is queued; None: unknown yet.
+    def recent_average(self, slot_s: float, waiting: bool, now: float) -> float | None:
+        """The recent average, to be called when a request is queued; None: unknown yet.
 
         `slot_s`: slot-seconds in all. `waiting`: others are queued; else it is unknown from now on,
         for requests had as many slots as they asked for.
@@ -50,24 +50,24 @@ class SlotAverage:
         while len(samples) > 1 and now - samples[1][0] >= window_s:
             samples.popleft()
         since, before = samples[0]
-        return None if now - since < LEAST_S else (slot_s - before) / (now - since)
+        return None if now - since < MIN_WINDOW_S else (slot_s - before) / (now - since)
 
 
 class LentSlots:
     """The slots of bulk requests beside interactive traffic, in which queued ones are placed."""
 
     def __init__(
-        self, schedule: Schedule, of_late: float, slower: float, service_s: float, cost: int
+        self, schedule: Schedule, recent_average: float, slower: float, service_s: float, cost: int
     ) -> None:
         """`schedule`: of the slots that bulk requests have now, in seconds of decoding; with the
-        prompts that the engine reads meanwhile these last `slower` times as long. `of_late`: slots
-        that they had on average. `service_s`: for how long a sequence has its slot. `cost`: slots
-        that are needed at least.
+        prompts that the engine reads meanwhile these last `slower` times as long.
+        `recent_average`: slots that they had on average. `service_s`: for how long a sequence has
+        its slot. `cost`: slots that are needed at least.
         """
         # If they have none, one comes free in the time for which one is lent.
         self.schedule = schedule.with_slots(max(1, cost), service_s / slower)
         self._slots = len(self.schedule)
-        self._of_late = of_late
+        self._recent_average = recent_average
         self._slower = slower
         self._service_s = service_s
 
@@ -79,4 +79,4 @@ class LentSlots:
             return None
         by_ends = decoding_s * self._slower * self._slots  # slot-seconds
         by_rate = (ahead + cost) * self._service_s
-        return (by_ends + BY_RATE * (by_rate - by_ends)) / self._of_late
+        return (by_ends + RATE_WEIGHT * (by_rate - by_ends)) / self._recent_average

@@ -18,11 +18,11 @@ from typing import Final
 from vllm_plugin.contracts.profile import BULK, ServiceClass
 
 # Follows a change of traffic within this many responses.
-SAMPLES: Final = 128
+MAX_SAMPLES: Final = 128
 _NO_LIMIT: Final = -1
 # An output longer than all samples is expected to continue for a quarter of its length: long
 # outputs have long tails.
-_TAIL: Final = 0.25
+_TAIL_SHARE: Final = 0.25
 
 
 class _LengthSample:
@@ -39,7 +39,7 @@ class _LengthSample:
         self._recent.append(length)
         self._sum += length
         insort(self._sorted, length)
-        if len(self._recent) > SAMPLES:
+        if len(self._recent) > MAX_SAMPLES:
             oldest = self._recent.popleft()
             self._sum -= oldest
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
@@ -51,7 +51,7 @@ class _LengthSample:
         first = bisect_right(self._sorted, produced)
         longer = len(self._sorted) - first
         if not longer:
-            return produced * (1 + _TAIL)
+            return produced * (1 + _TAIL_SHARE)
         if not self._sums:
             self._sums = list(accumulate(reversed(self._sorted)))
         return self._sums[longer - 1] / longer

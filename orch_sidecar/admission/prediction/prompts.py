@@ -16,10 +16,10 @@ from typing import Final
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 
 # Of an engine that does not report the tokens of a step: prompts that it reads at once.
-_AT_ONCE: Final = 4
+_PROMPTS_PER_STEP: Final = 4
 # Of about so many prompts, the last ones, it is known which part of them the engine had to read.
-_LATE: Final = 64
-_LEAST_READ: Final = 0.01
+_RECENT_PROMPTS: Final = 64
+_MIN_READ_SHARE: Final = 0.01
 
 
 class UnreadPrompts:
@@ -46,7 +46,7 @@ class UnreadPrompts:
         chunk = self._chunk = report.chunk_tokens
         self._step = report.step_tokens
         if self._step is None and chunk is not None:
-            self._step = _AT_ONCE * chunk
+            self._step = _PROMPTS_PER_STEP * chunk
         self._token_s = self._slowest_s = 0.0
         if rate is not None:
             self._token_s = self._slowest_s = slowness / rate
@@ -64,7 +64,7 @@ class UnreadPrompts:
     def read_share(self) -> float:
         """The part of the prompts of late that the engine had to read, and had not cached."""
         share = 1 - self._skipped / self._counted if self._counted else 1.0
-        return max(share, _LEAST_READ)
+        return max(share, _MIN_READ_SHARE)
 
     def left(self, now: float) -> float:
         """Unread tokens."""
@@ -88,8 +88,8 @@ class UnreadPrompts:
         lease.read_from = self._sent - (clears_at - now) / token_s
         self.clears_at = clears_at + tokens * token_s
         self._sent = lease.read_to = self._sent + tokens
-        self._counted += tokens - self._counted / _LATE
-        self._skipped -= self._skipped / _LATE
+        self._counted += tokens - self._counted / _RECENT_PROMPTS
+        self._skipped -= self._skipped / _RECENT_PROMPTS
         self._places.append(lease.read_to)
 
     def cut(self, lease: Lease, tokens: int, now: float) -> None:

@@ -15,9 +15,9 @@ from vllm_plugin.contracts.profile import ServiceClass
 WINDOW_RELEASES: Final = 64
 WINDOW_S: Final = 60.0
 
-UNKNOWN_MS: Final = 1000  # before anything was measured
-SHORTEST_MS: Final = 50
-LONGEST_MS: Final = 60_000
+DEFAULT_RETRY_MS: Final = 1000  # before anything was measured
+MIN_RETRY_MS: Final = 50
+MAX_RETRY_MS: Final = 60_000
 
 
 class ReleaseRate:
@@ -42,8 +42,8 @@ class ReleaseRate:
         """Milliseconds until `slots_ahead` slots have come free at the measured rate."""
         rate = self.per_second(now)
         if not rate:
-            return UNKNOWN_MS
-        return int(min(max(1000 * slots_ahead / rate, SHORTEST_MS), LONGEST_MS))
+            return DEFAULT_RETRY_MS
+        return int(min(max(1000 * slots_ahead / rate, MIN_RETRY_MS), MAX_RETRY_MS))
 
 
 class ReleaseRates:

@@ -23,19 +23,19 @@ from vllm_plugin.contracts.profile import ServiceClass
 
 # The ends of running requests are predicted again after this time, or after any change while few
 # are running.
-FRESH_S: Final = 0.02
-FEW: Final = 32
+MAX_AGE_S: Final = 0.02
+MAX_FRESH_LEASES: Final = 32
 
 # An abort takes effect after the current step, and is reported after the next one.
 ABORT_STEPS: Final = 2
-REPORT_S: Final = 0.02
+REPORT_DELAY_S: Final = 0.02
 # A generated token is charged like so many prompt tokens: prompts are computed many at once.
-OUTPUT_TOKEN: Final = 2
+OUTPUT_TOKEN_WEIGHT: Final = 2
 # Charged in advance, within the limit of the request, while nothing is known of such requests.
-_UNKNOWN_OUTPUT: Final = 256
+_DEFAULT_OUTPUT_TOKENS: Final = 256
 
 # After this many responses, a few per second are as informative as all of them.
-_ENOUGH: Final = 1000
+_MANY_RESPONSES: Final = 1000
 _LEARN_EVERY_S: Final = 0.005
 
 
@@ -60,7 +60,7 @@ class Start(NamedTuple):
 
 def charged(request: AdmissionRequest, output_tokens: float) -> int:
     """The tokens that a key is charged for a request with so many generated tokens; at least 1."""
-    return 1 + request.prompt_tokens + int(OUTPUT_TOKEN * output_tokens)
+    return 1 + request.prompt_tokens + int(OUTPUT_TOKEN_WEIGHT * output_tokens)
 
 
 class ServiceTimes:
@@ -101,7 +101,7 @@ class ServiceTimes:
         self, lease: Lease, request: AdmissionRequest, output_tokens: float, now: float
     ) -> None:
         """Learns from a request that completed after `output_tokens` (per sequence)."""
-        if self._learned > _ENOUGH and now < self._learned_at:
+        if self._learned > _MANY_RESPONSES and now < self._learned_at:
             return
         self._learned += 1
         self._learned_at = now + _LEARN_EVERY_S
@@ -185,10 +185,10 @@ class ServiceTimes:
         limit = request.max_tokens
         tokens = self.lengths.learned(request.service_class, limit)
         if tokens is None:
-            tokens = _UNKNOWN_OUTPUT if limit is None else min(limit, _UNKNOWN_OUTPUT)
+            tokens = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
         return charged(request, request.cost * tokens)
 
-    def took(
+    def tokens_used(
         self, lease: Lease, request: AdmissionRequest, output_tokens: float | None, now: float
     ) -> int:
         """The tokens that a key is charged for the request of a lease that ended.
@@ -197,7 +197,7 @@ class ServiceTimes:
         charged in advance, or as it can have generated in its time if that is more.
         """
         if output_tokens is not None:
-            return 1 + request.prompt_tokens + OUTPUT_TOKEN * int(output_tokens)
+            return 1 + request.prompt_tokens + OUTPUT_TOKEN_WEIGHT * int(output_tokens)
         token_s = self._token_s()
         if token_s is None:
             return lease.charge
@@ -212,11 +212,13 @@ class ServiceTimes:
         `only`: the class whose ends count, None: both. None: unknown.
         """
         ledger = self._ledger
-        if (self._changed or ledger.grants != self._grants) and ledger.lease_count <= FEW:
+        if (
+            self._changed or ledger.grants != self._grants
+        ) and ledger.lease_count <= MAX_FRESH_LEASES:
             self._ends.clear()
         self._changed, self._grants = False, ledger.grants
         predicted_at, ends = self._ends.get(only, (float("-inf"), None))
-        if now - predicted_at > FRESH_S:
+        if now - predicted_at > MAX_AGE_S:
             ends = self._predict_ends(now, only)
             self._ends[only] = now, ends
         if ends is None:
@@ -238,7 +240,7 @@ class ServiceTimes:
         """
         token_s = self._token_s()
         if token_s is not None:
-            output = max(0.0, charge - prompt_work) / OUTPUT_TOKEN
+            output = max(0.0, charge - prompt_work) / OUTPUT_TOKEN_WEIGHT
             schedule.fill(sequences, self._slowness.factor * output * token_s / sequences)
             schedule.prompt_tokens += prompt_work
 
@@ -268,7 +270,7 @@ class ServiceTimes:
     def _confirmed_in_s(self) -> float | None:
         """Seconds until the engine confirms the end of an aborted request."""
         step_s = self._step_s(0)
-        return None if step_s is None else ABORT_STEPS * step_s + REPORT_S
+        return None if step_s is None else ABORT_STEPS * step_s + REPORT_DELAY_S
 
     def _step_s(self, more: int) -> float | None:
         """Seconds of a step of all leased sequences and `more`."""

@@ -6,8 +6,8 @@ a prompt counts with the shorter ones that come until it would be read then: whe
 p of the time, it takes 1 / (1 - p) of its own (the busy period of a queue with priorities).
 
 While an engine reads it generates less. So of its time, interactive prompts have the less, the more
-slots bulk requests have or wait for: BESIDE_BULK where these ask for all. API keys share that time
-by weight: another key's prompts count no further than that key has asked for as much.
+slots bulk requests have or wait for: SHARE_BESIDE_BULK where these ask for all. API keys share that
+time by weight: another key's prompts count no further than that key has asked for as much.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest
 
-BESIDE_BULK: Final = 0.55
+SHARE_BESIDE_BULK: Final = 0.55
 # Prompts of so many seconds count, and so many of them: enough to follow the load, and to know it.
 WINDOW_S: Final = 10.0
-PROMPTS: Final = 64
+MAX_PROMPTS: Final = 64
 # A prompt counts no more often than that beyond once, for else long ones would never be served.
-MOST: Final = 8.0
+MAX_SHORTER_FACTOR: Final = 8.0
 
 
 class ShorterPrompts:
@@ -30,9 +30,9 @@ class ShorterPrompts:
 
     def __init__(self) -> None:
         # When each came; but for those that were retries.
-        self.recent: deque[tuple[float, AdmissionRequest]] = deque(maxlen=PROMPTS)
+        self.recent: deque[tuple[float, AdmissionRequest]] = deque(maxlen=MAX_PROMPTS)
 
-    def again(
+    def factor(
         self, request: AdmissionRequest, tokens_per_s: float, bulk: float, now: float
     ) -> float:
         """How often the prompt of a request that arrives now counts beyond once.
@@ -44,10 +44,10 @@ class ShorterPrompts:
         while recent and now - recent[0][0] > WINDOW_S:
             recent.popleft()
         shorter = self._shorter(request)
-        seconds = now - recent[0][0] if len(recent) == PROMPTS else WINDOW_S
-        readable = tokens_per_s * seconds * (1 - (1 - BESIDE_BULK) * bulk)
-        if shorter * (1 + MOST) > readable * MOST:
-            return MOST
+        seconds = now - recent[0][0] if len(recent) == MAX_PROMPTS else WINDOW_S
+        readable = tokens_per_s * seconds * (1 - (1 - SHARE_BESIDE_BULK) * bulk)
+        if shorter * (1 + MAX_SHORTER_FACTOR) > readable * MAX_SHORTER_FACTOR:
+            return MAX_SHORTER_FACTOR
         return shorter / (readable - shorter) if shorter else 0.0
 
     def _shorter(self, request: AdmissionRequest) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-LEARNING: Final = 0.1
+LEARNING_RATE: Final = 0.1
 # How far requests may deviate from what is predicted of them, and all of them together.
-SLOWEST, FASTEST = 10.0, 0.1
+MAX_FACTOR, MIN_FACTOR = 10.0, 0.1
 
 
 class Slowness:
@@ -25,9 +25,9 @@ class Slowness:
         """A request took `took_s` of which `predicted_s` (above 0) were predicted, without the
         factor."""
         expected_s = predicted_s * self.factor
-        took_s = min(max(took_s, FASTEST * expected_s), SLOWEST * expected_s)
+        took_s = min(max(took_s, MIN_FACTOR * expected_s), MAX_FACTOR * expected_s)
         if not self._predicted_s:  # one request alone changes little
             self._took_s = self._predicted_s = predicted_s
-        self._took_s += LEARNING * (took_s - self._took_s)
-        self._predicted_s += LEARNING * (predicted_s - self._predicted_s)
-        self.factor = min(max(self._took_s / self._predicted_s, FASTEST), SLOWEST)
+        self._took_s += LEARNING_RATE * (took_s - self._took_s)
+        self._predicted_s += LEARNING_RATE * (predicted_s - self._predicted_s)
+        self.factor = min(max(self._took_s / self._predicted_s, MIN_FACTOR), MAX_FACTOR)

@@ -12,10 +12,10 @@ from orch_sidecar.admission.controller import AdmissionController
 from vllm_plugin.contracts.profile import ServiceClass
 
 # How old an answer may be, and for each queued request: a look takes some microseconds of each.
-_FRESH_S: Final = 0.1
-_FRESH_EACH_S: Final = 1e-4
+_MAX_AGE_S: Final = 0.1
+_MAX_AGE_S_PER_REQUEST: Final = 1e-4
 # Requests beyond these keep the place and the prediction of their arrival.
-_MOST: Final = 16_384
+_MAX_PLACES: Final = 16_384
 
 
 class Place(NamedTuple):
@@ -41,7 +41,7 @@ class Places:
         """
         if now >= self._stale_at:
             self._places = self._look(now)
-            self._stale_at = now + _FRESH_S + _FRESH_EACH_S * len(self._places)
+            self._stale_at = now + _MAX_AGE_S + _MAX_AGE_S_PER_REQUEST * len(self._places)
         return self._places.get(ticket)
 
     def _look(self, now: float) -> dict[str, Place]:
@@ -52,7 +52,7 @@ class Places:
             if not controller.queues.size(service_class):
                 continue
             for queued, start_s in controller.forecaster.starts(service_class, blocked_by, now):
-                if len(places) == _MOST:
+                if len(places) == _MAX_PLACES:
                     return places
                 starts_at = None if start_s is None or away else now + start_s
                 places[queued.ticket] = Place(len(places), starts_at)

@@ -20,9 +20,9 @@ from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of, queued_by_class
 from vllm_plugin.contracts.profile import Profile, ServiceClass
 
-QUEUED_LISTED: Final = 50  # of each class
-ADMITTED_LISTED: Final = 100
-_POINTS: Final = 48  # more of the curve are merged
+MAX_QUEUED: Final = 50  # of each class
+MAX_ADMITTED: Final = 100
+_MAX_POINTS: Final = 48  # more of the curve are merged
 
 Names = Mapping[bytes, str]
 
@@ -75,7 +75,7 @@ def slots(ledger: Ledger) -> dict[str, int]:
 def curve(document: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the measured points of the step time, and the engine's fit."""
     decoded = sorted(report.decode_steps_of(document) or [])
-    width = -(-len(decoded) // _POINTS) or 1
+    width = -(-len(decoded) // _MAX_POINTS) or 1
     points = []
     for first in range(0, len(decoded), width):
         group = [each for each in decoded[first : first + width] if each[1]]

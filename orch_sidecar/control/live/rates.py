@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 # Rates are means over this time, so that a step of seconds does not make them jump.
-_RATE_S: Final = 5.0
-_KEPT: Final = 32
+_WINDOW_S: Final = 5.0
+_MAX_SAMPLES: Final = 32
 
 
 class _Counts(NamedTuple):
@@ -26,7 +26,7 @@ class TokenRates:
     """The token counts of one engine over the last seconds."""
 
     def __init__(self) -> None:
-        self._counts: deque[_Counts] = deque(maxlen=_KEPT)
+        self._counts: deque[_Counts] = deque(maxlen=_MAX_SAMPLES)
         self._epoch: object = None
 
     def add(self, document: Mapping[str, Any], at: float) -> None:
@@ -44,7 +44,7 @@ class TokenRates:
         if len(counts) < 2:
             return {"tokens_per_s": None, "prompt_tokens_per_s": None}
         last = counts[-1]
-        since = next(each for each in counts if last.at - each.at <= _RATE_S)
+        since = next(each for each in counts if last.at - each.at <= _WINDOW_S)
         if since is last:
             since = counts[-2]
         seconds = last.at - since.at

@@ -14,7 +14,7 @@ from orch_sidecar.engine_state.step_history import StepHistory
 from orch_sidecar.observability.recent import RecentRequests
 from orch_sidecar.observability.record import RequestRecord
 
-LISTED: Final = 100
+MAX_REQUESTS: Final = 100
 # The engine reports its steps once a second: then the mean batch of a row is known, or never.
 _PENDING_S: Final = 3.0
 
@@ -31,7 +31,7 @@ class RequestTable:
         name any other text as a model."""
         self._histories = histories
         self._serves = serves
-        self._rows: deque[Row] = deque(maxlen=LISTED)
+        self._rows: deque[Row] = deque(maxlen=MAX_REQUESTS)
         self._seen = 0
         self._pending: list[tuple[Row, RequestRecord, int]] = []
 
@@ -56,12 +56,12 @@ class RequestTable:
             changed.append(row)
             if record.admitted is not None and record.pool in self._histories:
                 self._pending.append((row, record, at))
-        return changed[-LISTED:]
+        return changed[-MAX_REQUESTS:]
 
     def _complete(self, now_s: float) -> list[Row]:
         """Sets the mean batches that have become known."""
         changed, left = [], []
-        for pending in self._pending[-LISTED:]:
+        for pending in self._pending[-MAX_REQUESTS:]:
             row, record, at = pending
             history = self._histories.get(record.pool or "")
             assert record.admitted is not None

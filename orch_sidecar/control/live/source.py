@@ -13,8 +13,8 @@ from typing import Any
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.control.live import document, latency, words
 from orch_sidecar.control.live.document import (
-    ADMITTED_LISTED,
-    QUEUED_LISTED,
+    MAX_ADMITTED,
+    MAX_QUEUED,
     Admitted,
     Clock,
     Queued,
@@ -105,14 +105,12 @@ class LiveSource:
                 {each.value: pool.queues.shares(each) for each in pool.classes}, names
             ),
             "queue": document.queue(self._queued(pool, clock.now), names, clock),
-            "admitted": document.admitted(
-                islice(self._admitted(pool), ADMITTED_LISTED), names, clock
-            ),
+            "admitted": document.admitted(islice(self._admitted(pool), MAX_ADMITTED), names, clock),
         }
 
     def _queued(self, pool: Pool, now: float) -> Iterator[Queued]:
         for service_class in pool.classes:
-            for each in islice(pool.queues.of(service_class), QUEUED_LISTED):
+            for each in islice(pool.queues.of(service_class), MAX_QUEUED):
                 place = pool.places.of(each.ticket, now)
                 if place is not None:
                     yield Queued(_id(pool, each.ticket), each, place)

@@ -28,14 +28,14 @@ from orch_sidecar.wire.client_connection import ClientConnection
 logger = logging.getLogger("orch.sidecar")
 
 # Smooth enough to look at, and no more work than a hundred requests.
-EVERY_S: Final = 0.25
+EVENT_EVERY_S: Final = 0.25
 ALIVE_EVERY_S: Final = 2.0
 # A reader that takes nothing for so long is disconnected, and may come back.
-BEHIND_S: Final = 10.0
+MAX_LAG_S: Final = 10.0
 # Of an id at the clients' listener: enough to find a request, too few to cancel it.
-SHORT_ID: Final = 8
+SHORT_ID_CHARACTERS: Final = 8
 
-_ALIVE: Final = b": nothing new\n\n"
+_ALIVE_EVENT: Final = b": nothing new\n\n"
 
 
 class _Reader:
@@ -50,14 +50,14 @@ class _Reader:
         self._transport = transport
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether it has yet to take its last event."""
         return self._transport.get_write_buffer_size() > 0
 
     def check(self, now: float) -> None:
         """Wakes the reader if there is something for it; disconnects one that takes nothing."""
-        if self.behind:
-            if now - self._sent_at > BEHIND_S:
+        if self.is_behind:
+            if now - self._sent_at > MAX_LAG_S:
                 self._transport.abort()
         elif self.channel.number != self._sent or now - self._sent_at >= ALIVE_EVERY_S:
             self.woken.set()
@@ -65,20 +65,20 @@ class _Reader:
     def next(self, now: float) -> bytes:
         """Returns what is to be sent now; empty if there is nothing."""
         channel, before = self.channel, self._sent
-        if self.behind or not channel.parts:
+        if self.is_behind or not channel.parts:
             return b""
         if channel.number == before:
             if now - self._sent_at < ALIVE_EVERY_S:
                 return b""
             self._sent_at = now
-            return _ALIVE
+            return _ALIVE_EVENT
         self._sent, self._sent_at = channel.number, now
         return channel.update if channel.number == before + 1 else channel.snapshot()
 
     def close(self) -> None:
         """Ends the stream, at once if its reader is behind."""
         self.closed = True
-        if self.behind:
+        if self.is_behind:
             self._transport.abort()
         self.woken.set()
 
@@ -127,7 +127,9 @@ class _Channel:
             return rows
         if self.key is not None:
             rows = [row for row in rows if row["key"] == self.key.name]
-        return [row | {"id": row["id"][:SHORT_ID]} if "id" in row else row for row in rows]
+        return [
+            row | {"id": row["id"][:SHORT_ID_CHARACTERS]} if "id" in row else row for row in rows
+        ]
 
 
 class LiveStream:
@@ -220,7 +222,7 @@ class LiveStream:
                 logger.exception("the live document could not be built")
                 for reader in self._streams.values():
                     reader.close()
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(EVENT_EVERY_S)
 
 
 async def _send(response: web.StreamResponse, reader: _Reader) -> None:

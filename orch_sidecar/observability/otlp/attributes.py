@@ -40,7 +40,7 @@ _PARTS: Final = Integers("orch.parts")
 _FIRST_BYTE: Final = Floats("orch.first_byte_s")
 _LAST_TOKEN: Final = Floats("orch.last_token_s")
 # Encoded by `own`.
-OWN: Final = (
+OWN_ATTRIBUTES: Final = (
     "orch.request_id",
     "orch.correlation_id",
     "orch.scenario",

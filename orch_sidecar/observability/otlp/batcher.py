@@ -25,7 +25,7 @@ LOG_EVERY_S: Final = 20.0
 MAX_BATCH_BYTES: Final = 3 * 1024 * 1024
 
 # Traces that are encoded before the event loop runs again: a few tenths of a millisecond.
-AT_ONCE: Final = 16
+BURST_TRACES: Final = 16
 
 
 class Trace(Protocol):
@@ -167,7 +167,7 @@ class SpanBatcher:
                 traces.append(encoded)
                 size += len(encoded)
                 self._in_export += spans
-            if len(traces) % AT_ONCE == 0:
+            if len(traces) % BURST_TRACES == 0:
                 await asyncio.sleep(0)
         if not self._closed:
             if not queue:
@@ -235,18 +235,18 @@ class _LossLog:
         """Logs it, or keeps it for the next line."""
         self._spans += spans
         self._texts[reason] = text
-        if self._due():
+        if self._is_due():
             self.close()
 
     def warned(self, text: str) -> None:
         """Logs a warning of a collector that lost nothing, unless it has just given the same."""
-        if text != self._warning and self._due():
+        if text != self._warning and self._is_due():
             self._warning = text
             logger.warning("traces to %s: %s", self._address, text)
 
     def catch_up(self) -> None:
         """Logs earlier losses that have no line yet, if it is time for one."""
-        if self._spans and self._due():
+        if self._spans and self._is_due():
             self.close()
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class _LossLog:
             self._spans = 0
             self._texts.clear()
 
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         now = asyncio.get_running_loop().time()
         if now < self._next:
             return False

@@ -27,10 +27,10 @@ WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
 
 # More than any span has: the labels of a pool and its class, and what `attributes` sets.
-MOST_ATTRIBUTES: Final = 32
+MAX_ATTRIBUTES: Final = 32
 
 # Of pools, classes, routes and outcomes; a client chooses model and method, hence the bound.
-_MOST_PREPARED: Final = 512
+_MAX_PREPARED: Final = 512
 
 # Fields of Span: trace_id, span_id, parent_span_id, start and end in nanoseconds, flags.
 _ROOT: Final = struct.Struct("<2s16s2s8scQcQ2sI")
@@ -90,7 +90,7 @@ class SpanEncoder:
         self._limits = limits
         most = limits.attributes
         self._limited = limits.value_chars is not None or (
-            most is not None and most < MOST_ATTRIBUTES
+            most is not None and most < MAX_ATTRIBUTES
         )
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
         self._waits: dict[tuple[int, int], tuple[Attributes, bytes]] = {}
@@ -124,7 +124,7 @@ class SpanEncoder:
             steps.append({"orch.outcome": outcome})
         encoded = self._slowly(WAIT_SPAN, _INTERNAL, steps)
         if outcome is None:
-            if len(self._waits) >= _MOST_PREPARED:
+            if len(self._waits) >= _MAX_PREPARED:
                 self._waits.clear()
             self._waits[key] = labels, encoded
         return _span(head, state, encoded)
@@ -181,10 +181,10 @@ class SpanEncoder:
         )  # fmt: skip
         prepared = self._prepared.get(key)
         if prepared is None:
-            if len(self._prepared) >= _MOST_PREPARED:
+            if len(self._prepared) >= _MAX_PREPARED:
                 self._prepared.clear()
             fixed = spans.of_record(record, labels) | spans.of_error(record)
-            for name in spans.OWN:
+            for name in spans.OWN_ATTRIBUTES:
                 fixed.pop(name, None)
             error = _error_of(record)
             prepared = self._prepared[key] = _Prepared(

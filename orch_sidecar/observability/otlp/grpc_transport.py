@@ -19,7 +19,7 @@ METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 USER_AGENT: Final = f"orch-sidecar-OTLP-Exporter-Python/{version('orch-sidecar')}"
 
 # RESOURCE_EXHAUSTED is another one, if the collector states when it will have recovered.
-RETRYABLE: Final = frozenset(
+RETRYABLE_CODES: Final = frozenset(
     {
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -125,7 +125,7 @@ def _reply(call: Any) -> Reply:
     text = readable(f"{code.name}: {call.details()}")
     metadata: dict[str, Any] = dict(call.trailing_metadata() or ())
     retry_after_s = _retry_delay_s(metadata)
-    retryable = code in RETRYABLE or (
+    retryable = code in RETRYABLE_CODES or (
         code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_after_s is not None
     )
     if not retryable:

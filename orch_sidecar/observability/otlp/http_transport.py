@@ -39,19 +39,19 @@ PROTOBUF: Final = "application/x-protobuf"
 USER_AGENT: Final = f"orch-sidecar-OTLP-Exporter-Python/{version('orch-sidecar')}"
 
 # Too many requests, and what a proxy answers for a collector that is away; all others are final.
-RETRYABLE: Final = frozenset({429, 502, 503, 504})
+RETRYABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 
 # What is written at once without TLS: the kernel copies it in a fraction of a millisecond. Anything
 # else goes in pieces, and other tasks run in between.
-MAX_WRITE: Final = 512 * 1024
-PIECE: Final = 64 * 1024
+MAX_WRITE_BYTES: Final = 512 * 1024
+PIECE_BYTES: Final = 64 * 1024
 
 # How much of an answer's body is read, and for how long: what counts is in its head.
-MAX_BODY: Final = 64 * 1024
+MAX_BODY_BYTES: Final = 64 * 1024
 MAX_BODY_S: Final = 2.0
 
 # Spans become hardly smaller with the levels above.
-_LEVEL: Final = 3
+_COMPRESSION_LEVEL: Final = 3
 
 
 class HttpTransport:
@@ -108,7 +108,7 @@ class HttpTransport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(),
             )
-        at_once = self._tls is None and len(prepared) <= MAX_WRITE
+        at_once = self._tls is None and len(prepared) <= MAX_WRITE_BYTES
         return await self._session.post(
             self._url,
             data=prepared if at_once else _pieces(prepared),
@@ -150,15 +150,15 @@ class _NameThreads:
 
 
 async def _pieces(prepared: bytes) -> AsyncIterator[bytes]:
-    for at in range(0, len(prepared), PIECE):
-        yield prepared[at : at + PIECE]
+    for at in range(0, len(prepared), PIECE_BYTES):
+        yield prepared[at : at + PIECE_BYTES]
         await asyncio.sleep(0)
 
 
 def _compressed(request: bytes, compression: Compression) -> bytes:
     if compression is Compression.GZIP:
-        return gzip.compress(request, _LEVEL, mtime=0)
-    return zlib.compress(request, _LEVEL)
+        return gzip.compress(request, _COMPRESSION_LEVEL, mtime=0)
+    return zlib.compress(request, _COMPRESSION_LEVEL)
 
 
 def _proxy(url: URL) -> str | None:
@@ -193,7 +193,7 @@ async def _reply(response: aiohttp.ClientResponse, end: float) -> Reply:
         text += f", a redirect to {where}, which is not followed: configure that endpoint"
     elif body and (message := _message(response.content_type, body)):
         text += f": {message}"
-    if status not in RETRYABLE:
+    if status not in RETRYABLE_STATUSES:
         return Reply(Verdict.REJECTED, readable(text))
     return Reply(
         Verdict.RETRY,
@@ -207,9 +207,9 @@ async def _body(response: aiohttp.ClientResponse, end: float) -> bytes | None:
     body = b""
     try:
         async with asyncio.timeout_at(end):
-            while piece := await response.content.read(MAX_BODY):
+            while piece := await response.content.read(MAX_BODY_BYTES):
                 body += piece
-                if len(body) > MAX_BODY:
+                if len(body) > MAX_BODY_BYTES:
                     return None
     except (TimeoutError, aiohttp.ClientError, OSError):
         return None

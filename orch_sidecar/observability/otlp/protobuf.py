@@ -14,8 +14,8 @@ from typing import Any, Final
 _DOUBLE: Final = struct.Struct("<d")
 
 # Seven bits each: the last octet of a number, and one that is followed by others.
-_LAST: Final = tuple(bytes((bits,)) for bits in range(128))
-_MORE: Final = tuple(bytes((bits | 128,)) for bits in range(128))
+_LAST_BYTES: Final = tuple(bytes((bits,)) for bits in range(128))
+_OTHER_BYTES: Final = tuple(bytes((bits | 128,)) for bits in range(128))
 
 # Tags of the fields of AnyValue.
 _STRING, _BOOL, _INT, _DOUBLE_VALUE = b"\x0a", b"\x10", b"\x18", b"\x21"
@@ -33,14 +33,14 @@ _PREPARED_BYTES: Final = 64
 def varint(number: int) -> bytes:
     """Encodes a number from 0 to 2**64 - 1."""
     if number < 1 << 7:
-        return _LAST[number]
+        return _LAST_BYTES[number]
     if number < 1 << 14:
-        return _MORE[number & 127] + _LAST[number >> 7]
+        return _OTHER_BYTES[number & 127] + _LAST_BYTES[number >> 7]
     octets = []
     while number > 127:
-        octets.append(_MORE[number & 127])
+        octets.append(_OTHER_BYTES[number & 127])
         number >>= 7
-    octets.append(_LAST[number])
+    octets.append(_LAST_BYTES[number])
     return b"".join(octets)
 
 
@@ -65,7 +65,7 @@ def any_value(value: Any) -> bytes:
         case str():
             return sized(_STRING, value.encode())
         case bool():
-            return _BOOL + _LAST[value]
+            return _BOOL + _LAST_BYTES[value]
         case int():
             return _INT + integer(value)
         case float():
@@ -123,8 +123,8 @@ class Integers:
     def field(self, value: int) -> bytes:
         if 0 <= value < 1 << 14:
             if value < 1 << 7:
-                return self._prefixes[0] + _LAST[value]
-            return self._prefixes[1] + _MORE[value & 127] + _LAST[value >> 7]
+                return self._prefixes[0] + _LAST_BYTES[value]
+            return self._prefixes[1] + _OTHER_BYTES[value & 127] + _LAST_BYTES[value >> 7]
         number = integer(value)
         return self._prefixes[len(number) - 1] + number
 

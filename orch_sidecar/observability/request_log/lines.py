@@ -11,7 +11,7 @@ from orch_sidecar.api.json_body import well_formed
 from orch_sidecar.observability.record import Outcome, RequestRecord
 
 # A client may send any text as the name of a model.
-_LONGEST_MODEL: Final = 128
+_MAX_MODEL_CHARACTERS: Final = 128
 
 
 def line_of(record: RequestRecord, ended: int, batch_mean: float | None) -> bytes:
@@ -29,7 +29,7 @@ def line_of(record: RequestRecord, ended: int, batch_mean: float | None) -> byte
             "key": record.key,
             "method": identity.method[:20],
             "route": identity.endpoint.path,
-            "model": well_formed(record.model[:_LONGEST_MODEL]) or None,
+            "model": well_formed(record.model[:_MAX_MODEL_CHARACTERS]) or None,
             "pool": record.pool,
             "measurement_type": labels.get("measurement_type"),
             "class": record.service_class,

@@ -16,15 +16,15 @@ from orch_sidecar.engine_state.step_history import StepHistory
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.recent import Ended
 from orch_sidecar.observability.request_log.lines import line_of
-from orch_sidecar.observability.request_log.writer import MOST_LINES, Line, LineWriter
+from orch_sidecar.observability.request_log.writer import MAX_LINES, Line, LineWriter
 from orch_sidecar.pools.registry import PoolRegistry
 
 logger = logging.getLogger("orch.sidecar")
 
-EVERY_S: Final = 0.5
+WRITE_EVERY_S: Final = 0.5
 # Later an engine is away, and the mean batch stays unknown.
 _PENDING_S: Final = 3.0
-_WRITTEN_WITHIN_S: Final = 5.0
+_MAX_WRITE_S: Final = 5.0
 
 
 class RequestLog:
@@ -42,13 +42,13 @@ class RequestLog:
     async def run(self) -> None:
         """Writes lines at intervals, until cancelled."""
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(WRITE_EVERY_S)
             self._look_safely(_PENDING_S)
 
     async def close(self) -> None:
         """Writes what there is."""
         self._look_safely(0.0)
-        await asyncio.to_thread(self._writer.close, _WRITTEN_WITHIN_S)
+        await asyncio.to_thread(self._writer.close, _MAX_WRITE_S)
 
     def _look_safely(self, pending_s: float) -> None:
         try:
@@ -61,7 +61,7 @@ class RequestLog:
 
     def _take(self, ended: list[Ended]) -> None:
         """Takes records that have ended."""
-        room = max(0, MOST_LINES - len(self._ended))
+        room = max(0, MAX_LINES - len(self._ended))
         self._ended += ended[:room]
         self._lost += max(0, len(ended) - room)
 

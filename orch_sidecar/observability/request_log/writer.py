@@ -20,7 +20,7 @@ logger = logging.getLogger("orch.sidecar")
 
 STDOUT: Final = "-"
 # Lines that wait to be written: some seconds of the most that a sidecar serves.
-MOST_LINES: Final = 32_768
+MAX_LINES: Final = 32_768
 
 # Returns a line, without its end; called in the thread.
 Line = Callable[[], bytes]
@@ -29,7 +29,7 @@ Line = Callable[[], bytes]
 class LineWriter:
     """Writes lines in the order in which it gets them. `dropped`: how many were not written."""
 
-    def __init__(self, path: str, most: int = MOST_LINES) -> None:
+    def __init__(self, path: str, most: int = MAX_LINES) -> None:
         """Opens the file. Raises OSError, with the remedy, if that is not possible."""
         self._path = None if path == STDOUT else Path(path)
         self._most = most

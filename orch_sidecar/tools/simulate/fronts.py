@@ -136,7 +136,7 @@ class Admitted:
         self._fitted_at = 0.0
         # Of bulk requests: the request, when it came first, and how often it was reclaimed.
         self._bulk: dict[int, tuple[AdmissionRequest, float, int]] = {}
-        self._controller.reclaim.unseen = self._is_unseen
+        self._controller.reclaim.is_unseen = self._is_unseen
 
     @property
     def queued(self) -> int:

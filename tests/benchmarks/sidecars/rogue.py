@@ -20,7 +20,7 @@ import aiohttp
 
 from tests.benchmarks.sidecars.load import closed_loop
 from tests.benchmarks.sidecars.servers import SLOTS, sidecars
-from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, MOST_CLAIMED
+from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, MAX_CLAIMED_SHARE
 
 CLIENTS: Final = 24
 TOKENS: Final = 32
@@ -56,7 +56,7 @@ async def rogue(port: int | None, answers: Counter[str]) -> AsyncIterator[None]:
 async def _claim(http: aiohttp.ClientSession, port: int, answers: Counter[str]) -> None:
     url, instance = f"http://127.0.0.1:{port}", secrets.token_hex(8)
     stream = {"instance": instance, "api_version": API_VERSION}
-    call = {"cost": 1, "urgent": True, "more": MOST_CLAIMED * SLOTS - 1}
+    call = {"cost": 1, "urgent": True, "more": MAX_CLAIMED_SHARE * SLOTS - 1}
     async with http.get(f"{url}/v1/capabilities/stream", params=stream) as reading:
         answers[f"stream {reading.status}"] += 1
         for number in range(1, 1_000_000):

@@ -86,6 +86,6 @@ class Cluster:
                 return
             self.run(1)
         waiting = {
-            each.instance: (len(each.requests), each.claims.current) for each in self.sidecars
+            each.instance: (len(each.requests), each.claims.total_claim) for each in self.sidecars
         }
         raise AssertionError(f"not answered in {most_ms} ms: {waiting}")

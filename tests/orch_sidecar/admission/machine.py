@@ -39,7 +39,7 @@ class Checked(RuleBasedStateMachine):
         self.core.engine_unavailable(STALE, 0.0, expected=False)  # nothing waits for it
         reserve = self.core.constraints.reserve
         self.model = Model(of_rules, reserve, unavailable=self.core.unavailable)
-        self.core.reclaim.unseen = lambda lease: lease in self.model.out  # the engine has got it
+        self.core.reclaim.is_unseen = lambda lease: lease in self.model.out  # the engine has got it
         self.serial = 0
 
     def named(

@@ -130,7 +130,7 @@ class Model:
         limits, mine, cost = self.limits, self.leased(INTERACTIVE), request.cost
         slots, taken, is_bulk = self.engine.slots_total, self.taken, request.service_class is BULK
         blocked_for_others = is_bulk and bool(taken) and not due
-        traffic = self.reserve.traffic(self.now)
+        traffic = self.reserve.has_traffic(self.now)
         match blocked_by:
             case "slot":
                 return taken + cost > slots

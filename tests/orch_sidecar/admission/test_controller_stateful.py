@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from orch_sidecar.admission.constraints.reclaim import MOST_TIMES
+from orch_sidecar.admission.constraints.reclaim import MAX_RECLAIMS
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.fuzz import examples
@@ -135,7 +135,7 @@ class AdmissionMachine(EngineEvents):
         assert taken is not None
         assert taken.service_class is BULK
         assert lease not in model.closing
-        assert taken.reclaimed <= MOST_TIMES
+        assert taken.reclaimed <= MAX_RECLAIMS
         model.closing.add(lease)
         model.below[lease] = model.requests[lease]
 

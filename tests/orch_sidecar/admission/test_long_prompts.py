@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.prediction.shorter_prompts import MOST
+from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR
 from orch_sidecar.admission.types import AdmissionRequest, Lease, StepTime
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
@@ -171,7 +171,7 @@ def test_refusal_states_why_and_until_when() -> None:
     refusal = core.arrive("b", interactive(prompt_tokens=500), 0.0)
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.SLO_MISS
-    assert "400 ms are left for prediction errors, and 400" in refusal.message, MOST
+    assert "400 ms are left for prediction errors, and 400" in refusal.message, MAX_SHORTER_FACTOR
     assert "ms for the many shorter prompts" in refusal.message
     assert "a shorter prompt than of 500 tokens, or as bulk" in refusal.message
     assert refusal.retry_after_ms is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.admission.constraints.reclaim import LOST_SHARE, MOST_TIMES
+from orch_sidecar.admission.constraints.reclaim import LOST_SHARE, MAX_RECLAIMS
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.refusal import Reason
@@ -31,7 +31,7 @@ def core_with(slots: int = 4, **changes: Any) -> AdmissionController:
     values = {"reclaim": True} | changes
     of_rules = rules(class_rules(ttft_p95_ms=200.0), **values)
     core = core_of(slots, of_rules, step_time=STEP_TIME)
-    core.reclaim.unseen = lambda _: True
+    core.reclaim.is_unseen = lambda _: True
     core.reclaim._refill(0.0)
     return core
 
@@ -182,7 +182,7 @@ def test_a_response_that_a_client_has_seen_is_left_alone() -> None:
     core = core_with()
     full(core)
     core.reclaim._allowed = 10.0
-    core.reclaim.unseen = lambda lease: lease == "b1"
+    core.reclaim.is_unseen = lambda lease: lease == "b1"
     core.arrive("i", interactive(), 20.0)
     assert core.reclaim.take() == ["b1"]
 
@@ -220,7 +220,7 @@ def test_a_request_is_taken_at_most_twice() -> None:
     request = bulk(max_tokens=1000)
     fill(core, request, "b", at=19.0)
     now = 20.0
-    for number in range(MOST_TIMES):
+    for number in range(MAX_RECLAIMS):
         core.reclaim._allowed = 10.0
         assert isinstance(core.arrive(f"i{number}", interactive(max_tokens=100), now), Queued)
         [taken] = core.reclaim.take()

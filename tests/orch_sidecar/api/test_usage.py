@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from orch_sidecar.api import usage
 from orch_sidecar.api.usage import (
     FIRST_BYTES_PER_TOKEN,
-    MOST_PIECE_BYTES,
-    MOST_PIECES,
+    MAX_PIECE_BYTES,
+    MAX_PIECES,
     TAIL_BYTES,
     AnswerReader,
     PromptSize,
@@ -39,7 +39,7 @@ def reading(pieces: list[bytes], *, events: bool) -> AnswerReader:
     reader = AnswerReader(events=events)
     for piece in pieces:
         reader.content.append(piece)
-        if len(reader.content) >= MOST_PIECES or len(piece) > MOST_PIECE_BYTES:
+        if len(reader.content) >= MAX_PIECES or len(piece) > MAX_PIECE_BYTES:
             reader.fold()
     return reader
 
@@ -104,7 +104,7 @@ def test_bytes_far_from_the_end_are_not_kept(
     assert len(reader._kept) <= TAIL_BYTES + longest + 4
 
 
-@pytest.mark.parametrize("size", [40, MOST_PIECE_BYTES])
+@pytest.mark.parametrize("size", [40, MAX_PIECE_BYTES])
 def test_counts_of_a_long_first_event_are_read(size: int) -> None:
     started = {"type": "message_start", "message": {"id": "x" * 7000, "usage": {"input_tokens": 9}}}
     deltas = [{"type": "content_block_delta", "delta": {"text": "x" * 40}}] * 100
@@ -164,7 +164,7 @@ def test_object_with_many_counts_takes_no_square_of_its_size(
 def test_both_counts_are_those_that_are_found_one_by_one(parts: list[bytes]) -> None:
     text = b'"usage":{' + b"".join(parts) + b"}"
     at_once = read(text)
-    with patch.object(usage, "_BOTH", re.compile(b"(?!)")):
+    with patch.object(usage, "_TOKEN_COUNTS", re.compile(b"(?!)")):
         assert read(text) == at_once
 
 

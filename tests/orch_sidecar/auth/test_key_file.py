@@ -185,7 +185,7 @@ class Hanging:
             return opens(*arguments)
 
         monkeypatch.setattr("orch_sidecar.auth.key_file.os.open", wait)
-        monkeypatch.setattr("orch_sidecar.config.file_reader.READ_WITHIN_S", 0.05)
+        monkeypatch.setattr("orch_sidecar.config.file_reader.MAX_READ_S", 0.05)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from orch_sidecar.config.changes import CHANGEABLE, Configuration, ReloadState, plan_reload
+from orch_sidecar.config.changes import CHANGEABLE_SETTINGS, Configuration, ReloadState, plan_reload
 from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
@@ -156,7 +156,7 @@ def test_added_or_removed_pool_is_reported_and_changes_no_rules() -> None:
 
 
 def test_every_changeable_setting_exists() -> None:
-    assert set(SidecarSettings.model_fields) >= CHANGEABLE
+    assert set(SidecarSettings.model_fields) >= CHANGEABLE_SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_every_changeable_setting_exists() -> None:
     ],
 )  # fmt: skip
 def test_addresses_and_engines_need_a_restart(name: str) -> None:
-    assert name not in CHANGEABLE
+    assert name not in CHANGEABLE_SETTINGS
 
 
 def test_settings_of_the_sidecar_are_compared() -> None:

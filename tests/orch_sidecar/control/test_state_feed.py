@@ -189,12 +189,12 @@ def test_restart_of_the_engine_below_is_sent_as_a_whole_state() -> None:
 
 def test_claim_that_a_parent_no_longer_repeats_ends_at_a_heartbeat() -> None:
     leases, pool = ParentLeases(RUN), FakePool(ledger())
-    books = pool.claims.parents.books
-    books.opened(THEM)
+    table = pool.claims.parents.claim_table
+    table.opened(THEM)
     pool.claims.claimed(THEM, ClaimCall(None, number=1, waits=True), 10.0)
     feed = FakeSubscriber(leases, pool).feed
     feed.due(10.0)
     feed.due(10.0 + CLAIM_S - 0.5)
-    assert books.any_waits
+    assert table.any_unclaimed_demand
     feed.due(10.0 + CLAIM_S + 0.5)
-    assert not books.any_waits
+    assert not table.any_unclaimed_demand

@@ -235,7 +235,7 @@ async def test_crowd_of_readers_does_not_lock_out_a_parent(
     tier: Tier, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a parent that owns leases, nor a client with another key."""
-    monkeypatch.setattr(stream_readers, "MOST_READERS", 8)
+    monkeypatch.setattr(stream_readers, "MAX_READERS", 8)
     crowd = [await client.read(tier, f"/?instance={number}") for number in range(8)]
     refused = await client.json("GET", tier.url + STREAM)
     assert refused["reason"] == "reader_limit"

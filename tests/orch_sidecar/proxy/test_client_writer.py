@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.api.usage import MOST_PIECE_BYTES
+from orch_sidecar.api.usage import MAX_PIECE_BYTES
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
@@ -187,7 +187,7 @@ async def test_stream_is_complete_once_its_last_event_was_sent(
     """Its body has yet to end when its client cancels, or its engine is lost: no error follows."""
     *before, last = [each + b"\n\n" for each in spoken.body.split(b"\n\n")[:-1]]
     relayed = Relayed(spoken.api, http10=http10).sends(STREAM_HEAD, *map(chunk, before))
-    relayed.sends(*cut(chunk(last), [*range(0, len(last), MOST_PIECE_BYTES + 1)])).closes()
+    relayed.sends(*cut(chunk(last), [*range(0, len(last), MAX_PIECE_BYTES + 1)])).closes()
     check(spoken, relayed)
     assert relayed.client.data.endswith(last if http10 else chunk(last) + LAST_CHUNK)
     assert not relayed.response.complete, "the engine has to confirm the end of its lease"

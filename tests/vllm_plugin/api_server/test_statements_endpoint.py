@@ -18,9 +18,9 @@ from tests.patience import HANG_S
 from tests.vllm_plugin.evidence.test_chains import content, evidence, finished
 from vllm_plugin.api_server.routes import generates
 from vllm_plugin.api_server.statements_endpoint import (
-    BURST,
+    BURST_REQUESTS,
     LINES_PER_PART,
-    MOST_BODY_BYTES,
+    MAX_BODY_BYTES,
     InvalidRequest,
     RateLimit,
     StatementsEndpoint,
@@ -128,7 +128,7 @@ async def test_answer_that_nobody_reads_is_not_made() -> None:
         ({"run": "r", "since": 0}, "since must be the sequence number"),
         ({"run": "r", "since": True}, "since must be the sequence number"),
         ({"run": "r", "more": 1}, "'more' is unknown"),
-        ({"run": "r" * MOST_BODY_BYTES}, f"too large: at most {MOST_BODY_BYTES} bytes"),
+        ({"run": "r" * MAX_BODY_BYTES}, f"too large: at most {MAX_BODY_BYTES} bytes"),
     ],
 )
 def test_invalid_request_is_refused_with_the_rule(body: Any, message: str) -> None:
@@ -145,15 +145,17 @@ def test_statement_that_is_not_kept_is_a_conflict() -> None:
 
 
 def test_engine_does_not_sign_all_day() -> None:
-    found = answers(evidence(), [{"run": "r"}] * (BURST + 2))
-    assert [status for status, _ in found] == [200] * BURST + [429] * 2
+    found = answers(evidence(), [{"run": "r"}] * (BURST_REQUESTS + 2))
+    assert [status for status, _ in found] == [200] * BURST_REQUESTS + [429] * 2
     limit = RateLimit(2, 1.0)
     assert [limit.take(at_s) for at_s in (0, 0, 0, 0.5, 1.1, 1.2, 99, 99, 99)] == [
         *(True, True, False, False, True, False, True, True, False),
     ]
 
 
-@pytest.mark.parametrize(("every_s", "signed"), [(1.0, 300), (0.01, BURST + 15), (0.0, BURST - 1)])
+@pytest.mark.parametrize(
+    ("every_s", "signed"), [(1.0, 300), (0.01, BURST_REQUESTS + 15), (0.0, BURST_REQUESTS - 1)]
+)
 def test_end_of_a_run_is_signed_whatever_others_ask_for_meanwhile(
     every_s: float, signed: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_plugin.contracts.claiming_sidecar import ClaimingSidecar
-from vllm_plugin.contracts.lease_protocol import LONGEST_OFFER_S, OFFER_S, Claim, ClaimCall
+from vllm_plugin.contracts.lease_protocol import MAX_OFFER_S, OFFER_S, Claim, ClaimCall
 from vllm_plugin.contracts.slot_claims import SlotClaims
 
 ONE = "1" * 16
@@ -20,8 +20,8 @@ def booked_s(sidecar: ClaimingSidecar, number: int) -> float:
     [
         (0.002, OFFER_S),
         (0.15, 0.3),
-        (0.4, LONGEST_OFFER_S),
-        (LONGEST_OFFER_S + 0.1, OFFER_S),
+        (0.4, MAX_OFFER_S),
+        (MAX_OFFER_S + 0.1, OFFER_S),
     ],
 )
 def test_next_offer_is_booked_for_twice_the_time_that_the_last_one_took(
@@ -52,7 +52,7 @@ def test_call_and_request_each_show_that_an_offer_arrived() -> None:
     claims.call(ONE, ClaimCall(Claim(2, urgent=True), taken=offer.number, number=2), 0.2)
     [offer] = claims.offer(2, 1.0)
     assert offer.until_s == pytest.approx(1.4)
-    assert claims.enters(ONE, Claim(2, urgent=True), free=2, now_s=1.06)
+    assert claims.try_enter(ONE, Claim(2, urgent=True), free=2, now_s=1.06)
     claims.call(ONE, ClaimCall(Claim(1, urgent=True), taken=offer.number, number=3), 2.0)
     [offer] = claims.offer(1, 2.0)
     assert offer.until_s == pytest.approx(2.12)

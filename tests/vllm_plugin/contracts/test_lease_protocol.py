@@ -7,7 +7,7 @@ import pytest
 from vllm_plugin.contracts.lease_protocol import (
     CHANGES_EVERY_S,
     HEARTBEAT_EVERY_S,
-    LONGEST_STEP_S,
+    MAX_STEP_S,
     SHARED_CHANGES_EVERY_S,
     LeaseId,
     SpentLeases,
@@ -88,7 +88,7 @@ def test_events_of_all_readers_together_stay_below_a_thousand_a_second(sidecars:
 def test_single_reader_is_sent_changes_no_more_often_than_the_engine_steps() -> None:
     assert changes_every_s(1, 0.005) == CHANGES_EVERY_S
     assert changes_every_s(1, 0.045) == 0.045
-    assert changes_every_s(1, 5.0) == LONGEST_STEP_S
+    assert changes_every_s(1, 5.0) == MAX_STEP_S
     assert changes_every_s(2, 5.0) == SHARED_CHANGES_EVERY_S, "others' requests come at any time"
 
 

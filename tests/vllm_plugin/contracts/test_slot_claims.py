@@ -31,12 +31,12 @@ def claim(claims: SlotClaims, instance: str, wanted: Claim | None, **known: Any)
 
 
 def enters(claims: SlotClaims, instance: str, wanted: Claim, free: int) -> bool:
-    return claims.enters(instance, wanted, free, now_s=0.0)
+    return claims.try_enter(instance, wanted, free, now_s=0.0)
 
 
 def test_request_enters_while_slots_are_free_and_nothing_is_claimed(claims: SlotClaims) -> None:
     assert enters(claims, ONE, Claim(4, urgent=False), free=4)
-    assert not claims.waiting
+    assert not claims.has_claims
 
 
 def test_request_without_a_slot_leaves_a_claim(claims: SlotClaims) -> None:
@@ -51,9 +51,9 @@ def test_engine_is_contended_also_by_requests_that_wait_for_something_else(
     claims: SlotClaims,
 ) -> None:
     claim(claims, ONE, None, number=1, waits=True)
-    assert (claims.waits(ONE), claims.waits(TWO)) == (True, False)
+    assert (claims.has_unclaimed_demand(ONE), claims.has_unclaimed_demand(TWO)) == (True, False)
     assert (claims.contended(ONE), claims.contended(TWO)) == (False, True)
-    assert not claims.waiting, "no slot is for them"
+    assert not claims.has_claims, "no slot is for them"
     assert enters(claims, TWO, Claim(4, urgent=False), free=4)
     claim(claims, ONE, None, number=2)
     assert not claims.contended(TWO)
@@ -61,7 +61,7 @@ def test_engine_is_contended_also_by_requests_that_wait_for_something_else(
 
 def test_sidecar_that_does_not_read_the_state_leaves_no_claim(claims: SlotClaims) -> None:
     assert not enters(claims, "4" * 16, URGENT, free=0)
-    assert not claims.waiting
+    assert not claims.has_claims
 
 
 def test_older_claim_of_a_sidecar_stays_when_a_later_request_of_it_is_rejected(
@@ -285,9 +285,9 @@ def test_offer_that_was_taken_and_whose_request_never_came_passes_on(claims: Slo
     claim(claims, ONE, URGENT)
     [offer] = claims.offer(1, 0.0)
     claim(claims, ONE, None, taken=offer.number)
-    assert claims.waiting
+    assert claims.has_claims
     assert claims.expire(OFFER_S)
-    assert not claims.waiting
+    assert not claims.has_claims
 
 
 def test_all_slots_of_urgent_claims_are_offered_before_any_of_others(claims: SlotClaims) -> None:

@@ -28,7 +28,7 @@ def test_claim_that_is_not_repeated_expires(claims: SlotClaims, call: ClaimCall)
     assert claims.contended(OTHER)
     assert claims.expire(10.0 + CLAIM_S)
     assert not claims.contended(OTHER)
-    assert (claims.waiting, claims.any_waits, claims.of(LOST)) == (False, False, None)
+    assert (claims.has_claims, claims.any_unclaimed_demand, claims.of(LOST)) == (False, False, None)
     assert not claims.expire(10.0 + 2 * CLAIM_S)
 
 
@@ -42,15 +42,15 @@ def test_claim_stands_while_calls_repeat_it(claims: SlotClaims, number: int) -> 
 
 
 def test_claim_of_a_rejected_request_expires_if_no_call_follows(claims: SlotClaims) -> None:
-    assert not claims.enters(LOST, URGENT, free=0, now_s=0.0)
+    assert not claims.try_enter(LOST, URGENT, free=0, now_s=0.0)
     assert not claims.expire(CLAIM_S / 2)
     assert claims.expire(CLAIM_S)
-    assert claims.enters(OTHER, Claim(1, urgent=False), free=1, now_s=CLAIM_S)
+    assert claims.try_enter(OTHER, Claim(1, urgent=False), free=1, now_s=CLAIM_S)
 
 
 def test_requests_of_a_sidecar_keep_its_claim(claims: SlotClaims) -> None:
     claims.call(LOST, ClaimCall(Claim(4, urgent=True), number=1), 0.0)
-    assert not claims.enters(LOST, URGENT, free=0, now_s=CLAIM_S / 2)
+    assert not claims.try_enter(LOST, URGENT, free=0, now_s=CLAIM_S / 2)
     assert not claims.expire(CLAIM_S)
     assert claims.of(LOST) == Claim(4, urgent=True)
 

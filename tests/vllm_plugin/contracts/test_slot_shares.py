@@ -23,7 +23,7 @@ def granted(claims: SlotClaims, free: int) -> list[tuple[str, int]]:
     """Offers so many slots; returns the offers, all of which were taken."""
     offers = claims.offer(free, 0.0)
     for offer in offers:
-        assert claims.enters(offer.instance, Claim(offer.slots, urgent=True), free, 0.0)
+        assert claims.try_enter(offer.instance, Claim(offer.slots, urgent=True), free, 0.0)
     return [(offer.instance, offer.slots) for offer in offers]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_plugin.enforcement.connectors import OFFLOADING, OFFLOADING_BACKENDS, objection
+from vllm_plugin.enforcement.connectors import OFFLOADERS, OFFLOADING_BACKENDS, objection
 
 
 def config(connector: str | None, **other: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def offloading(**extra: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "allowed",
     [
-        *(config(name) for name in sorted(OFFLOADING)),
+        *(config(name) for name in sorted(OFFLOADERS)),
         {"kv_connector_extra_config": {"cpu_bytes_to_use": 1}},
         offloading(cpu_bytes_to_use=1 << 30),
         offloading(spec_name="TieringOffloadingSpec", secondary_tiers=[{"type": "fs"}]),
@@ -88,7 +88,7 @@ def test_installed_vllm_has_the_connectors_and_backends_of_these_names() -> None
         and node.func.attr == "register_connector"
         and isinstance(node.args[0], ast.Constant)
     }
-    assert registered >= OFFLOADING
+    assert registered >= OFFLOADERS
     backends = next(
         node.value
         for node in ast.parse((root / "config/cache.py").read_text()).body

@@ -14,7 +14,7 @@ import pytest
 from vllm_plugin.contracts.dsse import from_base64
 from vllm_plugin.contracts.statement import first_head, next_head, parse_leaf
 from vllm_plugin.evidence.chains import (
-    STATEMENTS_KEPT,
+    MAX_STATEMENTS,
     Evidence,
     FinishedRequests,
     Forgotten,
@@ -112,7 +112,7 @@ def test_statement_has_what_lies_between_it_and_an_earlier_one() -> None:
 def test_statement_that_is_forgotten_or_was_never_made_is_refused(since: int) -> None:
     made = evidence()
     if since == 1:
-        for _ in range(STATEMENTS_KEPT + 1):
+        for _ in range(MAX_STATEMENTS + 1):
             made.statement(NO_MORE, 1.0, 1.0)
     with pytest.raises(Forgotten, match=f"statement {since} is not one of the last"):
         made.statement(StatementRequest("r", None, since), 1.0, 1.0)
@@ -142,9 +142,9 @@ def test_runs_that_begin_for_ever_fill_no_memory() -> None:
     made = evidence()
     made.statement(NO_MORE, 0.0, 0.0)
     each, kept = made._made[0], made._made
-    assert kept.maxlen == STATEMENTS_KEPT
+    assert kept.maxlen == MAX_STATEMENTS
     bytes_each = sum(map(sys.getsizeof, (each, each.digest, each.leaves, each.run)))
-    assert bytes_each * STATEMENTS_KEPT < 12 * 2**20
+    assert bytes_each * MAX_STATEMENTS < 12 * 2**20
 
 
 def test_key_is_made_for_the_first_statement_and_never_again() -> None:

@@ -91,7 +91,7 @@ def test_compilation_of_many_seconds_does_not_distort_the_fit() -> None:
 def test_fit_is_unknown_before_a_size_has_enough_samples() -> None:
     samples = StepSamples(8)
     assert samples.fit() is None
-    for batch in (1, 2, 3, 4) * (step_time.MINIMUM_OF_A_SIZE - 1):
+    for batch in (1, 2, 3, 4) * (step_time.MIN_SAMPLES_PER_SIZE - 1):
         samples.record(batch, 0.01)
     assert samples.fit() is None
 

@@ -221,7 +221,7 @@ def test_no_adapter_waits_longer_than_the_turns_of_all_others(most: int) -> None
             rejected = []
             for adapter in draw.sample(NAMES, 4):
                 want = sidecar, adapter
-                if use.enters(sidecar, adapter, now):
+                if use.try_enter(sidecar, adapter, now):
                     number += 1
                     use.entered(number, sidecar, adapter, now)
                     running[number] = now + draw.uniform(0.05, longest_s)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.fuzz import examples
 from tests.vllm_plugin.examples import THEM, US, enter, lease_of, used
-from vllm_plugin.contracts.lease_protocol import SPENT_KEPT
+from vllm_plugin.contracts.lease_protocol import MAX_SPENT_LEASES
 from vllm_plugin.state.leases import EngineRequest, Leases
 
 
@@ -76,10 +76,10 @@ def test_only_a_lease_can_be_revoked(text: str) -> None:
 
 def test_spent_leases_are_forgotten_in_order_when_there_are_many() -> None:
     leases = Leases()
-    for number in range(SPENT_KEPT + 1):
+    for number in range(MAX_SPENT_LEASES + 1):
         leases.revoke(lease_of(US, number))
     assert used(leases, lease_of(US, 1))
-    assert used(leases, lease_of(US, SPENT_KEPT))
+    assert used(leases, lease_of(US, MAX_SPENT_LEASES))
     assert not used(leases, lease_of(US, 0))
 
 

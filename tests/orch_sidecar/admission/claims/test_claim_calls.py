@@ -6,7 +6,7 @@ import pytest
 
 from orch_sidecar.admission.claims.claim_calls import ClaimCalls
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
-from orch_sidecar.admission.constraints.constraint import ANY, Beside
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside
 from orch_sidecar.admission.controller import AdmissionController
 from tests.orch_sidecar.admission.examples import (
     INTERACTIVE,
@@ -125,7 +125,7 @@ def test_next_request_needs_no_offer_of_an_engine_that_takes_no_claims(
     calls.next(again=False)
     assert offers.room(INTERACTIVE, Beside(0, 0), 0.0) == 0
     calls.failed()
-    assert offers.room(INTERACTIVE, Beside(0, 0), 0.0) == ANY
+    assert offers.room(INTERACTIVE, Beside(0, 0), 0.0) == UNLIMITED
 
 
 def test_unused_slots_are_given_back_once(core: AdmissionController, calls: ClaimCalls) -> None:

@@ -25,8 +25,8 @@ def several(slots: int, *, urgent: bool = True) -> Claim:
 def parents() -> ParentClaims:
     """Two parents read the state."""
     made = ParentClaims(OWN)
-    made.books.opened(ONE)
-    made.books.opened(TWO)
+    made.claim_table.opened(ONE)
+    made.claim_table.opened(TWO)
     return made
 
 
@@ -66,7 +66,7 @@ def test_offer_is_divided_equally(parents: ParentClaims) -> None:
         for each in parents.offered():
             for slots in sent(parents, each):
                 got[each] += slots
-                assert parents.takes(each, slots, now)
+                assert parents.consume_booking(each, slots, now)
             parents.claimed(each, ClaimCall(several(8), taken=1000), now)
     assert own + sum(got.values()) == 60
     assert max(own, *got.values()) - min(own, *got.values()) <= 2, (own, got)
@@ -78,11 +78,11 @@ def test_offer_to_a_parent_is_booked_for_its_requests(parents: ParentClaims) -> 
     assert parents.offered() == [ONE]
     assert sent(parents, ONE) == [3]
     assert parents.offered() == []
-    assert not parents.takes(TWO, 1, 0.0)
-    assert parents.takes(ONE, 2, 0.0)
-    assert not parents.takes(ONE, 2, 0.0)
-    assert parents.takes(ONE, 1, 0.0)
-    assert not parents.waiting
+    assert not parents.consume_booking(TWO, 1, 0.0)
+    assert parents.consume_booking(ONE, 2, 0.0)
+    assert not parents.consume_booking(ONE, 2, 0.0)
+    assert parents.consume_booking(ONE, 1, 0.0)
+    assert not parents.has_claims
 
 
 def test_parent_gives_slots_back(parents: ParentClaims) -> None:
@@ -90,13 +90,13 @@ def test_parent_gives_slots_back(parents: ParentClaims) -> None:
     parents.divide(3, None, 0.0)
     [offer] = parents.offers(ONE)
     assert parents.claimed(ONE, ClaimCall(None, taken=offer.number, unused=2), 0.0) == 2
-    assert not parents.takes(ONE, 2, 0.0)
+    assert not parents.consume_booking(ONE, 2, 0.0)
 
 
 def test_offer_that_a_parent_does_not_take_expires(parents: ParentClaims) -> None:
     parents.claimed(ONE, ClaimCall(several(2)), 0.0)
     parents.divide(1, None, 0.0)
-    assert not parents.takes(ONE, 1, OFFER_S)
+    assert not parents.consume_booking(ONE, 1, OFFER_S)
     assert parents.total(None, SLOTS) is None, "nor does it claim any longer"
 
 
@@ -111,15 +111,15 @@ def test_parent_that_disconnects_claims_nothing(parents: ParentClaims) -> None:
     parents.divide(1, None, 0.0)
     parents.closed(ONE)
     assert parents.offered() == []
-    assert not parents.waiting
-    assert not parents.takes(ONE, 1, 0.0)
+    assert not parents.has_claims
+    assert not parents.consume_booking(ONE, 1, 0.0)
 
 
 async def test_slots_of_a_parents_request_that_is_refused_are_given_back_at_once() -> None:
     """Later they would be taken from what is offered then."""
     gate, calls = gate_of(SLOTS), list[int]()
     gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
-    gate.claims.parents.books.opened(ONE)
+    gate.claims.parents.claim_table.opened(ONE)
     gate.claims.on_change = lambda: calls.append(gate.offers.unused)
     assert gate.claims.claimed(ONE, ClaimCall(several(2)), asyncio.get_running_loop().time())
     gate.offered(2, 1)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orch_sidecar.admission.constraints.constraint import ANY, Beside, Constraint, Scope
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside, Constraint, Scope
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
@@ -101,7 +101,7 @@ class Nights(Constraint):
     def room(
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
-        return 0 if now % 120 >= 60 else ANY
+        return 0 if now % 120 >= 60 else UNLIMITED
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return now - now % 120 + 120

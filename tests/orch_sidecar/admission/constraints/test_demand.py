@@ -9,9 +9,9 @@ from math import exp, sqrt
 import pytest
 
 from orch_sidecar.admission.constraints.demand import (
-    FAST_S,
-    MOST_REFUSED,
-    UNKNOWN_TOKENS,
+    DEFAULT_TOKENS,
+    FAST_WINDOW_S,
+    MAX_REFUSALS,
     Demand,
     ServicePace,
 )
@@ -61,8 +61,8 @@ def test_demand_is_arrivals_times_service_time_times_slots() -> None:
 
 def test_a_step_of_the_load_shows_within_a_second_but_for_its_standard_error() -> None:
     asked = arrive(a_second_for(10), per_s=40, seconds=1)
-    fast = 40 * (1 - exp(-1 / FAST_S))
-    assert asked == pytest.approx(fast - sqrt(fast / (2 * FAST_S)), rel=0.15)
+    fast = 40 * (1 - exp(-1 / FAST_WINDOW_S))
+    assert asked == pytest.approx(fast - sqrt(fast / (2 * FAST_WINDOW_S)), rel=0.15)
 
 
 def test_a_few_requests_by_chance_are_no_step_of_the_load() -> None:
@@ -113,7 +113,7 @@ def test_wrong_expectations_correct_themselves() -> None:
 
 def test_before_a_request_has_completed_a_common_one_takes_a_second() -> None:
     pace = ServicePace()
-    assert pace.token_s * UNKNOWN_TOKENS == 1
+    assert pace.token_s * DEFAULT_TOKENS == 1
     pace.completed(100.0, 5.0)
     assert (pace.token_s, pace.service_s) == (0.05, 5.0)
 
@@ -142,10 +142,10 @@ def test_a_client_that_repeats_its_request_asks_for_its_slots_once() -> None:
 
 def test_refused_requests_are_forgotten_after_their_time_and_bounded() -> None:
     demand = Demand()
-    for number in range(MOST_REFUSED + 10):
+    for number in range(MAX_REFUSALS + 10):
         demand.refused(replace(interactive(), key=b"k", identity=number + 1), 105.0, 100.0)
     assert demand.retries
-    assert len(demand.retries) == MOST_REFUSED
+    assert len(demand.retries) == MAX_REFUSALS
     demand.update(106.0)
     assert not demand.retries
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.kv_cache import KV_FULL, UNSEEN_S
-from orch_sidecar.admission.ledger import MOST_UNSEEN
+from orch_sidecar.admission.constraints.kv_cache import FULL_USAGE, UNSEEN_S
+from orch_sidecar.admission.ledger import MAX_UNSEEN_PROMPTS
 from orch_sidecar.admission.types import NO_KV_NEED, KvCache, KvGroup, KvNeed
 from tests.orch_sidecar.admission.constraints.kv_budgets import (
     LeasedBudget,
@@ -26,7 +26,7 @@ def test_everything_fits_while_the_size_of_the_cache_is_not_known() -> None:
 
 
 def test_a_request_fits_if_all_fit_to_their_ends() -> None:
-    kv = budget_of(1000, usage=KV_FULL)
+    kv = budget_of(1000, usage=FULL_USAGE)
     kv.grant(need(300, 200), 0.0)
     assert kv.ledger.kv_committed == 500
     assert kv.fits(need(300, 200), 1.0)
@@ -79,11 +79,11 @@ def test_prompts_that_the_engine_has_yet_to_read_are_not_in_the_usage() -> None:
 
 def test_what_has_to_be_read_is_bounded() -> None:
     kv = budget_of(10**9)
-    for _ in range(3 * MOST_UNSEEN):
+    for _ in range(3 * MAX_UNSEEN_PROMPTS):
         kv.grant(need(1, 0), 0.0)
-    for _ in range(3 * MOST_UNSEEN - 10):
+    for _ in range(3 * MAX_UNSEEN_PROMPTS - 10):
         kv.released(need(1, 0))
-    kv.reports(kv_of(20 + MOST_UNSEEN), 0.0, 0, 0.0)
+    kv.reports(kv_of(20 + MAX_UNSEEN_PROMPTS), 0.0, 0, 0.0)
     assert kv.fits(need(20, None), 0.0)
     assert not kv.fits(need(21, None), 0.0)
 
@@ -105,7 +105,7 @@ def test_grants_that_never_pause_are_seen_in_the_end() -> None:
 def test_a_nearly_full_cache_takes_only_what_surely_fits() -> None:
     kv = budget_of(1000)
     kv.grant(need(900, 90), 0.0)
-    kv.reports(kv_of(1000), KV_FULL, 0, 1.0)
+    kv.reports(kv_of(1000), FULL_USAGE, 0, 1.0)
     assert not kv.fits(need(20, 0), 1.0)
     assert kv.fits(need(5, 5), 1.0)
 
@@ -114,7 +114,7 @@ def test_unknown_output_counts_as_no_blocks_of_the_current_cache() -> None:
     kv = budget_of(1000, usage=0.5)
     assert kv.fits(need(500, None), 1.0)
     assert not kv.fits(need(501, None), 1.0)
-    kv.reports(kv_of(1000), KV_FULL, 0, 1.0)
+    kv.reports(kv_of(1000), FULL_USAGE, 0, 1.0)
     assert not kv.fits(need(1, None), 1.0)
 
 

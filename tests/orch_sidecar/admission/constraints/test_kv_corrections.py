@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.constraints.kv_cache import QUIET_S, RECOVERY_S, SETTLED_S
+from orch_sidecar.admission.constraints.kv_cache import QUIET_S, RECOVERY_S, SETTLING_S
 from tests.orch_sidecar.admission.constraints.kv_budgets import (
     LeasedBudget,
     budget_of,
@@ -11,7 +11,7 @@ from tests.orch_sidecar.admission.constraints.kv_budgets import (
 )
 from tests.orch_sidecar.admission.examples import kv_of
 
-SEEN = 9.0 + SETTLED_S  # when it has been so for long enough
+SEEN = 9.0 + SETTLING_S  # when it has been so for long enough
 
 
 def test_preemptions_before_the_first_report_change_nothing() -> None:
@@ -75,7 +75,7 @@ def taking(
     at = 9.0
     while at <= until:
         kv.reports(kv_of(1000), usage, 0, at, unbegun=unbegun, foreign=foreign)
-        at += SETTLED_S / 2
+        at += SETTLING_S / 2
     return kv
 
 
@@ -122,7 +122,7 @@ def test_what_is_taken_by_others_shows_nothing() -> None:
 
 def test_what_is_taken_for_a_moment_shows_nothing() -> None:
     """Blocks of leases that were given back are in the usage of the next reports."""
-    kv = taking(0.7, until=SEEN - SETTLED_S / 2)
+    kv = taking(0.7, until=SEEN - SETTLING_S / 2)
     kv.reports(kv_of(1000), 0.1, 0, SEEN)
     kv.reports(kv_of(1000), 0.7, 0, SEEN + 0.1)
     assert limit(kv, SEEN + 0.1) == 900

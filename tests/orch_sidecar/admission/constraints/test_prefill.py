@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.prefill import LONGEST_STALL_S, PrefillBudget, stall_s
+from orch_sidecar.admission.constraints.prefill import MAX_STALL_S, PrefillBudget, stall_s
 from orch_sidecar.admission.ledger import Ledger
 
 
@@ -97,11 +97,11 @@ def test_prompt_behind_others_fits_when_these_are_read() -> None:
 @pytest.mark.parametrize(
     ("ttft_ms", "waits_s", "expected_s"),
     [
-        (None, 9.0, LONGEST_STALL_S),
+        (None, 9.0, MAX_STALL_S),
         (400.0, 0.0, 0.1),
         (400.0, 0.2, 0.05),
         (400.0, 0.5, 0.0),
-        (60_000.0, 0.0, LONGEST_STALL_S),
+        (60_000.0, 0.0, MAX_STALL_S),
     ],
 )
 def test_stall_is_a_share_of_what_the_queue_leaves_of_the_slo(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
-from orch_sidecar.admission.fairness.key_share import FIRST_USUAL
+from orch_sidecar.admission.fairness.key_share import FIRST_CHARGE_TOKENS
 from tests.orch_sidecar.admission.fairness.queues import (
     at_once,
     dispatch,
@@ -77,7 +77,7 @@ def test_a_request_that_is_never_queued_is_charged_what_is_usual_for_its_key() -
     for _ in range(100):
         settle(queue, at_once(queue, "a"), 1000)
     assert at_once(queue, "a").charge == pytest.approx(1000, abs=8)
-    assert at_once(queue, "b").charge == FIRST_USUAL
+    assert at_once(queue, "b").charge == FIRST_CHARGE_TOKENS
 
 
 def test_settling_corrects_what_was_charged_too_much_or_too_little() -> None:
@@ -97,7 +97,7 @@ def test_a_refund_does_not_delay_keys_that_came_since() -> None:
     """A key whose requests were expected to be far longer than they are leads by none of that."""
     queue = FairQueue()
     leases = [at_once(queue, "a") for _ in range(8)]
-    assert [each.charge for each in leases] == [FIRST_USUAL] * 8
+    assert [each.charge for each in leases] == [FIRST_CHARGE_TOKENS] * 8
     for number in range(3):
         queue.add(waiting(f"a{number}", "a", 10))
         queue.add(waiting(f"b{number}", "b", 10))
@@ -201,4 +201,4 @@ def test_a_request_that_took_nothing_is_not_what_is_usual() -> None:
     queue = FairQueue()
     for _ in range(50):
         settle(queue, at_once(queue, "a"), 0)
-    assert at_once(queue, "a").charge == FIRST_USUAL
+    assert at_once(queue, "a").charge == FIRST_CHARGE_TOKENS

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.fairness.fair_queue import FEW, FairQueue
+from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS, FairQueue
 from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.types import Lease
 from tests.fuzz import examples
@@ -41,7 +41,7 @@ def test_what_is_queued_before_a_request_is_estimated_where_much_is_queued(
         asked = request(f"{number}", weight)
         exact = [each.charge for each in queue.before(asked)]
         found = queue.ahead(asked)
-        if queue.size <= FEW:
+        if queue.size <= MAX_LISTED_REQUESTS:
             assert found == (len(exact), len(exact), sum(exact))
         assert abs(found.requests - len(exact)) <= len(keys)
         assert abs(found.tokens - sum(exact)) <= sum(charge for _, charge, _ in keys)

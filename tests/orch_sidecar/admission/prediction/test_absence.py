@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.prediction.absence import LONGEST_S, SHORTEST_S, Absence
+from orch_sidecar.admission.prediction.absence import FIRST_ABSENCE_S, MAX_RETRY_S, Absence
 from orch_sidecar.api.refusal import Reason, Refusal
 
 STARTING, STALE, DOWN = Reason.ENGINE_STARTING, Reason.ENGINE_STALE, Reason.ENGINE_DOWN
@@ -11,7 +11,12 @@ STALLED = Reason.ENGINE_STALLED
 
 def test_first_time_it_is_away_as_long_again_as_it_has_been() -> None:
     absence = Absence(10.0)
-    assert [absence.left_s(now) for now in (10.0, 10.5, 13.0, 40.0)] == [SHORTEST_S, 1.0, 3.0, 30.0]
+    assert [absence.left_s(now) for now in (10.0, 10.5, 13.0, 40.0)] == [
+        FIRST_ABSENCE_S,
+        1.0,
+        3.0,
+        30.0,
+    ]
     absence.back(50.0)
     assert absence.left_s(51.0) == 0.0
 
@@ -63,7 +68,7 @@ def test_refusal_says_when_to_come_again_and_whether_a_request_would_start_then(
     found = absence.refusal(away, 8.0)
     assert (found.retry_after_ms, found.predicted_start_ms) == (1000, None)
     absence.away(STARTING, 500.0, expected=True)
-    assert absence.refusal(away, 500.0).retry_after_ms == 1000 * LONGEST_S
+    assert absence.refusal(away, 500.0).retry_after_ms == 1000 * MAX_RETRY_S
 
 
 def test_addresses_of_a_pool_learn_together() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.prediction.output_lengths import SAMPLES, OutputLengths
+from orch_sidecar.admission.prediction.output_lengths import MAX_SAMPLES, OutputLengths
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE
 
 
@@ -87,15 +87,15 @@ def test_a_limit_of_nothing_is_no_trouble() -> None:
 
 
 def test_only_the_most_recent_answers_count() -> None:
-    lengths = learned(*[1000.0] * SAMPLES)
-    for _ in range(SAMPLES):
+    lengths = learned(*[1000.0] * MAX_SAMPLES)
+    for _ in range(MAX_SAMPLES):
         lengths.learn(INTERACTIVE, None, 10.0)
     assert lengths.expected(INTERACTIVE, None) == 10
     assert lengths.remaining(INTERACTIVE, None, 5.0) == 5
 
 
 @given(
-    st.lists(st.integers(1, 5000), min_size=1, max_size=2 * SAMPLES),
+    st.lists(st.integers(1, 5000), min_size=1, max_size=2 * MAX_SAMPLES),
     st.floats(0, 6000),
     st.integers(1, 9),
 )
@@ -107,7 +107,7 @@ def test_what_is_left_is_the_mean_residual_life_of_the_recent_answers(
         lengths.learn(BULK, None, count)
         if number % every == 0:
             lengths.remaining(BULK, None, produced)  # asking between changes nothing
-    longer = [each for each in tokens[-SAMPLES:] if each > produced]
+    longer = [each for each in tokens[-MAX_SAMPLES:] if each > produced]
     expected = sum(longer) / len(longer) - produced if longer else produced / 4
     left = lengths.remaining(BULK, None, produced)
     assert left is not None

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.prediction.release_rate import (
-    LONGEST_MS,
-    SHORTEST_MS,
-    UNKNOWN_MS,
+    DEFAULT_RETRY_MS,
+    MAX_RETRY_MS,
+    MIN_RETRY_MS,
     WINDOW_RELEASES,
     WINDOW_S,
     ReleaseRate,
@@ -20,7 +20,7 @@ def test_unknown_before_two_releases() -> None:
     assert rate.per_second(0.0) is None
     rate.released(4, 10.0)
     assert rate.per_second(10.0) is None
-    assert rate.retry_after_ms(3, 10.0) == UNKNOWN_MS
+    assert rate.retry_after_ms(3, 10.0) == DEFAULT_RETRY_MS
 
 
 def test_first_release_only_starts_the_clock() -> None:
@@ -49,8 +49,8 @@ def test_retry_after_is_bounded_on_both_sides() -> None:
     for rate, step in ((fast, 0.001), (slow, 29.0)):
         rate.released(1, 0.0)
         rate.released(1, step)
-    assert fast.retry_after_ms(1, 0.001) == SHORTEST_MS
-    assert slow.retry_after_ms(100, 29.0) == LONGEST_MS
+    assert fast.retry_after_ms(1, 0.001) == MIN_RETRY_MS
+    assert slow.retry_after_ms(100, 29.0) == MAX_RETRY_MS
 
 
 def test_releases_older_than_the_window_are_forgotten() -> None:
@@ -73,7 +73,7 @@ def test_releases_at_one_instant_do_not_divide_by_zero() -> None:
     rate = ReleaseRate()
     rate.released(1, 5.0)
     rate.released(1, 5.0)
-    assert rate.retry_after_ms(1, 5.0) == SHORTEST_MS
+    assert rate.retry_after_ms(1, 5.0) == MIN_RETRY_MS
 
 
 @given(
@@ -89,4 +89,4 @@ def test_retry_after_is_always_within_its_bounds(
     for slots, at in sorted(releases, key=lambda release: release[1]):
         rate.released(slots, at)
         now = at
-    assert SHORTEST_MS <= rate.retry_after_ms(slots_ahead, now + later_s) <= LONGEST_MS
+    assert MIN_RETRY_MS <= rate.retry_after_ms(slots_ahead, now + later_s) <= MAX_RETRY_MS

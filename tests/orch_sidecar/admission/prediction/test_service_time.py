@@ -8,7 +8,7 @@ import pytest
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.prediction.service_time import FEW, FRESH_S, ServiceTimes
+from orch_sidecar.admission.prediction.service_time import MAX_AGE_S, MAX_FRESH_LEASES, ServiceTimes
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from tests.orch_sidecar.admission.examples import INTERACTIVE, STEP_TIME, bulk, interactive
 from vllm_plugin.contracts.profile import ServiceClass
@@ -209,15 +209,17 @@ def test_ends_are_predicted_again_after_a_change() -> None:
 
 def test_with_many_running_ends_are_predicted_again_after_a_while() -> None:
     service_times = service_times_of(100)
-    for number in range(FEW + 1):
+    for number in range(MAX_FRESH_LEASES + 1):
         service_times.run(f"{number}", bulk(max_tokens=100 + number))
     first_s = start(schedule_of(service_times))
     service_times.end("0")
     service_times.invalidate()
-    assert len(schedule_of(service_times, free=1)) == FEW + 1, "the slot is counted once"
-    assert start(schedule_of(service_times, now=FRESH_S / 2)) > first_s, "the first has ended"
-    assert start(schedule_of(service_times, now=2 * FRESH_S)) == pytest.approx(
-        first_s * 101 / 100 - 2 * FRESH_S
+    assert len(schedule_of(service_times, free=1)) == MAX_FRESH_LEASES + 1, (
+        "the slot is counted once"
+    )
+    assert start(schedule_of(service_times, now=MAX_AGE_S / 2)) > first_s, "the first has ended"
+    assert start(schedule_of(service_times, now=2 * MAX_AGE_S)) == pytest.approx(
+        first_s * 101 / 100 - 2 * MAX_AGE_S
     )
 
 
@@ -238,7 +240,7 @@ def test_a_request_is_charged_what_it_took() -> None:
     request = interactive(2, prompt_tokens=50, max_tokens=100)
     lease = service_times.ledger.grant("a", request, 0.0)
     lease.charge = service_times.charge(request)
-    assert service_times.took(lease, request, 60, 1.0) == 171
+    assert service_times.tokens_used(lease, request, 60, 1.0) == 171
 
 
 def test_a_request_that_was_cut_short_is_charged_what_its_time_allows() -> None:
@@ -248,11 +250,11 @@ def test_a_request_that_was_cut_short_is_charged_what_its_time_allows() -> None:
     service_times.run("a", request)
     [lease] = service_times.ledger.all()
     lease.charge = 21
-    assert service_times.took(lease, request, None, 0.1) == 21, "no less than in advance"
-    assert service_times.took(lease, request, None, 10.0) == 1001
-    assert service_times.took(lease, request, None, 1e6) == 2001, "no more than its limit"
+    assert service_times.tokens_used(lease, request, None, 0.1) == 21, "no less than in advance"
+    assert service_times.tokens_used(lease, request, None, 10.0) == 1001
+    assert service_times.tokens_used(lease, request, None, 1e6) == 2001, "no more than its limit"
     service_times.step_time = None
-    assert service_times.took(lease, request, None, 10.0) == 21
+    assert service_times.tokens_used(lease, request, None, 10.0) == 21
 
 
 def test_a_run_of_unknown_length_leaves_all_unknown() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from orch_sidecar.admission.prediction.shorter_prompts import (
-    BESIDE_BULK,
-    MOST,
-    PROMPTS,
+    MAX_PROMPTS,
+    MAX_SHORTER_FACTOR,
+    SHARE_BESIDE_BULK,
     WINDOW_S,
     ShorterPrompts,
 )
@@ -42,7 +42,7 @@ def came(
 def again(
     prompts: ShorterPrompts, tokens: int, *, bulk: float = 0.0, now: float = 0.0, key: bytes = b""
 ) -> float:
-    return prompts.again(interactive(prompt_tokens=tokens, key=key), RATE, bulk, now)
+    return prompts.factor(interactive(prompt_tokens=tokens, key=key), RATE, bulk, now)
 
 
 def test_a_prompt_counts_once_where_no_shorter_ones_come() -> None:
@@ -60,25 +60,25 @@ def test_it_counts_more_often_the_more_of_the_time_shorter_ones_take() -> None:
 
 
 def test_it_counts_no_more_often_than_a_bound_whatever_comes() -> None:
-    assert again(prompts_of([READABLE // 40] * 39), 1000) == MOST
-    assert again(prompts_of([READABLE] * 60), READABLE + 1) == MOST
+    assert again(prompts_of([READABLE // 40] * 39), 1000) == MAX_SHORTER_FACTOR
+    assert again(prompts_of([READABLE] * 60), READABLE + 1) == MAX_SHORTER_FACTOR
 
 
 @pytest.mark.parametrize("bulk", [0.0, 0.25, 1.0])
 def test_the_time_is_less_the_more_slots_bulk_requests_have_or_wait_for(bulk: float) -> None:
-    part = 0.25 / (1 - (1 - BESIDE_BULK) * bulk)
+    part = 0.25 / (1 - (1 - SHARE_BESIDE_BULK) * bulk)
     found = again(prompts_of([READABLE // 40] * 10), 1000, bulk=bulk)
     assert found == pytest.approx(1 / (1 - part) - 1)
 
 
 def test_an_engine_that_reads_fast_has_time_for_all() -> None:
-    prompts = prompts_of([8000] * PROMPTS)
-    assert prompts.again(interactive(prompt_tokens=9000), 1e9, 1.0, 1.0) < 0.01
+    prompts = prompts_of([8000] * MAX_PROMPTS)
+    assert prompts.factor(interactive(prompt_tokens=9000), 1e9, 1.0, 1.0) < 0.01
 
 
 def test_a_change_of_the_mix_is_followed_within_the_window() -> None:
     prompts = prompts_of([READABLE // 20] * 20)
-    assert again(prompts, 5000) == MOST
+    assert again(prompts, 5000) == MAX_SHORTER_FACTOR
     later = WINDOW_S + 0.1
     assert again(prompts, 5000, now=later) == 0
     came(prompts, [6000] * 10, later)
@@ -87,14 +87,14 @@ def test_a_change_of_the_mix_is_followed_within_the_window() -> None:
 
 def test_of_more_prompts_the_last_ones_count_in_their_own_time() -> None:
     prompts = prompts_of([READABLE] * 5)
-    for number in range(PROMPTS):
+    for number in range(MAX_PROMPTS):
         came(prompts, [25], number / 20)
-    assert again(prompts, 5000, now=PROMPTS / 20) == pytest.approx(1, rel=0.05), "20 a second"
+    assert again(prompts, 5000, now=MAX_PROMPTS / 20) == pytest.approx(1, rel=0.05), "20 a second"
 
 
 def test_so_many_at_one_instant_leave_no_time() -> None:
-    prompts = prompts_of([100] * PROMPTS)
-    assert again(prompts, 200) == MOST
+    prompts = prompts_of([100] * MAX_PROMPTS)
+    assert again(prompts, 200) == MAX_SHORTER_FACTOR
     assert again(prompts, 50) == 0
 
 
@@ -117,7 +117,7 @@ def test_a_key_that_asks_for_as_much_as_the_others_counts_all_of_theirs() -> Non
 def test_a_key_of_more_weight_counts_less_of_the_others() -> None:
     prompts = prompts_of([100] * 60, key=b"a")
     request = interactive(prompt_tokens=1200, key=b"b", weight=3.0)
-    assert prompts.again(request, RATE, 0.0, 0.0) == pytest.approx(1 / (1 - 0.04) - 1)
+    assert prompts.factor(request, RATE, 0.0, 0.0) == pytest.approx(1 / (1 - 0.04) - 1)
 
 
 def test_splitting_its_work_gives_a_key_no_more_time() -> None:

@@ -116,7 +116,7 @@ def test_requests_far_behind_start_at_the_rate_of_those_before_them() -> None:
 
 
 def test_a_queue_without_end_is_looked_at_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_MOST", 2)
+    monkeypatch.setattr(places, "_MAX_PLACES", 2)
     core = measured(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "b", "c", "d")

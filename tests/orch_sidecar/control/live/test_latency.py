@@ -8,7 +8,7 @@ from typing import Any
 import orch_sidecar
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live.latency import of_classes, quantiles
-from orch_sidecar.observability.recent import KEPT
+from orch_sidecar.observability.recent import MAX_REQUESTS
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.records import record_of
@@ -84,7 +84,7 @@ def test_answers_that_are_not_streams_are_counted_with_their_tokens() -> None:
 
 def test_page_says_how_many_answers_its_speed_is_of_at_most() -> None:
     page = (Path(orch_sidecar.__file__).parent / "ui" / "index.html").read_text()
-    assert f"at most the last {KEPT};" in page
+    assert f"at most the last {MAX_REQUESTS};" in page
 
 
 def test_tokens_of_a_stream_without_usage_are_estimated() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.control.live.requests import LISTED, RequestTable
+from orch_sidecar.control.live.requests import MAX_REQUESTS, RequestTable
 from orch_sidecar.engine_state.step_history import StepHistory
 from orch_sidecar.observability.recent import RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
@@ -82,7 +82,7 @@ def test_table_and_its_changes_are_bounded() -> None:
     rows, made = table(), RecentRequests()
     for _ in range(10):
         made.add([(record(), 13 * S)] * 100)
-    assert len(rows.update(made, 13.0)) == len(rows.rows) == LISTED
+    assert len(rows.update(made, 13.0)) == len(rows.rows) == MAX_REQUESTS
     assert rows.rows[-1]["number"] == 1000
 
 

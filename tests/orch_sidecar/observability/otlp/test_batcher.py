@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.observability.otlp import batcher as module
-from orch_sidecar.observability.otlp.batcher import AT_ONCE, Encoded, SpanBatcher
+from orch_sidecar.observability.otlp.batcher import BURST_TRACES, Encoded, SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from tests.orch_sidecar.observability.otlp.scripted import (
     DELIVERED,
@@ -189,7 +189,7 @@ async def test_trace_that_cannot_be_encoded_costs_itself_alone() -> None:
 
 
 async def test_event_loop_runs_while_a_batch_is_encoded() -> None:
-    most = 2 * AT_ONCE + 1
+    most = 2 * BURST_TRACES + 1
     transport = ScriptedTransport(DELIVERED)
     settings = replace(EXPORT, max_queue_size=most, max_batch_size=most)
     batcher = SpanBatcher(settings, transport, joined)
@@ -206,7 +206,7 @@ async def test_event_loop_runs_while_a_batch_is_encoded() -> None:
     while batcher.counts.exported < most:
         await asyncio.sleep(0)
         turns += 1
-    assert max(encoded.count(turn) for turn in encoded) <= AT_ONCE
+    assert max(encoded.count(turn) for turn in encoded) <= BURST_TRACES
     await batcher.close(5)
 
 

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.resolve import NO_TYPE, unplaced_labels
-from orch_sidecar.observability.otlp.encoder import MOST_ATTRIBUTES, SpanEncoder
+from orch_sidecar.observability.otlp.encoder import MAX_ATTRIBUTES, SpanEncoder
 from orch_sidecar.observability.otlp.spans import SpanTracing
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import Trace
@@ -84,7 +84,7 @@ def test_no_span_has_more_attributes_than_the_quick_way_allows(kept: Kept) -> No
     record.scenario, record.max_tokens, record.input_tokens, record.output_tokens = "x", 1, 1, 1
     record.first_byte = record.last_token = record.admitted
     end(record, trace, Outcome.ENGINE_ERROR)
-    assert max(len(span.attributes) for span in kept.spans()) <= MOST_ATTRIBUTES
+    assert max(len(span.attributes) for span in kept.spans()) <= MAX_ATTRIBUTES
 
 
 def test_trace_leaves_when_its_last_part_has_ended(kept: Kept) -> None:

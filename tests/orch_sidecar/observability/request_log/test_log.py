@@ -36,7 +36,7 @@ async def test_lines_that_meet_a_fault_are_counted_and_the_next_ones_are_written
     watcher = SimpleNamespace(document=None, beat_at=None)
     pools: Any = [SimpleNamespace(name="cloud", watcher=watcher)]
     requests = RequestLog(LineWriter(str(path)), pools, metrics)  # type: ignore[arg-type]
-    monkeypatch.setattr(log, "EVERY_S", 0.001)
+    monkeypatch.setattr(log, "WRITE_EVERY_S", 0.001)
     monkeypatch.setattr(log, "_PENDING_S", 0.0)
     caplog.set_level(logging.ERROR)
     running = asyncio.create_task(requests.run())
