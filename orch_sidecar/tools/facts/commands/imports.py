@@ -19,10 +19,9 @@ from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
-from orch_sidecar.tools.facts.tables import json_documents
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, parse_all
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
@@ -147,7 +146,7 @@ def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, MeasuredRun | Reje
 def _documents(path: Path, content: bytes) -> list[Any]:
     """Parses a file: one document, or several (vLLM's --append-result). Raises UnreadableFile."""
     try:
-        return json_documents.parse_all(json_documents.decode(content))
+        return [document for _, document in parse_all(content)]
     except InvalidJson as error:
         raise UnreadableFile(f"{path}:{error}") from None
 

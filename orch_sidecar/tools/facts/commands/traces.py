@@ -20,9 +20,8 @@ from orch_sidecar.tools.facts.commands.terminal import (
     print_rows,
 )
 from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.traces.readers import otlp_file
 from orch_sidecar.tools.facts.traces.readers.jaeger import Jaeger, JaegerError
-from orch_sidecar.tools.facts.traces.readers.otlp import Malformed
+from orch_sidecar.tools.facts.traces.readers.spans import Malformed, read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
     Declared,
@@ -151,7 +150,7 @@ def _from_otlp(options: argparse.Namespace) -> int:
         with Progress("reading files of traces") as progress:
             for path in options.files:
                 progress.phase(f"reading {path.name}")
-                spans += otlp_file.read(str(path), path.read_bytes())
+                spans += read_file(str(path), path.read_bytes())
     except Malformed as error:
         return _failed(str(error))
     names = "+".join(path.name for path in options.files)

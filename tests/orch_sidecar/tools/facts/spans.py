@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.traces.readers.otlp_file import read
+from orch_sidecar.tools.facts.traces.readers.spans import read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.span import Kind, Link, Span, Value
 
@@ -69,7 +69,8 @@ def real(name: str) -> list[Span]:
 @cache
 def _recorded() -> dict[str, list[Span]]:
     files = {
-        name: read(f"{name}.jsonl", (TRACES / f"{name}.jsonl").read_bytes()) for name in RECORDED
+        name: read_file(f"{name}.jsonl", (TRACES / f"{name}.jsonl").read_bytes())
+        for name in RECORDED
     }
     # Two files are of one engine, whose counters go on.
     every = iter(counted(span for spans in files.values() for span in spans))

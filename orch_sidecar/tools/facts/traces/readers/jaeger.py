@@ -11,19 +11,16 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.tables import json_documents
-from orch_sidecar.tools.facts.tables.json_documents import InvalidJson
-from orch_sidecar.tools.facts.traces.readers import jaeger_json, otlp
-from orch_sidecar.tools.facts.traces.readers.otlp import Malformed
+from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, parse_all
 from orch_sidecar.tools.facts.traces.readers.paging import TooManyTraces, all_spans
+from orch_sidecar.tools.facts.traces.readers.spans import Malformed, spans_of
 from orch_sidecar.tools.facts.traces.span import Span
 
 # The characters of a response that an error message shows.
@@ -36,15 +33,6 @@ class JaegerError(Exception):
 
 class _ApiUnavailable(Exception):
     """The server does not have this API; the message is its response."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Api:
-    """One of the two APIs: its path, the query of a search, and the parser of a response."""
-
-    path: str
-    query: Callable[[str, int, int, int], dict[str, str]]  # service, start_us, end_us, limit
-    spans_of: Callable[[str], list[Span]]
 
 
 class Jaeger:
@@ -63,7 +51,7 @@ class Jaeger:
         self.url = url.rstrip("/")
         self._limit = limit
         self._timeout_s = timeout_s
-        self._api: _Api | None = None
+        self._path: str | None = None  # of the API that has answered
 
     def spans(
         self,
@@ -93,32 +81,31 @@ class Jaeger:
 
     def _search(self, service: str, start_us: int, end_us: int) -> list[Span]:
         responses = []
-        for api in _APIS if self._api is None else (self._api,):
-            url = f"{self.url}{api.path}"
-            query = api.query(service, start_us, end_us, self._limit)
+        for path in _APIS if self._path is None else (self._path,):
+            url, query = f"{self.url}{path}", _APIS[path]
             try:
-                spans = api.spans_of(self._get(url, query))
+                spans = _spans(self._get(url, query(service, start_us, end_us, self._limit)))
             except _ApiUnavailable as response:
                 responses.append(f"{url} returned {response}")
                 continue
             except Malformed as error:
                 raise JaegerError(f"{url}: {error}") from None
-            self._api = api
+            self._path = path
             return spans
         raise JaegerError(f"the server has no query API of Jaeger: {'; '.join(responses)}")
 
-    def _get(self, url: str, query: dict[str, str]) -> str:
+    def _get(self, url: str, query: dict[str, str]) -> bytes:
         """Returns the body of a 200, or of a 404 with JSON."""
         request = urllib.request.Request(  # noqa: S310 (the scheme was checked)
             f"{url}?{urlencode(query)}", headers={"Accept": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
-                return str(response.read().decode("utf-8", "replace"))
+                return bytes(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                body = error.read().decode("utf-8", "replace")
-            if error.code == 404 and body.lstrip().startswith("{"):
+                body = error.read()
+            if error.code == 404 and body.lstrip().startswith(b"{"):
                 return body
             response = f"{error.code} {error.reason}: {_shown(body)}"
             if error.code in (404, 405):
@@ -140,13 +127,6 @@ def _ui_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str,
     }
 
 
-def _ui_spans(body: str) -> list[Span]:
-    documents = _documents(body)
-    if len(documents) != 1 or not isinstance(documents[0], dict) or "data" not in documents[0]:
-        raise _ApiUnavailable(f"something other than a list of traces: {_shown(body)}")
-    return jaeger_json.spans_of(documents[0])
-
-
 def _v3_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
     values = {
         "service_name": service,
@@ -163,28 +143,24 @@ def _v3_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str,
     return query
 
 
-def _v3_spans(body: str) -> list[Span]:
-    """Parses one object with all traces, or (1.x, through its gRPC gateway) one for each."""
+def _spans(body: bytes) -> list[Span]:
+    """Parses a response: the UI's, or one object with all traces, or (1.x, through its gRPC
+    gateway) one for each."""
+    try:
+        documents = parse_all(body)
+    except InvalidJson:
+        raise _ApiUnavailable(f"invalid JSON: {_shown(body)}") from None
     found = []
-    for document in _documents(body):
-        if not isinstance(document, dict):
-            raise _ApiUnavailable(f"something other than an object: {_shown(body)}")
+    for _, document in documents:
+        if not isinstance(document, dict) or not {"data", "result", "error"} & set(document):
+            raise _ApiUnavailable(f"something other than traces: {_shown(body)}")
         error: Any = document.get("error")
         if isinstance(error, dict) and "No traces found" in str(error.get("message")):
             continue  # with the status 404
         if error is not None:
-            raise Malformed(f"the response is an error: {_shown(json.dumps(error))}")
-        if "result" not in document:
-            raise _ApiUnavailable(f"something other than traces: {_shown(body)}")
-        found += otlp.spans_of(document["result"])
+            raise Malformed(f"the response is an error: {_shown(json.dumps(error).encode())}")
+        found += spans_of(document.get("result", document))
     return found
-
-
-def _documents(body: str) -> list[Any]:
-    try:
-        return json_documents.parse_all(body)
-    except InvalidJson:
-        raise _ApiUnavailable(f"invalid JSON: {_shown(body)}") from None
 
 
 def _time(microseconds: int) -> str:
@@ -193,12 +169,13 @@ def _time(microseconds: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:06}Z"
 
 
-def _shown(body: str) -> str:
-    line = " ".join(body.split())
+def _shown(body: bytes) -> str:
+    line = " ".join(body.decode("utf-8", "replace").split())
     return repr(line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…")
 
 
-_APIS: Final = (
-    _Api("/api/traces", _ui_query, _ui_spans),
-    _Api("/api/v3/traces", _v3_query, _v3_spans),
-)
+# The query of a search (service, start_us, end_us, limit), by the path of its API.
+_APIS: Final[Mapping[str, Callable[[str, int, int, int], dict[str, str]]]] = {
+    "/api/traces": _ui_query,
+    "/api/v3/traces": _v3_query,
+}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.facts.traces.clocks import engine_ahead_ns
-from orch_sidecar.tools.facts.traces.readers.otlp_file import read
+from orch_sidecar.tools.facts.traces.readers.spans import read_file
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span
@@ -35,7 +35,7 @@ def test_runs_are_apart_from_their_warm_up_whatever_the_clocks_differ_by(
     name: str, ms: float
 ) -> None:
     path = TRACES / "counted" / f"{name}.jsonl"
-    traffic = build_traffic(ahead(read(path.name, path.read_bytes()), ms))
+    traffic = build_traffic(ahead(read_file(path.name, path.read_bytes()), ms))
     for scenario in group_scenarios(traffic, 60.0).scenarios:
         assert objections(scenario, traffic) == []
         # As far as its requests show it: they take a little longer than their sequences.

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from orch_sidecar.tools.facts.traces.readers.jaeger import Jaeger, JaegerError
-from orch_sidecar.tools.facts.traces.readers.jaeger_json import spans_of
-from orch_sidecar.tools.facts.traces.readers.otlp import Malformed
-from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
+from orch_sidecar.tools.facts.traces.span import Span
 from tests.orch_sidecar.tools.facts.scripted_jaeger import PAGE, ScriptedJaeger
 from tests.orch_sidecar.tools.facts.spans import one, real
 
@@ -171,76 +167,3 @@ def test_url_that_is_not_http_is_rejected(url: str) -> None:
 def test_limit_that_one_trace_fills_is_rejected() -> None:
     with pytest.raises(ValueError, match="the limit 1 must be at least 2"):
         Jaeger("http://x", limit=1)
-
-
-def ui(**changes: Any) -> dict[str, Any]:
-    """Returns a response with one span in the UI's form."""
-    span = {
-        "traceID": "1b",
-        "spanID": "2",
-        "operationName": "n",
-        "references": [],
-        "startTime": 1_000,
-        "duration": 5,
-        "tags": [],
-        "processID": "p1",
-        **changes,
-    }
-    processes = {"p1": {"serviceName": "s", "tags": None}}
-    return {"data": [{"spans": [span], "processes": processes}], "errors": None}
-
-
-def test_short_ids_are_padded_and_references_distinguished() -> None:
-    [span] = spans_of(
-        ui(
-            references=[
-                {"refType": "CHILD_OF", "traceID": "99", "spanID": "7"},
-                {"refType": "FOLLOWS_FROM", "traceID": "1b", "spanID": "8"},
-                {"refType": "CHILD_OF", "traceID": "1B", "spanID": "9"},
-            ],
-            tags=[
-                {"key": "span.kind", "type": "string", "value": "server"},
-                {"key": "error", "type": "bool", "value": True},
-                {"key": "big", "type": "int64", "value": "9007199254740993"},
-                {"key": "raw", "type": "binary", "value": "AAE="},
-            ],
-        )
-    )
-    assert span == Span(
-        trace_id="1b".rjust(32, "0"),
-        span_id="2".rjust(16, "0"),
-        parent_id="9".rjust(16, "0"),
-        name="n",
-        kind=Kind.SERVER,
-        start_ns=1_000_000,
-        end_ns=1_005_000,
-        attributes={"big": 9007199254740993, "raw": b"\x00\x01"},
-        resource={"service.name": "s"},
-        links=(
-            Link("99".rjust(32, "0"), "7".rjust(16, "0")),
-            Link("1b".rjust(32, "0"), "8".rjust(16, "0")),
-        ),
-        error=True,
-    )
-
-
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        (ui(traceID="xyz"), "the id 'xyz' must be up to 32 hexadecimal digits"),
-        (ui(spanID=""), "the id '' must be up to 16"),
-        (ui(processID="p2"), "span 2: its process 'p2' is missing"),
-        (ui(startTime="soon"), r"data\[0\].spans\[0\].startTime is 'soon'"),
-        (
-            ui(tags=[{"key": "a", "type": "int64", "value": "x"}]),
-            "the tag a is 'x', must have",
-        ),
-        (ui(tags=[{"key": "a", "type": "bool", "value": "x"}]), "the type 'bool'"),
-        (ui(tags=[{"key": "a", "type": "new", "value": "x"}]), "the type 'new'"),
-        ({"data": [], "errors": [{"code": 1, "msg": "half"}]}, "the response has errors: half"),
-        ({"data": 3}, "data is '3'"),
-    ],
-)
-def test_malformed_response_is_reported(document: dict[str, Any], expected: str) -> None:
-    with pytest.raises(Malformed, match=expected):
-        spans_of(json.loads(json.dumps(document)))

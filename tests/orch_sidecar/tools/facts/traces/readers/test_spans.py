@@ -1,0 +1,234 @@
+"""The forms of JSON in which backends give spans: what they allow, and the errors of others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.traces.readers.spans import Malformed, read_file, spans_of
+from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
+from tests.orch_sidecar.tools.facts.spans import TRACES, real
+
+TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def otlp(**changes: Any) -> dict[str, Any]:
+    """Returns an export of one span."""
+    span = {"traceId": TRACE_ID, "spanId": SPAN_ID, **changes}
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+
+
+def jaeger(**changes: Any) -> dict[str, Any]:
+    """Returns a response with one span in the form of Jaeger's UI."""
+    span = {
+        "traceID": "1b",
+        "spanID": "2",
+        "operationName": "n",
+        "references": [],
+        "startTime": 1_000,
+        "duration": 5,
+        "tags": None,
+        "processID": "p1",
+        **changes,
+    }
+    processes = {"p1": {"serviceName": "s", "tags": [{"key": "host", "value": "h"}]}}
+    return {"data": [{"spans": [span], "processes": processes}], "errors": None}
+
+
+def span_of(**changes: Any) -> Span:
+    [span] = spans_of(otlp(**changes))
+    return span
+
+
+def test_reads_every_field_of_otlp() -> None:
+    document = otlp(
+        traceId=TRACE_ID.upper(),
+        parentSpanId="00F067AA0BA902B7",
+        name="n",
+        kind=3,
+        startTimeUnixNano="1795295486395731926",  # more digits than a float has
+        endTimeUnixNano=1795295486396633711,
+        links=[{"traceId": TRACE_ID, "spanId": SPAN_ID}],
+        status={"code": 2, "message": "unused"},
+        somethingNew={},
+    )
+    service = {"key": "service.name", "value": {"stringValue": "s"}}
+    document["resourceSpans"][0]["resource"] = {"attributes": [service]}
+    [span] = spans_of(document)
+    assert span == Span(
+        trace_id=TRACE_ID,
+        span_id=SPAN_ID,
+        parent_id="00f067aa0ba902b7",
+        name="n",
+        kind=Kind.CLIENT,
+        start_ns=1795295486395731926,
+        end_ns=1795295486396633711,
+        attributes={},
+        resource={"service.name": "s"},
+        links=(Link(TRACE_ID, SPAN_ID),),
+        error=True,
+    )
+    assert span.service == "s"
+
+
+def test_reads_every_field_of_jaegers_own_form() -> None:
+    [span] = spans_of(
+        jaeger(
+            references=[
+                {"refType": "CHILD_OF", "traceID": "99", "spanID": "7"},
+                {"refType": "FOLLOWS_FROM", "traceID": "1b", "spanID": "8"},
+                {"refType": "CHILD_OF", "traceID": "1B", "spanID": "9"},
+            ],
+            tags=[
+                {"key": "span.kind", "type": "string", "value": "server"},
+                {"key": "error", "type": "bool", "value": True},
+                {"key": "big", "type": "int64", "value": "9007199254740993"},
+                {"key": "share", "type": "float64", "value": 0.5},
+                {"key": "raw", "type": "binary", "value": "AAE="},
+                {"key": "none", "type": "string", "value": None},
+            ],
+        )
+    )
+    assert span == Span(
+        trace_id="1b".rjust(32, "0"),
+        span_id="2".rjust(16, "0"),
+        parent_id="9".rjust(16, "0"),
+        name="n",
+        kind=Kind.SERVER,
+        start_ns=1_000_000,
+        end_ns=1_005_000,
+        attributes={"big": 9007199254740993, "share": 0.5, "raw": b"\x00\x01", "none": None},
+        resource={"service.name": "s", "host": "h"},
+        links=(
+            Link("99".rjust(32, "0"), "7".rjust(16, "0")),
+            Link("1b".rjust(32, "0"), "8".rjust(16, "0")),
+        ),
+        error=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"stringValue": "x"}, "x"),
+        ({"boolValue": False}, False),
+        ({"intValue": "9007199254740993"}, 9007199254740993),
+        ({"intValue": 7}, 7),
+        ({"doubleValue": 0.5}, 0.5),
+        ({"doubleValue": "Infinity"}, float("inf")),
+        ({"bytesValue": "AAE="}, b"\x00\x01"),
+        ({"arrayValue": {"values": [{"intValue": "1"}, {"stringValue": "b"}]}}, (1, "b")),
+        ({"arrayValue": {}}, ()),
+        ({"kvlistValue": {"values": [{"key": "k", "value": {"boolValue": True}}]}}, (("k", True),)),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_reads_every_form_of_a_value(value: object, expected: object) -> None:
+    found = span_of(attributes=[{"key": "a", "value": value}]).attributes["a"]
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"kind": 2}, (Kind.SERVER, False, None)),
+        ({"kind": "SPAN_KIND_SERVER"}, (Kind.SERVER, False, None)),
+        ({}, (Kind.UNSPECIFIED, False, None)),
+        ({"status": {"code": "STATUS_CODE_ERROR"}}, (Kind.UNSPECIFIED, True, None)),
+        ({"status": {"code": "STATUS_CODE_OK"}}, (Kind.UNSPECIFIED, False, None)),
+        ({"status": {}, "parentSpanId": ""}, (Kind.UNSPECIFIED, False, None)),
+        ({"parentSpanId": "1"}, (Kind.UNSPECIFIED, False, "1".rjust(16, "0"))),
+        (
+            dict.fromkeys(("links", "status", "attributes", "parentSpanId", "kind")),
+            (Kind.UNSPECIFIED, False, None),
+        ),
+    ],
+)
+def test_enumerations_and_missing_fields_have_several_forms(
+    changes: dict[str, Any], expected: tuple[Kind, bool, str | None]
+) -> None:
+    span = span_of(**changes)
+    assert (span.kind, span.error, span.parent_id) == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (otlp(traceId="CvdlGRbNQ92ESOshHIAxnA=="),
+         "spans[0].traceId is 'CvdlGRbNQ92ESOshHIAxnA==': must be up to 32 hexadecimal digits"),
+        (otlp(traceId=None), "spans[0].traceId: Field required"),
+        (otlp(spanId=""), "spans[0].spanId is '': must be up to 16 hexadecimal digits"),
+        (otlp(parentSpanId="xyz"), "parentSpanId is 'xyz': must be up to 16"),
+        (otlp(kind=6), "kind is '6': must be a span kind"),
+        (otlp(kind="SPAN_KIND_BLUE"), "kind is 'SPAN_KIND_BLUE'"),
+        (otlp(status={"code": 9}), "status.code is '9': must be a status code"),
+        (otlp(startTimeUnixNano="now"), "startTimeUnixNano is 'now'"),
+        (otlp(attributes=[{"value": {}}]), "attributes[0].key: Field required"),
+        (otlp(attributes=[{"key": "a", "value": {"intValue": "x"}}]),
+         "resourceSpans[0].scopeSpans[0].spans[0].attributes[0].value.intValue is 'x'"),
+        (otlp(attributes=[{"key": "a", "value": {"bytesValue": "?"}}]), "is '?': must be base64"),
+        (jaeger(traceID="xyz"), "data[0].spans[0].traceID is 'xyz': must be up to 32 hexadecimal"),
+        (jaeger(processID="p2"), "span 0000000000000002: its process 'p2' is missing"),
+        (jaeger(startTime="soon"), "data[0].spans[0].startTime is 'soon'"),
+        (jaeger(tags=[{"key": "a", "type": "int64", "value": "x"}]),
+         "data[0].spans[0].tags[0].value.intValue is 'x'"),
+        (jaeger(tags=[{"key": "a", "type": "bool", "value": "x"}]), "value.boolValue is 'x'"),
+        (jaeger(tags=[{"key": "a", "type": "new", "value": 1}]), "its type 'new' must be one of"),
+        ({"data": [], "errors": [{"code": 1, "msg": "half"}]}, "the response has errors: half"),
+        ({"data": 3}, "data is '3'"),
+        ({"resourceSpans": 3}, "resourceSpans is '3'"),
+        ({"resourceMetrics": []}, "no traces: must be an object with resourceSpans or data, not an "
+         "object with resourceMetrics"),
+        ({}, "not {}"),
+        ([], "not []"),
+    ],
+)  # fmt: skip
+def test_invalid_document_is_reported_with_place_value_and_rule(
+    document: object, expected: str
+) -> None:
+    with pytest.raises(Malformed) as raised:
+        spans_of(document)
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "sequences"),
+    [("home", 6, 6), ("cloud", 6, 6), ("mixed", 8, 5), ("offline", 6, 6)],
+)
+def test_every_export_of_a_file_is_read(name: str, requests: int, sequences: int) -> None:
+    spans = real(name)
+    assert sum(span.name.startswith("/v1/") for span in spans) == requests
+    assert sum(span.service == "vllm" for span in spans) == sequences
+    assert {span.service for span in spans} == {"vllm", "orch-sidecar"}
+
+
+def test_one_document_over_several_lines_and_a_list_of_exports_are_read() -> None:
+    content = (TRACES / "cloud.jsonl").read_bytes()
+    exports = [json.loads(line) for line in content.splitlines()]
+    laid_out = json.dumps(exports[0], indent=2).encode()
+    assert read_file("f", laid_out) == spans_of(exports[0])
+    assert read_file("f", json.dumps(exports).encode()) == read_file("f", content)
+    assert read_file("f", b"\xef\xbb\xbf" + content + b"\n\n") == read_file("f", content)
+    line = json.dumps(otlp(name="a\u2028b"), ensure_ascii=False)  # no end of a line
+    assert [span.name for span in read_file("f", f"{line}\n{line}".encode())] == ["a\u2028b"] * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\n \n", "f:3: invalid JSON: Expecting value"),
+        (b'{"resourceSpans":[]}\n{"resourceSp', "f:2: invalid JSON"),
+        (b'{"resourceSpans":[]}\n\n{"resourceLogs":[]}', "f:3: no traces"),
+        (b'{"resourceSpans":[\n]\n', "f:3: invalid JSON"),
+        (b'[{"resourceSpans":[]},{"a":1}]', "f:1: no traces"),
+        (b'{\n"resourceSpans": 3}', "f:1: resourceSpans is '3'"),
+        (b'{"resourceSpans":[]}\n' + b"[" * 100_000, "f:2: invalid JSON: it is nested too deeply"),
+        (b"ok\n\x28\xb5\x2f\xfd", "f:2: .*not UTF-8 .*without compression"),
+    ],
+)
+def test_malformed_file_is_reported_with_its_line(content: bytes, expected: str) -> None:
+    with pytest.raises(Malformed, match=expected):
+        read_file("f", content)
