@@ -11,8 +11,7 @@ from typing import Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from orch_sidecar.tools.facts.evidence.run_row import Proof
-from orch_sidecar.tools.facts.evidence.verdict import batches_between
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.local.check import REQUEST_SPAN
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan, decode
 
@@ -60,8 +59,8 @@ def generated_tokens(engine_url: str) -> int:
         return round(sum(map(float, _GENERATED.findall(response.read().decode()))))
 
 
-def counted(ends: Proof, generated: int, spans: list[ReceivedSpan]) -> Counted:
-    batches = batches_between(ends.before, ends.after)
+def counted(ends: States, generated: int, spans: list[ReceivedSpan]) -> Counted:
+    batches = ends.batches
     return Counted(
         generated=generated,
         decoded=round(batches.steps * batches.mean),

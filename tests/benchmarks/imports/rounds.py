@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import Proof, Source, to_row
+from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
@@ -59,7 +60,7 @@ class Tool:
 
     name: str
     run: Callable[[Target, Load, Path, Label], Ran]
-    row: Callable[[Path, Proof], Row | Rejection]
+    row: Callable[[Path, States], Row | Rejection]
     trim: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
@@ -78,8 +79,8 @@ def _run_guidellm(target: Target, load: Load, result: Path, claim: Label) -> Ran
 
 def _imported(
     read: Callable[[object], list[MeasuredRun | Rejection]],
-) -> Callable[[Path, Proof], Row | Rejection]:
-    def row(result: Path, proof: Proof) -> Row | Rejection:
+) -> Callable[[Path, States], Row | Rejection]:
+    def row(result: Path, proof: States) -> Row | Rejection:
         [measured] = read(json.loads(result.read_text(encoding="utf-8")))
         if isinstance(measured, Rejection):
             return measured
@@ -88,7 +89,7 @@ def _imported(
     return row
 
 
-def _own_row(result: Path, proof: Proof) -> Row | Rejection:
+def _own_row(result: Path, proof: States) -> Row | Rejection:
     """What `orch bench` made of it by itself."""
     facts = result.with_suffix(".csv")
     rows = [placed.row for placed in valid_rows(files.read(facts))] if facts.exists() else []
@@ -189,7 +190,7 @@ def _round(
         for end, content in (("", tool.trim(document)), ("_before", before), ("_after", after)):
             path = fixtures / f"{tool.name}_{setting.profile}{end}.json"
             path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
-    ends = Proof(parse_snapshot(before), parse_snapshot(after))
+    ends = States(parse_snapshot(before), parse_snapshot(after))
     ended = spans.since(seen, setting.load.requests)
     made = tool.row(result, ends)
     return Round(tool.name, setting.label, made, counted(ends, generated, ended))

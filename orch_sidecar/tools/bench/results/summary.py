@@ -1,6 +1,6 @@
 """Computes the result and the verdict of a run from its calls and the engine's snapshots.
 
-The label is judged by what the engine did (`facts.evidence.verdict`), not by the request.
+The label is judged by what the engine did (`facts.labels.judge`), not by the request.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.replay import Replay
@@ -24,17 +24,24 @@ from orch_sidecar.tools.bench.results.result import (
     TraceDocument,
 )
 from orch_sidecar.tools.bench.results.tally import Tally, counts_of
-from orch_sidecar.tools.facts.evidence.verdict import (
-    NEVER_BATCHED,
+from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.objection import Reason
+from orch_sidecar.tools.facts.labels.observation import (
+    Observation,
     RequestCounts,
-    batches_between,
-    judge,
-    prefix_hit_ratio,
+    States,
+    observed,
 )
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from vllm_plugin.contracts.profile import ServiceClass
+
+# A search for a rate also tries some that are too low to batch.
+_ALLOWED_IN_A_TRIAL: Final = frozenset(
+    {Reason.NEVER_BATCHED, Reason.ONE_BY_ONE, Reason.MOSTLY_ALONE}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,12 @@ class FinishedRun:
     unread_reason: str = ""
     evidence: EvidenceDocument = field(default_factory=EvidenceDocument)
 
+    @property
+    def states(self) -> States | None:
+        """Both states of the engine; None where one could not be read."""
+        known = self.before is not None and self.after is not None
+        return States(self.before, self.after) if known else None  # type: ignore[arg-type]
+
 
 def result_of(run: FinishedRun) -> Result:
     """Returns the result with its verdict."""
@@ -79,12 +92,12 @@ def result_of(run: FinishedRun) -> Result:
     classes = _classes(run)
     status, reasons, missing = _verdict(run, tally)
     batches = hit_ratio = None
-    if run.before is not None and run.after is not None:
-        found = batches_between(run.before, run.after)
+    if run.states is not None:
+        found = run.states.batches
         batches = BatchesDocument(
             steps=found.steps, largest=found.largest, mean=round(found.mean, 6)
         )
-        hit_ratio = round(prefix_hit_ratio(run.before, run.after), 6)
+        hit_ratio = round(run.states.prefix_hit_ratio, 6)
     return Result(
         id=run.id,
         run=run.digest,
@@ -157,26 +170,37 @@ def _objections(run: FinishedRun) -> list[str]:
     ]
     if run.unread_reason:
         return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
-    if run.before is None or run.after is None:
+    if run.states is None:
         return reasons
-    reasons += judge(run.scenario.label, run.before, run.after, _own(run))
-    allowed = NEVER_BATCHED if run.trial else None
-    return [reason for reason in reasons if reason != allowed]
+    allowed = _ALLOWED_IN_A_TRIAL if run.trial else frozenset()
+    found = judge(_observation(run, run.states))
+    return reasons + [each.detail for each in found if each.reason not in allowed]
 
 
-def _own(run: FinishedRun) -> RequestCounts:
-    """Returns the engine's work for it. An event may have several tokens, so none is counted."""
+def _observation(run: FinishedRun, states: States) -> Observation:
+    """Returns what client and engine saw. An event may have several tokens: none is counted."""
     reached = [call for call in run.calls if call.reached]
     answered = [call for call in reached if call.fate is Fate.ANSWERED]
     tokens = [None if call.counted_by_events else call.output_tokens for call in answered]
     known = [count for count in tokens if count is not None]
     prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
-    return RequestCounts(
+    counts = RequestCounts(
         sent=len(reached),
         answered=len(answered),
         output_tokens=sum(known) if len(known) == len(reached) else None,
         input_tokens=sum(prompts) if len(prompts) == len(answered) else None,
-        one_by_one=run.scenario.clients == 1,
+    )
+    return observed(
+        run.scenario.label,
+        states,
+        counts,
+        in_flight=[
+            Interval(call.sent_s, call.ended_s)
+            for call in reached
+            if call.sent_s is not None and call.ended_s is not None
+        ],
+        arrivals=run.scenario.arrivals,
+        at_once=run.scenario.clients,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from orch_sidecar.tools.bench.results.fit import fit
 from orch_sidecar.tools.bench.results.result import Document, Result, Status
-from orch_sidecar.tools.facts.evidence.verdict import NEVER_BATCHED
+from orch_sidecar.tools.facts.labels.judge import NEVER_BATCHED
 
 _UNSOUND: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
 

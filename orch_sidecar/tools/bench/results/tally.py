@@ -15,12 +15,12 @@ from orch_sidecar.tools.bench.results.result import (
     Goodput,
     SpreadMs,
 )
-from orch_sidecar.tools.facts.evidence.measured import overlap
 from orch_sidecar.tools.facts.labels.figures import (
     CompletedRequest,
     Figures,
     Spread,
     figures,
+    overlap,
     percentile,
     spread,
 )

@@ -35,7 +35,7 @@ from orch_sidecar.tools.bench.runs.client_host import host
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
 from orch_sidecar.tools.bench.runs.progress import RunProgress
 from orch_sidecar.tools.bench.runs.work import RunId, expected, requests_of, schedule, work_of
-from orch_sidecar.tools.facts.evidence.verdict import objections
+from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.scenarios import WARMUP
@@ -112,7 +112,7 @@ def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> N
     label = plan.scenario.label
     reasons = []
     if found is not None:
-        reasons += objections(label, found.snapshot)
+        reasons += [each.detail for each in cannot_earn(label, found.snapshot)]
         reasons += contradictions(found.snapshot, plan.given)
         if found.state != READY:
             reasons.append(f"the pool {found.snapshot.pool!r} is {found.state}: it must be ready")

@@ -17,7 +17,8 @@ from orch_sidecar.tools.facts.commands.terminal import (
 )
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
+from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Source, to_row
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.files import append
@@ -110,7 +111,7 @@ def _run(options: argparse.Namespace, read: Read) -> int:
 
 
 def _valid_row(
-    measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source
+    measured: MeasuredRun, known: States | DeclaredEngine, source: Source
 ) -> Row | Rejection:
     """Converts a run to a row without a fault, or rejects it."""
     try:
@@ -151,7 +152,7 @@ def _documents(path: Path, content: bytes) -> list[Any]:
         raise UnreadableFile(f"{path}:{error}") from None
 
 
-def _known(options: argparse.Namespace, runs: int) -> Proof | DeclaredEngine:
+def _known(options: argparse.Namespace, runs: int) -> States | DeclaredEngine:
     """Returns what the options state about the engine; exits with 2 if they contradict."""
     saved = [options.capabilities_before, options.capabilities_after]
     declared = [options.engine, options.precision, options.gpu, options.gpu_count]
@@ -166,7 +167,7 @@ def _known(options: argparse.Namespace, runs: int) -> Proof | DeclaredEngine:
         if runs != 1:
             options.usage.error(f"capabilities require files with a single run, not {runs}")
         before, after = (_snapshot(path, options.pool) for path in saved)
-        return Proof(before, after)
+        return States(before, after)
     if any(each is None for each in declared):
         options.usage.error(
             "give either both --capabilities-before and --capabilities-after, or all of --engine, "

@@ -12,15 +12,15 @@ from typing import Final
 
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
+from orch_sidecar.tools.facts.labels.thresholds import (
+    BUSY_S,
+    BUSY_SHARE,
+    CLOCKS_AGREE_S,
+    MOST_AGE_S,
+)
 
-# An engine reports once a second; a sidecar calls it stale after three.
-MOST_AGE_MS: Final = 3000
-# Clocks of two machines, and the seconds to which a file's date is rounded.
-CLOCK_S: Final = 2.0
-# An engine's last step may outlast the last token, and two clocks may run at different speeds.
-BUSY_SHARE: Final = 0.02
-BUSY_S: Final = 0.25
-
+# To which a file's date is rounded.
+_DATE_S: Final = 1.0
 # Offsets of time zones from UTC are multiples of a quarter of an hour, up to 14 hours.
 _ZONE_S: Final = 900.0
 _MOST_ZONES: Final = 56
@@ -32,10 +32,10 @@ def staleness(run: MeasuredRun, before: Snapshot, after: Snapshot) -> list[str]:
     for when, state in (("before", before), ("after", after)):
         if state.state != "ready":
             reasons.append(f"the engine was {state.state} {when} the run: it must be ready")
-        if state.age_ms > MOST_AGE_MS:
+        if state.age_ms > 1000 * MOST_AGE_S:
             reasons.append(
                 f"the state {when} the run was {state.age_ms} ms old when it was saved: at most "
-                f"{MOST_AGE_MS} ms are allowed"
+                f"{1000 * MOST_AGE_S:g} ms are allowed"
             )
     reasons += _window(run, before, after)
     busy_s = after.busy_s - before.busy_s
@@ -51,7 +51,7 @@ def staleness(run: MeasuredRun, before: Snapshot, after: Snapshot) -> list[str]:
 def _window(run: MeasuredRun, before: Snapshot, after: Snapshot) -> Iterator[str]:
     """Finds states that are closer together than the run was long."""
     apart_s = after.observed_at_s - before.observed_at_s
-    if run.window_s > apart_s + CLOCK_S:
+    if run.window_s > apart_s + CLOCKS_AGREE_S:
         yield (
             f"the states are {apart_s:.1f} s apart, but the run took {run.window_s:.1f} s: one of "
             "them was saved during the run, or they are those of another run"
@@ -60,15 +60,16 @@ def _window(run: MeasuredRun, before: Snapshot, after: Snapshot) -> Iterator[str
 
 def _times(run: MeasuredRun, before: Snapshot, after: Snapshot) -> Iterator[str]:
     """Finds states that are not from before the run's start and after its end."""
-    if run.began_at_s is not None and before.observed_at_s > run.began_at_s + CLOCK_S:
+    if run.began_at_s is not None and before.observed_at_s > run.began_at_s + CLOCKS_AGREE_S:
         at = f"{_utc(before.observed_at_s)}, the run began at {_utc(run.began_at_s)}"
         yield f"the state before the run is from {at}"
-    if run.ended_at_s is not None and after.observed_at_s < run.ended_at_s - CLOCK_S:
+    if run.ended_at_s is not None and after.observed_at_s < run.ended_at_s - CLOCKS_AGREE_S:
         at = f"{_utc(after.observed_at_s)}, the run ended at {_utc(run.ended_at_s)}"
         yield f"the state after the run is from {at}"
     if run.local_end_s is None:
         return
-    first_s, last_s = before.observed_at_s + run.window_s - CLOCK_S, after.observed_at_s + CLOCK_S
+    slack_s = CLOCKS_AGREE_S + _DATE_S
+    first_s, last_s = before.observed_at_s + run.window_s - slack_s, after.observed_at_s + slack_s
     zones = (run.local_end_s - _ZONE_S * zone for zone in range(-_MOST_ZONES, _MOST_ZONES + 1))
     if not any(first_s <= end_s <= last_s for end_s in zones):
         local = f"{datetime.fromtimestamp(run.local_end_s, UTC):%Y-%m-%d %H:%M:%S}"

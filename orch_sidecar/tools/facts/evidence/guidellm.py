@@ -41,7 +41,6 @@ from orch_sidecar.tools.facts.evidence.measured import (
     Rejection,
     first_rejection,
     latency_notes,
-    overlap,
     parse_claim,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
@@ -216,7 +215,7 @@ def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
         window_s=found.window_s,
         tokens_per_s=found.tokens_per_s,
         latency_ms=latency_notes(found),
-        overlap=overlap(served),
+        served=served,
         began_at_s=min(each.arrived_s for each in served),
         ended_at_s=max(each.ended_s for each in served),
     )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final
 
 from pydantic import ValidationError
 
+from orch_sidecar.tools.facts.labels.documents import first_problem
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Figures
+from orch_sidecar.tools.facts.tables.agreement.load import load_contradiction
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -39,19 +40,16 @@ class InvalidRun(ValueError):
 
 def first_rejection(error: ValidationError) -> Rejection:
     """Converts the first error in the fields of a file to a rejection."""
-    wrong = error.errors(include_url=False, include_context=False)[0]
-    name = ".".join(map(str, wrong["loc"])) or "file"
-    if wrong["type"] == "missing":
+    wrong = first_problem(error)
+    name = wrong.place or "file"
+    if wrong.missing:
         return Rejection(name, "", "is missing: the file has another format or version")
-    value = wrong["input"]
-    return Rejection(name, repr(value)[:60] if not isinstance(value, str) else value, wrong["msg"])
+    value = wrong.value if isinstance(wrong.value, str) else repr(wrong.value)[:60]
+    return Rejection(name, value, wrong.rule)
 
 
 # The note of a run with speculative decoding: tokens per sequence and step.
 ACCEPTANCE_LENGTH: Final = "acceptance_length"
-
-# Loads that keep an engine full, as offline requires.
-_UNPACED: Final = (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP)
 
 # The percentiles in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
 # 90th of the latency.
@@ -69,9 +67,8 @@ class MeasuredRun:
     `claim`: the label in the file, which is not trusted. `at_once`: the tool's limit of concurrent
     requests, None without one. `failed`: requests without a complete answer. Token counts are sums
     over the complete answers. `window_s`: first arrival to last end, unless the note `window_is`
-    states otherwise. `latency_ms`: by the names of the notes. `overlap`: the largest number of
-    answers that were generated at the same time, by the tool's own times, None where the file does
-    not contain them. `notes`: further notes.
+    states otherwise. `latency_ms`: by the names of the notes. `served`: its answers by the tool's
+    own times, none where the file does not contain them. `notes`: further notes.
 
     `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
     a clock of an unknown time zone, as if it were UTC's. None where the file does not have them.
@@ -90,7 +87,7 @@ class MeasuredRun:
     window_s: float
     tokens_per_s: float
     latency_ms: Mapping[str, float]
-    overlap: int | None
+    served: Sequence[CompletedRequest] = ()
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
     began_at_s: float | None = None
     ended_at_s: float | None = None
@@ -109,34 +106,10 @@ def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label
     except ValueError:
         rule = f"must be one of {', '.join(Label)}"
         raise InvalidRun("measurement_type", claim, rule) from None
-    load = contradiction(label, arrivals, at_once)
+    load = load_contradiction(label, arrivals, at_once)
     if load is not None:
         raise InvalidRun("measurement_type", claim, load)
     return label
-
-
-def contradiction(
-    label: Label, arrivals: Arrivals, at_once: int | None, *, at_least: int = 2
-) -> str | None:
-    """Returns why a load cannot have earned a label, whatever the engine did; None if it can.
-
-    An engine decodes one sequence at a time under any load if requests queue in front of it. A
-    request for several sequences is still one: batches of users need several requests at a time,
-    and an offline run has them all at once. `at_least`: the concurrent requests that an offline run
-    needs, where that is known: as many as the engine has slots, or all of them.
-    """
-    limit = "no limit of" if at_once is None else f"a limit of {at_once}"
-    actual = f"the load was {arrivals}, with {limit} concurrent requests"
-    if label is Label.SINGLE_STREAM and arrivals is not Arrivals.ONE_BY_ONE:
-        return f"requires one request at a time; {actual}"
-    alone = arrivals is Arrivals.ONE_BY_ONE or at_once == 1
-    if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and alone:
-        return f"requires several requests at a time; {actual}"
-    if label is Label.OFFLINE and arrivals not in _UNPACED:
-        return f"requires all requests at once, or as many as the limit allows; {actual}"
-    if label is Label.OFFLINE and at_once is not None and at_once < at_least:
-        return f"requires at least {at_least} concurrent requests of this engine; {actual}"
-    return None
 
 
 def latency_notes(figures: Figures) -> dict[str, float]:
@@ -153,22 +126,3 @@ def latency_notes(figures: Figures) -> dict[str, float]:
             if at in spread.early
         }
     return notes
-
-
-def overlap(served: Sequence[CompletedRequest]) -> int:
-    """Returns the largest number of answers between first token and end at once, 0 without any.
-
-    An answer without a known first token counts from its arrival. One that ends when another
-    begins does not overlap it.
-    """
-    began = (
-        (each.arrived_s if each.first_token_s is None else each.first_token_s, 1) for each in served
-    )
-    ended = ((each.ended_s, -1) for each in served)
-    # An answer of one token ends with its first token, and counts nevertheless.
-    running, most = 0, min(1, len(served))
-    # Ends sort before starts at the same time: -1 before 1.
-    for _, change in sorted(chain(began, ended)):
-        running += change
-        most = max(most, running)
-    return most

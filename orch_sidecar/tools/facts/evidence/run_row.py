@@ -20,17 +20,11 @@ from orch_sidecar.tools.facts.evidence.measured import (
     ACCEPTANCE_LENGTH,
     MeasuredRun,
     Rejection,
-    contradiction,
 )
-from orch_sidecar.tools.facts.evidence.verdict import (
-    RequestCounts,
-    batches_between,
-    judge,
-    offline_batch,
-    prefix_hit_ratio,
-)
+from orch_sidecar.tools.facts.labels.figures import overlap
+from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
 from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
-from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.notes import (
     BATCH_MAX,
@@ -38,7 +32,6 @@ from orch_sidecar.tools.facts.tables.notes import (
     GIVEN,
     PREFIX_HIT_RATIO,
     PRELIMINARY,
-    Arrivals,
 )
 from orch_sidecar.tools.facts.tables.row import (
     Label,
@@ -61,14 +54,6 @@ class DeclaredEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """Snapshots of the engine before the first request of a run and after its last answer."""
-
-    before: Snapshot
-    after: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
 class Source:
     """The origin of a figure, and the names of its model.
 
@@ -80,34 +65,38 @@ class Source:
     model_name: str | None = None
 
 
-def to_row(measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source) -> Row | Rejection:
+def to_row(
+    measured: MeasuredRun, known: States | DeclaredEngine, source: Source
+) -> Row | Rejection:
     """Converts a run to a row. Raises ValueError for text that cannot be part of a note."""
     model_id = source.model_id or measured.model
-    if isinstance(known, Proof):
+    if isinstance(known, States):
         return _proven(measured, known, source, model_id)
     if is_path(model_id):
         return Rejection("model", model_id, "is a path: name the model with --model-id")
     return _claimed(measured, known, source, model_id)
 
 
-def _proven(measured: MeasuredRun, proof: Proof, source: Source, model_id: str) -> Row | Rejection:
-    engine = proof.before
+def _proven(
+    measured: MeasuredRun, states: States, source: Source, model_id: str
+) -> Row | Rejection:
+    engine = states.before
     label = measured.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(engine.measurement_type)
     wrong = model_objection(model_id, engine)
     if wrong is not None:
         return Rejection("model", model_id, wrong)
-    reasons = _objections(measured, proof, label)
+    reasons = _objections(measured, states, label)
     if reasons:
         return Rejection("measurement_type", label.value, "; ".join(reasons))
-    batches = batches_between(proof.before, proof.after)
+    batches = states.batches
     notes: dict[str, str | int | float] = {
         "profile": engine.profile,
         BATCH_MEAN: batches.mean,
         BATCH_MAX: batches.largest,
         **engine.conditions.notes,
-        PREFIX_HIT_RATIO: prefix_hit_ratio(proof.before, proof.after),
+        PREFIX_HIT_RATIO: states.prefix_hit_ratio,
     }
     named = source.model_name not in (None, last_part(model_id))
     given = {"model_id": is_given(model_id, engine), "model_name": named}
@@ -139,29 +128,33 @@ def _is_tpot(note: str) -> bool:
     return note.startswith("tpot_")
 
 
-def _objections(measured: MeasuredRun, proof: Proof, label: Label) -> list[str]:
-    own = RequestCounts(
+def _objections(measured: MeasuredRun, states: States, label: Label) -> list[str]:
+    counts = RequestCounts(
         sent=measured.requests + measured.failed,
         answered=measured.requests,
         # No file contains what a failed request generated.
         output_tokens=None if measured.failed else measured.output_tokens,
         input_tokens=None if measured.failed else measured.input_tokens,
-        one_by_one=measured.arrivals is Arrivals.ONE_BY_ONE or measured.at_once == 1,
     )
-    reasons = judge(label, proof.before, proof.after, own)
-    reasons += staleness(measured, proof.before, proof.after)
-    if ACCEPTANCE_LENGTH in measured.notes and proof.before.conditions.speculative == "none":
+    seen = observed(
+        label,
+        states,
+        counts,
+        in_flight=[each.in_flight for each in measured.served],
+        arrivals=measured.arrivals,
+        at_once=measured.at_once,
+    )
+    reasons = [each.detail for each in judge(seen)]
+    reasons += staleness(measured, states.before, states.after)
+    if ACCEPTANCE_LENGTH in measured.notes and states.before.conditions.speculative == "none":
         reasons.append("the file is of speculative decoding, which the engine does not do")
-    # The label may be the engine's: the load in the file must fit it, too.
-    at_least = offline_batch(proof.before.slots_total, measured.requests)
-    load = contradiction(label, measured.arrivals, measured.at_once, at_least=at_least)
-    return reasons if load is None else [*reasons, load]
+    return reasons
 
 
 def _claimed(
     measured: MeasuredRun, known: DeclaredEngine, source: Source, model_id: str
 ) -> Row | Rejection:
-    batch = 1 if measured.at_once == 1 else measured.overlap
+    batch = 1 if measured.at_once == 1 else overlap(measured.served)
     if not batch:
         limit = "no limit" if measured.at_once is None else str(measured.at_once)
         rule = (

@@ -45,7 +45,6 @@ from orch_sidecar.tools.facts.evidence.measured import (
     Rejection,
     first_rejection,
     latency_notes,
-    overlap,
     parse_claim,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
@@ -184,7 +183,7 @@ def _measured(result: _Result) -> MeasuredRun:
         window_s=window_s,
         tokens_per_s=tokens_per_s,
         latency_ms=latency_ms,
-        overlap=None if served is None else overlap(served),
+        served=served or (),
         notes=notes,
         local_end_s=_local_end_s(result.date),
     )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import early_stopping
+from orch_sidecar.tools.facts.labels.intervals import Interval, most
 
 # The percentiles of a spread, by their names.
 PERCENTILES: Final[Mapping[str, float]] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
@@ -49,6 +50,17 @@ class CompletedRequest:
     @property
     def ttft_s(self) -> float | None:
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
+
+    @property
+    def in_flight(self) -> Interval:
+        """From its arrival to its end."""
+        return Interval(self.arrived_s, self.ended_s)
+
+    @property
+    def generation(self) -> Interval:
+        """From its first token to its end; from its arrival where that is not known."""
+        first_s = self.arrived_s if self.first_token_s is None else self.first_token_s
+        return Interval(first_s, self.ended_s)
 
     @property
     def sequence_tokens(self) -> int:
@@ -103,6 +115,15 @@ def spread(values: Sequence[float]) -> Spread | None:
     estimates = {name: early_stopping.estimate(ordered, p) for name, p in PERCENTILES.items()}
     early = {name: value for name, value in estimates.items() if value is not None}
     return Spread(sum(values) / len(values), p50, p90, p95, p99, ordered[-1], early)
+
+
+def overlap(served: Sequence[CompletedRequest]) -> int:
+    """Returns the largest number of answers between first token and end at once, 0 without any.
+
+    An answer without a known first token counts from its arrival. One of a single token ends with
+    it, and counts nevertheless.
+    """
+    return max(min(1, len(served)), most(each.generation for each in served))
 
 
 @dataclass(frozen=True, slots=True)

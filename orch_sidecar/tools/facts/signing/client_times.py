@@ -52,27 +52,20 @@ def time_contradictions(notes: Mapping[str, str], proof: Proof) -> Iterator[str]
 
     Raises ValueError if a note is not a number.
     """
-    requests = _requests(proof)
+    requests = [
+        _Request(
+            each.arrived_s,
+            min(leaf.queued_s + leaf.prefill_s for leaf in each.leaves),
+            max(map(_last_token_s, each.leaves)),
+            max(leaf.generated_tokens for leaf in each.leaves),
+        )
+        for each in proof.requests
+    ]
     answered = int(notes.get("requests", "0"))
     if not 0 < answered <= len(requests):
         return  # which `recompute` says
     yield from _latencies(notes, requests, answered)
     yield from _rate(notes, requests, answered, proof.adjusted_s)
-
-
-def _requests(proof: Proof) -> list[_Request]:
-    by_request: dict[str, list[Leaf]] = {}
-    for leaf in proof.leaves:
-        by_request.setdefault(leaf.request, []).append(leaf)
-    return [
-        _Request(
-            min(leaf.arrived_s for leaf in leaves),
-            min(leaf.queued_s + leaf.prefill_s for leaf in leaves),
-            max(map(_last_token_s, leaves)),
-            max(leaf.generated_tokens for leaf in leaves),
-        )
-        for leaves in by_request.values()
-    ]
 
 
 def _last_token_s(leaf: Leaf) -> float:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.labels.documents import parse_content
+from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
+from orch_sidecar.tools.facts.labels.thresholds import CLOCKS_AGREE_S
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from vllm_plugin.contracts import dsse
@@ -25,9 +29,6 @@ from vllm_plugin.contracts.statement import (
     parse_leaf,
     statement_digest,
 )
-
-# Between the two clocks of an engine during a run, and between its clock and its requests' times.
-CLOCK_TOLERANCE_S: Final = 1.0
 
 # The parts of an engine's state that must not change during a run, as far as it has them.
 _FIXED: Final = (
@@ -62,6 +63,39 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
+class SignedRequest:
+    """A finished request in the engine. Times are seconds of its wall clock."""
+
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def arrived_s(self) -> float:
+        return min(leaf.arrived_s for leaf in self.leaves)
+
+    @property
+    def in_flight(self) -> Interval:
+        """In the engine, with as many sequences as it had."""
+        ended_s = max(leaf.ended_s for leaf in self.leaves)
+        return Interval(self.arrived_s, ended_s, len(self.leaves))
+
+    @property
+    def decoding(self) -> Interval:
+        """From its first token to its last."""
+        first_s = min(leaf.ended_s - leaf.decode_s for leaf in self.leaves)
+        return Interval(first_s, self.in_flight.end)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Its sequences share them."""
+        return self.leaves[-1].prompt_tokens
+
+    @property
+    def generated_tokens(self) -> int:
+        """Of all its sequences."""
+        return sum(leaf.generated_tokens for leaf in self.leaves)
+
+
+@dataclass(frozen=True)
 class Proof:
     """What an engine stated about a run. `signer`: the name of the trusted key, None if unknown."""
 
@@ -74,10 +108,18 @@ class Proof:
     def generated_tokens(self) -> int:
         return sum(leaf.generated_tokens for leaf in self.leaves)
 
+    @cached_property
+    def requests(self) -> Sequence[SignedRequest]:
+        """The finished HTTP requests, by their arrival."""
+        leaves: dict[str, list[Leaf]] = {}
+        for leaf in self.leaves:
+            leaves.setdefault(leaf.request, []).append(leaf)
+        found = (SignedRequest(tuple(each)) for each in leaves.values())
+        return sorted(found, key=lambda request: request.arrived_s)
+
     @property
-    def requests(self) -> int:
-        """The finished HTTP requests."""
-        return len({leaf.request for leaf in self.leaves})
+    def states(self) -> States:
+        return States(self.before.snapshot, self.after.snapshot)
 
     @property
     def window_s(self) -> float:
@@ -85,16 +127,6 @@ class Proof:
         return max(each.ended_s for each in self.leaves) - min(
             each.arrived_s for each in self.leaves
         )
-
-    @property
-    def busy_periods(self) -> int:
-        """How often its sequences began while none was in the engine. The prompts of one request
-        arrive together, so that requests one by one are as many periods, whatever their ids."""
-        ended_s, periods = 0.0, 0
-        for leaf in sorted(self.leaves, key=lambda leaf: leaf.arrived_s):
-            periods += leaf.arrived_s >= ended_s
-            ended_s = max(ended_s, leaf.ended_s)
-        return periods
 
     @property
     def between_s(self) -> float:
@@ -241,12 +273,12 @@ def _leaves(before: Statement, after: Statement, lines: Sequence[str]) -> tuple[
 def _check_clocks(before: Statement, after: Statement, leaves: Sequence[Leaf]) -> None:
     wall_s = after.wall_s - before.wall_s
     monotonic_s = after.monotonic_s - before.monotonic_s
-    if monotonic_s <= 0 or abs(wall_s - monotonic_s) > CLOCK_TOLERANCE_S:
+    if monotonic_s <= 0 or abs(wall_s - monotonic_s) > CLOCKS_AGREE_S:
         raise Unsound(
             f"between the statements lie {wall_s:.3f} s by the wall clock and {monotonic_s:.3f} s "
             "by the monotonic clock: the clock was set"
         )
-    first_s, last_s = before.wall_s - CLOCK_TOLERANCE_S, after.wall_s + CLOCK_TOLERANCE_S
+    first_s, last_s = before.wall_s - CLOCKS_AGREE_S, after.wall_s + CLOCKS_AGREE_S
     for leaf in leaves:
         if not first_s <= leaf.arrived_s <= leaf.ended_s <= last_s:
             raise Unsound(f"the finished sequence {leaf.number} lies outside of the statements")

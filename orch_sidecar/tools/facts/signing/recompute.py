@@ -9,30 +9,27 @@ client saw: `client_times` has their bounds.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.verdict import (
-    RequestCounts,
-    batches_between,
-    judge,
-    prefix_hit_ratio,
-)
+from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.observation import Observation, RequestCounts
 from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.labels.snapshot import UNKNOWN
+from orch_sidecar.tools.facts.labels.thresholds import (
+    FAILED_SHARE,
+    ROUNDING_S,
+    WINDOW_S,
+    WINDOW_SHARE,
+)
 from orch_sidecar.tools.facts.signing.client_times import time_contradictions
-from orch_sidecar.tools.facts.signing.load import load_contradictions
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.row import Row, format_engine, last_part, parse_notes
+from orch_sidecar.tools.facts.tables.notes import Arrivals, arrivals_of
+from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, last_part, parse_notes
 
-WINDOW_SHARE: Final = 0.02
-WINDOW_S: Final = 0.5
-# Of the tokens of finished sequences, those whose answers failed on their way to the client: the
-# engine aborts all other failed requests, which then are no finished sequences.
-FAILED_SHARE: Final = 0.01
 # Notes have six significant digits.
 _ROUNDING: Final = 1e-5
 
@@ -56,7 +53,7 @@ def recompute(proof: Proof) -> Recomputed:
     """Returns the figures of a run whose window has a length, else raises ValueError."""
     if proof.window_s <= 0:
         raise ValueError("the finished sequences took no time")
-    batches = batches_between(proof.before.snapshot, proof.after.snapshot)
+    batches = proof.states.batches
     return Recomputed(
         tokens_per_s=proof.generated_tokens / proof.window_s,
         window_s=proof.window_s,
@@ -64,7 +61,7 @@ def recompute(proof: Proof) -> Recomputed:
         generated_tokens=proof.generated_tokens,
         batch_mean=batches.mean,
         batch_max=batches.largest,
-        prefix_hit_ratio=prefix_hit_ratio(proof.before.snapshot, proof.after.snapshot),
+        prefix_hit_ratio=proof.states.prefix_hit_ratio,
     )
 
 
@@ -79,7 +76,7 @@ def contradictions(row: Row, proof: Proof, found: Recomputed) -> list[str]:
     try:
         return [
             *_identity(row, notes, proof),
-            *_label(row, notes, proof),
+            *(each.detail for each in judge(observation_of(row.measurement_type, notes, proof))),
             *_batch(row, notes, found),
             *_tokens(row, notes, proof),
             *_throughput(row, notes, proof, found),
@@ -124,18 +121,31 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
         yield f"the note {names.LOADED} is {notes[names.LOADED]}, the engine signed none"
 
 
-def _label(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
-    requests, failed = int(notes.get("requests", "0")), int(notes.get("failed", "0"))
+def observation_of(label: Label, notes: Mapping[str, str], proof: Proof) -> Observation:
+    """Returns what the engine signed of a run, and how its client states that it sent it."""
+    answered = int(notes.get("requests", "0"))
+    failed = int(notes.get("failed", "0"))
     complete = not failed and "refused" not in notes
-    own = RequestCounts(
-        sent=requests + failed,
-        answered=requests,
+    counts = RequestCounts(
+        sent=answered + failed,
+        answered=answered,
         output_tokens=proof.generated_tokens if complete else None,
-        input_tokens=sum(_prompt_tokens(proof)) if complete else None,
-        one_by_one=proof.busy_periods >= requests,
+        input_tokens=sum(each.prompt_tokens for each in proof.requests) if complete else None,
     )
-    yield from judge(row.measurement_type, proof.before.snapshot, proof.after.snapshot, own)
-    yield from load_contradictions(row.measurement_type, proof)
+    stated = arrivals_of(notes)
+    return Observation(
+        label=label,
+        slots=frozenset({proof.before.snapshot.slots_total}),
+        batches=proof.states.batches,
+        counts=counts,
+        states=proof.states,
+        in_flight=[each.in_flight for each in proof.requests],
+        decoding=[each.decoding for each in proof.requests],
+        in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],
+        clock_slack=proof.adjusted_s + ROUNDING_S,
+        arrivals=None if stated is None else Arrivals(stated),
+        at_once=int(notes["at_once"]) if "at_once" in notes else None,
+    )
 
 
 def _batch(row: Row, notes: Mapping[str, str], found: Recomputed) -> Iterator[str]:
@@ -154,10 +164,10 @@ def _batch(row: Row, notes: Mapping[str, str], found: Recomputed) -> Iterator[st
 
 def _tokens(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
     requests = int(notes.get("requests", "0"))
-    if proof.requests < requests:
+    if len(proof.requests) < requests:
         yield (
             f"{requests} requests were answered, the engine's finished sequences are of "
-            f"{proof.requests}: each request must have an id of its own"
+            f"{len(proof.requests)}: each request must have an id of its own"
         )
         return
     if requests * (row.output_tokens + 0.5) < proof.generated_tokens * (1 - FAILED_SHARE):
@@ -165,7 +175,10 @@ def _tokens(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
             f"{requests} requests of {row.output_tokens} generated tokens are fewer than the "
             f"{proof.generated_tokens} of the engine's finished sequences: it served others, too"
         )
-    counts = {"output_tokens": _generated_tokens(proof), "input_tokens": _prompt_tokens(proof)}
+    counts = {
+        "output_tokens": sorted(each.generated_tokens for each in proof.requests),
+        "input_tokens": sorted(each.prompt_tokens for each in proof.requests),
+    }
     for name, tokens in counts.items():
         column = getattr(row, name)
         if len(tokens) == requests:
@@ -181,19 +194,6 @@ def _tokens(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
             )
 
 
-def _prompt_tokens(proof: Proof) -> list[int]:
-    """Returns the prompt tokens of each finished request, ascending: its sequences share them."""
-    return sorted({leaf.request: leaf.prompt_tokens for leaf in proof.leaves}.values())
-
-
-def _generated_tokens(proof: Proof) -> list[int]:
-    """Returns the generated tokens of each finished request, of all its sequences, ascending."""
-    tokens: Counter[str] = Counter()
-    for leaf in proof.leaves:
-        tokens[leaf.request] += leaf.generated_tokens
-    return sorted(tokens.values())
-
-
 def _throughput(
     row: Row, notes: Mapping[str, str], proof: Proof, found: Recomputed
 ) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _throughput(
     if claimed > found.tokens_per_s * (1 + WINDOW_SHARE):
         yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
     longest_s = found.window_s * (1 + WINDOW_SHARE) + WINDOW_S
-    alone = proof.requests == int(notes.get("requests", "0"))
+    alone = len(proof.requests) == int(notes.get("requests", "0"))
     if alone and claimed < tokens / longest_s * (1 - _ROUNDING):
         yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
     if "window_s" in notes:

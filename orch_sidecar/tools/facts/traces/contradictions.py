@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
+from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.requests import Request
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.sequence import UNCOUNTED_STEPS, EngineSequence
@@ -21,14 +22,6 @@ _PROFILE_LABELS: Final = {
     "cloud": Label.BATCHED_ONLINE,
     "offline": Label.OFFLINE,
 }
-
-# A sequence is in the engine while its request is: hosts that keep their clocks by NTP agree
-# within milliseconds, and spans that are later than this are not those of one moment.
-_CLOCKS_AGREE_NS: Final = 1_000_000_000
-
-# NTP slews a clock by up to 0.05 %, on either host; and both round their times.
-_CLOCK_RATE: Final = 0.001
-_ROUNDING_S: Final = 0.001
 
 
 def contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator[Objection]:
@@ -67,7 +60,7 @@ def _clocks(served: tuple[Request, ...]) -> Iterator[Objection]:
         for each in attempt.sequences
         if (offset := _offset_ns(each, attempt.start_ns, attempt.end_ns))
     ]
-    apart = [offset for offset in offsets if abs(offset) > _CLOCKS_AGREE_NS]
+    apart = [offset for offset in offsets if abs(offset) > CLOCKS_AGREE_S * 1e9]
     if apart:
         most = max(apart, key=abs)
         where = "ahead of" if most > 0 else "behind"
@@ -139,15 +132,15 @@ def _too_short(request: Request) -> bool:
     """
     took_s = (request.end_ns - request.start_ns) / 1e9
     return any(
-        took_s < each.inference_s * (1 - _CLOCK_RATE) - each.step_s - _ROUNDING_S
-        or took_s < each.decode_s * (1 - _CLOCK_RATE) - each.step_s - _ROUNDING_S
+        took_s < each.inference_s * (1 - CLOCK_RATE) - each.step_s - ROUNDING_S
+        or took_s < each.decode_s * (1 - CLOCK_RATE) - each.step_s - ROUNDING_S
         for each in request.sequences
     )
 
 
 def _tokens_out_of_order(request: Request) -> bool:
     first_ns = request.start_ns if request.first_byte_ns is None else request.first_byte_ns
-    closed_ns = request.closed_ns + round(_ROUNDING_S * 1e9)
+    closed_ns = request.closed_ns + round(ROUNDING_S * 1e9)
     return not request.start_ns <= first_ns <= request.end_ns <= closed_ns
 
 

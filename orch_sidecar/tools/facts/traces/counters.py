@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.clocks import engine_ahead_ns
-from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.occupancy import ABORT_WITHIN_NS
 from orch_sidecar.tools.facts.traces.requests import Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from orch_sidecar.tools.facts.evidence.measured import latency_notes
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Figures, figures
+from orch_sidecar.tools.facts.labels.objection import Objection, Reason
 from orch_sidecar.tools.facts.tables import rules
 from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.check import invalid_fields
@@ -37,10 +38,9 @@ from orch_sidecar.tools.facts.traces.counters import (
     decode_window,
     prefix_hit_ratio,
 )
-from orch_sidecar.tools.facts.traces.objection import Objection, Reason
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.supply import offline_batch
+from orch_sidecar.tools.facts.traces.supply import observation_of
 from orch_sidecar.tools.facts.traces.validity import objections
 
 _Fact = TypeVar("_Fact", str, int)
@@ -260,9 +260,9 @@ def _engine_notes(scenario: Scenario, window: DecodeWindow) -> _Notes:
         BATCH_MAX: max(each.batch_max or 0 for each in found),
     }
     if scenario.key.measurement_type == Label.OFFLINE:
-        batch = offline_batch(scenario)
-        if batch is not None and batch.limited_by:
-            notes["batch_limited_by"] = batch.limited_by
+        limited_by = observation_of(scenario).batch_limited_by
+        if limited_by is not None:
+            notes["batch_limited_by"] = limited_by
     if scenario.key.conditions is not None:
         notes |= scenario.key.conditions.notes
     ratio = prefix_hit_ratio(found)

@@ -100,6 +100,11 @@ class EngineSequence:
     weights: str | None
 
     @property
+    def first_ns(self) -> int:
+        """When its first token came, by the engine; when it arrived, where that is not known."""
+        return self.end_ns - round(self.decode_s * 1e9) if self.decode_s else self.start_ns
+
+    @property
     def step_s(self) -> float:
         """The mean time of a decode step, 0 where none was counted."""
         return self.decode_s / self.steps if self.steps else 0.0

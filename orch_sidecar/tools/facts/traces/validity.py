@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from orch_sidecar.tools.facts.labels.intervals import Interval, covered
+from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
+from orch_sidecar.tools.facts.labels.thresholds import UNEXPLAINED_WAIT
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.contradictions import contradictions
 from orch_sidecar.tools.facts.traces.counters import counter_objections
-from orch_sidecar.tools.facts.traces.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.traces.occupancy import (
     engine_occupancies,
     foreign_sequences,
@@ -21,8 +24,7 @@ from orch_sidecar.tools.facts.traces.occupancy import (
 )
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.sequence import EngineSequence
-from orch_sidecar.tools.facts.traces.supply import not_offline, one_by_one
+from orch_sidecar.tools.facts.traces.supply import observation_of
 
 _INTERACTIVE: Final = "interactive"
 
@@ -38,8 +40,10 @@ def objections(scenario: Scenario, traffic: Traffic) -> list[Objection]:
     return [
         *_incomplete(scenario, served, traffic),
         *contradictions(scenario, served),
-        *_batching(scenario, Label(label)),
-        *_load(scenario, Label(label)),
+        *(
+            judge(observation_of(scenario)) if scenario.sequences else ()
+        ),  # else `_incomplete` objects
+        *(_waits(scenario, traffic) if label == Label.SINGLE_STREAM else ()),
         *_other_traffic(scenario, traffic),
         *counter_objections(scenario, traffic),
     ]
@@ -73,46 +77,34 @@ def _incomplete(
         yield Objection(Reason.ENGINE_NOT_TRACED, f"{count_requests(partly)}: {detail}")
 
 
-def _batching(scenario: Scenario, label: Label) -> Iterator[Objection]:
-    """Compares the label with the engine's steps."""
-    found = scenario.sequences
-    if not found:
-        return  # `_incomplete` has objected
-    batches = [sequence.batch_max for sequence in found if sequence.batch_max is not None]
-    if not batches:
-        detail = "no span of the engine has steps (these need the plugin and two tokens)"
-        yield Objection(Reason.NO_STEPS, detail)
-    elif label is Label.SINGLE_STREAM and max(batches) > 1:
-        beside = sum(batch > 1 for batch in batches)
-        detail = f"{beside} of {len(found)} sequences shared a step, up to {max(batches)} in one"
-        yield Objection(Reason.BATCH_ABOVE_ONE, detail)
-    elif label is not Label.SINGLE_STREAM and max(batches) == 1:
-        detail = f"no step had more than one sequence (of {len(found)})"
-        yield Objection(Reason.NEVER_BATCHED, detail)
-    slots = {sequence.slots for sequence in found}
-    if slots != {1} if label is Label.SINGLE_STREAM else not slots.isdisjoint({None, 0, 1}):
-        needed = "one slot" if label is Label.SINGLE_STREAM else "more than one slot"
-        shown = ", ".join("unknown" if each is None else str(each) for each in slots)
-        yield Objection(Reason.WRONG_SLOTS, f"{label} needs an engine with {needed}, not {shown}")
-    if label is Label.SINGLE_STREAM and (overlaps := _overlaps(found)):
-        detail = f"{overlaps} of {len(found)} sequences arrived while another was in the engine"
-        yield Objection(Reason.OVERLAP, detail)
+def _waits(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
+    """Finds requests of a single stream that waited for admission while none had been dispatched.
 
-
-def _load(scenario: Scenario, label: Label) -> Iterator[Objection]:
-    """Compares the label with how the requests came."""
-    if label is not Label.SINGLE_STREAM:
-        yield from one_by_one(scenario)
-    if label is Label.OFFLINE:
-        yield from not_offline(scenario)
-
-
-def _overlaps(sequences: tuple[EngineSequence, ...]) -> int:
-    count, end_ns = 0, 0
-    for sequence in sorted(sequences, key=lambda each: each.start_ns):
-        count += sequence.start_ns < end_ns
-        end_ns = max(end_ns, sequence.end_ns)
-    return count
+    Somebody else had its slot, whose request may have left no span: a request that came before the
+    first of these has no number among theirs. What waited for it is no time of this engine alone.
+    """
+    busy = [
+        Interval(attempt.start_ns, attempt.end_ns)
+        for request in traffic.requests
+        if request.pool == scenario.key.pool
+        for attempt in request.attempts
+    ]
+    waited_ns = total_ns = 0.0
+    for request in scenario.ended(Outcome.SERVED):
+        total_ns += request.end_ns - request.start_ns
+        for start_ns, end_ns in request.waited:
+            within = [
+                Interval(max(each.start, start_ns), min(each.end, end_ns))
+                for each in busy
+                if each.start < end_ns and each.end > start_ns
+            ]
+            waited_ns += end_ns - start_ns - covered(within)
+    if waited_ns > UNEXPLAINED_WAIT * total_ns:
+        detail = (
+            f"requests waited {waited_ns / 1e9:.3f} s for admission while none that is traced was "
+            f"dispatched, {waited_ns / total_ns:.0%} of their latencies: others had it"
+        )
+        yield Objection(Reason.OTHER_TRAFFIC, detail)
 
 
 def _other_traffic(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:

@@ -15,7 +15,7 @@ LABELS = ("single_stream", "batched_online", "offline")
 
 # What a label requires of the load: single requests, of which most of these tests are made, have
 # none. Tests of `supply` have.
-LOAD = {"one_by_one", "trickle", "batch_not_full"}
+LOAD = {"one_by_one", "mostly_alone", "trickle", "batch_not_full"}
 
 
 def objections_to(*requests: list[Span], scenario: str | None = None) -> dict[str, str]:

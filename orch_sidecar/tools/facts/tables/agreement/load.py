@@ -68,6 +68,29 @@ def _load(label: Label, notes: Mapping[str, str], row: str) -> Iterator[Finding]
         yield _noted("rate_per_s", notes), f"must be absent {row}: its requests have no schedule"
 
 
+def load_contradiction(
+    label: Label, arrivals: Arrivals, at_once: int | None, *, at_least: int = 2
+) -> str | None:
+    """Returns why a load cannot have earned a label, whatever the engine did; None if it can.
+
+    An engine decodes one sequence at a time under any load if requests queue in front of it.
+    `at_once`: the limit of concurrent requests, None without one. `at_least`: those that an offline
+    run needs, where that is known: as many as the engine has slots, or all of them.
+    """
+    limit = "no limit of" if at_once is None else f"a limit of {at_once}"
+    actual = f"the load was {arrivals}, with {limit} concurrent requests"
+    if label is Label.SINGLE_STREAM and arrivals is not Arrivals.ONE_BY_ONE:
+        return f"requires one request at a time; {actual}"
+    alone = arrivals is Arrivals.ONE_BY_ONE or at_once == 1
+    if label in (Label.BATCHED_ONLINE, Label.OFFLINE) and alone:
+        return f"requires several requests at a time; {actual}"
+    if label is Label.OFFLINE and arrivals not in _ARRIVALS[label]:
+        return f"requires all requests at once, or as many as the limit allows; {actual}"
+    if label is Label.OFFLINE and at_once is not None and at_once < at_least:
+        return f"requires at least {at_least} concurrent requests of this engine; {actual}"
+    return None
+
+
 def arrivals_contradictions(notes: Mapping[str, str]) -> Iterator[Finding]:
     """Yields the notes that contradict the arrivals."""
     if "burstiness" in notes and notes.get("arrivals", Arrivals.GAMMA) != Arrivals.GAMMA:

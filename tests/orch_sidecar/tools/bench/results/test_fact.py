@@ -46,7 +46,8 @@ def sound(row: Any) -> bool:
 def test_row_contains_what_the_engine_did(
     scenario: Scenario, batch: int, largest: str, batching: str
 ) -> None:
-    calls = in_a_row(10, due=scenario is not SINGLE)
+    offline = {"every_s": 0.0, "first_s": 1.0} if scenario is OFFLINE else {}
+    calls = in_a_row(10, due=scenario is not SINGLE, **offline)
     row = row_of(result(calls, scenario))
     assert sound(row)
     assert (row.measurement_type, row.batch) == (scenario.label, batch)
@@ -78,7 +79,7 @@ def test_notes_have_the_names_that_other_rows_have() -> None:
 
 
 def test_estimates_of_early_stopping_stand_beside_percentiles_that_have_enough_samples() -> None:
-    calls = [answered(index, first_s=0.001 * index) for index in range(64)]
+    calls = [answered(index / 50, first_s=0.001 * index) for index in range(64)]
     found = result(calls)
     notes = parse_notes(row_of(found).scenario_notes)
     assert notes["latency_p90_early_ms"] == "163", "the largest of 64"
@@ -103,7 +104,7 @@ def test_prompts_found_in_the_cache_are_noted() -> None:
 
 
 def test_offline_row_has_no_latency() -> None:
-    notes = parse_notes(row_of(result(CALLS, OFFLINE)).scenario_notes)
+    notes = parse_notes(row_of(result(in_a_row(10, 0.0), OFFLINE)).scenario_notes)
     assert not [name for name in notes if name.endswith("_ms")]
 
 

@@ -28,7 +28,7 @@ from tests.orch_sidecar.tools.bench.sample_results import (
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 CALLS = in_a_row(10)
-LONG = in_a_row(700, every_s=1.0)
+LONG = in_a_row(700, every_s=1.0, first_s=2.0)
 NEVER_BATCHED = {"1": [90, 0.9]}
 
 
@@ -43,7 +43,7 @@ def test_run_that_is_long_enough_is_valid() -> None:
     ("calls", "missing"),
     [
         (
-            in_a_row(10, every_s=100.0),
+            in_a_row(10, every_s=100.0, first_s=200.0),
             "10 queries, MLPerf's estimate of the 99th percentile takes at least 662",
         ),
         (in_a_row(700), "70.1 s, MLPerf's minimum duration is 600 s"),

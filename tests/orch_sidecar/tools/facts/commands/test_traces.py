@@ -84,13 +84,13 @@ def test_prints_the_rows_and_the_objections(
     ]
     assert printed.err.splitlines() == [
         "invalid: shared-1 (batched_online, tiny, pool cloud, 3 requests)",
-        "  never_batched: no step had more than one sequence (of 1)",
+        "  never_batched: no step decoded more than one sequence: nothing was batched",
         "  coalesced: 3 requests: a generation was shared, its tokens would count several times",
         "invalid: two-1 (batched_online, tiny, pool cloud, 3 requests)",
-        "  one_by_one: 1 request: each came after the answer of the one before: nothing was "
-        "batched with another",
+        "  one_by_one: the requests came one by one: the batch of up to 2 sequences was that of a "
+        "single request, and batched_online needs several requests at a time",
         "invalid: bulk-1 (batched_online, tiny, pool cloud, 2 requests)",
-        "  never_batched: no step had more than one sequence (of 2)",
+        "  never_batched: no step decoded more than one sequence: nothing was batched",
         "excluded warm-up: home-1.warmup",
     ]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import Proof, Source, to_row
+from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
 from tests.orch_sidecar.tools.facts.imports import document
@@ -42,7 +43,7 @@ def outcome(name: str, given: Files) -> Row | Rejection:
     if isinstance(found, Rejection):
         return found
     assert isinstance(found, MeasuredRun)
-    known = Proof(parse_snapshot(given.before), parse_snapshot(given.after))
+    known = States(parse_snapshot(given.before), parse_snapshot(given.after))
     return to_row(found, known, Source("run-1", given.model_id))
 
 

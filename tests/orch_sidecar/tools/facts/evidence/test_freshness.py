@@ -20,7 +20,7 @@ def run(**changes: Any) -> MeasuredRun:
         "tool": "vllm bench serve", "model": "tiny", "claim": None, "arrivals": Arrivals.POISSON,
         "rate_per_s": 1.0, "at_once": None, "requests": 20, "failed": 0, "input_tokens": 640,
         "output_tokens": 640, "window_s": 20.0, "tokens_per_s": 32.0, "latency_ms": {},
-        "overlap": None, "began_at_s": NOON_S + 2.0, "ended_at_s": NOON_S + 22.0,
+        "began_at_s": NOON_S + 2.0, "ended_at_s": NOON_S + 22.0,
     }  # fmt: skip
     return MeasuredRun(**values | changes)
 

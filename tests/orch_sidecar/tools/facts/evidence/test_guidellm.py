@@ -10,6 +10,7 @@ import pytest
 
 from orch_sidecar.tools.facts.evidence.guidellm import read
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document
@@ -44,7 +45,7 @@ def requests_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 def test_synchronous_report_is_one_request_after_the_other() -> None:
     found = measured(document("guidellm_home"))
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
-    assert (found.claim, found.overlap) == (Label.SINGLE_STREAM, 1)
+    assert (found.claim, overlap(found.served)) == (Label.SINGLE_STREAM, 1)
     assert (found.requests, found.failed, found.output_tokens) == (20, 0, 640)
     assert (found.tool, found.model) == ("guidellm 0.8.1", "small")
 
@@ -53,8 +54,7 @@ def test_constant_report_has_a_rate_and_overlapping_answers() -> None:
     found = measured(document("guidellm_cloud"))
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.CONSTANT, None, 3.0)
     assert found.claim is Label.BATCHED_ONLINE
-    assert found.overlap is not None
-    assert found.overlap > 1
+    assert overlap(found.served) > 1
 
 
 def test_times_per_token_are_the_tools_inter_token_latencies() -> None:
@@ -104,7 +104,7 @@ def test_answers_that_were_not_streamed_have_no_first_token() -> None:
     found = measured(changed(whole, "guidellm_home"))
     percentiles = {"latency_p50_ms", "latency_p90_ms", "latency_p95_ms"}
     assert set(found.latency_ms) == percentiles | {"latency_p50_early_ms"}
-    assert found.overlap == 1
+    assert overlap(found.served) == 1
 
 
 def test_each_benchmark_of_a_report_is_one_run() -> None:

@@ -7,10 +7,9 @@ import pytest
 from orch_sidecar.tools.facts.evidence.measured import (
     InvalidRun,
     latency_notes,
-    overlap,
     parse_claim,
 )
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 

@@ -9,7 +9,8 @@ import pytest
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Proof, Source, to_row
+from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Source, to_row
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import document, proof
@@ -26,14 +27,14 @@ def run(name: str, **changes: Any) -> MeasuredRun:
     return replace(found, **changes)
 
 
-def row(measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source = SOURCE) -> Row:
+def row(measured: MeasuredRun, known: States | DeclaredEngine, source: Source = SOURCE) -> Row:
     made = to_row(measured, known, source)
     assert isinstance(made, Row), made
     return made
 
 
 def refused(
-    measured: MeasuredRun, known: Proof | DeclaredEngine, source: Source = SOURCE
+    measured: MeasuredRun, known: States | DeclaredEngine, source: Source = SOURCE
 ) -> Rejection:
     made = to_row(measured, known, source)
     assert isinstance(made, Rejection), made
@@ -69,7 +70,7 @@ def test_engine_decoded_the_tokens_in_the_file_except_first_tokens(name: str) ->
 
 
 def test_batch_is_what_the_engine_counted_and_not_the_clients_overlap() -> None:
-    made = row(run("vllm_bench_cloud", overlap=64), proof("vllm_bench_cloud"))
+    made = row(run("vllm_bench_cloud"), proof("vllm_bench_cloud"))
     notes = parse_notes(made.scenario_notes)
     assert (made.batch, notes["batch_mean"], notes["batch_max"]) == (2, "2.16832", "5")
     assert "batch_is" not in notes
@@ -78,7 +79,7 @@ def test_batch_is_what_the_engine_counted_and_not_the_clients_overlap() -> None:
 def test_row_has_the_conditions_of_the_engine_and_its_cache() -> None:
     ends = proof("vllm_bench_cloud")
     cached = replace(ends.after, prefix_queries=ends.before.prefix_queries + 1000, prefix_hits=250)
-    notes = parse_notes(row(run("vllm_bench_cloud"), Proof(ends.before, cached)).scenario_notes)
+    notes = parse_notes(row(run("vllm_bench_cloud"), States(ends.before, cached)).scenario_notes)
     assert {name: notes[name] for name in CONDITIONS} == {
         name: str(value) for name, value in ends.before.conditions.notes.items()
     }
@@ -120,13 +121,13 @@ def test_without_proof_nothing_is_confirmed_and_the_claim_is_a_note(name: str) -
 
 
 def test_without_proof_the_batch_is_the_overlap_by_the_tools_times() -> None:
-    made = row(run("guidellm_cloud", overlap=5), GIVEN)
-    assert made.batch == 5
+    made = row(run("guidellm_cloud"), GIVEN)
+    assert made.batch == 3
     assert parse_notes(made.scenario_notes)["batch_is"] == "overlap"
 
 
 def test_concurrency_limit_is_not_a_batch() -> None:
-    found = run("vllm_bench_cloud", overlap=None, at_once=8)
+    found = run("vllm_bench_cloud", served=(), at_once=8)
     assert str(refused(found, GIVEN)).startswith(
         "max_concurrency '8': is a limit, not a measured batch"
     )
@@ -146,7 +147,7 @@ def test_concurrency_limit_is_not_a_batch() -> None:
             "21 requests were answered, but the engine accepted 20",
         ),
         ("vllm_bench_home", {"requests": 19}, "the engine served other clients"),
-        ("vllm_bench_home", {"output_tokens": 600}, "or the snapshots are of another run"),
+        ("vllm_bench_home", {"output_tokens": 600}, "or its states are of another run"),
     ],
 )
 def test_run_that_the_engine_contradicts_is_rejected(
@@ -163,7 +164,6 @@ def test_run_that_the_engine_contradicts_is_rejected(
         ("vllm_bench_home", Arrivals.AT_ONCE, None),
         ("vllm_bench_home", Arrivals.POISSON, None),
         ("vllm_bench_home", Arrivals.CONSTANT, 1),
-        ("vllm_bench_cloud", Arrivals.POISSON, 1),
     ],
 )
 def test_load_that_contradicts_the_engines_label_is_rejected(
@@ -177,13 +177,13 @@ def test_load_that_contradicts_the_engines_label_is_rejected(
 def test_offline_by_a_schedule_is_rejected() -> None:
     ends = proof("vllm_bench_cloud")
     offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}
-    known = Proof(replace(ends.before, **offline), replace(ends.after, **offline))
+    known = States(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
     assert "requires all requests at once" in refused(found, known).rule
-    burst = replace(found, arrivals=Arrivals.AT_ONCE, at_once=None)
+    burst = replace(found, arrivals=Arrivals.AT_ONCE, at_once=None, served=())
     assert "offline needs a batch of 8" in refused(burst, known).rule
     steps = {**known.after.steps_by_batch, 8: (5, 0.1)}
-    full = Proof(known.before, replace(known.after, steps_by_batch=steps))
+    full = States(known.before, replace(known.after, steps_by_batch=steps))
     made = row(burst, full)
     assert made.measurement_type is Label.OFFLINE
     # Latencies of an offline run only show the length of the queue.
@@ -199,7 +199,7 @@ def test_model_is_one_that_the_engine_serves_or_has_loaded() -> None:
     assert "given" not in parse_notes(served.scenario_notes)
     refusal = refused(found, ends, Source("run-1", "org/Large-70B"))
     assert str(refusal).startswith("model 'org/Large-70B': the engine serves small (loaded as /")
-    loaded = Proof(
+    loaded = States(
         replace(ends.before, weights="org/Small"), replace(ends.after, weights="org/Small")
     )
     made = row(found, loaded, Source("run-1", "org/Small"))
@@ -210,7 +210,7 @@ def test_model_is_one_that_the_engine_serves_or_has_loaded() -> None:
 def test_model_that_the_engine_knows_by_paths_only_is_named_by_the_user() -> None:
     found, ends = run("vllm_bench_home", model="/models/small"), proof("vllm_bench_home")
     paths: dict[str, Any] = {"models": ("/models/small",), "weights": "/models/small"}
-    known = Proof(replace(ends.before, **paths), replace(ends.after, **paths))
+    known = States(replace(ends.before, **paths), replace(ends.after, **paths))
     assert "is a path: name the model with --model-id" in refused(found, known).rule
     made = row(found, known, Source("run-1", "org/Small"))
     assert made.model_id == "org/Small"
@@ -220,7 +220,7 @@ def test_model_that_the_engine_knows_by_paths_only_is_named_by_the_user() -> Non
 def test_every_name_that_the_engine_serves_is_a_model() -> None:
     ends = proof("vllm_bench_home")
     models = ("small", "alias", "sql")
-    known = Proof(replace(ends.before, models=models), replace(ends.after, models=models))
+    known = States(replace(ends.before, models=models), replace(ends.after, models=models))
     for model in models:
         assert row(run("vllm_bench_home", model=model), known).model_id == model
 
@@ -244,7 +244,7 @@ def test_capabilities_of_another_run_are_rejected() -> None:
 
 def test_swapped_snapshots_are_rejected() -> None:
     ends = proof("vllm_bench_home")
-    swapped = Proof(ends.after, ends.before)
+    swapped = States(ends.after, ends.before)
     assert "older than the first" in refused(run("vllm_bench_home"), swapped).rule
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
 from orch_sidecar.tools.facts.evidence.vllm_bench import read
+from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document
@@ -40,7 +41,7 @@ def refused(found: object) -> Rejection:
 def test_single_stream_file_is_one_request_after_the_other() -> None:
     found = measured(document("vllm_bench_home"))
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
-    assert (found.claim, found.overlap) == (Label.SINGLE_STREAM, 1)
+    assert (found.claim, overlap(found.served)) == (Label.SINGLE_STREAM, 1)
     assert (found.requests, found.failed, found.output_tokens) == (20, 0, 640)
     assert found.model == "small"
 
@@ -49,8 +50,7 @@ def test_poisson_file_has_a_rate_and_overlapping_answers() -> None:
     found = measured(document("vllm_bench_cloud"))
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.POISSON, None, 3.0)
     assert found.claim is Label.BATCHED_ONLINE
-    assert found.overlap is not None
-    assert found.overlap > 1
+    assert overlap(found.served) > 1
 
 
 @pytest.mark.parametrize("name", ["vllm_bench_home", "vllm_bench_cloud"])
@@ -76,7 +76,7 @@ def test_without_details_the_tools_own_figures_and_window_are_used() -> None:
     assert found.notes["window_is"] == "the tool's duration"
     assert found.latency_ms["ttft_p50_ms"] == file["median_ttft_ms"]
     assert found.latency_ms["latency_p95_ms"] == file["p95_e2el_ms"]
-    assert found.overlap is None
+    assert found.served == ()
 
 
 def test_prompts_are_not_in_the_throughput() -> None:

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.evidence.run_row import Proof
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ def document(name: str) -> Any:
     return json.loads(path(name).read_text(encoding="utf-8"))
 
 
-def proof(name: str) -> Proof:
+def proof(name: str) -> States:
     """Returns the snapshots from before and after the run of that file."""
     before, after = (parse_snapshot(document(f"{name}_{end}")) for end in ("before", "after"))
-    return Proof(before, after)
+    return States(before, after)

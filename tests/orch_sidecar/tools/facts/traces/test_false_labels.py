@@ -95,7 +95,10 @@ LOAD = [
         "one_by_one",
     ),
     Case(
-        "concurrency 1 on an engine that can batch", "cloud", one_after_another(6, 0), "one_by_one"
+        "concurrency 1 on an engine that can batch",
+        "cloud",
+        one_after_another(6, 0),
+        "never_batched",
     ),
     Case(
         "no step with two sequences",

@@ -88,7 +88,7 @@ def test_few_requests_need_no_more_than_their_own_batch() -> None:
     assert objected(*two) == {"batch_not_full"}
 
 
-def test_a_tenth_of_many_slots_may_have_been_free() -> None:
+def test_every_slot_is_used_in_one_step_at_least() -> None:
     slots: dict[str, Any] = {"orch.slots_total": 100}
 
     def run(batch: int) -> list[list[Span]]:
@@ -97,8 +97,8 @@ def test_a_tenth_of_many_slots_may_have_been_free() -> None:
             for n in range(120)
         ]
 
-    assert objected(*run(90)) == set()
-    assert objected(*run(89)) == {"batch_not_full"}
+    assert objected(*run(100)) == set()
+    assert objected(*run(99)) == {"batch_not_full"}
 
 
 def waiting(request: list[Span], from_s: float, until_s: float) -> list[Span]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.objection import Reason
+from orch_sidecar.tools.facts.labels.objection import Reason
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.span import Link, Value
 from tests.documents import ROOT, quoted, rows, section
@@ -38,7 +38,9 @@ def test_real_coalesced_requests_are_an_objection() -> None:
 
 def test_real_requests_that_never_shared_a_step_are_not_batched() -> None:
     reasons = objections_in(build_traffic(real("mixed")), "bulk-1")
-    assert reasons == {"never_batched": "no step had more than one sequence (of 2)"}
+    assert reasons == {
+        "never_batched": "no step decoded more than one sequence: nothing was batched"
+    }
 
 
 def test_without_ids_a_real_warmup_is_part_of_the_run() -> None:
@@ -70,7 +72,9 @@ def test_single_stream_with_a_shared_step_is_an_objection() -> None:
         valid("single_stream", 2, 1, 2, batch=(4, 3, 1.5)),
         scenario="run-1",
     )
-    assert reasons["batch_above_one"] == "1 of 2 sequences shared a step, up to 3 in one"
+    assert reasons["batch_above_one"] == (
+        "the engine decoded up to 3 sequences in one step: single_stream decodes one at a time"
+    )
 
 
 def test_single_stream_with_overlapping_sequences_is_an_objection() -> None:
@@ -79,7 +83,10 @@ def test_single_stream_with_overlapping_sequences_is_an_objection() -> None:
         valid("single_stream", 2, 1, 2),
         scenario="run-1",
     )
-    assert reasons == {"overlap": "1 of 2 sequences arrived while another was in the engine"}
+    assert reasons == {
+        "overlap": "1 of 2 sequences arrived while another was in the engine: requests "
+        "come one after the other"
+    }
 
 
 @pytest.mark.parametrize("label", ["batched_online", "offline"])

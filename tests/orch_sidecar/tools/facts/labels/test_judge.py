@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.verdict import (
-    RequestCounts,
-    batches_between,
-    judge,
-    objections,
-)
+from orch_sidecar.tools.facts.labels import judge as judging
+from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.judge import cannot_earn
+from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
@@ -20,6 +19,17 @@ SINGLE, ONLINE, OFFLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLI
 OWN = RequestCounts(sent=10, answered=10)
 ONE_BY_ONE = {"1": [90, 0.9]}
 BATCHED = {"1": [10, 0.1], "4": [25, 0.5], "6": [10, 0.3]}
+
+
+def judge(
+    label: Label, before: Snapshot, after: Snapshot, own: RequestCounts, **more: Any
+) -> list[str]:
+    seen = observed(label, States(before, after), own, **more)
+    return [each.detail for each in judging.judge(seen)]
+
+
+def objections(label: Label, engine: Snapshot) -> list[str]:
+    return [each.detail for each in cannot_earn(label, engine)]
 
 
 def reasons_of(label: Label, before: Any, after: Any, own: RequestCounts = OWN) -> str:
@@ -33,7 +43,7 @@ def test_single_stream_is_earned_on_one_slot_and_one_at_a_time() -> None:
 def test_batched_online_is_earned_by_steps_of_more_than_one() -> None:
     after = snapshot(requests_total=110, steps_by_batch=BATCHED)
     assert judge(ONLINE, snapshot(), after, OWN) == []
-    found = batches_between(snapshot(), after)
+    found = States(snapshot(), after).batches
     assert (found.steps, found.largest) == (30, 6)
     assert found.mean == pytest.approx((20 * 4 + 10 * 6) / 30)
 
@@ -172,3 +182,35 @@ def test_shortfalls_of_a_publishable_run_are_listed(
     label: Label, queries: int, seconds: float, missing: int
 ) -> None:
     assert len(shortfalls(label, queries, seconds)) == missing
+
+
+def in_turn(count: int, sequences: int, pairs: int = 1) -> list[Interval]:
+    """Requests for so many sequences, one after the other, and then some two at a time."""
+    alone = [Interval(at, at + 1, sequences) for at in range(count)]
+    return alone + [Interval(count + at, count + at + 1) for at in range(pairs) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("label", "requests", "steps"),
+    [
+        (ONLINE, in_turn(5, 4), {"1": [10, 0.1], "4": [105, 0.1]}),  # n=4 one by one, and a pair
+        (OFFLINE, in_turn(5, 16), {"1": [10, 0.1], "4": [5, 0.1], "8": [95, 0.1]}),  # n=16, and two
+        (ONLINE, in_turn(30, 1), {"1": [310, 3.1], "2": [10, 0.1], "4": [5, 0.1]}),
+    ],
+)
+def test_one_overlap_earns_no_batched_label(
+    label: Label, requests: list[Interval], steps: dict[str, Any]
+) -> None:
+    own = {"profile": "offline", "measurement_type": "offline"} if label is OFFLINE else {}
+    after = snapshot(requests_total=100 + len(requests), steps_by_batch=steps, **own)
+    counts = RequestCounts(len(requests), len(requests))
+    found = "; ".join(judge(label, snapshot(**own), after, counts, in_flight=requests))
+    assert "of the decode steps had sequences of several requests" in found
+
+
+def test_steps_count_where_nobody_knows_when_requests_were_in_flight() -> None:
+    steps = {"1": [110, 3.1], "2": [60, 0.1], "4": [5, 0.1]}
+    after = snapshot(requests_total=110, steps_by_batch=steps)
+    assert "38% of the decode steps" in "; ".join(judge(ONLINE, snapshot(), after, OWN))
+    shared = snapshot(requests_total=110, steps_by_batch=steps | {"2": [100, 0.1]})
+    assert judge(ONLINE, snapshot(), shared, OWN) == []

@@ -1,4 +1,4 @@
-"""The reasons why a scenario makes no row.
+"""The reasons why a measurement earns no label, or makes no row.
 
 Pure.
 """
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a scenario makes no row."""
+    """Why a measurement makes no row."""
 
     UNKNOWN_LABEL = "unknown_label"
     NOTHING_SERVED = "nothing_served"
@@ -19,6 +19,7 @@ class Reason(StrEnum):
     NOT_COUNTED = "not_counted"  # the engine's spans lack its counters
     NO_STEPS = "no_steps"
     CONTRADICTION = "contradiction"
+    WRONG_LABEL = "wrong_label"
     WRONG_SLOTS = "wrong_slots"
     COALESCED = "coalesced"
     DIVIDED = "divided"
@@ -26,6 +27,7 @@ class Reason(StrEnum):
     OVERLAP = "overlap"
     NEVER_BATCHED = "never_batched"
     ONE_BY_ONE = "one_by_one"
+    MOSTLY_ALONE = "mostly_alone"
     TRICKLE = "trickle"  # offline requires all the work at once, or slots that are never free
     BATCH_NOT_FULL = "batch_not_full"
     ONLINE_TRAFFIC = "online_traffic"

@@ -1,0 +1,207 @@
+"""Judges whether a measurement earned its label: what the engine did, against what the label means.
+
+Pure. A label is never replaced by another one: a measurement that does not meet its label is
+invalid, and the reasons are given. `thresholds` has every number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from orch_sidecar.tools.facts.labels import intervals
+from orch_sidecar.tools.facts.labels.objection import Objection, Reason
+from orch_sidecar.tools.facts.labels.observation import Observation, States
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
+from orch_sidecar.tools.facts.labels.thresholds import CHUNK_ENDS, LACKING, SHARED_STEPS
+from orch_sidecar.tools.facts.tables.agreement.load import load_contradiction
+from orch_sidecar.tools.facts.tables.row import Label
+
+# A sweep ignores this reason at one client, where it is expected.
+NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
+
+_Found = Iterator[Objection]
+
+
+def judge(seen: Observation) -> list[Objection]:
+    """Returns the reasons why the label was not earned, empty if it was."""
+    if seen.states is not None and (changed := [*_changes(seen.states)]):
+        return changed  # the counts of the two states cannot be compared
+    return [
+        *_engine(seen),
+        *(() if seen.states is None else _others(seen, seen.states)),
+        *_steps(seen),
+        *_arrivals(seen),
+        *(() if seen.states is None else _tokens(seen, seen.states)),
+    ]
+
+
+def cannot_earn(label: Label, engine: Snapshot) -> list[Objection]:
+    """Returns the reasons why this engine cannot earn that label, empty if it can."""
+    found = [*_slots(label, frozenset({engine.slots_total}))]
+    if engine.measurement_type != label:
+        detail = (
+            f"the pool {engine.pool!r} (profile {engine.profile}) is {engine.measurement_type}: "
+            f"a measurement of it cannot be {label}"
+        )
+        found.insert(0, Objection(Reason.WRONG_LABEL, detail))
+    return found
+
+
+def _engine(seen: Observation) -> _Found:
+    if seen.states is None:
+        yield from _slots(seen.label, seen.slots)
+    else:
+        yield from cannot_earn(seen.label, seen.states.before)
+
+
+def _slots(label: Label, slots: frozenset[int | None]) -> _Found:
+    single = label is Label.SINGLE_STREAM
+    if slots != {1} if single else not slots.isdisjoint({None, 0, 1}):
+        shown = ", ".join("an unknown number" if each is None else str(each) for each in slots)
+        detail = f"{label} needs an engine with {'one slot' if single else 'more than one slot'}"
+        yield Objection(Reason.WRONG_SLOTS, f"{detail}, this one has {shown}")
+
+
+def _steps(seen: Observation) -> _Found:
+    """Compares the label with the engine's steps, and with whose sequences were in them.
+
+    A request for several sequences is still one: batches of users need several requests at a time.
+    """
+    batches, label = seen.batches, seen.label
+    if not batches.largest:
+        yield Objection(Reason.NO_STEPS, "the engine reports no decode step in the window")
+        return
+    if label is Label.SINGLE_STREAM:
+        if batches.largest > 1:
+            detail = f"the engine decoded up to {batches.largest} sequences in one step"
+            yield Objection(Reason.BATCH_ABOVE_ONE, f"{detail}: {label} decodes one at a time")
+        return
+    if batches.largest == 1:
+        yield Objection(Reason.NEVER_BATCHED, NEVER_BATCHED)
+    elif seen.one_by_one or (seen.in_flight and intervals.share_together(seen.in_flight) == 0):
+        detail = (
+            f"the requests came one by one: the batch of up to {batches.largest} sequences was "
+            f"that of a single request, and {label} needs several requests at a time"
+        )
+        yield Objection(Reason.ONE_BY_ONE, detail)
+    else:
+        yield from _alone(seen)
+        if label is Label.OFFLINE and batches.largest < seen.target and not seen.limited_by:
+            detail = (
+                f"the engine decoded at most {batches.largest} sequences in one step, but slots "
+                f"and requests allow more: offline needs a batch of {seen.target}"
+            )
+            yield Objection(Reason.BATCH_NOT_FULL, detail)
+
+
+def _alone(seen: Observation) -> _Found:
+    """Objects to a batched label of steps that mostly had the sequences of one request."""
+    together = seen.decoding or seen.in_flight
+    # Where most steps read prompts, those that only decode are few, and of the last sequences.
+    counted = 1.0 if seen.limited_by == "prompts" else seen.batches.shared
+    shared = min(counted, intervals.share_together(together) if together else 1.0)
+    if shared < SHARED_STEPS:
+        detail = (
+            f"{shared:.0%} of the decode steps had sequences of several requests, and {seen.label} "
+            f"needs {SHARED_STEPS:.0%}: a request that is alone is not batched, however many "
+            "sequences it has; send more of them at a time"
+        )
+        yield Objection(Reason.MOSTLY_ALONE, detail)
+
+
+def _arrivals(seen: Observation) -> _Found:
+    """Compares the label with how the requests came: an engine batches what it has."""
+    single = seen.label is Label.SINGLE_STREAM
+    if seen.arrivals is not None and (single or not seen.one_by_one):  # `_steps` says that
+        stated = load_contradiction(seen.label, seen.arrivals, seen.at_once, at_least=seen.target)
+        if stated is not None:
+            yield Objection(Reason.CONTRADICTION, stated)
+    if single:
+        if overlaps := intervals.overlapping(seen.in_engine, seen.clock_slack):
+            of = f"{overlaps} of {len(seen.in_engine)} sequences"
+            detail = "arrived while another was in the engine: requests come one after the other"
+            yield Objection(Reason.OVERLAP, f"{of} {detail}")
+    elif seen.label is Label.OFFLINE and seen.in_flight and seen.target:
+        lacking = intervals.missing(seen.in_flight, seen.supply_target)
+        if lacking > LACKING:
+            detail = (
+                f"{lacking:.0%} of {seen.supply_target:g} sequences were missing before the last "
+                f"request arrived: send all at once, or keep as many in flight"
+            )
+            yield Objection(Reason.TRICKLE, detail)
+
+
+def _others(seen: Observation, states: States) -> _Found:
+    """Compares the requests that the engine accepted with those that were sent."""
+    own = seen.counts
+    details = [
+        f"{what} in the engine {when} the measurement: {count}"
+        for when, state in (("before", states.before), ("after", states.after))
+        for what, count in (
+            ("foreign sequences", state.foreign),
+            ("sequences still", state.leased),
+        )
+        if count
+    ]
+    if states.accepted > own.sent:
+        details.append(
+            f"the engine accepted {states.accepted} requests in the window, but this measurement "
+            f"sent {own.sent}: the engine served other clients, too"
+        )
+    if states.accepted < own.answered:
+        details.append(
+            f"{own.answered} requests were answered, but the engine accepted {states.accepted}: "
+            "answers were shared (coalesced), or came from another engine"
+        )
+    yield from (Objection(Reason.OTHER_TRAFFIC, each) for each in details)
+
+
+def _tokens(seen: Observation, states: States) -> _Found:
+    """Compares the tokens with those that the engine counted, and decoded.
+
+    A prompt was read or found in the cache, once for each sequence of its request. Each sequence of
+    a step generates at least one token; requests of others that began before the window show so.
+    """
+    own, generated, read = seen.counts, states.generated_tokens, states.prefilled_tokens
+    if None not in (generated, own.output_tokens) and generated != own.output_tokens:
+        detail = f"the engine generated {generated} tokens in the window, but this measurement"
+        yield Objection(Reason.CONTRADICTION, f"{detail} states {own.output_tokens}")
+    if read is not None and own.input_tokens is not None:
+        found = states.prefix_hits
+        if own.input_tokens > (read + found) * (1 + CHUNK_ENDS) + own.sent:
+            detail = (
+                f"the engine read {read} prompt tokens in the window and found {found} in its "
+                f"cache, but this measurement states {own.input_tokens}"
+            )
+            yield Objection(Reason.CONTRADICTION, detail)
+    decoded = round(seen.batches.steps * seen.batches.mean)
+    if own.output_tokens is not None and decoded > own.output_tokens:
+        detail = (
+            f"the engine decoded at least {decoded} tokens in the window, but this measurement "
+            f"received {own.output_tokens}: the engine served other clients, or its states are of "
+            "another run"
+        )
+        yield Objection(Reason.OTHER_TRAFFIC, detail)
+
+
+def _changes(states: States) -> _Found:
+    for differs, detail in _CHANGES:
+        if differs(states.before, states.after):
+            yield Objection(Reason.ENGINE_CHANGED, detail)
+
+
+_CHANGES: Final[tuple[tuple[Callable[[Snapshot, Snapshot], bool], str], ...]] = (
+    (lambda a, b: a.epoch != b.epoch, "the engine was restarted"),
+    (
+        lambda a, b: (a.profile, a.measurement_type) != (b.profile, b.measurement_type),
+        "the profile changed",
+    ),
+    (
+        lambda a, b: (a.conditions, a.weights) != (b.conditions, b.weights),
+        "the engine's model or its configuration changed",
+    ),
+    (lambda a, b: a.slots_total != b.slots_total, "the number of slots changed"),
+    (lambda a, b: a.generation != b.generation, "the sidecar's configuration was reloaded"),
+    (lambda a, b: b.requests_total < a.requests_total, "the second state is older than the first"),
+)

@@ -1,0 +1,193 @@
+"""What is known of a measurement, whoever reports it: the one thing that the judge judges.
+
+Pure. Its readers are `orch bench`, the files of other tools, signed evidence and traces. What a
+source does not contain is empty or None here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orch_sidecar.tools.facts.labels import thresholds
+from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The decode-only steps of a window: how many, their largest and their mean batch (sequences).
+
+    `shared`: the share of them with two or more sequences, 1 where it is not known.
+    """
+
+    steps: int
+    largest: int
+    mean: float
+    shared: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """The requests of a measurement. At most `sent` reached the engine, at least `answered` did.
+
+    `output_tokens`: of all of them; None where some are unknown, as those of a failed request.
+    `input_tokens`: of the answered ones, None where unknown.
+    """
+
+    sent: int
+    answered: int
+    output_tokens: int | None = None
+    input_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Two states of one engine, idle both times: before the first request, after the last."""
+
+    before: Snapshot
+    after: Snapshot
+
+    @property
+    def accepted(self) -> int:
+        """The requests that the engine accepted in between."""
+        return self.after.requests_total - self.before.requests_total
+
+    @property
+    def generated_tokens(self) -> int | None:
+        return _between(self.before.generated_tokens, self.after.generated_tokens)
+
+    @property
+    def prefilled_tokens(self) -> int | None:
+        return _between(self.before.prefilled_tokens, self.after.prefilled_tokens)
+
+    @property
+    def prefix_hits(self) -> int:
+        return self.after.prefix_hits - self.before.prefix_hits
+
+    @property
+    def prefix_hit_ratio(self) -> float:
+        """The share of the looked-up prompt tokens that the prefix cache had; 0 if none was."""
+        looked_up = self.after.prefix_queries - self.before.prefix_queries
+        return self.prefix_hits / looked_up if looked_up > 0 else 0.0
+
+    @property
+    def batches(self) -> Batches:
+        """The decode steps in between; those that also prefilled prompts are not counted."""
+        earlier = self.before.steps_by_batch
+        ran = {
+            batch: count - earlier.get(batch, (0, 0.0))[0]
+            for batch, (count, _) in self.after.steps_by_batch.items()
+        }
+        ran = {batch: count for batch, count in ran.items() if count > 0}
+        steps = sum(ran.values())
+        if not steps:
+            return Batches(0, 0, 0.0)
+        return Batches(
+            steps,
+            max(ran),
+            sum(batch * count for batch, count in ran.items()) / steps,
+            sum(count for batch, count in ran.items() if batch > 1) / steps,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A measurement.
+
+    `slots`: of its engines. `in_flight`: its requests, from their arrival to their end, by whoever
+    was nearest to the client; `decoding`: the same from first to last token, by the engine;
+    `in_engine`: its sequences from their arrival there. Each of one clock, whose readings may be
+    wrong by `clock_slack`. `arrivals`, `at_once`: the load and the limit of concurrent requests as
+    whoever sent them states; None where nobody does, or without one. `batch_limited_by`: what kept
+    an offline batch below slots and work, None if unknown.
+    """
+
+    label: Label
+    slots: frozenset[int | None]
+    batches: Batches
+    counts: RequestCounts
+    states: States | None = None
+    in_flight: Sequence[Interval] = ()
+    decoding: Sequence[Interval] = ()
+    in_engine: Sequence[Interval] = ()
+    clock_slack: float = 0.0
+    arrivals: Arrivals | None = None
+    at_once: int | None = None
+    batch_limited_by: str | None = None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether who sent them states that each waited for the answer before."""
+        return self.arrivals is Arrivals.ONE_BY_ONE or self.at_once == 1
+
+    @property
+    def target(self) -> int:
+        """The sequences that an offline run has to have in the engine at once: as many as it has
+        slots, or all of them."""
+        slots = min((each for each in self.slots if each), default=0)
+        return min(slots, sum(each.sequences for each in self.in_flight) or self.counts.answered)
+
+    @property
+    def supply_target(self) -> float:
+        """As `target`, but no more than the cache holds: what must be there, if not in a step."""
+        before, tokens = None if self.states is None else self.states.before, self._tokens
+        if before is None or before.kv_tokens_total is None or not tokens:
+            return self.target
+        return max(1.0, min(self.target, before.kv_tokens_total / tokens))
+
+    @property
+    def _tokens(self) -> float | None:
+        """The tokens of a sequence at its end, as far as they are known."""
+        counts = self.counts
+        if counts.input_tokens is None or counts.output_tokens is None or not counts.answered:
+            return None
+        return (counts.input_tokens + counts.output_tokens) / counts.answered
+
+    @property
+    def limited_by(self) -> str | None:
+        """What kept the batch below the target: memory, which shows in preemptions or in a cache
+        that holds fewer sequences of this length, or prompts so long, or answers so short, that
+        the engine read prompts in most steps."""
+        if self.batch_limited_by is not None or self.states is None:
+            return self.batch_limited_by
+        before, after, counts = self.states.before, self.states.after, self.counts
+        if after.preemptions_total > before.preemptions_total:
+            return "memory"
+        if counts.output_tokens is not None:
+            later_tokens = counts.output_tokens - counts.answered
+            decoded = self.batches.steps * self.batches.mean
+            if decoded < later_tokens * thresholds.DECODED_SHARE:
+                return "prompts"
+            cache, each = before.kv_tokens_total, self._tokens
+            if cache is not None and each is not None and cache < self.target * each:
+                return "memory"
+        return None
+
+
+def observed(
+    label: Label,
+    states: States,
+    counts: RequestCounts,
+    *,
+    in_flight: Sequence[Interval] = (),
+    arrivals: Arrivals | None = None,
+    at_once: int | None = None,
+) -> Observation:
+    """Returns what two states of an engine, and the client, show of a measurement."""
+    return Observation(
+        label=label,
+        slots=frozenset({states.before.slots_total}),
+        batches=states.batches,
+        counts=counts,
+        states=states,
+        in_flight=in_flight,
+        arrivals=arrivals,
+        at_once=at_once,
+    )
+
+
+def _between(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
