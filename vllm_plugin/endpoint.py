@@ -11,19 +11,18 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from vllm_plugin.adapters.recordings import run_clips_in_turn
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.api_server.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
+from vllm_plugin.api_server.routes import RECORDINGS, workloads_of
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR, SidecarMiddleware
 from vllm_plugin.api_server.statements_endpoint import StatementsEndpoint
-from vllm_plugin.api_server.workloads import RECORDINGS, workloads_of
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,
@@ -58,6 +57,29 @@ CHECK_EVERY_S: Final = 0.5
 
 _KEY: Final = "VLLM_API_KEY"
 _LEASES: Final = "/v1/capabilities/leases/"
+
+
+T = TypeVar("T")
+
+
+async def in_turn(*iterators: AsyncIterator[T]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yields what vLLM's `merge_async_iterators` does, from one iterator after the other. One of
+    vLLM's gives its request to the engine when it is first asked."""
+    for number, iterator in enumerate(iterators):
+        async for each in iterator:
+            yield number, each
+
+
+def run_clips_in_turn() -> None:
+    """Has vLLM run the clips of a recording one after the other, so that it takes one slot.
+
+    vLLM cuts a recording into clips, 30 s each for most models. How many is known only once the
+    audio is decoded, long after the sidecar has admitted the request. The clips of a streamed
+    answer run one after the other already, those of any other all at once.
+    """
+    import vllm.entrypoints.speech_to_text.base.serving as serving
+
+    serving.merge_async_iterators = in_turn
 
 
 class LeaseShorteningFilter(logging.Filter):

@@ -17,10 +17,8 @@ import functools
 import inspect
 import logging
 import os
-import secrets
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,9 +27,7 @@ if TYPE_CHECKING:
 
     from vllm_plugin.contracts.profile import Profile
     from vllm_plugin.evidence.chains import Evidence
-    from vllm_plugin.state.conditions import Conditions
     from vllm_plugin.state.engine_state import EngineState
-    from vllm_plugin.state.kv_cache import KvCache, Scheduling
 
 _PROFILE_VARIABLE: Final = "ORCH_PROFILE"  # as in allowlist, which is not imported here
 WARM_UP_VARIABLE: Final = "ORCH_WARM_UP"
@@ -131,107 +127,6 @@ def _wrap_create_engine_config(profile: Profile) -> None:
     EngineArgs.create_engine_config = create_engine_config
 
 
-def _self_test() -> str:
-    """Checks every hook in the running vLLM and returns its version.
-
-    Raises RuntimeError if a hook is missing.
-    """
-    import vllm
-
-    from vllm_plugin.compatibility import hooks
-    from vllm_plugin.compatibility.symbols import symbols_below
-
-    package = Path(vllm.__file__).parent
-    text, complete = hooks.report(vllm.__version__, hooks.check(symbols_below(package)))
-    if not complete:
-        raise RuntimeError(
-            f"{text}\norch does not support this vLLM; use a supported release, or unset "
-            f"{_PROFILE_VARIABLE} to run without a profile"
-        )
-    logger.info("%s", text)
-    return str(vllm.__version__)
-
-
-def pool_of(environ: Mapping[str, str], profile: str) -> str:
-    """Returns the name of the engine's pool: ORCH_POOL, else the profile's name.
-
-    An empty variable counts as unset, as with ORCH_PROFILE: a sidecar rejects an empty name.
-    """
-    return environ.get("ORCH_POOL") or profile
-
-
-def scheduling_of(vllm_config: Any) -> Scheduling:
-    """Returns the settings that determine the KV cache blocks of a sequence."""
-    from vllm_plugin.state.kv_cache import Scheduling
-
-    cache, model = vllm_config.cache_config, vllm_config.model_config
-    drafts, at_once = vllm_config.num_speculative_tokens, cache.kv_cache_max_concurrency
-    return Scheduling(
-        ctx_max=model.max_model_len,
-        ctx_max_blocks=round(cache.num_gpu_blocks / at_once) if at_once else None,
-        batches=vllm_config.max_concurrent_batches,
-        batch_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
-        draft_tokens=drafts,
-        lookahead_tokens=vllm_config.num_lookahead_tokens,
-        retained_tokens=max(0, vllm_config.num_prefill_lookahead_tokens - 1),
-        mamba_mode=cache.mamba_cache_mode,
-        mamba_extra=drafts,
-        attention_chunk=getattr(model.hf_text_config, "attention_chunk_size", None),
-    )
-
-
-async def kv_cache_of(engine_client: Any) -> KvCache:
-    """Returns the KV cache of the engine. Only the engine core knows its groups of layers.
-
-    If the engine core fails to return them, full attention in all layers is assumed; the sidecar
-    corrects that by the measured usage.
-    """
-    from vllm_plugin.state.kv_cache import KvCache, KvGroup, groups_of
-
-    config = engine_client.vllm_config
-    core, cache = engine_client.engine_core, config.cache_config
-    try:
-        rows = await core.call_utility_async("get_kv_cache_group_metadata")
-        groups = groups_of(rows, scheduling_of(config))
-    except Exception:
-        # vLLM raises failures of the engine core as bare Exceptions: no narrower type fits.
-        logger.warning(
-            "orch: the groups of the KV cache are unknown; assuming full attention", exc_info=True
-        )
-        groups = (KvGroup(cache.block_size),)
-    # vLLM reserves one block as a placeholder.
-    return KvCache(max(0, (cache.num_gpu_blocks or 0) - 1), groups)
-
-
-async def conditions_of_workers(engine_client: Any, conditions: Conditions) -> Conditions:
-    """Completes the conditions of an engine with what its workers know: the attention backend, and
-    what they loaded. `unknown` where they cannot be asked, because the operator gave another
-    `--worker-extension-cls`, or fail to return it."""
-    from vllm_plugin.state.conditions import attention_backend, loaded_model
-
-    core, config = engine_client.engine_core, engine_client.vllm_config
-    if not _workers_have_our_calls(config):
-        logger.warning(
-            "orch: another worker extension is in use: attention_backend and loaded are unknown"
-        )
-        return conditions
-    try:
-        backends = await core.collective_rpc_async("orch_attention_backends")
-        conditions = replace(conditions, attention_backend=attention_backend(backends))
-        parameters = await core.collective_rpc_async("orch_parameters")
-        return replace(conditions, loaded=loaded_model(config, parameters))
-    except Exception:
-        # vLLM raises failures of a worker as bare Exceptions: no narrower type fits.
-        logger.warning("orch: what the workers run is unknown", exc_info=True)
-        return conditions
-
-
-def _workers_have_our_calls(vllm_config: Any) -> bool:
-    from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
-
-    return bool(vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION)
-
-
 def warms_up(environ: Mapping[str, str]) -> bool:
     """Returns whether engines warm up: unless ORCH_WARM_UP is `off`. An empty variable counts as
     unset. Raises ValueError."""
@@ -253,7 +148,9 @@ async def warm_up(engine_client: Any) -> None:
     if not warms_up(os.environ):
         logger.info("orch: no warm-up: %s is off", WARM_UP_VARIABLE)
         return
-    if not _workers_have_our_calls(config):
+    from vllm_plugin.adapters.vllm_config import workers_have_our_calls
+
+    if not workers_have_our_calls(config):
         logger.warning("orch: no warm-up: another worker extension is in use")
         return
     from vllm.platforms import current_platform
@@ -278,51 +175,35 @@ async def warm_up(engine_client: Any) -> None:
         )
 
 
-def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
-    """Creates the state of the engine with this configuration, and labels its spans."""
-    from vllm_plugin.adapters.hardware import hardware_of
-    from vllm_plugin.enforcement import enforce
-    from vllm_plugin.state.conditions import conditions_of, tokens_per_step_of
-    from vllm_plugin.state.engine_facts import EngineFacts, features_of, rate_limits_of
-    from vllm_plugin.state.engine_state import EngineState
+def make_evidence(vllm_config: Any, engine_state: EngineState) -> Evidence:
+    """Creates the evidence of an engine.
 
-    enforce.verify(vllm_config, profile)
-    model = vllm_config.model_config
-    served = model.served_model_name
-    engine_state = EngineState(
-        EngineFacts(
-            engine_version=_self_test(),
-            pool=pool_of(os.environ, profile.name),
-            models=tuple(served) if isinstance(served, list) else (served,),
-            weights=str(model.model),
-            ctx_max=model.max_model_len,
-            profile=profile.name,
-            measurement_type=profile.measurement_type.value,
-            batching=profile.batching,
-            slots_total=enforce.slots_of(vllm_config.scheduler_config),
-            epoch=secrets.token_hex(8),
-            features=features_of(vllm_config),
-            rate_limits=rate_limits_of(vllm_config),
-            hardware=hardware_of(vllm_config),
-            conditions=conditions_of(vllm_config),
-            tokens_per_step=tokens_per_step_of(vllm_config),
-            unleased=profile.unleased,
-        )
+    With an operator's key, the key of the epoch is made and certified now, without one for the
+    first statement. Raises InvalidOperatorKey.
+    """
+
+    from vllm_plugin.contracts.lease_protocol import timestamp
+    from vllm_plugin.evidence.chains import Evidence
+    from vllm_plugin.evidence.digests import Digests
+    from vllm_plugin.evidence.epoch_key import make_epoch_key, operator_key_file
+
+    def document(at_s: float) -> dict[str, Any]:
+        observed = {"observed_at": timestamp(at_s), "age_ms": 0}
+        return engine_state.document(None, at_s) | observed
+
+    model, epoch = vllm_config.model_config, engine_state.facts.epoch
+    digests = Digests(str(model.model), model.revision, vllm_config.load_config.download_dir)
+    digests.start()
+    operator_key = operator_key_file(os.environ)
+    evidence = Evidence(
+        epoch,
+        document,
+        digests.document,
+        lambda: make_epoch_key(epoch, operator_key, time.time()),
     )
-    if vllm_config.observability_config.otlp_traces_endpoint is not None:
-        from opentelemetry import trace
-        from opentelemetry.sdk.trace import TracerProvider
-
-        from vllm_plugin.adapters.spans import RequestSpanLabeller
-
-        provider = trace.get_tracer_provider()
-        if not isinstance(provider, TracerProvider):
-            raise RuntimeError(
-                f"the tracer provider is {type(provider).__name__}, must be that of the "
-                "OpenTelemetry SDK: remove what replaces it, or --otlp-traces-endpoint"
-            )
-        provider.add_span_processor(RequestSpanLabeller(engine_state))
-    return engine_state
+    if operator_key is not None:
+        logger.info("orch: statements are signed with the key %s", evidence.key.id)
+    return evidence
 
 
 def __getattr__(name: str) -> Any:
@@ -331,7 +212,7 @@ def __getattr__(name: str) -> Any:
     if name != "StatLogger":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm_plugin.adapters.stat_logger import SchedulerStatLogger
-    from vllm_plugin.evidence.setup import make_evidence
+    from vllm_plugin.adapters.vllm_config import make_engine_state
     from vllm_plugin.state.conditions import tokens_per_step_of
 
     assert _process.profile is not None  # or vLLM could not find it
@@ -358,6 +239,7 @@ def __getattr__(name: str) -> Any:
 
 def endpoint_plugin() -> Any:
     """Creates the endpoint plugin. Entry point of `vllm.endpoint_plugins`."""
+    from vllm_plugin.adapters.vllm_config import conditions_of_workers, kv_cache_of
     from vllm_plugin.endpoint import CapabilitiesEndpoint
 
     return CapabilitiesEndpoint(

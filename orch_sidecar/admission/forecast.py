@@ -15,7 +15,6 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.lent_slots import (
     MIN_WINDOW_S,
@@ -28,7 +27,7 @@ from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes, Start
 from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR, ShorterPrompts
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ClassRules, ServiceClass
 

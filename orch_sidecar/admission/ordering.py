@@ -14,11 +14,10 @@ from typing import Final
 
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.fairness.set_aside import Group
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.lease_protocol import Claim
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 

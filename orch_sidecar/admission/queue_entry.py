@@ -11,13 +11,12 @@ from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes, Start
 from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, FullQueue
 

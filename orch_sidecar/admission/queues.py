@@ -13,9 +13,8 @@ from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
 from orch_sidecar.admission.fairness.key_share import KeyShare
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.fairness.set_aside import SetAside
-from orch_sidecar.admission.types import AdmissionRequest, Lease
+from orch_sidecar.admission.types import AdmissionRequest, Lease, QueuedRequest
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 
@@ -197,6 +196,15 @@ class Queues:
         self.interactive.forget_running()
         self.bulk.forget_running()
 
-    def shares(self, service_class: ServiceClass) -> dict[bytes, KeyShare]:
-        """The shares of the keys in a class."""
-        return self.fair(service_class).shares
+    def shares(
+        self, names: Mapping[bytes, str]
+    ) -> Iterator[tuple[ServiceClass, str, KeyShare, float | None]]:
+        """The share of each key that has one of these `names`, by digest, in each class, and which
+        part it was served of the tokens that all keys were; None: there were none."""
+        for service_class in ServiceClass:
+            shares = self.fair(service_class).shares
+            total = sum(each.served for each in shares.values())
+            for digest, share in shares.items():
+                if digest in names:
+                    served = round(share.served / total, 4) if total else None
+                    yield service_class, names[digest], share, served

@@ -6,8 +6,7 @@ from typing import Final
 
 from orch_sidecar.admission.constraints.batch import MARGIN
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import ClassRules
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final, NamedTuple, Protocol
 
-from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import ServiceClass
 
 
@@ -259,3 +259,21 @@ class Owner(Protocol):
 
     def reclaim(self) -> None:
         """Aborts the request in the engine; it is queued again, unseen by its client."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A queued request.
+
+    `expiry`: of the time limit that expires first. `delay_s`: the delay clock when it was
+    first queued.
+    `charge`: tokens that its key is charged in advance.
+    """
+
+    ticket: str
+    request: AdmissionRequest
+    arrived: float
+    expires: float
+    expiry: Reason
+    delay_s: float
+    charge: int = 1

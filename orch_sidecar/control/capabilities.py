@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from orch_sidecar.admission.draining import Drain
+from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.api.endpoints import WORKLOADS
 from orch_sidecar.auth.keys import ApiKey
@@ -21,7 +22,7 @@ from orch_sidecar.pools.snapshot import (
     slots_free,
 )
 from vllm_plugin.contracts.lease_protocol import API_VERSION, timestamp
-from vllm_plugin.contracts.profile import Profile
+from vllm_plugin.contracts.profile import Profile, ServiceClass
 
 # The fields of the engine's document that are for sidecars only, or replaced here.
 _OMITTED_FIELDS: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
@@ -116,7 +117,7 @@ def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) ->
 
 
 def _rate_limits(admission: AdmissionStatus, key: ApiKey | None) -> dict[str, Any]:
-    """The limits beyond which requests get a 429; the budgets of the key are in `key_shares`.
+    """The limits beyond which requests get a 429; the page adds the budgets of the key.
 
     `queue_capacity` in queued requests and `max_wait_s` in seconds, by class; and the concurrent
     sequences of the key, None where they are not limited.
@@ -134,3 +135,20 @@ def drain_entry(drain: Drain | None) -> dict[str, str] | None:
     if drain is None:
         return None
     return {"ordered_by": drain.ordered_by.value, "since": timestamp(drain.since_s)}
+
+
+def shares_of_keys(queues: Queues, names: Mapping[bytes, str]) -> dict[str, Any]:
+    """Returns what each key with one of these names has in a pool, by class and name.
+
+    `share`: of the tokens that all keys of the class were served since the start, None if there
+    were none.
+    """
+    found: dict[str, Any] = {each.value: {} for each in ServiceClass}
+    for service_class, name, share, served in queues.shares(names):
+        found[service_class.value][name] = {
+            "weight": share.weight,
+            "queued": len(share.queue),
+            "running": share.running,
+            "share": served,
+        }
+    return found

@@ -1,4 +1,9 @@
-"""The pages of this sidecar: capabilities, models, metrics, readiness and health of pools."""
+"""The pages of this sidecar: capabilities, models, metrics, readiness and health of pools.
+
+A sidecar of one engine is ready while the engine takes requests: a rollout waits for that. A
+sidecar of several engines, or of other sidecars, is ready while it can answer, if only by a
+refusal with a time to retry: if it were not, clients would get no answer at all.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,48 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.changes import ReloadState
-from orch_sidecar.control import capabilities, key_shares
-from orch_sidecar.control.readiness import Readiness
+from orch_sidecar.control import capabilities
 from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.observability.metrics import PIECE_S, Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.pools.snapshot import batching_stats, queued_by_class
+
+
+class Readiness:
+    """The readiness of this sidecar. It starts only once."""
+
+    def __init__(self, pools: PoolRegistry) -> None:
+        self._pools = pools
+        self._started = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a restart would not help, as at vLLM's `/health`. Only an engine that accepts
+        connections and says nothing needs one; it lives while it loads, drains or is paused."""
+        one = self._pools.one
+        return one is None or one.tier or one.state is not PoolState.STALE
+
+    @property
+    def is_ready(self) -> bool:
+        pools = self._pools
+        if pools.one is not None and not pools.one.tier:
+            return pools.one.state is PoolState.READY
+        self._started = self._started or self._knows_all()
+        return self._started and not pools.shutting_down and not self._is_drained()
+
+    def _knows_all(self) -> bool:
+        """Whether the state of every pool, or the reason of its absence, is known."""
+        pools = self._pools
+        if any(each.reason is Reason.ENGINE_STARTING for each in pools.without_address.values()):
+            return False  # the name has not been looked up yet
+        return all(each.watcher.document is not None or each.watcher.failed for each in pools)
+
+    def _is_drained(self) -> bool:
+        """Whether an operator has taken this sidecar out of service, by draining each pool."""
+        drains = [pool.admission.draining for pool in self._pools]
+        return bool(drains) and all(each and not each.ends_with_engine for each in drains)
+
 
 Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
 
@@ -87,7 +127,8 @@ class Pages:
         """The entries of all pools, and then of the absent ones, each as it is when it is its
         turn."""
         absent, private = self._pools.absent(), self._authorizer.sees_all(key)
-        budgets = key_shares.budgets(self._authorizer, key)
+        requests, tokens = (None, None) if key is None else self._authorizer.budget_of(key)
+        budgets = {"key_requests_per_minute": requests, "key_tokens_per_minute": tokens}
         names = self._authorizer.names() if private or key is None else {key.digest: key.name}
         for pool in self._pools:
             entry = capabilities.entry(pool.snapshot(), pool.status(), key)
@@ -95,7 +136,7 @@ class Pages:
             if not private:
                 entry.pop(capabilities.PRIVATE_FIELD, None)
             if names:
-                entry["shares"] = key_shares.shares(pool.queues, names)
+                entry["shares"] = capabilities.shares_of_keys(pool.queues, names)
             yield entry
         for name, profile in absent.items():
             entry = capabilities.unknown(name, profile, states[name])

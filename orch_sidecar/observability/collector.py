@@ -10,11 +10,11 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.resolve import NO_TYPE
 from orch_sidecar.observability import gen_ai
 from orch_sidecar.observability.families import engine_metrics, pool_metrics
-from orch_sidecar.observability.families.key_metrics import key_families
 from orch_sidecar.observability.families.metric_family import (
     Family,
     HistogramFamily,
@@ -31,6 +31,50 @@ from orch_sidecar.observability.record import OK, Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.contracts.profile import BULK
+
+_LABELS: Final = ("class", "key")
+
+
+def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
+    """Returns the families of the API keys' shares. `names`: of the known keys, by their digests.
+
+    A key is labelled by the name of its entry: neither the key nor its digest appears.
+    """
+
+    def of_each(number: Callable[[KeyShare], float]) -> Callable[[Scraped], Iterable[Sample]]:
+        return lambda at: [
+            ([service_class.value, name], number(share))
+            for service_class, name, share, _ in at.pool.queues.shares(names)
+        ]
+
+    return (
+        Family(
+            "orch_key_tokens",
+            "Tokens charged to the key for requests that ended: prompt, and twice the generated.",
+            of_each(lambda share: share.served),
+            _LABELS,
+            counts=True,
+            private=True,
+            of_requests=True,
+        ),
+        Family(
+            "orch_key_queue_depth",
+            "Queued requests of the key.",
+            of_each(lambda share: len(share.queue)),
+            _LABELS,
+            private=True,
+            of_requests=True,
+        ),
+        Family(
+            "orch_key_running",
+            "Requests of the key that have slots.",
+            of_each(lambda share: share.running),
+            _LABELS,
+            private=True,
+            of_requests=True,
+        ),
+    )
+
 
 KeyNames = Callable[[], Mapping[bytes, str]]
 

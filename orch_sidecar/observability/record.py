@@ -134,6 +134,20 @@ class RequestRecord:
         """Returns the seconds from the arrival to a moment; None if there was none."""
         return None if monotonic is None else (monotonic - self.identity.arrived) / 1e9
 
+    def ms_to(self, monotonic: int | None) -> float | None:
+        """Returns the same in milliseconds, to a tenth, as pages and logs show it."""
+        return None if monotonic is None else round((monotonic - self.identity.arrived) / 1e6, 1)
+
+    @property
+    def tokens(self) -> int | None:
+        """Output tokens, estimated where the engine did not report them; None: unknown."""
+        return self.generated_tokens if self.output_tokens is None else self.output_tokens
+
+    @property
+    def trace_text(self) -> str | None:
+        """The id of its trace in hexadecimal; None: the trace is not sampled."""
+        return f"{self.trace_id:032x}" if self.trace_id else None
+
     def of_generation(self) -> RequestRecord:
         """Returns the record of the generation that this request starts for others, too."""
         return RequestRecord(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_plugin.register import kv_cache_of
+from vllm_plugin.adapters.vllm_config import kv_cache_of
 
 pytestmark = pytest.mark.engine
 

@@ -19,7 +19,7 @@ from tests.integration import answers
 from tests.integration.scripted_keys import is_for_sidecars, knows
 from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
-from vllm_plugin.api_server.workloads import workloads_of
+from vllm_plugin.api_server.routes import workloads_of
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, NO_SLOT, parse_claim, parse_lease
 from vllm_plugin.contracts.lora import NO_ADAPTER, parse_adapter
 from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, SidecarKeys

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_plugin.register import pool_of
+from vllm_plugin.adapters.vllm_config import pool_of
 from vllm_plugin.state.engine_facts import features_of, rate_limits_of
 
 

@@ -1,5 +1,5 @@
-"""Translates between vLLM's objects and the plugin's own: statistics, spans, hardware, workers.
+"""Translates vLLM's objects into the plugin's own: statistics, spans, configuration, workers.
 
 vLLM calls most of it. Beside the entry points only this package imports vLLM or OpenTelemetry. May
-import `state`, `speed` and `contracts`.
+import `enforcement`, `state`, `speed`, `compatibility` and `contracts`.
 """

@@ -3,5 +3,5 @@
 The middleware counts requests and checks their leases, and notices calls that suspend the engine;
 `statements_endpoint` answers with signed statements.
 
-Pure: `routes`, `workloads`. May import `evidence`, `state` and `contracts`.
+Pure: `routes`. May import `evidence`, `state` and `contracts`.
 """

@@ -26,10 +26,9 @@ from orch_sidecar.admission.constraints.constraint import (
     Scope,
 )
 from orch_sidecar.admission.constraints.demand import Demand
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, QueuedRequest, StepTime
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
 

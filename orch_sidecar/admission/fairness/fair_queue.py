@@ -26,8 +26,7 @@ from typing import Final
 
 from orch_sidecar.admission.fairness.backlog import Ahead, Backlog
 from orch_sidecar.admission.fairness.key_share import KeyShare, forget_idle
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest, Lease
+from orch_sidecar.admission.types import AdmissionRequest, Lease, QueuedRequest
 
 # Up to so many queued requests are looked at one by one to predict the place of another.
 MAX_LISTED_REQUESTS: Final = 32

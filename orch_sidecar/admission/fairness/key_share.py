@@ -9,7 +9,7 @@ from collections import OrderedDict
 from operator import attrgetter
 from typing import Final
 
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
+from orch_sidecar.admission.types import QueuedRequest
 
 # Tokens of a request, before any of the key has ended.
 FIRST_CHARGE_TOKENS: Final = 512

@@ -16,8 +16,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.constraints.constraint import Constraint
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.lora import PASSED_S
 
 

@@ -67,5 +67,5 @@ Neither prompts nor answers nor API keys are in it: keys appear by their names i
 client with a key gets its own rows alone, of `keys`, `queue`, `admitted` and `requests`. A model is
 named only if the pool serves it.
 
-Pure: `document`, `latency`, `rates`, `requests`, `words`.
+Pure: `document`, `latency`, `words`.
 """

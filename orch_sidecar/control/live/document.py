@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from orch_sidecar.admission.fairness.key_share import KeyShare
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus
-from orch_sidecar.admission.types import Lease
+from orch_sidecar.admission.types import Lease, QueuedRequest
 from orch_sidecar.admission.waiting.places import Place
 from orch_sidecar.control.live import words
 from orch_sidecar.engine_state import report
@@ -100,23 +99,18 @@ def curve(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def keys(shares: Mapping[str, Mapping[bytes, KeyShare]], names: Names) -> list[dict[str, Any]]:
+def keys(queues: Queues, names: Names) -> list[dict[str, Any]]:
     """Returns the keys that have requests, or had some, by class."""
-    found = []
-    for service_class, of_class in shares.items():
-        total = sum(share.served for share in of_class.values())
-        found += [
-            {
-                "class": service_class,
-                "key": names[digest],
-                "queued": len(share.queue),
-                "running": share.running,
-                "share": round(share.served / total, 4) if total else None,
-            }
-            for digest, share in of_class.items()
-            if digest in names
-        ]
-    return found
+    return [
+        {
+            "class": service_class.value,
+            "key": name,
+            "queued": len(share.queue),
+            "running": share.running,
+            "share": served,
+        }
+        for service_class, name, share, served in queues.shares(names)
+    ]
 
 
 def queue(queued: Iterable[Queued], names: Names, clock: Clock) -> list[dict[str, Any]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from itertools import islice
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.control.live import document, latency, words
@@ -19,14 +20,60 @@ from orch_sidecar.control.live.document import (
     Clock,
     Queued,
 )
-from orch_sidecar.control.live.rates import TokenRates
 from orch_sidecar.control.live.requests import RequestTable, Row
-from orch_sidecar.engine_state.step_history import StepHistory
+from orch_sidecar.observability.mean_batches import MeanBatches
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.recent import Ended
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.request import Request
+
+# Rates are means over this time, so that a step of seconds does not make them jump.
+_WINDOW_S: Final = 5.0
+_MAX_SAMPLES: Final = 32
+
+
+class _Counts(NamedTuple):
+    """The engine's counts since its start, as of `at`."""
+
+    at: float
+    tokens: int
+    prompt_tokens: int
+
+
+class TokenRates:
+    """The token counts of one engine over the last seconds."""
+
+    def __init__(self) -> None:
+        self._counts: deque[_Counts] = deque(maxlen=_MAX_SAMPLES)
+        self._epoch: object = None
+
+    def add(self, document: Mapping[str, Any], at: float) -> None:
+        """Adds a report, once. Another epoch starts from nothing."""
+        if self._counts and at <= self._counts[-1].at:
+            return
+        if document.get("epoch") != self._epoch:
+            self._epoch = document.get("epoch")
+            self._counts.clear()
+        prompt_tokens = (document.get("prefill") or {}).get("tokens", 0)
+        tokens = document.get("generated_tokens_total", 0)
+        self._counts.append(_Counts(at, tokens, prompt_tokens))
+
+    def document(self) -> dict[str, float | None]:
+        """Returns generated and prompt tokens per second; None until two reports are known."""
+        counts = self._counts
+        if len(counts) < 2:
+            return {"tokens_per_s": None, "prompt_tokens_per_s": None}
+        last = counts[-1]
+        since = next(each for each in counts if last.at - each.at <= _WINDOW_S)
+        if since is last:
+            since = counts[-2]
+        seconds = last.at - since.at
+        return {
+            "tokens_per_s": round((last.tokens - since.tokens) / seconds, 1),
+            "prompt_tokens_per_s": round((last.prompt_tokens - since.prompt_tokens) / seconds, 1),
+        }
+
 
 Part = dict[str, Any]
 
@@ -54,10 +101,9 @@ class LiveSource:
         self.permits = authorizer.permits
         self._head = head
         self._loop = asyncio.get_running_loop()
-        self._histories: dict[str, StepHistory] = {}
+        self._batches = MeanBatches()
         self._rates: dict[str, TokenRates] = {}
-        self._reported: dict[str, float] = {}  # when the engine's counts were last added
-        self._table = RequestTable(self._histories, self._serves)
+        self._table = RequestTable(self._batches, self._serves)
 
     def sidecar(self) -> Part:
         """Returns the part `sidecar`."""
@@ -71,18 +117,18 @@ class LiveSource:
         now = self._loop.time()
         clock, names = Clock(now, time.time() - now), self._authorizer.names()
         ended = self._metrics.recent().all()
-        found = {pool.name: self._entry(pool, names, ended, clock) for pool in self._pools}
-        for name in self._histories.keys() - found.keys():
-            del self._histories[name], self._rates[name], self._reported[name]
+        self._batches.read(self._pools.all)
+        before = self._rates  # those of pools that are gone are forgotten
+        self._rates = {each.name: before.get(each.name) or TokenRates() for each in self._pools}
         absent = self._pools.absent()
         return [
-            *found.values(),
+            *(self._entry(pool, names, ended, clock) for pool in self._pools),
             *(document.absent_entry(name, profile) for name, profile in absent.items()),
         ]
 
     def changed_requests(self) -> list[Row]:
         """Returns the rows of `requests` that are new or have changed since the last call."""
-        return self._table.update(self._metrics.recent(), time.monotonic())
+        return self._table.update(self._metrics.recent(), time.monotonic_ns())
 
     def requests(self) -> list[Row]:
         """Returns the part `requests`, as of the last call of `changed_requests`."""
@@ -90,20 +136,20 @@ class LiveSource:
 
     def _entry(self, pool: Pool, names: document.Names, ended: list[Ended], clock: Clock) -> Part:
         status, ledger = pool.status(), pool.ledger
-        busy = pool.watcher.busy_ratio
-        rates = self._read(pool).document() | {"busy": None if busy is None else round(busy, 3)}
+        rates, watcher = self._rates[pool.name], pool.watcher
+        if watcher.document is not None and watcher.beat_at is not None:
+            rates.add(watcher.document, watcher.beat_at)
+        busy = watcher.busy_ratio
         own = [(record, at) for record, at in ended if record.pool == pool.name]
         return document.pool_entry(
             pool.snapshot(), status, ledger, pool.watcher.since_s, tier=pool.tier
         ) | {
-            "rates": rates,
+            "rates": rates.document() | {"busy": None if busy is None else round(busy, 3)},
             "latency": latency.of_classes(
                 own, pool.classes, pool.admission.rules, time.monotonic_ns()
             ),
             "waits": words.waits(status),
-            "keys": document.keys(
-                {each.value: pool.queues.shares(each) for each in pool.classes}, names
-            ),
+            "keys": document.keys(pool.queues, names),
             "queue": document.queue(self._queued(pool, clock.now), names, clock),
             "admitted": document.admitted(islice(self._admitted(pool), MAX_ADMITTED), names, clock),
         }
@@ -123,18 +169,6 @@ class LiveSource:
                 at_s = None if record.first_byte is None else record.first_byte / 1e9
                 tells = record.stream and record.identity.endpoint.first_byte_is_token
                 yield Admitted(record.identity.id, lease, at_s, tells)
-
-    def _read(self, pool: Pool) -> TokenRates:
-        """Adds the last report of a pool's engine to what is remembered; returns its rates."""
-        rates = self._rates.setdefault(pool.name, TokenRates())
-        history = self._histories.setdefault(pool.name, StepHistory())
-        watcher, reported = pool.watcher, self._reported.get(pool.name)
-        if watcher.beat_at is not None and watcher.beat_at != reported:
-            assert watcher.document is not None, "it came with the counts"
-            rates.add(watcher.document, watcher.beat_at)
-            history.add(watcher.document, watcher.beat_at)
-        self._reported[pool.name] = watcher.beat_at or 0.0
-        return rates
 
     def _serves(self, pool: str, model: str) -> bool:
         try:

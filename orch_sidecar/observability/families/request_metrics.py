@@ -22,16 +22,6 @@ _ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 
 _PREDICTABLE_S: Final = 0.1
 
 
-def _wait_s(record: RequestRecord) -> float | None:
-    return None if record.admitted is None else (record.admitted - record.identity.arrived) / 1e9
-
-
-def _first_byte_s(record: RequestRecord) -> float | None:
-    return (
-        None if record.first_byte is None else (record.first_byte - record.identity.arrived) / 1e9
-    )
-
-
 def _prediction_error(record: RequestRecord) -> float | None:
     if record.queued is None or record.admitted is None or record.predicted_start_ms is None:
         return None
@@ -69,13 +59,13 @@ HISTOGRAMS: Final = (
         "orch_admission_wait_seconds",
         "Time from arrival to the slot, of admitted requests.",
         _WAIT_BUCKETS,
-        _wait_s,
+        lambda record: record.seconds_to(record.admitted),
     ),
     HistogramRow(
         "orch_time_to_first_byte_seconds",
         "Time from arrival to the first byte of the answer's body, of admitted requests.",
         _WAIT_BUCKETS,
-        _first_byte_s,
+        lambda record: record.seconds_to(record.first_byte),
         shared_once=False,
     ),
     HistogramRow(

@@ -9,22 +9,64 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from orch_sidecar.engine_state.step_history import StepHistory
+import msgspec
+
+from orch_sidecar.api.json_body import well_formed
+from orch_sidecar.observability.mean_batches import MeanBatches
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.recent import Ended
-from orch_sidecar.observability.request_log.lines import line_of
+from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.request_log.writer import MAX_LINES, Line, LineWriter
 from orch_sidecar.pools.registry import PoolRegistry
 
 logger = logging.getLogger("orch.sidecar")
 
+# A client may send any text as the name of a model.
+_MAX_MODEL_CHARACTERS: Final = 128
 WRITE_EVERY_S: Final = 0.5
-# Later an engine is away, and the mean batch stays unknown.
-_PENDING_S: Final = 3.0
 _MAX_WRITE_S: Final = 5.0
+
+
+def line_of(record: RequestRecord, ended: int, batch_mean: float | None) -> bytes:
+    """Returns the line of a request that `ended` at that time of the monotonic clock, in
+    nanoseconds. `batch_mean`: of the engine's decode steps while it ran."""
+    identity, labels = record.identity, record.labels or {}
+    streams = record.stream and identity.endpoint.first_byte_is_token
+    arrived = datetime.fromtimestamp(identity.arrived_ns / 1e9, UTC)
+    return msgspec.json.encode(
+        {
+            "time": arrived.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "id": identity.id,
+            "request_id": identity.request_id,
+            "correlation_id": identity.correlation_id,
+            "key": record.key,
+            "method": identity.method[:20],
+            "route": identity.endpoint.path,
+            "model": well_formed(record.model[:_MAX_MODEL_CHARACTERS]) or None,
+            "pool": record.pool,
+            "measurement_type": labels.get("measurement_type"),
+            "class": record.service_class,
+            "outcome": record.outcome,
+            "status": record.status or None,
+            "stream": record.stream,
+            "sequences": record.cost,
+            "position": record.queue_position if record.queued is not None else None,
+            "wait_ms": record.ms_to(record.admitted),
+            "ttft_ms": record.ms_to(record.first_byte) if streams else None,
+            "total_ms": record.ms_to(ended),
+            "prompt_tokens": record.input_tokens,
+            "tokens": record.tokens,
+            "tokens_estimated": record.tokens != record.output_tokens,
+            "batch_mean": batch_mean if record.outcome is Outcome.OK else None,
+            "coalesced": record.coalesced,
+            "scenario": record.scenario,
+            "trace_id": record.trace_text,
+        }
+    )
 
 
 class RequestLog:
@@ -34,7 +76,7 @@ class RequestLog:
         self._writer = writer
         self._pools = pools
         self._metrics = metrics
-        self._histories: dict[str, StepHistory] = {}
+        self._batches = MeanBatches()
         self._ended: list[Ended] = []
         self._lost = 0  # records that exceeded the queue, or met a fault
         metrics.log_to(self._take, lambda: self._lost + writer.dropped)
@@ -43,16 +85,16 @@ class RequestLog:
         """Writes lines at intervals, until cancelled."""
         while True:
             await asyncio.sleep(WRITE_EVERY_S)
-            self._look_safely(_PENDING_S)
+            self._look_safely(all_lines=False)
 
     async def close(self) -> None:
         """Writes what there is."""
-        self._look_safely(0.0)
+        self._look_safely(all_lines=True)
         await asyncio.to_thread(self._writer.close, _MAX_WRITE_S)
 
-    def _look_safely(self, pending_s: float) -> None:
+    def _look_safely(self, *, all_lines: bool) -> None:
         try:
-            self._look(pending_s)
+            self._look(all_lines=all_lines)
         # A fault of the log must not end the sidecar, nor be met again by the next lines.
         except Exception:
             logger.exception("%d lines of the request log were dropped", len(self._ended))
@@ -65,29 +107,18 @@ class RequestLog:
         self._ended += ended[:room]
         self._lost += max(0, len(ended) - room)
 
-    def _look(self, pending_s: float) -> None:
-        """Writes the lines of requests whose mean batch is known, or that ended so long ago."""
-        before = self._histories  # those of addresses that are gone are forgotten
-        self._histories = {p.name: before.get(p.name) or StepHistory() for p in self._pools}
-        for pool in self._pools:
-            history = self._histories[pool.name]
-            document, beat_at = pool.watcher.document, pool.watcher.beat_at
-            if document is not None and beat_at is not None and beat_at > history.known_until:
-                history.add(document, beat_at)
+    def _look(self, *, all_lines: bool) -> None:
+        """Writes the lines of the requests whose mean batch is no longer pending, or of all."""
+        self._batches.read(self._pools.all)
         self._metrics.catch_up()
         lines: list[Line] = []
         pending: list[Ended] = []
         now = time.monotonic_ns()
         for each in self._ended:
-            record, at = each
-            history_of = None if record.admitted is None else self._histories.get(record.pool or "")
-            mean = None
-            if history_of is not None and record.admitted is not None:
-                if history_of.known_until * 1e9 < at and now - at < pending_s * 1e9:
-                    pending.append(each)
-                    continue
-                mean = history_of.mean_batch(record.admitted / 1e9, at / 1e9)
-            lines.append(partial(line_of, record, at, mean))
+            if not all_lines and self._batches.is_pending(each, now):
+                pending.append(each)
+            else:
+                lines.append(partial(line_of, *each, self._batches.of(each)))
         if lines:
             self._writer.write(lines)
         self._ended = pending

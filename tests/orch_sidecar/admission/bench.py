@@ -5,11 +5,10 @@ from __future__ import annotations
 from orch_sidecar.admission.constraints.batch import Limits, limits_for
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, Lease
+from orch_sidecar.admission.types import AdmissionRequest, Lease, QueuedRequest
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import BULK, bulk, rules
 from vllm_plugin.contracts.profile import AdmissionRules

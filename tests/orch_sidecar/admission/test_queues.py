@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
 from orch_sidecar.admission.queues import Queues
+from orch_sidecar.admission.types import QueuedRequest
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, bulk, interactive
 from vllm_plugin.contracts.profile import ServiceClass

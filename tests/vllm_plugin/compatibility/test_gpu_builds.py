@@ -10,7 +10,7 @@ import pytest
 from tests.vllm_plugin.compatibility.gpu_builds import record
 from tests.vllm_plugin.compatibility.gpu_builds.ranges import open_ranges
 from vllm_plugin.compatibility import hooks
-from vllm_plugin.compatibility.symbols import parse_symbols
+from vllm_plugin.compatibility.hooks import parse_symbols
 from vllm_plugin.compatibility.vllm_names import HOOKS, Hook
 
 RELEASES = ("0.32.0", "0.33.0")

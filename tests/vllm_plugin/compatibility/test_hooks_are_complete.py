@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm_plugin.compatibility import vllm_usage
-from vllm_plugin.compatibility.symbols import symbols_below
+from vllm_plugin.compatibility.hooks import symbols_below
 from vllm_plugin.compatibility.vllm_names import HOOKS
 from vllm_plugin.contracts.profile import load, shipped
 

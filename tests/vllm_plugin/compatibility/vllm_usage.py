@@ -50,20 +50,20 @@ _ROOTS: Final[dict[str, dict[str, Place]]] = {
     },
     "enforcement/connectors": {"config": _TRANSFER},
     "enforcement/ranks": {"args": _ARGUMENTS, "parallel": _PARALLEL},
-    "adapters/hardware": {
+    "adapters/vllm_config": {
         "vllm_config": _CONFIG,
+        "engine_client": _CLIENT,
         "current_platform": _PLATFORM,
     },
     "adapters/stat_logger": {
         "scheduler_stats": (_STATISTICS, "SchedulerStats"),
         "iteration_stats": (_STATISTICS, "IterationStats"),
     },
-    "adapters/recordings": {"serving": ("entrypoints/speech_to_text/base/serving.py", "")},
     "state/engine_facts": {"vllm_config": _CONFIG},
     "speed/lora": {"scheduler_stats": (_STATISTICS, "SchedulerStats")},
-    "evidence/setup": {"vllm_config": _CONFIG},
     "evidence/chains": {"finished": (_STATISTICS, "FinishedRequestStats")},
     "endpoint": {
+        "serving": ("entrypoints/speech_to_text/base/serving.py", ""),
         "engine_client": _ENGINE,
         "self._engine": _ENGINE,
         "self._models": ("entrypoints/openai/models/serving.py", "OpenAIServingModels"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from vllm_plugin.adapters.vllm_config import conditions_of_workers
 from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
-from vllm_plugin.register import conditions_of_workers
 from vllm_plugin.state.conditions import (
     RANDOM_WEIGHTS,
     UNKNOWN,

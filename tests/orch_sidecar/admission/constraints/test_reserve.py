@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.bench import Bench
 from tests.orch_sidecar.admission.examples import (

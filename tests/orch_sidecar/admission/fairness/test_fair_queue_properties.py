@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS, FairQueue
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import Lease
+from orch_sidecar.admission.types import Lease, QueuedRequest
 from tests.fuzz import examples
 from tests.orch_sidecar.admission.fairness.queues import (
     dispatch,

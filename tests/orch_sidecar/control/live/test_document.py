@@ -10,8 +10,8 @@ import pytest
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.fairness.key_share import KeyShare
-from orch_sidecar.admission.fairness.queued_request import QueuedRequest
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
+from orch_sidecar.admission.queues import Queues
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, QueuedRequest
 from orch_sidecar.admission.waiting.places import Place
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live import document
@@ -146,7 +146,9 @@ def test_request_reads_its_prompt_only_where_its_first_byte_would_tell() -> None
 def test_keys_that_are_known_appear_by_their_names() -> None:
     known, other = KeyShare(b"digest"), KeyShare(b"removed")
     known.served, other.served = 30, 10
-    assert document.keys({"bulk": {b"digest": known, b"removed": other}}, NAMES) == [
+    queues = Queues()
+    queues.bulk.shares |= {b"digest": known, b"removed": other}
+    assert document.keys(queues, NAMES) == [
         {"class": "bulk", "key": "chat", "queued": 0, "running": 0, "share": 0.75}
     ]
 

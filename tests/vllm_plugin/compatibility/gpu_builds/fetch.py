@@ -25,7 +25,7 @@ from pip._internal.network.session import PipSession
 from tests.vllm_plugin.compatibility.gpu_builds import record
 from tests.vllm_plugin.compatibility.gpu_builds.ranges import open_ranges
 from vllm_plugin.compatibility import hooks
-from vllm_plugin.compatibility.symbols import Symbols, parse_symbols
+from vllm_plugin.compatibility.hooks import Symbols, parse_symbols
 
 _PACKAGE: Final = "vllm"
 _UNCHANGED: Final = {"Accept-Encoding": "identity", "Cache-Control": "no-cache"}

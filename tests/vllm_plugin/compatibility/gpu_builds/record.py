@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from vllm_plugin.compatibility.symbols import Symbols
+from vllm_plugin.compatibility.hooks import Symbols
 from vllm_plugin.compatibility.vllm_names import HOOKS
 
 

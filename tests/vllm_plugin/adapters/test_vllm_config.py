@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.adapters.hardware import cpu_model, hardware_of, precision
+from vllm_plugin.adapters.vllm_config import cpu_model, hardware_of, precision
 from vllm_plugin.state.engine_facts import Hardware
 from vllm_plugin.state.engine_state import EngineState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_sidecar.control.live.rates import TokenRates
+from orch_sidecar.control.live.source import TokenRates
 
 
 def counts(tokens: int, epoch: str = "a") -> dict[str, Any]:
