@@ -1,4 +1,10 @@
-"""Runs the admission of one engine on an event loop: a future per queued request, and one timer.
+"""Runs the admission of one engine on an event loop: a ticket per request, and one timer.
+
+    ticket = gate.open(owner, request)
+    try:
+        lease = await ticket.lease()
+    finally:
+        ticket.end()
 
 `reconcile` finds what an exception left behind: tickets and leases without an owner, and decisions
 that never reached theirs.
@@ -9,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
-from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.prediction.absence import Absence
@@ -27,8 +33,9 @@ from orch_sidecar.admission.types import (
     Owner,
     Queued,
 )
+from orch_sidecar.admission.waiting.places import Place, Places
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 
 _BLOCK_BYTES: Final = 4096
 
@@ -51,12 +58,105 @@ class TicketIds:
         return f"{self.instance}.{self._random.pop()}.{cost}"
 
 
-class Gate:
-    """Performs the decisions of an admission controller. Lives on one event loop.
+class Ticket:
+    """A request's attempt to get slots of an engine: to be ended, whatever happens in between.
 
-    A ticket is the id of an attempt to get slots, and of the lease that it may get. It has an owner
-    from `open` to `release`, whatever raises in between.
+    `id`: of the lease that it may get, too. `request`: what it asks for. `queued`: how, if it was
+    not decided at once. `owner`: None from the moment at which nobody answers for it any more: it
+    is about to end, or reconciliation ends it. `movable`: another address of the pool may take it
+    over while it waits.
     """
+
+    __slots__ = ("_decided", "_gate", "_outcome", "id", "movable", "owner", "queued", "request")
+
+    def __init__(self, gate: Gate, request: AdmissionRequest) -> None:
+        self.id = gate.ids.new(request.cost)
+        self.request = request
+        self.owner: Owner | None = None
+        self.queued: Queued | None = None
+        self.movable = False
+        self._gate = gate
+        self._outcome: Outcome | None = None  # until it is decided
+        self._decided: asyncio.Future[None] | None = None  # while it waits, and after that
+
+    async def lease(self) -> Outcome:
+        """Returns the lease, or why there is none; waits while the request is queued."""
+        if self._decided is not None:
+            try:
+                await self._decided
+            except asyncio.CancelledError:
+                self._gate.left[self.request.service_class] += 1
+                raise
+        outcome = self._outcome
+        if type(outcome) is Refusal and not outcome.moved:
+            self._gate.refused[self.request.service_class, outcome.reason] += 1
+        assert outcome is not None, "it has been decided"
+        return outcome
+
+    def place(self, now: float) -> Place | None:
+        """Returns its place among the queued requests; None: it is not known."""
+        return self._gate.places.of(self.id, now)
+
+    def obstacle(self) -> Refusal | None:
+        """Why a request that has waited since it got its lease can no longer be sent to the engine;
+        None: it can."""
+        gate = self._gate
+        away = gate.controller.away(gate._loop.time())
+        return away or (None if gate.ledger.owns(self.id) else refusals.RESTARTED)
+
+    def refuse(self, refusal: Refusal) -> bool:
+        """Ends the wait. False: it does not wait, or no longer."""
+        gate = self._gate
+        if not gate._decide(self.id, refusal):
+            return False
+        gate._perform(gate.controller.leave(self.id, gate._loop.time()))
+        return True
+
+    def end(
+        self,
+        output_tokens: int | None = None,
+        *,
+        ended: bool = True,
+        served: bool = True,
+        sent: bool = True,
+        rejection: float | str | None = None,
+    ) -> None:
+        """Ends it, whatever has become of it: nothing stays queued or leased under it.
+
+        `ended`: the engine runs nothing of it, so its slots are free; else the response was cut
+        short, and the engine has to confirm the end. `output_tokens`: if it completed. `served`:
+        the engine ran the request, and did not reject it. `sent`: it got some of it. `rejection`:
+        the upstream rejected it for now: for so many milliseconds nothing is dispatched in its
+        place, or it lacks what is named by the type of its error.
+        """
+        gate, controller, now = self._gate, self._gate.controller, self._gate._loop.time()
+        self.owner = None
+        gate.tickets.pop(self.id, None)
+        queues, outcome = controller.queues, self._outcome
+        if isinstance(rejection, str):  # before the lease ends, which would dispatch another
+            controller.rejected(self.id, rejection, now)
+        elif rejection is not None:
+            controller.pause(self.id, rejection / 1000, now)
+        if gate.waiting.pop(self.id, None) is not None or (queues.depth and self.id in queues):
+            gate._perform(controller.leave(self.id, now))
+        if type(outcome) is Refusal:
+            request, retry_ms = self.request, outcome.retry_after_ms
+            if request.identity and retry_ms is not None and not outcome.moved:
+                demand = gate.reserve.demand(request.service_class)
+                demand.refused(request, now + retry_ms / 1000, now)
+            return
+        if not ended:
+            gate.ledger.abandon(self.id)
+            return
+        decisions = controller.release(self.id, now, output_tokens, served=served, sent=sent)
+        if decisions or gate.waiting or gate.offers.unused:
+            gate._perform(decisions)
+        elif gate.on_change is not None:
+            gate.on_change()
+
+
+class Gate:
+    """Performs the decisions of an admission controller. Lives on one event loop."""
 
     def __init__(
         self, controller: AdmissionController, lasted_s: dict[Reason, float] | None = None
@@ -65,204 +165,70 @@ class Gate:
         # Called after each change, while a parent sidecar subscribes to them.
         self.on_change: Callable[[], None] | None = None
         self.orphans = 0  # leases found without an owner, since the start
-        self._controller = controller
-        self.ledger, self._queues = controller.ledger, controller.queues
+        # Requests that got no lease, since the start; admission counts the others.
+        self.refused: Counter[tuple[ServiceClass, Reason]] = Counter()
+        self.left: Counter[ServiceClass] = Counter()  # their clients were gone before
+        self.controller = controller
+        self.ledger = controller.ledger
         self.offers = controller.constraints.offers
         self.reserve = controller.constraints.reserve
+        self.places = Places(controller)
         self._loop = asyncio.get_running_loop()
         controller.absence = Absence(self._loop.time(), lasted_s)
         self.ids = TicketIds()
         self.instance = self.ids.instance
-        self.owners: dict[str, Owner] = {}  # by ticket
-        # Of queued requests, and of those whose outcomes nobody has read yet.
-        self._waiters: dict[str, asyncio.Future[Outcome]] = {}
-        self._decided: dict[str, asyncio.Future[Outcome]] = {}
+        self.tickets: dict[str, Ticket] = {}  # that have not ended, by id
+        self.waiting: dict[str, Ticket] = {}  # of these, those of queued requests
         self.claims = EngineClaims(controller, self.instance)
         controller.reclaim.is_unseen = self._is_unseen
         self._timer: asyncio.Handle | None = None
         # uvloop's `call_at` returns a handle without `when()` for a time that is past.
         self._timer_at = 0.0
 
-    # State
-
-    @property
-    def unavailable(self) -> Refusal | None:
-        """Why no request is admitted now; a drain is not a reason."""
-        return self._controller.unavailable
-
-    def away(self) -> Refusal | None:
-        """The same, with the time at which requests are admitted again, as far as it is known."""
-        return self._controller.away(self._loop.time())
-
-    @property
-    def absence(self) -> Absence:
-        return self._controller.absence
-
-    @property
-    def reasons(self) -> list[str]:
-        """What requests can wait for."""
-        return self._controller.constraints.reasons
-
-    @property
-    def limits(self) -> Limits:
-        """The batches that keep the SLO per token, by the last report."""
-        return self._controller.constraints.limits
-
-    @property
-    def slots_total(self) -> int:
-        return self.ledger.slots_total
-
-    @property
-    def room(self) -> int:
-        """Free slots; negative while foreign traffic exceeds what is left."""
-        return self.ledger.room
-
-    @property
-    def queue_depth(self) -> int:
-        return self._queues.depth
-
-    def obstacle(self, lease_id: str) -> Refusal | None:
-        """Why a request that has waited since its lease was granted can no longer be sent to the
-        engine; None: it can."""
-        if self._controller.unavailable is not None:
-            return self.away()
-        return None if self.ledger.owns(lease_id) else refusals.RESTARTED
-
-    def closing(self) -> list[str]:
-        """The ids of leases whose end the engine has yet to confirm."""
-        return self.ledger.closing()
-
-    def refused(self, request: AdmissionRequest, retry_after_ms: float) -> None:
-        """A request with an identity was refused, and asked not to come back before."""
-        now, reserve = self._loop.time(), self._controller.constraints.reserve
-        demand = reserve.demand(request.service_class)
-        demand.refused(request, now + retry_after_ms / 1000, now)
-
-    def fits(self, service_class: ServiceClass, cost: int) -> bool:
-        """Whether so many sequences of a class can start now."""
-        free = self._controller.constraints.free(service_class, self._loop.time())
-        return not self._queues.depth and free >= cost
-
-    def pace_s(self) -> float | None:
-        """Seconds per token of each running sequence, as measured; None: unknown."""
-        return self._controller.service_times.pace_s(0)
-
-    def outlook(self) -> tuple[float | None, int]:
-        """The pace and the free slots of the most urgent class: what the next request has to
-        expect."""
-        controller, now = self._controller, self._loop.time()
-        urgent = BULK if controller.rules.interactive is None else INTERACTIVE
-        return controller.service_times.pace_s(), controller.constraints.free(urgent, now)
-
     def status(self) -> AdmissionStatus:
         """Returns the current state, for metrics and reports."""
-        return self._controller.status(self._loop.time())
+        return self.controller.status(self._loop.time())
 
-    # Requests
+    def open(self, owner: Owner, request: AdmissionRequest, since_s: float | None = None) -> Ticket:
+        """Asks for slots. Its `lease` returns the outcome; its `end` has to follow in a `finally`.
 
-    def open(self, owner: Owner, cost: int) -> str:
-        """Creates a ticket for `cost` sequences and assigns it to `owner.ticket`: to be released in
-        a `finally`. An owner with another ticket, or None, owns this one no longer."""
-        ticket = owner.ticket = self.ids.new(cost)
-        self.owners[ticket] = owner
-        return ticket
-
-    def arrive(self, ticket: str, request: AdmissionRequest) -> Lease | Refusal | Queued:
-        """Requests slots. Queued: `wait` returns the outcome."""
-        arrive = self.claims.arrive if request.parent else self._controller.arrive
-        outcome = arrive(ticket, request, self._loop.time())
-        if type(outcome) is Queued:
-            self._waiters[ticket] = self._loop.create_future()
-            for lease_id in self._controller.reclaim.take():
-                self.owners[lease_id].reclaim()
-        if self._controller.displaced or self._waiters:
-            self._perform(self._controller.take_displaced())
-        elif self.on_change is not None:
-            self.on_change()
-        return outcome
-
-    def pause(self, lease_id: str, retry_after_ms: float) -> None:
-        """Pauses dispatch: the upstream rejected a request, whose lease is released after this."""
-        self._controller.pause(lease_id, retry_after_ms / 1000, self._loop.time())
-
-    def rejected(self, lease_id: str, kind: str) -> None:
-        """The engine rejected a request for want of something, by the type of its error."""
-        self._controller.rejected(lease_id, kind, self._loop.time())
-
-    def requeue(self, ticket: str, request: AdmissionRequest, since_s: float) -> Queued | Refusal:
-        """Queues a request again that the upstream rejected, before all that arrived later.
-
-        `since_s`: the loop's time of its arrival, from which its time limits count.
+        `since_s`: the loop's time of the arrival of a request that had its slots before, from which
+        its time limits count: it is queued before all that arrived later.
         """
-        now = self._loop.time()
-        outcome = self._controller.requeue(ticket, request, since_s, now)
+        controller, now, ticket = self.controller, self._loop.time(), Ticket(self, request)
+        outcome: Lease | Refusal | Queued
+        if since_s is None:
+            arrive = self.claims.arrive if request.parent else controller.arrive
+            outcome = arrive(ticket.id, request, now)
+        elif controller.unavailable is not None and not controller.keeps_queue:
+            outcome = controller.unavailable  # the queue was dismissed before it came back
+        else:
+            outcome = controller.requeue(ticket.id, request, since_s, now)
+        self.tickets[ticket.id] = ticket
         if isinstance(outcome, Queued):
-            self._waiters[ticket] = self._loop.create_future()
-            self._perform(self._controller.dispatch(now))
-        return outcome
-
-    async def wait(self, ticket: str) -> Lease | Refusal:
-        """Returns the outcome of a queued request.
-
-        Cancellation leaves the queue, or releases an unused lease.
-        """
-        try:
-            return await (self._waiters.get(ticket) or self._decided[ticket])
-        except asyncio.CancelledError:
-            if ticket in self._waiters:
-                self._perform(self._controller.leave(ticket, self._loop.time()))
-            else:  # decided in the meantime, and the lease is not used
-                self.release(ticket, served=False, sent=False)
-            raise
-        finally:
-            self._waiters.pop(ticket, None)
-            self._decided.pop(ticket, None)
-
-    def refuse(self, ticket: str, refusal: Refusal) -> bool:
-        """Ends the wait of a queued request. False: it is not, or no longer, queued."""
-        if ticket not in self._waiters:
-            return False
-        self._decide(ticket, refusal)
-        self._perform(self._controller.leave(ticket, self._loop.time()))
-        return True
-
-    def release(
-        self,
-        ticket: str,
-        output_tokens: int | None = None,
-        *,
-        ended: bool = True,
-        served: bool = True,
-        sent: bool = True,
-    ) -> None:
-        """Ends a ticket, whatever has become of it: nothing stays queued or leased under it.
-
-        `ended`: the engine runs nothing of it, so its slots are free; else the response was cut
-        short, and the engine has to confirm the end. `output_tokens`: if it completed. `served`:
-        the engine ran the request, and did not reject it. `sent`: it got some of it.
-        """
-        controller, waiters, queues = self._controller, self._waiters, self._queues
-        now = self._loop.time()
-        self.owners.pop(ticket, None)
-        self._decided.pop(ticket, None)
-        if waiters.pop(ticket, None) is not None or (queues.depth and ticket in queues):
-            self._perform(controller.leave(ticket, now))
-        if not ended:
-            self.ledger.abandon(ticket)
-            return
-        decisions = controller.release(ticket, now, output_tokens, served=served, sent=sent)
-        if decisions or waiters or self.offers.unused:
-            self._perform(decisions)
+            ticket.queued, ticket._decided = outcome, self._loop.create_future()
+            self.waiting[ticket.id] = ticket
+            for lease_id in controller.reclaim.take():
+                if (of := self.tickets[lease_id].owner) is not None:
+                    of.reclaim()
+        else:
+            ticket._outcome = outcome
+        if ticket.queued is not None and since_s is not None:
+            self._perform(controller.dispatch(now))
+        elif controller.displaced or self.waiting:
+            self._perform(controller.take_displaced())
         elif self.on_change is not None:
             self.on_change()
+        ticket.owner = owner  # last: reconciliation ends what an exception leaves
+        return ticket
 
     # Engine
 
     def engine_reports(self, report: EngineReport) -> None:
-        self._perform(self._controller.engine_reports(report, self._loop.time()))
+        self._perform(self.controller.engine_reports(report, self._loop.time()))
 
     def engine_unavailable(self, refusal: Refusal, *, expected: bool | None = None) -> None:
-        self._controller.engine_unavailable(refusal, self._loop.time(), expected=expected)
+        self.controller.engine_unavailable(refusal, self._loop.time(), expected=expected)
         self._perform([])
 
     def offered(self, slots: int, number: int) -> None:
@@ -272,26 +238,26 @@ class Gate:
     def leases_ended(self, leases: Iterable[str]) -> None:
         """The engine confirmed that it no longer runs anything under these leases."""
         now = self._loop.time()
-        self._perform([each for lease in leases for each in self._controller.release(lease, now)])
+        self._perform([each for lease in leases for each in self.controller.release(lease, now)])
 
     # Operator
 
     def refuse_queued(self, refusal: Refusal) -> None:
         """Refuses all queued requests."""
-        self._perform(self._controller.refuse_queued(refusal))
+        self._perform(self.controller.refuse_queued(refusal))
 
     def reload(self, rules: AdmissionRules) -> None:
         """Applies reloaded rules to new requests."""
-        self._perform(self._controller.replace_rules(rules, self._loop.time()))
+        self._perform(self.controller.replace_rules(rules, self._loop.time()))
 
     def drain(self, ordered_by: OrderedBy) -> None:
         """Refuses new requests, until the drain is resumed or ends with the engine."""
-        self._controller.drain(Drain(ordered_by, time.time()))
+        self.controller.drain(Drain(ordered_by, time.time()))
         self.notify()
 
     def resume(self) -> None:
         """Accepts requests again."""
-        self._controller.resume()
+        self.controller.resume()
         self.notify()
 
     def notify(self) -> None:
@@ -306,43 +272,44 @@ class Gate:
         loop: each queued ticket has an owner that waits, each owner that waits is queued, each
         lease in use has an owner. Returns the leases without one: they are closing now.
         """
-        controller, now = self._controller, self._loop.time()
+        controller, now = self.controller, self._loop.time()
         self._perform(controller.take_displaced())
-        for ticket in [each for each, owner in self.owners.items() if owner.ticket != each]:
-            del self.owners[ticket]
-            self._decided.pop(ticket, None)
-        queued = self._queues.tickets()
-        for ticket in sorted((queued | self._waiters.keys()) - self.owners.keys()):
-            self._waiters.pop(ticket, None)
-            self._perform(controller.leave(ticket, now))
-        for ticket in self._waiters.keys() - self._queues.tickets():
-            self._decide(ticket, self.ledger.get(ticket) or refusals.LOST)
-        orphans = sorted(self.ledger.in_use() - self.owners.keys())
+        for ticket in [each for each in self.tickets.values() if each.owner is None]:
+            del self.tickets[ticket.id]
+        queued = controller.queues.tickets()
+        for lost in sorted((queued | self.waiting.keys()) - self.tickets.keys()):
+            self.waiting.pop(lost, None)
+            self._perform(controller.leave(lost, now))
+        for lost in self.waiting.keys() - controller.queues.tickets():
+            self._decide(lost, self.ledger.get(lost) or refusals.LOST)
+        orphans = sorted(self.ledger.in_use() - self.tickets.keys())
         for lease in orphans:
             self.ledger.abandon(lease)
         self.orphans += len(orphans)
-        if self._waiters:  # the timer may be lost, too
+        if self.waiting:  # the timer may be lost, too
             self._perform(controller.dispatch(self._loop.time()))
         return orphans
 
-    def _is_unseen(self, ticket: str) -> bool:
-        """Whether the engine runs the ticket's request, and its client has seen nothing of it."""
-        owner = self.owners.get(ticket)
-        return owner is not None and owner.unseen
+    def _is_unseen(self, lease_id: str) -> bool:
+        """Whether the engine runs the request of a lease, and its client has seen nothing of it."""
+        ticket = self.tickets.get(lease_id)
+        return ticket is not None and ticket.owner is not None and ticket.owner.unseen
 
-    def _decide(self, ticket: str, outcome: Outcome) -> None:
-        """Ends the wait of a request."""
-        waiter = self._waiters.pop(ticket, None)
-        if waiter is None:
-            return  # an exception removed its owner, and reconciliation finds the lease
-        self._decided[ticket] = waiter
-        if not waiter.done():
-            waiter.set_result(outcome)
+    def _decide(self, ticket_id: str, outcome: Outcome) -> bool:
+        """Ends the wait of a request. False: it does not wait. Its owner may be gone, by an
+        exception: reconciliation then finds the lease."""
+        ticket = self.waiting.pop(ticket_id, None)
+        if ticket is None:
+            return False
+        ticket._outcome = outcome
+        if ticket._decided is not None and not ticket._decided.done():
+            ticket._decided.set_result(None)
+        return True
 
     def _perform(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             self._decide(decision.ticket, decision.outcome)
-        if self._waiters:
+        if self.waiting:
             self._set_timer()
         self.claims.update()
         if self.on_change is not None:
@@ -350,7 +317,7 @@ class Gate:
 
     def _set_timer(self) -> None:
         """Sets the one timer to the next event."""
-        at = self._controller.next_event(self._loop.time())
+        at = self.controller.next_event(self._loop.time())
         if self._timer is not None:
             if at is None or self._timer_at <= at + 1e-3:
                 return  # it may fire early, and is then set again
@@ -362,4 +329,4 @@ class Gate:
 
     def _on_time(self) -> None:
         self._timer = None
-        self._perform(self._controller.dispatch(self._loop.time()))
+        self._perform(self.controller.dispatch(self._loop.time()))

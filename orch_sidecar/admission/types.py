@@ -249,9 +249,7 @@ class EngineReport(NamedTuple):
 
 
 class Owner(Protocol):
-    """Holds one ticket at a time."""
-
-    ticket: str | None  # None: it neither waits for slots nor has any
+    """A request, as its ticket knows it."""
 
     @property
     def unseen(self) -> bool:

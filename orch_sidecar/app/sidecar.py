@@ -226,7 +226,7 @@ class Sidecar:
         """Rejects new requests, finishes the others (within `drain_timeout_s`), and closes down."""
         pools, frontend = self.pools, self.frontend
         pools.shut_down()
-        queued = sum(pool.gate.queue_depth for pool in pools)
+        queued = sum(pool.queues.depth for pool in pools)
         logger.info("draining: %d running, %d queued", len(self.watchdog.responses()), queued)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):

@@ -185,7 +185,8 @@ class Coalesce:
             request.body, request.salt = shared.request.body, shared.request.salt
         if self._pools.draining:
             writer.keep_alive = False
-        request.generation = shared.request
+        attempt = request.attempt
+        attempt.generation = shared.request
         subscriber = broadcast.join(writer)
         try:
             if writer is request.sink:
@@ -199,7 +200,7 @@ class Coalesce:
                 return Sent(writer.keep_alive, failure.reason)
             return NotSent(failure)
         finally:
-            request.failure = subscriber.failure
+            attempt.failure = subscriber.failure
             subscriber.close()
             if broadcast.abandoned:
                 # Both: a task that is cancelled before its first step does nothing.

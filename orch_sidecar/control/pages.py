@@ -145,7 +145,7 @@ class Pages:
 
     def load(self) -> web.Response:
         """Tells how many requests run or wait, as vLLM does."""
-        load = sum(len(each.ledger.in_use()) + each.gate.queue_depth for each in self._pools)
+        load = sum(len(each.ledger.in_use()) + each.queues.depth for each in self._pools)
         return web.json_response({"server_load": load})
 
     def models(self) -> web.Response:
@@ -227,7 +227,7 @@ class Pages:
                 "slots_total": snapshot.slots_total,
                 "slots_leased": admission.leased,
                 "slots_foreign": admission.foreign,
-                "leases_closing": len(pool.gate.closing()),
+                "leases_closing": len(pool.ledger.closing()),
                 "queue_depth": queued_by_class(admission),
                 "oversubscription_violations_total": admission.violations,
                 "engine_busy_ratio": snapshot.busy_ratio,

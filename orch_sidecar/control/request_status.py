@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 from orch_sidecar.admission.waiting.words import waits_for
@@ -28,7 +27,7 @@ def document(request_id: str, request: Request | None, pools: PoolRegistry) -> d
     if request is None:
         return fields
     # A generation that several requests share waits and runs for all of them.
-    served, own = request.generation or request, request.record
+    served, own = request.attempt.generation or request, request.record
     record = served.record
     fields |= {
         "state": "arriving",
@@ -43,26 +42,15 @@ def document(request_id: str, request: Request | None, pools: PoolRegistry) -> d
         return fields
     pool = pools[record.pool]
     fields |= {"pool": pool.name, "measurement_type": pool.profile.measurement_type.value}
-    if served.waiting is not None:
+    if served.attempt.waiting is not None:
         return fields | {"state": "queued", **_queued(served, pool)}
-    if record.admitted is not None or served.response is not None:
+    if record.admitted is not None or served.attempt.response is not None:
         return fields | {"state": "running", **_running(request, served, pool)}
     return fields
 
 
 def _queued(request: Request, pool: Pool) -> dict[str, Any]:
-    assert request.waiting is not None
-    _, ticket = request.waiting
-    record, now = request.record, pool.connections.loop.time()
-    place = pool.places.of(ticket, now)
-    position = record.queue_position if place is None else place.position
-    start_ms = record.predicted_start_ms
-    if place is not None:
-        start_ms = None
-        if place.starts_at is not None:
-            start_ms = max(0, round(1000 * (place.starts_at - now)))
-    elif start_ms is not None and record.queued is not None:
-        start_ms = max(0, start_ms - (time.monotonic_ns() - record.queued) // 10**6)
+    position, start_ms = request.place(pool.connections.loop.time())
     first = waits_for(pool.status())
     ahead = f"{position} request{'' if position == 1 else 's'} before it"
     if not position:
@@ -76,7 +64,7 @@ def _queued(request: Request, pool: Pool) -> dict[str, Any]:
 
 def _running(request: Request, served: Request, pool: Pool) -> dict[str, Any]:
     admitted = request.record.admitted or served.record.admitted
-    response, known = served.response, pool.watcher.document or {}
+    response, known = served.attempt.response, pool.watcher.document or {}
     tokens = None
     if response is not None and response.status:
         tokens = generated_tokens(served.record, response)

@@ -182,6 +182,11 @@ class RequestRecord:
         self.shared = self.coalesced = False
         self.fanout = 0
 
+    def return_to_queue(self) -> None:
+        """It lost its slots, and waits for others: in the queue since then, or since it came."""
+        self.queued = self.queued or time.monotonic_ns()
+        self.admitted = self.predicted_start_ms = None
+
     def spent_ms(self) -> float:
         """Returns the milliseconds since the request arrived."""
         return (time.monotonic_ns() - self.identity.arrived) / 1e6

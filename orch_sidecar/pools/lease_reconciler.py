@@ -38,14 +38,14 @@ class LeaseReconciler:
 
     def stream_restarted(self) -> None:
         """Asks for all closing leases soon: their ends may have been reported in between."""
-        self._overdue.update(self._gate.closing())
+        self._overdue.update(self._gate.ledger.closing())
 
     async def reconcile(self, *, engine_answers: bool) -> None:
         """Looks once for leases that have to end; asks the engine for them if it answers."""
         orphans = self._gate.reconcile()
         for lease in orphans:
             logger.error("lease %s: no live request owns it; revoking it", short_lease(lease))
-        closing = set(self._gate.closing())
+        closing = set(self._gate.ledger.closing())
         overdue = sorted(closing & self._overdue | set(orphans))
         self._overdue = closing
         self._logged &= closing

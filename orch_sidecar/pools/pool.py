@@ -21,7 +21,6 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest
-from orch_sidecar.admission.waiting.places import Places
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
     HOST,
@@ -103,7 +102,6 @@ class Pool:
         self.admission = controller = AdmissionController(rules)
         controller.keeps_queue = keeps_queue
         self.gate, self.queues = Gate(controller, lasted_s), controller.queues
-        self.places = Places(controller)
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
         # The first lines of every request head.
         self.address = field_line(HOST, self.connections.authority.decode())
@@ -129,12 +127,7 @@ class Pool:
         )
         self._kind: Kind | None = None
         self._kind_models: Collection[str] | None = None  # as the watcher has them
-        # Queued requests that the rebalancer may move, by ticket: class and sequences.
-        self.movable: dict[str, tuple[ServiceClass, int]] = {}
-        self.queued_models: dict[str, str] = {}  # of queued requests, by ticket
         self.prompt_size = PromptSize()
-        # Requests that were not admitted, by class and reason; admission counts the others.
-        self.not_admitted: Counter[tuple[ServiceClass, str]] = Counter()
         # Requests that were placed here, by whether the pool last served the beginning of theirs.
         self.by_prefix: Counter[PrefixUse] = Counter()
         self.labels = labels_of(settings, profile)
@@ -178,7 +171,7 @@ class Pool:
     @property
     def unavailable(self) -> Refusal | None:
         """The refusal of new requests while the pool takes none, else None."""
-        return self._drained() or self.gate.unavailable
+        return self._drained() or self.admission.unavailable
 
     def _drained(self) -> Refusal | None:
         drain = self.admission.draining
@@ -192,7 +185,7 @@ class Pool:
             cause = str(error) or type(error).__name__  # a timeout has no text
             logger.warning("pool %s: no connection to %s: %s", self.name, self.url, cause)
         text = "no connection to the engine could be opened"
-        return self.gate.away() or Refusal(Reason.ENGINE_DOWN, text)
+        return self.admission.away(now) or Refusal(Reason.ENGINE_DOWN, text)
 
     def silence_limit_s(self) -> float:
         """Seconds for which a response of the engine may be silent.
@@ -202,9 +195,9 @@ class Pool:
         """
         if self.watcher.state in ANSWERING_STATES:
             return LONGEST_SILENCE_S
-        gate = self.gate
-        steps_s = _HUNG_STEPS * (gate.pace_s() or 0.0)
-        before_s = _HUNG_TIMES * gate.absence.last_s(Reason.ENGINE_STALE)
+        admission = self.admission
+        steps_s = _HUNG_STEPS * (admission.service_times.pace_s(0) or 0.0)
+        before_s = _HUNG_TIMES * admission.absence.last_s(Reason.ENGINE_STALE)
         return min(LONGEST_SILENCE_S, max(_HUNG_S, steps_s, before_s))
 
     def admission_request(self, call: GenerationCall, spent_ms: float) -> AdmissionRequest:
@@ -246,12 +239,19 @@ class Pool:
             later=call.later,
         )
 
+    def fits(self, service_class: ServiceClass, cost: int) -> bool:
+        """Whether so many sequences of a class can start now."""
+        free = self.admission.constraints.free(service_class, self.connections.loop.time())
+        return not self.queues.depth and free >= cost
+
     def standing(self) -> Standing | None:
         """Returns how the pool compares with others for the next request; None: it takes none."""
-        gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
-        if self.admission.draining is not None or gate.unavailable is not None:
+        admission, watcher, ledger = self.admission, self.watcher, self.ledger
+        if admission.draining is not None or admission.unavailable is not None:
             return None
-        pace_s, free = gate.outlook()
+        # What the next request of the most urgent class has to expect.
+        pace_s, now = admission.service_times.pace_s(), self.connections.loop.time()
+        free = admission.constraints.free(next(iter(self.classes)), now)
         kind, models = self._kind, watcher.models
         if (
             kind is None
@@ -270,20 +270,21 @@ class Pool:
                 ledger.slots_total,
                 pace_s is not None,
             )
-        return standing(kind, pace_s, free, gate.queue_depth, ledger.room)
+        return standing(kind, pace_s, free, self.queues.depth, ledger.room)
 
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
         """Returns the pool as it is now. With `request` (and while the pool takes requests) it
         predicts when that request would end here."""
-        gate, watcher, ledger = self.gate, self.watcher, self.gate.ledger
-        drain, unavailable = self.admission.draining, self.admission.unavailable and gate.away()
+        watcher, ledger, now = self.watcher, self.ledger, self.connections.loop.time()
+        drain = self.admission.draining
+        unavailable = self.admission.unavailable and self.admission.away(now)
         state, message = watcher.state, watcher.message
         if drain is not None:
             unavailable = refusals.draining(drain.ordered_by)
             state, message = PoolState.DRAINING, unavailable.message
         forecast = None
         if request is not None and unavailable is None:
-            forecast = self.admission.forecast(request, self.connections.loop.time())
+            forecast = self.admission.forecast(request, now)
         return PoolSnapshot(
             self.name,
             self.group,
@@ -296,7 +297,7 @@ class Pool:
             watcher.models,
             watcher.ctx_max,
             watcher.busy_ratio,
-            self.connections.loop.time(),
+            now,
             watcher.heard_at,
             ledger.slots_total,
             ledger.slots_total - ledger.leased - ledger.foreign,

@@ -39,7 +39,7 @@ async def rebalance_forever(pools: PoolRegistry) -> None:
 
 def rebalance(pools: PoolRegistry) -> None:
     """Moves queued requests as far as other addresses have free slots, the longest queue first."""
-    donors = [pool for pool in pools if pool.movable]
+    donors = [pool for pool in pools if pool.queues.depth and pool.group != pool.name]
     if not donors:
         return
     # By group: the free slots of each address that has some.
@@ -47,7 +47,7 @@ def rebalance(pools: PoolRegistry) -> None:
     for pool in pools:
         if slots := _free(pool):
             free.setdefault(pool.group, {})[pool] = slots
-    for donor in sorted(donors, key=lambda pool: -pool.gate.queue_depth):
+    for donor in sorted(donors, key=lambda pool: -pool.queues.depth):
         takers = free.get(donor.group, {})
         for taker, slots in list(takers.items()):
             # Its requests are placed there in a later turn of the event loop.
@@ -60,15 +60,16 @@ def rebalance(pools: PoolRegistry) -> None:
 
 def _free(pool: Pool) -> int:
     """Free slots that no queued request waits for."""
-    gate = pool.gate
-    taken = pool.unavailable is not None or gate.queue_depth
-    return 0 if taken else max(0, gate.room)
+    taken = pool.unavailable is not None or pool.queues.depth
+    return 0 if taken else max(0, pool.ledger.room)
 
 
 def _move(donor: Pool, free: int) -> int:
     """Moves requests, interactive ones first, each class in order. Returns the slots left."""
+    movable = [each for each in donor.gate.waiting.values() if each.movable]
     for service_class in ServiceClass:
-        for ticket, (of_class, cost) in list(donor.movable.items()):
-            if of_class is service_class and cost <= free and donor.gate.refuse(ticket, REBALANCED):
+        for ticket in movable:
+            cost, fits = ticket.request.cost, ticket.request.cost <= free
+            if ticket.request.service_class is service_class and fits and ticket.refuse(REBALANCED):
                 free -= cost
     return free

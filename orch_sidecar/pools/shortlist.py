@@ -62,11 +62,11 @@ class Shortlist:
         found = []
         for pool in pools:
             watcher = pool.watcher
-            if model not in watcher.adapters or pool.gate.unavailable is not None:
+            if model not in watcher.adapters or pool.admission.unavailable is not None:
                 continue
             resident = model in watcher.resident
             if resident or watcher.has_room:
-                found.append((resident, pool.gate.ledger.room, pool.name))
+                found.append((resident, pool.ledger.room, pool.name))
         return max(found)[2] if found else None
 
     def of(

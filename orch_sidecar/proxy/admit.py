@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from orch_sidecar.admission.gate import Gate
+from orch_sidecar.admission.gate import Ticket
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.observability.record import OK, Outcome, RequestRecord
+from orch_sidecar.observability.record import OK, RequestRecord
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement.routing import PlacementReason
 from orch_sidecar.pools.pool import Pool
@@ -52,18 +52,9 @@ _REQUEUE: Final = Retry.REQUEUE
 
 
 class _Return(NamedTuple):
-    """A request returns to the queue of its pool. `pause_ms`: for which nothing is dispatched;
-    `lacks`: what the engine has none of, by the type of its error."""
+    """A request returns to the queue of its pool. `rejection`: as its ticket has to know it."""
 
-    pause_ms: float | None = None
-    lacks: str | None = None
-
-    def hold_others(self, gate: Gate, lease_id: str) -> None:
-        """Keeps others from being dispatched in its place."""
-        if self.lacks is not None:
-            gate.rejected(lease_id, self.lacks)
-        elif self.pause_ms is not None:
-            gate.pause(lease_id, self.pause_ms)
+    rejection: float | str | None = None
 
 
 class Admit:
@@ -85,60 +76,68 @@ class Admit:
         record.labels = pool.class_labels[ask.service_class]
         parent = request.parent_lease
         ask.parent = "" if parent is None else parent.instance
-        ticket = gate.open(request, ask.cost)
+        if gate.reserve.interactive.retries or gate.reserve.bulk.retries:
+            ask.identity = _identity(request.body)
+        rejection, elsewhere = None, _BUSY
+        ticket = request.attempt.ticket = gate.open(request, ask)
         try:
-            elsewhere: Collection[Reason] = _BUSY
-            if gate.reserve.interactive.retries or gate.reserve.bulk.retries:
-                ask.identity = _identity(request.body)
-            outcome = gate.arrive(ticket, ask)
-            if type(outcome) is Queued:
-                record.queued = time.monotonic_ns()
-                record.queue_position = outcome.position
-                record.predicted_start_ms = outcome.predicted_start_ms
-                elsewhere = _NONE
-                outcome = await self._wait(request, pool, ticket, ask)
-            while type(outcome) is Lease:
+            while True:
+                if ticket.queued is not None:
+                    self._wait(request, pool, ticket, ticket.queued)
+                    elsewhere = _NONE
+                outcome = await ticket.lease()
+                request.attempt.waiting = None
+                if isinstance(outcome, Refusal):
+                    return _refused(request, ask, outcome, elsewhere)
                 record.admitted = time.monotonic_ns()
                 record.lease = outcome.id
-                request.response = None
                 if parent is not None:
                     self._parent_leases.granted(parent, gate.ledger, outcome)
-                result = await self._forward.handle(request, pool, outcome)
+                result = await self._forward.handle(request, pool)
                 if isinstance(result, Sent):
                     return result
-                back = _return_of(request, pool, result)
-                if back is not None:  # before its lease is released, which would dispatch another
-                    back.hold_others(gate, outcome.id)
-                if back is None or request.cancelled is not None:
+                back = _return_of(request, pool, result, outcome)
+                if back is None:
                     return result
-                request.retried(result.refusal.reason)
-                elsewhere = _NONE
-                if request.reclaimed:  # the time that it had its slots is not waited
+                rejection = back.rejection
+                if request.cancelled is not None:
+                    return result
+                if outcome.reclaimed:  # the time that it had its slots is not waited
                     since_s += self._loop.time() - outcome.granted_at
-                    request.reclaimed, request.failure = False, None
-                self._end(request, pool, ticket)
-                ticket = gate.open(request, ask.cost)
-                outcome = await self._requeue(request, pool, ticket, ask, since_s)
-            assert isinstance(outcome, Refusal)
-            if outcome.retry_after_ms is not None and not outcome.moved:
-                ask.identity = _identity(request.body)
-                gate.refused(ask, outcome.retry_after_ms)
-            return _refused(pool, ask, outcome, elsewhere)
+                self._end(request, pool, ticket, rejection)
+                rejection, elsewhere = None, _NONE
+                request.begin_attempt_here(result.refusal.reason)
+                ticket = request.attempt.ticket = gate.open(request, ask, since_s)
         finally:
-            request.ticket = None  # first: reconciliation finds what `_end` should fail to end
-            self._end(request, pool, ticket)
+            ticket.owner = None  # first: reconciliation finds what `_end` should fail to end
+            self._end(request, pool, ticket, rejection)
 
-    def _end(self, request: Request, pool: Pool, ticket: str) -> None:
-        """Ends the lease of a ticket, if any, and the ticket.
+    def _wait(self, request: Request, pool: Pool, ticket: Ticket, queued: Queued) -> None:
+        """Notes that a request waits for its slots; another address of the pool may take it over,
+        and its client may be shown its place."""
+        record = request.record
+        if record.lease is None:  # it had no slots before
+            record.queued, record.queue_position = time.monotonic_ns(), queued.position
+        record.predicted_start_ms = queued.predicted_start_ms
+        request.attempt.waiting = ticket
+        named = request.options.pool == pool.name
+        ticket.movable = pool.group != pool.name and not (request.moved or named)
+        if request.options.queue_events and record.stream:
+            self._watchers.watch(request, request)
+
+    def _end(
+        self, request: Request, pool: Pool, ticket: Ticket, rejection: float | str | None
+    ) -> None:
+        """Ends a ticket, and the lease that it may have; see `Ticket.end`.
 
         A response that was cut short leaves the lease to the engine's confirmation.
         """
-        record, response = request.record, request.response
+        record, response = request.record, request.attempt.response
+        request.attempt.waiting = None
         if response is not None and (request.reserved is not None or request.sink is not None):
             record.generated_tokens = generated_tokens(record, response)
         tokens: int | None = None
-        leased = record.lease == ticket
-        if leased and response is not None and response.status == 200 and response.outcome is OK:
+        if response is not None and response.status == 200 and response.outcome is OK:
             record.input_tokens, record.output_tokens = response.answer.counts
             record.client_limited = response.client_limited
             if not response.client_limited:
@@ -147,48 +146,13 @@ class Admit:
                 tokens = generated_tokens(record, response)
                 if tokens is not None:
                     record.generated_tokens = tokens
-        pool.gate.release(
-            ticket,
+        ticket.end(
             tokens,
-            ended=leased and (response is None or response.complete),
+            ended=response is None or response.complete,
             served=response is not None and response.rejected is None,
             sent=response is not None,
+            rejection=rejection,
         )
-
-    async def _requeue(
-        self, request: Request, pool: Pool, ticket: str, ask: AdmissionRequest, since_s: float
-    ) -> Lease | Refusal:
-        """Waits at the head of the queue, within the time limits from the beginning."""
-        record = request.record
-        record.queued = record.queued or time.monotonic_ns()
-        record.admitted = record.predicted_start_ms = None
-        away = pool.gate.unavailable
-        if away is not None and not pool.keeps_queue:
-            return away  # the queue was dismissed before this request came back
-        outcome = pool.gate.requeue(ticket, ask, since_s)
-        if isinstance(outcome, Refusal):
-            return outcome
-        return await self._wait(request, pool, ticket, ask)
-
-    async def _wait(
-        self, request: Request, pool: Pool, ticket: str, ask: AdmissionRequest
-    ) -> Lease | Refusal:
-        """Waits for the slots; another address of the pool may take the request over."""
-        request.waiting = pool.gate, ticket
-        if pool.group != pool.name and not request.moved and request.options.pool != pool.name:
-            pool.movable[ticket] = ask.service_class, ask.cost
-        pool.queued_models[ticket] = request.record.model
-        try:
-            if request.options.queue_events and request.record.stream:
-                self._watchers.watch(request, request)
-            return await pool.gate.wait(ticket)
-        except asyncio.CancelledError:
-            pool.not_admitted[ask.service_class, Outcome.CANCELLED.value] += 1
-            raise
-        finally:
-            request.waiting = None
-            pool.movable.pop(ticket, None)
-            del pool.queued_models[ticket]
 
 
 def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | None:
@@ -207,15 +171,15 @@ def _identity(body: bytes) -> int:
     return hash(part) ^ len(body)
 
 
-def _return_of(request: Request, pool: Pool, result: NotSent) -> _Return | None:
+def _return_of(request: Request, pool: Pool, result: NotSent, lease: Lease) -> _Return | None:
     """How a request returns to this pool's queue; None: it does not."""
-    if request.reclaimed:
+    if lease.reclaimed:
         return _Return()
-    response = request.response
+    response = request.attempt.response
     rejected = None if response is None else response.rejected
     if result.retry is _REQUEUE and rejected is not None:
         if isinstance(rejected, str):
-            return _Return(lacks=rejected)
+            return _Return(rejected)
         return _Return(min(rejected, LONGEST_PAUSE_MS))
     # A request that has waited for the only pool waits for its return, too.
     unreached = response is None and result.retry is Retry.OTHER_POOL
@@ -224,12 +188,11 @@ def _return_of(request: Request, pool: Pool, result: NotSent) -> _Return | None:
 
 
 def _refused(
-    pool: Pool, ask: AdmissionRequest, refusal: Refusal, elsewhere: Collection[Reason]
+    request: Request, ask: AdmissionRequest, refusal: Refusal, elsewhere: Collection[Reason]
 ) -> NotSent:
     """The pool has no slots for the request."""
-    if refusal.moved:
-        return NotSent(refusal, Retry.ANY_POOL)
-    pool.not_admitted[ask.service_class, refusal.reason.value] += 1
-    if refusal.reason in _AWAY or refusal is pool.gate.unavailable:
+    if refusal.retry_after_ms is not None and not refusal.moved:
+        ask.identity = _identity(request.body)  # by which its retry is known
+    if refusal.moved or refusal.reason in _AWAY:
         return NotSent(refusal, Retry.ANY_POOL)
     return NotSent(refusal, Retry.OTHER_POOL if refusal.reason in elsewhere else Retry.NO)

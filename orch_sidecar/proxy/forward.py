@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.headers import (
     ACCEPT_ENCODING,
@@ -42,12 +41,13 @@ _STOPPING: Final = Refusal(
 class Forward:
     """The last stage: its `finally` ends the connection to the engine."""
 
-    async def handle(self, request: Request, pool: Pool, lease: Lease | None) -> Result:
-        """Forwards a request; `lease`: None for one that occupies no slot.
+    async def handle(self, request: Request, pool: Pool) -> Result:
+        """Forwards a request, under the lease of its attempt's ticket if it occupies slots.
 
-        `request.response` is set from the moment at which the engine gets something of it.
+        The attempt has its `response` from the moment at which the engine gets something of it.
         """
-        head, sink = _head(request, pool, lease), request.sink
+        attempt, sink = request.attempt, request.sink
+        ticket, head = attempt.ticket, _head(request, pool)
         connection, waited = pool.connections.take(), request.record.queued is not None
         try:
             if connection is None:
@@ -56,12 +56,12 @@ class Forward:
                     connection = await pool.connections.acquire()
                 except (OSError, TimeoutError) as error:
                     return NotSent(pool.unreachable(error), Retry.OTHER_POOL)
-            if waited and (obstacle := _obstacle(request, pool, lease)) is not None:
+            if waited and (obstacle := _obstacle(request)) is not None:
                 return obstacle
             if sink is None:
                 writer = HeadWriter if request.http.method == "HEAD" else ClientWriter
                 sink = writer(request.http, request.record)
-            rejection = None if lease is None else pool.rejection
+            rejection = None if ticket is None else pool.rejection
             response = EngineResponse(
                 sink,
                 pool.connections,
@@ -69,7 +69,7 @@ class Forward:
                 rejection=backpressure.or_absent(rejection) if request.elsewhere else rejection,
             )
             sink.attach(response, pool)
-            request.response = response
+            attempt.response = response
             body: bytes | memoryview = request.body
             if request.salt:
                 head, body = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
@@ -78,35 +78,35 @@ class Forward:
             await response.done
             return _result(response, sink, pool)
         finally:
-            if request.response is not None:
-                request.failure = request.response.failure
-                if not request.response.complete:
-                    request.response.stop()
+            if attempt.response is not None:
+                attempt.failure = attempt.response.failure
+                if not attempt.response.complete:
+                    attempt.response.stop()
             elif connection is not None:
                 connection.close()
             if sink is not None:
                 sink.detach()
 
 
-def _head(request: Request, pool: Pool, lease: Lease | None) -> bytes:
+def _head(request: Request, pool: Pool) -> bytes:
     """Returns the head for the engine."""
-    endpoint, record = request.endpoint, request.record
+    endpoint, record, ticket = request.endpoint, request.record, request.attempt.ticket
     lines = f"{_REQUEST_ID}: {record.identity.request_id}\r\n"
     if endpoint.method == "POST":
         lines += f"{_CONTENT_LENGTH}: {len(request.body) + len(request.salt)}\r\n"
-    if lease is not None:
-        lines += f"{_LEASE}: {lease.id}\r\n"
+    if ticket is not None:
+        lines += f"{_LEASE}: {ticket.id}\r\n"
     ours = pool.address + lines.encode()
     if request.trace is not None:
         for field in request.trace.dispatched():
             ours += b"%b: %b\r\n" % field
-    if lease is not None:
+    if ticket is not None:
         assert record.service_class is not None
         ours += pool.class_fields[record.service_class]
         if pool.tier:
             ours += backpressure.fields(record.service_class, request.options, record.spent_ms())
-        elif lease.request is not None and lease.request.adapter is not None:
-            ours += _ADAPTER % encoded(lease.request.adapter).encode()
+        elif ticket.request.adapter is not None:
+            ours += _ADAPTER % encoded(ticket.request.adapter).encode()
     given, names = request.http.raw_headers, request.names
     if request.sink is not None:
         # Response ids cannot be replaced within a compressed body.
@@ -117,11 +117,12 @@ def _head(request: Request, pool: Pool, lease: Lease | None) -> bytes:
     )
 
 
-def _obstacle(request: Request, pool: Pool, lease: Lease | None) -> NotSent | None:
+def _obstacle(request: Request) -> NotSent | None:
     """Why a request that has waited since it had its slots is not sent."""
     if request.cancelled is not None:
         return NotSent(request.cancelled)
-    refusal = None if lease is None else pool.gate.obstacle(lease.id)
+    ticket = request.attempt.ticket
+    refusal = None if ticket is None else ticket.obstacle()
     return None if refusal is None else NotSent(refusal, Retry.OTHER_POOL)
 
 

@@ -151,8 +151,8 @@ class Frontend:
             outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
             return response_to(http, record, refusal, endpoint, self._common_headers)
         except asyncio.CancelledError:
-            if request is not None and request.failure is not None:
-                outcome = request.failure.reason  # for which the connection was reset
+            if request is not None and (failure := request.attempt.failure) is not None:
+                outcome = failure.reason  # for which the connection was reset
             raise
         except Exception:
             outcome, status = Reason.INTERNAL_ERROR, 500
@@ -329,7 +329,7 @@ class Frontend:
         key, record = request.key, request.record
         assert key is not None  # the key whose limits it counts for
         if request.reserved is not None:
-            spent = record if record.shared or request.response is not None else None
+            spent = record if record.shared or request.attempt.response is not None else None
             self._authorizer.settle(key, request.reserved, spent, len(request.body))
         self._authorizer.leave(key, request.key_sequences, time.monotonic())
 

@@ -279,18 +279,13 @@ class Watchers:
 
     def _show_place(self, response: QueueResponse, request: Request, waiting: Request) -> None:
         now, record = self._loop.time(), waiting.record
-        if waiting.waiting is None:
+        if waiting.attempt.waiting is None:
             if request.record.admitted is not None:
                 response.show_slots(now)
             return
         assert record.pool is not None, "it waits at a gate"
         pool = self._pools[record.pool]
-        place = pool.places.of(waiting.waiting[1], now)
-        position, start_ms = record.queue_position, record.predicted_start_ms
-        if place is not None:
-            position, start_ms = place.position, None
-            if place.starts_at is not None:
-                start_ms = max(0, round(1000 * (place.starts_at - now)))
+        position, start_ms = waiting.place(now)
         if not response.has_begun:
             if waiting is not request:
                 request.record.copy_generation(record)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from aiohttp import web
 
+from orch_sidecar.admission.gate import Ticket
+from orch_sidecar.admission.waiting.places import Place
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -21,16 +24,35 @@ from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import Names
 
 # Ends an attempt. No client sees it: the request is queued again.
-RECLAIMED: Final = Refusal(
+_RECLAIMED: Final = Refusal(
     Reason.QUEUE_FULL, "an interactive request needed the slots more urgently"
 )
 
 
 class Waiting(Protocol):
-    """Where a request waits: at a gate, in the room for those without a pool, or for its parts."""
+    """What a request waits for: its slots, a pool to be back, or its parts."""
 
-    def refuse(self, ticket: str, refusal: Refusal) -> bool:
+    def refuse(self, refusal: Refusal) -> bool:
         """Ends the wait. False: it has ended."""
+
+    def place(self, now: float) -> Place | None:
+        """Returns its place in a queue, at the event loop's time `now`. None: it is not known."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try to get a request answered: at one pool, or by the generation of another request.
+
+    `ticket`: of its slots, None where it takes none. `waiting`: while it waits. `response`: of the
+    engine, once that got something. `failure`: why the response ended early. `generation`: the
+    request that goes to the engine for it and others.
+    """
+
+    ticket: Ticket | None = None
+    waiting: Waiting | None = None
+    response: EngineResponse | None = None
+    failure: Refusal | None = None
+    generation: Request | None = None
 
 
 @dataclass(slots=True)
@@ -41,16 +63,12 @@ class Request:
     key), `reserved` (of its budgets), `strip_keys` (clients' keys are for this sidecar alone),
     `parent_lease`, `line` (of the request for the engine, where it has an id in its path; else that
     of the endpoint), `body`, `salt` (follows the first byte of the body for the engine),
-    `reserved_bytes` (of the body budget), `options`.
-    Of admission: `call`, `ticket` (under which it waits for slots or owns them), `waiting` (the
-    gate at which it waits, or the room where it does for a pool to be back, and its ticket there),
-    `moved` (it waited at another address of the pool before), `elsewhere` (what it refers to may be
-    stored by the engine of any pool), `excluded` (pools it must not be sent to), `lost` (why an
-    engine that received it did not answer), `generation` (the request that goes to the engine for
-    it and others).
-    Of the response: `sink` (None: the client alone), `response` (of the engine, once that got
-    something), `failure` (why the response ended early), `reclaimed` (it gave its
-    slots to another request, and is to be queued again), `cancelled`.
+    `reserved_bytes` (of the body budget), `options`, `call` (what it asks of a pool), `cancelled`,
+    `sink` (of the response; None: the client alone).
+    Of its way: `attempt` (under way, or the last one), `moved` (it waited at another address of the
+    pool before), `elsewhere` (what it refers to may be stored by the engine of any pool),
+    `excluded` (pools it must not be sent to), `lost` (why an engine that received it did not
+    answer).
     """
 
     http: web.BaseRequest
@@ -66,44 +84,42 @@ class Request:
     options: RequestOptions = NO_OPTIONS
     call: GenerationCall | None = None
     parent_lease: ParentLease | None = None
-    ticket: str | None = None
-    waiting: tuple[Waiting, str] | None = None
-    moved: bool = False
     cancelled: Refusal | None = None
     sink: Sink | None = None
-    response: EngineResponse | None = None
-    failure: Refusal | None = None
+    attempt: Attempt = field(default_factory=Attempt)
+    moved: bool = False
     elsewhere: bool = False
     excluded: frozenset[str] = frozenset()
     key_sequences: int = 0
     reserved: Reservation | None = None
     reserved_bytes: int = 0
-    reclaimed: bool = False
     lost: Refusal | None = None
-    generation: Request | None = None
 
     @property
     def unseen(self) -> bool:
         """Whether the engine runs it, and its client has seen nothing of the response."""
-        response = self.response
+        response = self.attempt.response
         return response is not None and response.unseen and self.cancelled is None
 
     def reclaim(self) -> None:
         """Aborts it in the engine, to be queued again; only if it is unseen."""
-        assert self.response is not None, "an unseen request has reached the engine"
-        self.reclaimed = True
-        self.response.fail(RECLAIMED)
+        response = self.attempt.response
+        assert response is not None, "an unseen request has reached the engine"
+        response.fail(_RECLAIMED)
 
     def begin_attempt(self, why: Reason | None = None) -> None:
         """Forgets the attempt before: it failed, and the client has seen nothing of it. `why`: as
         the trace is to say."""
-        self.retried(why)
-        self.response = self.failure = self.generation = None
+        self.attempt = Attempt()
         self.record.begin_attempt()
-
-    def retried(self, why: Reason | None) -> None:
-        """Has the trace say why it is tried again."""
         if self.trace is not None and why is not None:
+            self.trace.retried(why)
+
+    def begin_attempt_here(self, why: Reason) -> None:
+        """The same, at the pool of the attempt before: it has been queued there since then."""
+        self.attempt = Attempt()
+        self.record.return_to_queue()
+        if self.trace is not None:
             self.trace.retried(why)
 
     def cancel(self, refusal: Refusal) -> None:
@@ -117,6 +133,18 @@ class Request:
             if self.record.first_byte is not None and transport.get_write_buffer_size():
                 response.abort_client()  # part of the response is still to be sent
             response.fail(refusal)
-        elif self.waiting is not None:
-            gate, ticket = self.waiting
-            gate.refuse(ticket, refusal)
+        elif self.attempt.waiting is not None:
+            self.attempt.waiting.refuse(refusal)
+
+    def place(self, now: float) -> tuple[int, int | None]:
+        """Returns how many requests go before it, and in how many milliseconds it gets its slots,
+        None where that is not known; of one that waits, at the event loop's time `now`."""
+        record, waiting = self.record, self.attempt.waiting
+        place = None if waiting is None else waiting.place(now)
+        if place is not None:
+            at = place.starts_at
+            return place.position, None if at is None else max(0, round(1000 * (at - now)))
+        start_ms = record.predicted_start_ms  # as of its arrival there
+        if start_ms is not None and record.queued is not None:
+            start_ms = max(0, start_ms - (time.monotonic_ns() - record.queued) // 10**6)
+        return record.queue_position, start_ms

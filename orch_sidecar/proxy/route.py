@@ -18,9 +18,27 @@ from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
-from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.request import Attempt, Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.wire.request_body import BodyReader, model_of
+
+
+class _Waits:
+    """The wait of a request for a pool to be back."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def end(self, is_back: bool) -> None:
+        if not self.ended.done():
+            self.ended.set_result(is_back)
+
+    def refuse(self, _: Refusal) -> bool:
+        self.end(False)
+        return True
+
+    def place(self, _: float) -> None:
+        """It is in no queue."""
 
 
 class WaitingRoom:
@@ -32,42 +50,28 @@ class WaitingRoom:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, asyncio.Future[bool]] = {}
-        self._entered = 0
+        self._waiting: dict[_Waits, None] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def open(self) -> None:
         """A pool takes requests."""
-        for each in self._waiting.values():
-            _end(each, True)
+        for each in self._waiting:
+            each.end(True)
 
-    def refuse(self, ticket: str, refusal: Refusal) -> bool:
-        """Ends the wait of a request that was cancelled. False: it does not wait."""
-        if ticket not in self._waiting:
-            return False
-        _end(self._waiting[ticket], False)
-        return True
-
-    def enter(self) -> str:
-        """Returns a ticket, to be followed by `wait`."""
-        self._entered += 1
-        ticket = str(self._entered)
-        self._waiting[ticket] = self._loop.create_future()
-        return ticket
-
-    async def wait(self, ticket: str, longest_s: float) -> bool:
-        """Waits until a pool takes requests. False: none does within that time."""
-        waiting = self._waiting[ticket]
-        timer = self._loop.call_later(longest_s, _end, waiting, False)
+    async def wait(self, attempt: Attempt, longest_s: float) -> bool:
+        """Waits until a pool takes requests. False: none does within that time, or the request is
+        cancelled."""
+        waits = attempt.waiting = _Waits()
+        self._waiting[waits] = None
+        timer = asyncio.get_running_loop().call_later(longest_s, waits.end, False)
         try:
-            is_open: bool = await waiting
-            return is_open
+            return await waits.ended
         finally:
             timer.cancel()
-            del self._waiting[ticket]
+            attempt.waiting = None
+            del self._waiting[waits]
 
 
 class Route:
@@ -143,12 +147,8 @@ class Route:
             if record.queued is None:
                 record.queued, record.queue_position = time.monotonic_ns(), len(room)
                 record.predicted_start_ms = chosen.predicted_start_ms
-            request.waiting = room, room.enter()
-            try:
-                if not await room.wait(request.waiting[1], longest_s):
-                    return pools.choose(call, record.spent_ms(), tried)
-            finally:
-                request.waiting = None
+            if not await room.wait(request.attempt, longest_s):
+                return pools.choose(call, record.spent_ms(), tried)
 
     async def handle_unadmitted(self, request: Request) -> Result:
         """Forwards a request that occupies no slot to the first pool that can take it."""
@@ -167,7 +167,7 @@ class Route:
             if isinstance(pool, Refusal):
                 return NotSent(refusal or pool)
             request.record.pool, request.record.labels = pool.name, pool.labels
-            result = await self._forward.handle(request, pool, None)
+            result = await self._forward.handle(request, pool)
             if isinstance(result, Sent) or not request.elsewhere or request.cancelled is not None:
                 return result
             refusal = result.refusal
@@ -189,8 +189,3 @@ def _nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotS
     if before is None or errors.BY_REASON[refusal.reason].status == 429:
         before = refusal  # a working pool is busy: the client should come back
     return NotSent(request.lost or before, Retry.OTHER_POOL)
-
-
-def _end(waiting: asyncio.Future[bool], is_open: bool) -> None:
-    if not waiting.done():
-        waiting.set_result(is_open)

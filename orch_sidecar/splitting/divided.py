@@ -64,8 +64,8 @@ class DividedRequest:
     async def run(self, route: Route, metrics: Metrics) -> Result:
         """Runs all parts, and answers the client."""
         request, record = self._request, self._request.record
-        request.waiting = self, ""  # where an operator's cancellation finds it
-        request.generation = self._running[0].request
+        attempt, first = request.attempt, self._running[0].request
+        attempt.waiting, attempt.generation = self, first  # where a cancellation finds it
         record.shared = True  # its parts are counted as generations
         record.parts = len(self._running)
         try:
@@ -82,7 +82,7 @@ class DividedRequest:
             return self._answer()
         finally:
             self.stop()
-            request.waiting = None
+            attempt.waiting = None
             self._note()
             if self._writer is not None:
                 self._writer.detach()
@@ -146,10 +146,13 @@ class DividedRequest:
             self.failure = refusal
             self.stop()
 
-    def refuse(self, ticket: str, refusal: Refusal) -> bool:
+    def refuse(self, refusal: Refusal) -> bool:
         """Ends the request while its parts wait."""
         self.fail(refusal)
         return True
+
+    def place(self, now: float) -> None:
+        """Its parts have places."""
 
     # Parts
 

@@ -107,8 +107,9 @@ class RunningPart(Sink):
                 return
             outcome = result.outcome
             if isinstance(outcome, Reason):
-                assert self.request.failure is not None
-                whole.part_failed(self, self.request.failure)
+                failure = self.request.attempt.failure
+                assert failure is not None
+                whole.part_failed(self, failure)
             elif outcome is not OK:
                 whole.part_failed(self, None)
         except Exception:

@@ -82,18 +82,18 @@ class Split:
         options, pools = call.options, self._pools.capable(call)
         dividing = [pool for pool in pools if pool.admission.rules.split]
         cost = call.generation.cost
-        if not dividing or any(pool.gate.fits(call.service_class, cost) for pool in pools):
+        if not dividing or any(pool.fits(call.service_class, cost) for pool in pools):
             return None
 
         def goodness(pool: Pool) -> tuple[bool, bool, int]:
             named = options.pool in (pool.name, pool.group)
-            return pool.unavailable is None, named, pool.gate.slots_total
+            return pool.unavailable is None, named, pool.ledger.slots_total
 
         best = max(dividing, key=goodness)
         measurement_type = best.profile.measurement_type
         if any(pool.profile.measurement_type is not measurement_type for pool in pools):
             options = replace(options, measurement_type=measurement_type, labelled=True)
-        return max(1, best.gate.slots_total // PARTS_OF_SLOTS), options
+        return max(1, best.ledger.slots_total // PARTS_OF_SLOTS), options
 
     async def _run(
         self, request: Request, parts: Iterator[Part], divided: DividedRequest

@@ -12,17 +12,19 @@ import inspect
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from orch_sidecar.admission.gate import Ticket
 from tests.integration.client import Aborted, Client
 from tests.integration.running import Running
 from tests.integration.wire import Answer
 
+TICKET = ("lease", "refuse", "end")
 GATE = (
-    "arrive", "requeue", "wait", "refuse", "release", "reconcile", "pause",
-    "engine_reports", "engine_unavailable", "leases_ended", "refuse_queued", "notify",
+    "reconcile", "engine_reports", "engine_unavailable", "leases_ended", "refuse_queued", "notify",
+    "_perform", "_decide",
 )  # fmt: skip
 CONTROLLER = (
     "arrive", "take_displaced", "requeue", "leave", "release", "dispatch", "next_event",
@@ -81,12 +83,18 @@ def faults(running: Running, share: float, seed: int) -> Iterator[Counter[str]]:
     Before the call does anything, or after it has done everything. Yields how often, by name.
     """
     dice, raised = random.Random(seed), Counter[str]()
-    with patch("orch_sidecar.pools.engine_watcher.RECONCILE_EVERY_S", 0.2):
+    with ExitStack() as stack:
+        stack.enter_context(patch("orch_sidecar.pools.engine_watcher.RECONCILE_EVERY_S", 0.2))
         wrapped: list[tuple[Any, str]] = []
+        for name in TICKET:
+            method = getattr(Ticket, name)
+            stack.enter_context(
+                patch.object(Ticket, name, _faulty(method, name, dice, share, raised))
+            )
         for pool in running.sidecar.pools:
             for target, names in (
                 (pool.gate, GATE),
-                (pool.gate._controller, CONTROLLER),
+                (pool.gate.controller, CONTROLLER),
                 (pool.gate.ledger, LEDGER),
                 (pool.watcher, FOLLOWER),
             ):

@@ -46,7 +46,7 @@ class Running:
     @property
     def queued(self) -> int:
         """Over all pools."""
-        return sum(pool.gate.queue_depth for pool in self.sidecar.pools)
+        return sum(pool.queues.depth for pool in self.sidecar.pools)
 
     @property
     def connections(self) -> list[RequestHandler]:

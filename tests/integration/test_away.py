@@ -42,7 +42,7 @@ async def test_request_that_comes_while_the_engine_starts_is_served_when_it_is_r
 
 async def test_retry_after_is_that_of_the_last_time(engine: ScriptedEngine, start: Start) -> None:
     running = await start()
-    absence = running.pool.gate.absence
+    absence = running.pool.admission.absence
     absence._lasted_s = dict.fromkeys(absence._lasted_s, 90.0)
     engine.report(state="starting")
     await eventually(lambda: running.sidecar.state == "starting")

@@ -28,9 +28,9 @@ async def bounded(large: ScriptedEngine, start: Start) -> Running:
 def tpot(sidecar: Running, ms: float) -> None:
     """Reloads the rules with another SLO."""
     gate = sidecar.pool.gate
-    assert gate._controller.rules.interactive is not None
-    changed = gate._controller.rules.interactive.model_copy(update={"tpot_p95_ms": ms})
-    gate.reload(gate._controller.rules.model_copy(update={"interactive": changed}))
+    assert gate.controller.rules.interactive is not None
+    changed = gate.controller.rules.interactive.model_copy(update={"tpot_p95_ms": ms})
+    gate.reload(gate.controller.rules.model_copy(update={"interactive": changed}))
 
 
 def bound(sidecar: Running) -> int:

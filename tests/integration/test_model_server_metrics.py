@@ -98,7 +98,7 @@ async def test_adapters_are_those_of_requests_in_the_engine_and_in_the_queue(
     for client in clients:
         await client.response()
     assert (await lora_of(sidecar))["waiting_lora_adapters"] == "sql"
-    assert sidecar.pool.queued_models == {}
+    assert sidecar.pool.gate.waiting == {}
 
 
 async def test_engine_that_has_not_reported_has_a_queue_and_nothing_else(

@@ -26,14 +26,14 @@ async def test_queue_of_a_pool_that_dies_moves_to_another(
     for seed in (1, 2, 3):
         queued.append(await started(pair, headers=to_a, seed=seed, n=4))
         await eventually(lambda seed=seed: pair.queued == seed)  # type: ignore[misc]
-    assert pair.pool.gate.queue_depth == 3
+    assert pair.pool.queues.depth == 3
     pinned = await started(pair, headers=[("X-Orch-Pool", "a")], seed=9)
     await eventually(lambda: pair.queued == 4)
     await engine.stop()
     held.waiting.clear()
     assert (await pinned.response()).status == 503
     # What ran in it had not answered yet, so it is made good as well.
-    await eventually(lambda: pair.sidecar.pools["b"].gate.queue_depth == 4)
+    await eventually(lambda: pair.sidecar.pools["b"].queues.depth == 4)
     for _ in range(5):
         await eventually(lambda: held_b.waiting)
         held_b.release()

@@ -111,9 +111,9 @@ async def test_lost_engine_hands_a_watched_request_to_another_of_its_measurement
         each.start(CHAT, [("X-Orch-Pool", name)], stream=False, n=4)
     await eventually(lambda: len(script.answers) == 2)
     client = await watching(sidecar, ("X-Orch-Pool", "cloud; prefer"))
-    assert pool.gate.queue_depth == 1
+    assert pool.queues.depth == 1
     await engine.stop()
-    await eventually(lambda: sidecar.sidecar.pools["other"].gate.queue_depth == 1)
+    await eventually(lambda: sidecar.sidecar.pools["other"].queues.depth == 1)
     there = next(each for each in script.answers if each.answer.request.header("host") == b.url[7:])
     there.answer.json({"id": "chatcmpl-other"})
     there.finished.set()

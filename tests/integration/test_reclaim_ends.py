@@ -89,7 +89,7 @@ async def test_reloaded_rules_keep_its_place(
 ) -> None:
     clients, urgent = await reclaimed(engine, sidecar, held)
     gate = sidecar.pool.gate
-    gate.reload(gate._controller.rules.model_copy(update={"reclaim": False}))
+    gate.reload(gate.controller.rules.model_copy(update={"reclaim": False}))
     assert sidecar.queued == 2
     confirm(engine)
     answers = await served(held, *clients, urgent)

@@ -49,7 +49,7 @@ async def test_faults_between_core_gate_and_follower_leak_no_slot(
     await running.ready()
     await running.idle()
     gate = running.pool.gate
-    await eventually(lambda: not (gate._waiters or gate._decided or gate.owners))
+    await eventually(lambda: not (gate.tickets or gate.waiting))
     assert engine.present == 0
     healthy = await short_waits(running.port, 4, 0.2)
     assert set(healthy) <= {200, 429}

@@ -84,7 +84,7 @@ async def test_request_is_cancelled_while_it_goes_to_and_fro(
     client = await started(
         parent_leases, headers=[("X-Orch-Request-Id", request_id)], path=MESSAGES
     )
-    await eventually(lambda: lower.pool.not_admitted.total() > 1)
+    await eventually(lambda: lower.pool.gate.refused.total() > 1)
     other = await parent_leases.client()
     path = f"/v1/requests/{request_id}/cancel"
     assert (await other.request("POST", path, None)).status == 204

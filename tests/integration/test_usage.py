@@ -83,7 +83,7 @@ async def test_errors_within_streams_are_errors_and_nothing_is_learned_from_them
     running = await start()
     client = await running.client()
     failing = [spoken for spoken in SPOKEN if spoken.failed]
-    outlook = running.pool.gate._controller.service_times
+    outlook = running.pool.gate.controller.service_times
     learned = outlook.lengths.expected(running.pool.classes[0], None)
     for spoken in failing:
         engine.scripts.append(each_event_alone(spoken))

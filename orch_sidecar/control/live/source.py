@@ -157,14 +157,14 @@ class LiveSource:
     def _queued(self, pool: Pool, now: float) -> Iterator[Queued]:
         for service_class in pool.classes:
             for each in islice(pool.queues.of(service_class), MAX_QUEUED):
-                place = pool.places.of(each.ticket, now)
+                place = pool.gate.places.of(each.ticket, now)
                 if place is not None:
                     yield Queued(_id(pool, each.ticket), each, place)
 
     def _admitted(self, pool: Pool) -> Iterator[Admitted]:
         for lease in pool.ledger.all():
-            owner = pool.gate.owners.get(lease.id)
-            if isinstance(owner, Request) and lease.request is not None and not lease.closing:
+            owner = _owner(pool, lease.id)
+            if owner is not None and lease.request is not None and not lease.closing:
                 record = owner.record
                 at_s = None if record.first_byte is None else record.first_byte / 1e9
                 tells = record.stream and record.identity.endpoint.first_byte_is_token
@@ -177,7 +177,13 @@ class LiveSource:
             return False
 
 
-def _id(pool: Pool, ticket: str) -> str:
-    """The id of the request with this ticket; empty if it is about to be found without an owner."""
-    owner = pool.gate.owners.get(ticket)
-    return owner.record.identity.id if isinstance(owner, Request) else ""
+def _owner(pool: Pool, ticket_id: str) -> Request | None:
+    """The request with this ticket; None if that is about to be found without an owner."""
+    ticket = pool.gate.tickets.get(ticket_id)
+    owner = None if ticket is None else ticket.owner
+    return owner if isinstance(owner, Request) else None
+
+
+def _id(pool: Pool, ticket_id: str) -> str:
+    owner = _owner(pool, ticket_id)
+    return "" if owner is None else owner.record.identity.id

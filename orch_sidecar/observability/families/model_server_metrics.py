@@ -36,7 +36,7 @@ class ModelServerMetrics:
         yield GaugeMetricFamily(
             "vllm:num_requests_waiting",
             "Requests that this sidecar queues for its engine.",
-            value=pool.gate.queue_depth,
+            value=pool.queues.depth,
         )
         yield GaugeMetricFamily(
             "vllm:num_requests_running",
@@ -58,19 +58,19 @@ class ModelServerMetrics:
             config = {"block_size": str(*sizes), "num_gpu_blocks": blocks}
             yield _labelled("vllm:cache_config_info", "The engine's KV cache.", config, 1)
         text = "LoRA adapters of requests that run, and that wait, and when this was so."
-        lora = _lora(document, pool.queued_models.values())
+        queued = (ticket.request.adapter for ticket in pool.gate.waiting.values())
+        lora = _lora(document, filter(None, queued))
         yield _labelled("vllm:lora_requests_info", text, lora, time.time())
 
 
-def _lora(document: Document, queued_models: Iterable[str]) -> dict[str, str]:
+def _lora(document: Document, queued_adapters: Iterable[str]) -> dict[str, str]:
     """The labels by which a picker knows the adapters. Without LoRA there are none, and it is not
     missing: a picker would log that at every scrape."""
     lora = document.get("lora", _WITHOUT_LORA)
-    queued = {*queued_models} & {*lora["adapters"]}
     return {
         "max_lora": str(document.get("features", {}).get("max_loras", 0)),
         "running_lora_adapters": ",".join(lora["running"]),
-        "waiting_lora_adapters": ",".join(sorted(queued | {*lora["waiting"]})),
+        "waiting_lora_adapters": ",".join(sorted({*queued_adapters, *lora["waiting"]})),
     }
 
 

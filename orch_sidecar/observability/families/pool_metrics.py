@@ -12,6 +12,7 @@ from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.families.metric_family import Family, Sample, Scraped, per_pool
+from orch_sidecar.observability.record import CANCELLED
 from orch_sidecar.pools.generation_call import PrefixUse
 from orch_sidecar.pools.snapshot import BatchingStats
 
@@ -34,8 +35,10 @@ def _stats(name: str) -> Callable[[Scraped], Iterable[Sample]]:
 def _admissions(at: Scraped) -> Iterable[Sample]:
     pool = at.pool
     yield from (([each.value, "admitted"], at.status.of(each).granted) for each in pool.classes)
-    for (each, outcome), count in sorted(pool.not_admitted.items()):
-        yield [each.value, outcome], count
+    for (each, reason), count in sorted(pool.gate.refused.items()):
+        yield [each.value, reason.value], count
+    for each, count in sorted(pool.gate.left.items()):
+        yield [each.value, CANCELLED.value], count
 
 
 def _by_class(
@@ -47,7 +50,7 @@ def _by_class(
 def _blocked_by(at: Scraped) -> Iterable[Sample]:
     blocked_by = at.status.blocked_by
     reason = None if blocked_by is None else blocked_by.reason
-    return [([each], int(each == reason)) for each in at.pool.gate.reasons]
+    return [([each], int(each == reason)) for each in at.pool.admission.constraints.reasons]
 
 
 def _slos(at: Scraped) -> Iterable[Sample]:
@@ -181,7 +184,7 @@ FAMILIES: Final = (
     Family(
         "orch_leases_closing",
         "Released leases whose end the engine has not confirmed yet.",
-        per_pool(lambda at: len(at.pool.gate.closing())),
+        per_pool(lambda at: len(at.pool.ledger.closing())),
     ),
     Family(
         "orch_leases_orphaned",

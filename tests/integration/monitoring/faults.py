@@ -8,13 +8,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orch_sidecar.admission.types import AdmissionRequest
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.monitoring.traffic import load, reporting
 from tests.integration.running import Running
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.wire import Answer
-from vllm_plugin.contracts.profile import ServiceClass
+from tests.orch_sidecar.admission.gates import opened
 
 Cause = Callable[[ScriptedEngine, Running], AbstractAsyncContextManager[None]]
 
@@ -129,8 +128,7 @@ async def preempting(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[
 @asynccontextmanager
 async def lost_lease(engine: ScriptedEngine, sidecar: Running) -> AsyncIterator[None]:
     """An exception between two lines of code left a lease without its request."""
-    gate = sidecar.pool.gate
-    gate.arrive(gate.ids.new(1), AdmissionRequest(ServiceClass.INTERACTIVE))
+    opened(sidecar.pool.gate).owner = None
     yield
 
 

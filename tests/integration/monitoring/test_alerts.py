@@ -50,9 +50,9 @@ async def started(
     stack.push_async_callback(running.stop)
     await running.ready()
     gate = running.pool.gate
-    assert gate._controller.rules.interactive is not None
-    changed = gate._controller.rules.interactive.model_copy(update=dict(fault.interactive))
-    gate.reload(gate._controller.rules.model_copy(update={"interactive": changed}))
+    assert gate.controller.rules.interactive is not None
+    changed = gate.controller.rules.interactive.model_copy(update=dict(fault.interactive))
+    gate.reload(gate.controller.rules.model_copy(update={"interactive": changed}))
     return engine, running
 
 

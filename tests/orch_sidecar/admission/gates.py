@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
+from orch_sidecar.admission.gate import Gate, Ticket
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
     class_rules,
@@ -30,18 +31,42 @@ def gate_of(slots: int, of_rules: AdmissionRules | None = None) -> Gate:
     return gate
 
 
+@dataclass
+class Asker:
+    """A request, as far as the gate knows one."""
+
+    unseen: bool = False
+    reclaimed: bool = False
+
+    def reclaim(self) -> None:
+        self.reclaimed = True
+
+
+def opened(gate: Gate, request: AdmissionRequest | None = None) -> Ticket:
+    """A ticket, whose owner is alive."""
+    return gate.open(Asker(), request or interactive())
+
+
 async def admit(gate: Gate, request: AdmissionRequest) -> Outcome:
-    """Asks, and waits if it must."""
-    ticket = gate.ids.new(request.cost)
-    outcome = gate.arrive(ticket, request)
-    return await gate.wait(ticket) if isinstance(outcome, Queued) else outcome
+    """Asks, and waits if it must; a lease is to be ended by `end`."""
+    ticket, outcome = opened(gate, request), None
+    try:
+        outcome = await ticket.lease()
+    finally:
+        if not isinstance(outcome, Lease):
+            ticket.end(served=False, sent=False)
+    return outcome
+
+
+def end(gate: Gate, lease: Lease, output_tokens: int | None = None, **more: bool) -> None:
+    """Ends the ticket of a lease."""
+    gate.tickets[lease.id].end(output_tokens, **more)
 
 
 def lease_at_once(gate: Gate, request: AdmissionRequest | None = None) -> Lease:
-    request = request or interactive()
-    outcome = gate.arrive(gate.ids.new(request.cost), request)
-    assert isinstance(outcome, Lease), outcome
-    return outcome
+    lease = gate.ledger.get(opened(gate, request).id)
+    assert lease is not None
+    return lease
 
 
 async def lease_of(task: asyncio.Task[Outcome]) -> Lease:
@@ -52,19 +77,18 @@ async def lease_of(task: asyncio.Task[Outcome]) -> Lease:
 
 async def queued(gate: Gate, request: AdmissionRequest | None = None) -> asyncio.Task[Outcome]:
     """A task that waits in the queue."""
-    depth = gate.queue_depth
+    depth = gate.controller.queue_depth
     task = asyncio.ensure_future(admit(gate, request or interactive()))
     await asyncio.sleep(0)
-    assert gate.queue_depth == depth + 1
+    assert gate.controller.queue_depth == depth + 1
     return task
 
 
 def assert_nothing_left(gate: Gate) -> None:
     assert gate.status().leased == 0
     assert gate.status().leases == 0
-    assert gate.queue_depth == 0
-    assert gate._waiters == {}
-    assert gate._decided == {}
+    assert gate.controller.queue_depth == 0
+    assert (gate.tickets, gate.waiting) == ({}, {})
 
 
 async def cancelled(task: asyncio.Task[Outcome]) -> bool:

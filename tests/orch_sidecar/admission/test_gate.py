@@ -17,11 +17,14 @@ from tests.orch_sidecar.admission.examples import (
     rules,
 )
 from tests.orch_sidecar.admission.gates import (
+    Asker,
     admit,
     assert_nothing_left,
+    end,
     gate_of,
     lease_at_once,
     lease_of,
+    opened,
     queued,
 )
 from tests.patience import HANG_S
@@ -38,17 +41,17 @@ async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
     assert gate.instance != gate_of(8).instance
 
 
-async def test_a_lease_has_the_id_of_its_request() -> None:
-    gate = gate_of(8)
-    assert gate.arrive("one", interactive(3)) == Lease("one", 3, "e1")
+async def test_a_lease_has_the_id_of_its_ticket() -> None:
+    ticket = opened(gate_of(8), interactive(3))
+    assert await ticket.lease() == Lease(ticket.id, 3, "e1")
 
 
 async def test_waiting_request_is_woken_with_its_lease() -> None:
     gate = gate_of(1)
     first = lease_at_once(gate)
     waiting = await queued(gate)
-    gate.release(first.id)
-    gate.release((await lease_of(waiting)).id)
+    end(gate, first)
+    end(gate, await lease_of(waiting))
     assert_nothing_left(gate)
 
 
@@ -61,11 +64,11 @@ async def test_waiting_requests_are_woken_in_order_of_arrival() -> None:
         lease = await admit(gate, interactive())
         assert isinstance(lease, Lease)
         order.append(number)
-        gate.release(lease.id)
+        end(gate, lease)
 
     tasks = [asyncio.ensure_future(one(number)) for number in range(5)]
     await asyncio.sleep(0)
-    gate.release(held.id)
+    end(gate, held)
     await asyncio.gather(*tasks)
     assert order == [0, 1, 2, 3, 4]
     assert_nothing_left(gate)
@@ -74,29 +77,30 @@ async def test_waiting_requests_are_woken_in_order_of_arrival() -> None:
 async def test_a_request_may_be_decided_before_it_is_waited_for() -> None:
     gate = gate_of(1)
     held = lease_at_once(gate)
-    assert gate.arrive("late", interactive()) == Queued(0, None)
-    gate.release(held.id)
-    assert await gate.wait("late") == Lease("late", 1, "e1")
-    gate.release("late")
+    late = opened(gate)
+    assert late.queued == Queued(0, None)
+    end(gate, held)
+    assert await late.lease() == Lease(late.id, 1, "e1")
+    late.end()
     assert_nothing_left(gate)
 
 
 async def test_release_twice_frees_one_slot_once() -> None:
     gate = gate_of(1)
-    lease = lease_at_once(gate)
-    gate.release(lease.id)
+    ticket = opened(gate)
+    ticket.end()
     lease_at_once(gate)
-    gate.release(lease.id)
+    ticket.end()
     assert gate.status().leased == 1
 
 
 async def test_only_completed_responses_are_learned_from() -> None:
     gate = gate_of(4)
-    lengths = gate._controller.service_times.lengths
+    lengths = gate.controller.service_times.lengths
     for output_tokens, expected in ((None, 100), (60, 30)):
         lease = lease_at_once(gate, interactive(2, max_tokens=100))
-        gate.release(lease.id, output_tokens)
-        gate._controller.learn()
+        end(gate, lease, output_tokens)
+        gate.controller.learn()
         assert lengths.expected(interactive().service_class, 100) == expected
 
 
@@ -108,10 +112,10 @@ async def test_evicted_request_gets_its_refusal() -> None:
     gate = gate_of(1, rules(of_class, of_class, full_queue=FullQueue.DROP_LRU))
     held = lease_at_once(gate)
     first = await queued(gate, bulk())
-    gate.arrive("second", bulk())
+    second = opened(gate, bulk())
     assert reason_of(await asyncio.wait_for(first, HANG_S)) is Reason.QUEUE_FULL_DROP_LRU
-    gate.release(held.id)
-    assert isinstance(await gate.wait("second"), Lease)
+    end(gate, held)
+    assert isinstance(await second.lease(), Lease)
 
 
 # The timer
@@ -122,7 +126,7 @@ async def test_waiting_too_long_is_refused_by_the_timer() -> None:
     held = lease_at_once(gate)
     outcomes = await asyncio.gather(*(admit(gate, interactive()) for _ in range(2)))
     assert [reason_of(each) for each in outcomes] == [Reason.QUEUE_TIMEOUT] * 2
-    gate.release(held.id)
+    end(gate, held)
     assert_nothing_left(gate)
     assert gate._timer is None
 
@@ -132,7 +136,7 @@ async def test_timer_serves_requests_after_the_one_that_it_was_set_for() -> None
     gate = gate_of(1, rules(class_rules(max_wait_s=0.02)))
     held = lease_at_once(gate)
     first = await queued(gate)
-    gate.release(held.id)
+    end(gate, held)
     await lease_of(first)
     outcome = await asyncio.wait_for(admit(gate, interactive()), HANG_S)
     assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
@@ -150,23 +154,23 @@ async def test_timer_ends_a_pause() -> None:
     gate = gate_of(1)
     loop = asyncio.get_running_loop()
     since = loop.time()
-    held = lease_at_once(gate)
-    gate.pause("none", 30.0)
-    gate.release(held.id)
-    assert gate.requeue("again", interactive(), since) == Queued(0, None)
+    held = opened(gate)
+    held.end(served=False, rejection=30.0)
+    again = gate.open(Asker(), interactive(), since)
+    assert again.queued == Queued(0, None)
     assert gate.status().leased == 0
-    lease = await asyncio.wait_for(gate.wait("again"), HANG_S)
-    assert isinstance(lease, Lease)
+    assert isinstance(await asyncio.wait_for(again.lease(), HANG_S), Lease)
     assert loop.time() - since >= 0.03
-    gate.release(lease.id)
+    again.end()
     assert_nothing_left(gate)
 
 
 async def test_request_that_is_requeued_too_late_is_refused() -> None:
     gate = gate_of(1)
     since = asyncio.get_running_loop().time() - 100
-    outcome = gate.requeue("again", interactive(), since)
-    assert reason_of(outcome) is Reason.QUEUE_TIMEOUT
+    again = gate.open(Asker(), interactive(), since)
+    assert reason_of(await again.lease()) is Reason.QUEUE_TIMEOUT
+    again.end()
     assert_nothing_left(gate)
 
 
@@ -188,9 +192,9 @@ async def test_new_epoch_wakes_waiting_requests() -> None:
     waiting = await queued(gate)
     gate.engine_reports(report(1, "e2"))
     lease = await lease_of(waiting)
-    gate.release(old.id)
+    end(gate, old)
     assert gate.status().leased == 1, "the old epoch's lease frees nothing in the new one"
-    gate.release(lease.id)
+    end(gate, lease)
     assert_nothing_left(gate)
 
 
@@ -198,12 +202,12 @@ async def test_abandoned_lease_is_freed_when_the_engine_confirms_its_end() -> No
     gate = gate_of(1)
     held = lease_at_once(gate)
     waiting = await queued(gate)
-    gate.ledger.abandon(held.id)
+    end(gate, held, ended=False)
     gate.engine_unavailable(STALE)
     gate.engine_reports(report(1))
     assert not waiting.done()
     gate.leases_ended([held.id, "unknown"])
-    gate.release((await lease_of(waiting)).id)
+    end(gate, await lease_of(waiting))
     assert_nothing_left(gate)
 
 

@@ -13,9 +13,11 @@ from tests.orch_sidecar.admission.gates import (
     CANCELLED,
     assert_nothing_left,
     cancelled,
+    end,
     gate_of,
     lease_at_once,
     lease_of,
+    opened,
     queued,
 )
 
@@ -26,9 +28,9 @@ async def test_cancellation_while_queued_leaves_the_queue() -> None:
     waiting, behind = await queued(gate), await queued(gate)
     waiting.cancel()
     assert await cancelled(waiting)
-    assert gate.queue_depth == 1
-    gate.release(held.id)
-    gate.release((await lease_of(behind)).id)
+    assert gate.controller.queue_depth == 1
+    end(gate, held)
+    end(gate, await lease_of(behind))
     assert_nothing_left(gate)
 
 
@@ -38,8 +40,8 @@ async def test_cancellation_of_the_head_admits_a_smaller_one_behind_it() -> None
     large, small = await queued(gate, interactive(4)), await queued(gate)
     large.cancel()
     lease = await lease_of(small)
-    gate.release(held.id)
-    gate.release(lease.id)
+    end(gate, held)
+    end(gate, lease)
     assert await cancelled(large)
     assert_nothing_left(gate)
 
@@ -53,7 +55,7 @@ async def test_grant_and_cancellation_in_one_turn_give_the_lease_back(
     waiting = await queued(gate)
     if cancelled_first:
         waiting.cancel()
-    gate.release(held.id)
+    end(gate, held)
     assert gate.status().leased == 1, "it was granted"
     if not cancelled_first:
         waiting.cancel()
@@ -65,9 +67,9 @@ async def test_lease_given_back_by_a_cancelled_request_goes_to_the_next() -> Non
     gate = gate_of(1)
     held = lease_at_once(gate)
     first, second = await queued(gate), await queued(gate)
-    gate.release(held.id)
+    end(gate, held)
     first.cancel()
-    gate.release((await lease_of(second)).id)
+    end(gate, await lease_of(second))
     assert await cancelled(first)
     assert_nothing_left(gate)
 
@@ -83,37 +85,37 @@ async def test_refusal_and_cancellation_in_one_turn_leave_nothing(cancelled_firs
     if not cancelled_first:
         waiting.cancel()
     assert await cancelled(waiting)
-    gate.release(held.id)
+    end(gate, held)
     assert_nothing_left(gate)
 
 
 async def test_a_queued_request_can_be_refused_from_outside() -> None:
     gate = gate_of(4)
     held = lease_at_once(gate, interactive(3))
-    gate.arrive("large", interactive(4))
-    waiting = asyncio.ensure_future(gate.wait("large"))
+    large = opened(gate, interactive(4))
+    waiting = asyncio.ensure_future(large.lease())
     behind = await queued(gate)
-    assert gate.refuse("large", CANCELLED)
-    assert not gate.refuse("large", CANCELLED), "it no longer waits"
+    assert large.refuse(CANCELLED)
+    assert not large.refuse(CANCELLED), "it no longer waits"
     assert await waiting is CANCELLED
-    gate.release((await lease_of(behind)).id)
-    gate.release(held.id)
+    large.end()
+    end(gate, await lease_of(behind))
+    end(gate, held)
     assert_nothing_left(gate)
 
 
 async def test_a_refusal_from_outside_may_come_before_the_wait() -> None:
     gate = gate_of(1)
     held = lease_at_once(gate)
-    gate.arrive("a", interactive())
-    assert gate.refuse("a", CANCELLED)
-    assert await gate.wait("a") is CANCELLED
-    gate.release(held.id)
+    ticket = opened(gate)
+    assert ticket.refuse(CANCELLED)
+    assert await ticket.lease() is CANCELLED
+    ticket.end()
+    end(gate, held)
     assert_nothing_left(gate)
 
 
 async def test_request_that_is_not_queued_cannot_be_refused_from_outside() -> None:
     gate = gate_of(1)
-    held = lease_at_once(gate)
-    assert not gate.refuse(held.id, CANCELLED)
-    assert not gate.refuse("unknown", CANCELLED)
+    assert not opened(gate).refuse(CANCELLED)
     assert gate.status().leased == 1

@@ -3,86 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.types import Lease, Queued
+from orch_sidecar.admission.gate import Ticket
+from orch_sidecar.admission.types import Lease
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import class_rules, interactive, reason_of, rules
-from tests.orch_sidecar.admission.gates import Outcome, admit, assert_nothing_left, gate_of
+from tests.orch_sidecar.admission.gates import Outcome, admit, assert_nothing_left, gate_of, opened
 from tests.patience import HANG_S
 
 
-@dataclass
-class Asker:
-    """A request, as far as the gate knows one."""
-
-    ticket: str | None = None
-    unseen: bool = False
-    reclaimed: bool = False
-
-    def reclaim(self) -> None:
-        self.reclaimed = True
-
-
-def opened(gate: Gate, cost: int = 1) -> tuple[Asker, str]:
-    asker = Asker()
-    return asker, gate.open(asker, cost)
-
-
-async def waiting(gate: Gate, asker: Asker) -> asyncio.Task[Outcome]:
-    """A task that waits under the asker's ticket."""
-    assert asker.ticket is not None
-    assert isinstance(gate.arrive(asker.ticket, interactive()), Queued)
-    task = asyncio.ensure_future(gate.wait(asker.ticket))
+async def waiting(ticket: Ticket) -> asyncio.Task[Outcome]:
+    """A task that waits for the ticket's lease."""
+    assert ticket.queued is not None
+    task = asyncio.ensure_future(ticket.lease())
     await asyncio.sleep(0)
     return task
 
 
 async def test_a_lease_whose_owner_is_gone_is_found_and_closes() -> None:
     gate = gate_of(2)
-    asker, ticket = opened(gate)
-    gate.arrive(ticket, interactive())
+    ticket = opened(gate)
     assert gate.reconcile() == []
-    asker.ticket = None
-    assert gate.reconcile() == [ticket]
-    assert gate.closing() == [ticket]
+    ticket.owner = None
+    assert gate.reconcile() == [ticket.id]
+    assert gate.ledger.closing() == [ticket.id]
     assert (gate.orphans, gate.reconcile()) == (1, [])
-    gate.leases_ended([ticket])
+    gate.leases_ended([ticket.id])
     assert_nothing_left(gate)
 
 
 async def test_a_ticket_whose_owner_is_gone_leaves_the_queue() -> None:
     gate = gate_of(1)
-    _, held = opened(gate)
-    gate.arrive(held, interactive())
-    asker, _ = opened(gate)
-    task = await waiting(gate, asker)
-    asker.ticket = None
+    held, ticket = opened(gate), opened(gate)
+    task = await waiting(ticket)
+    ticket.owner = None
     assert gate.reconcile() == []
-    assert gate.queue_depth == 0
+    assert gate.controller.queue_depth == 0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    gate.release(held)
+    held.end()
+    assert_nothing_left(gate)
+
+
+async def test_what_an_error_leaves_of_an_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = gate_of(1)
+    held = opened(gate)
+    with monkeypatch.context() as patched:
+        patched.setattr(gate.controller, "next_event", MagicMock(side_effect=ZeroDivisionError))
+        with pytest.raises(ZeroDivisionError):
+            opened(gate)
+    assert gate.controller.queue_depth == 1
+    gate.reconcile()
+    held.end()
     assert_nothing_left(gate)
 
 
 @pytest.mark.parametrize("granted", [True, False])
 async def test_decision_that_was_not_delivered_reaches_the_waiting_request(granted: bool) -> None:
     gate = gate_of(1)
-    _, held = opened(gate)
-    gate.arrive(held, interactive())
-    asker, ticket = opened(gate)
-    task = await waiting(gate, asker)
+    held, ticket = opened(gate), opened(gate)
+    task = await waiting(ticket)
     # As when something raises between the controller's decision and its delivery.
     now = asyncio.get_running_loop().time()
     if granted:
-        gate._controller.release(held, now)
+        gate.controller.release(held.id, now)
     else:
-        gate._controller.leave(ticket, now)
+        gate.controller.leave(ticket.id, now)
     gate.reconcile()
     outcome = await asyncio.wait_for(task, HANG_S)
     if granted:
@@ -91,31 +81,27 @@ async def test_decision_that_was_not_delivered_reaches_the_waiting_request(grant
         assert reason_of(outcome) is Reason.INTERNAL_ERROR
 
 
-async def test_closing_a_ticket_ends_whatever_is_left_under_it() -> None:
+async def test_end_of_a_ticket_leaves_nothing_queued_or_leased() -> None:
     gate = gate_of(1)
-    _, held = opened(gate)
-    gate.arrive(held, interactive())
-    asker, ticket = opened(gate)
-    task = await waiting(gate, asker)
-    gate.release(ticket, ended=False)
-    assert gate.queue_depth == 0
-    gate.release(held, ended=False)
-    assert gate.closing() == [held]
+    held, ticket = opened(gate), opened(gate)
+    task = await waiting(ticket)
+    ticket.end()
+    assert gate.controller.queue_depth == 0
+    held.end(ended=False)
+    assert gate.ledger.closing() == [held.id]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_decision_without_a_waiting_request_does_not_break_a_report() -> None:
     gate = gate_of(1)
-    _, held = opened(gate)
-    gate.arrive(held, interactive())
-    asker, ticket = opened(gate)
-    await waiting(gate, asker)
-    del gate._waiters[ticket]
-    asker.ticket = None
-    gate.leases_ended([held])
-    assert gate.ledger.in_use() == {ticket}
-    assert gate.reconcile() == [ticket]
+    held, ticket = opened(gate), opened(gate)
+    await waiting(ticket)
+    del gate.waiting[ticket.id]
+    ticket.owner = None
+    gate.leases_ended([held.id])
+    assert gate.ledger.in_use() == {ticket.id}
+    assert gate.reconcile() == [ticket.id]
 
 
 async def test_a_timer_that_is_due_at_once_needs_no_time_of_its_own(
@@ -123,7 +109,7 @@ async def test_a_timer_that_is_due_at_once_needs_no_time_of_its_own(
 ) -> None:
     """As uvloop's, whose clock moves between `time` and `call_at`: a handle that is no timer."""
     gate = gate_of(1, rules(class_rules(max_wait_s=0.05)))
-    gate.arrive("held", interactive())
+    opened(gate)
 
     class Loop:
         def call_at(self, _: float, callback: Any) -> asyncio.Handle:

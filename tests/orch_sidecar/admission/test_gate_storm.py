@@ -12,6 +12,7 @@ from tests.orch_sidecar.admission.examples import STALE, bulk, interactive, repo
 from tests.orch_sidecar.admission.gates import (
     admit,
     assert_nothing_left,
+    end,
     gate_of,
     lease_at_once,
     queued,
@@ -32,7 +33,7 @@ async def test_storm_of_arrivals_and_cancellations_leaks_nothing() -> None:
             for _ in range(lease.cost):
                 await asyncio.sleep(0)
         finally:
-            gate.release(lease.id)
+            end(gate, lease)
 
     tasks = [asyncio.ensure_future(one(number)) for number in range(400)]
     turn = 0
@@ -49,7 +50,7 @@ async def test_storm_of_arrivals_and_cancellations_leaks_nothing() -> None:
 def rooms_seen(gate: Gate) -> list[int]:
     """Free slots, at each change that the gate reports."""
     found: list[int] = []
-    gate.on_change = lambda: found.append(gate.room)
+    gate.on_change = lambda: found.append(gate.ledger.room)
     return found
 
 
@@ -58,14 +59,14 @@ async def test_parent_sidecar_is_notified_of_each_change() -> None:
     rooms = rooms_seen(gate)
     lease = lease_at_once(gate)
     assert rooms == [1]
-    gate.release(lease.id)
+    end(gate, lease)
     assert rooms == [1, 2]
     gate.engine_reports(report(3))
     gate.engine_unavailable(STALE)
     gate.drain(OrderedBy.OPERATOR)
-    assert gate._controller.draining
+    assert gate.controller.draining
     gate.resume()
-    assert not gate._controller.draining
+    assert not gate.controller.draining
     assert rooms == [1, 2, 3, 3, 3, 3]
 
 
@@ -75,7 +76,7 @@ async def test_parent_sidecar_is_notified_of_changes_of_the_queue() -> None:
     rooms = rooms_seen(gate)
     waiting = await queued(gate)
     assert rooms == [0]
-    gate.release(held.id)
+    end(gate, held)
     assert rooms == [0, 0], "it went to the next"
     lease = await waiting
     assert isinstance(lease, Lease)

@@ -134,4 +134,4 @@ async def test_client_that_leaves_after_a_shared_failure_left_of_itself() -> Non
     with pytest.raises(asyncio.CancelledError):
         await shared.handle(request)
     assert len(stage.calls) == 2
-    assert request.failure is None
+    assert request.attempt.failure is None

@@ -16,6 +16,7 @@ from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools import engine_watcher
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
+from tests.orch_sidecar.admission.gates import lease_at_once, opened
 from tests.orch_sidecar.parents import CLOUD, grant, served
 from tests.orch_sidecar.published import Tier
 from vllm_plugin.contracts.lease_protocol import API_VERSION
@@ -36,10 +37,7 @@ class Parent:
         ]
 
     def take(self, cost: int = 1) -> Lease:
-        request = self.gate.ids.new(cost)
-        got = self.gate.arrive(request, AdmissionRequest(ServiceClass.INTERACTIVE, cost))
-        assert isinstance(got, Lease)
-        return got
+        return lease_at_once(self.gate, AdmissionRequest(ServiceClass.INTERACTIVE, cost))
 
     async def stop(self) -> None:
         for task in self.tasks:
@@ -97,8 +95,8 @@ async def test_parent_admits_nothing_while_the_pool_is_not_ready(
     await eventually(lambda: not parent.watcher.ready)
     assert parent.watcher.state is PoolState(state)
     assert "because of this" in parent.watcher.message or state == "stalled"
-    ours = parent.gate.ids.new(1)
-    refusal = parent.gate.arrive(ours, AdmissionRequest(ServiceClass.BULK, may_queue=False))
+    asked = AdmissionRequest(ServiceClass.BULK, may_queue=False)
+    refusal = await opened(parent.gate, asked).lease()
     assert isinstance(refusal, Refusal)
     assert refusal.reason in {Reason(reason) for reason in Reason if reason.startswith("engine_")}
     tier.pools["cloud"].changes = {}
@@ -119,7 +117,7 @@ async def test_parent_and_child_of_different_major_versions_refuse_each_other(
         assert "'2.0.0' is not compatible with" in parent.watcher.message
         assert repr(API_VERSION) in parent.watcher.message
         request = AdmissionRequest(ServiceClass.INTERACTIVE)
-        refusal = parent.gate.arrive(parent.gate.ids.new(1), request)
+        refusal = await opened(parent.gate, request).lease()
         assert isinstance(refusal, Refusal)
         assert refusal.reason is Reason.API_VERSION_MISMATCH
         await parent.stop()

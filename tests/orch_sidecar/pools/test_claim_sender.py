@@ -15,7 +15,14 @@ from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
 from tests.orch_sidecar.admission.examples import bulk, interactive, report
-from tests.orch_sidecar.admission.gates import Outcome, gate_of, lease_at_once, lease_of, queued
+from tests.orch_sidecar.admission.gates import (
+    Outcome,
+    end,
+    gate_of,
+    lease_at_once,
+    lease_of,
+    queued,
+)
 from tests.patience import HANG_S
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall, parse_claim
 
@@ -222,7 +229,7 @@ async def test_slots_of_a_request_that_left_before_it_was_sent_are_given_back(
     waiting = await claimed(engine, gate, interactive(2))
     gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
     gate.offered(2, 1)
-    gate.release((await lease_of(waiting)).id, served=False, sent=False)
+    end(gate, await lease_of(waiting), served=False, sent=False)
     await eventually(lambda: sum(body.unused for body in engine.bodies) == 2)
 
 
@@ -277,7 +284,7 @@ async def test_offer_is_taken_by_the_request_that_waits(
     await eventually(lambda: engine.claims == [Claim(2, urgent=True)])
     gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
     await asyncio.sleep(0)
-    assert gate.queue_depth == 1, "others claim slots, too"
+    assert gate.controller.queue_depth == 1, "others claim slots, too"
     gate.offered(2, 1)
     assert (await lease_of(waiting)).cost == 2
     await eventually(lambda: engine.claims[-1] is None)

@@ -14,7 +14,7 @@ async def test_invalid_answer_about_one_lease_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate: Any = MagicMock()
-    gate.closing.return_value = ["a", "b", "c"]
+    gate.ledger.closing.return_value = ["a", "b", "c"]
     reconciler = LeaseReconciler(MagicMock(), "http://engine", {}, gate)
 
     async def has_ended(lease: str) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.rebalancer import REBALANCED, rebalance
+from orch_sidecar.pools.rebalancer import rebalance
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -18,6 +20,8 @@ INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 class Address:
     """As much of a pool as the rebalancer reads: `waits` are (ticket, class, sequences)."""
 
+    name: str = "cloud-1"
+
     room: int = 0
     waits: list[tuple[str, ServiceClass, int]] = field(default_factory=list)
     group: str = "cloud"
@@ -25,15 +29,27 @@ class Address:
     moved: list[str] = field(default_factory=list)
 
     @property
-    def movable(self) -> dict[str, tuple[ServiceClass, int]]:
-        return {ticket: (of_class, cost) for ticket, of_class, cost in self.waits}
+    def queues(self) -> Any:
+        return SimpleNamespace(depth=len(self.waits))
+
+    @property
+    def ledger(self) -> Any:
+        return SimpleNamespace(room=self.room)
 
     @property
     def gate(self) -> Any:
-        return SimpleNamespace(queue_depth=len(self.waits), room=self.room, refuse=self.refuse)
+        tickets = {
+            ticket: SimpleNamespace(
+                movable=True,
+                request=AdmissionRequest(of_class, cost),
+                refuse=partial(self.refuse, ticket),
+            )
+            for ticket, of_class, cost in self.waits
+        }
+        return SimpleNamespace(waiting=tickets)
 
     def refuse(self, ticket: str, refusal: Refusal) -> bool:
-        assert refusal is REBALANCED
+        assert refusal.moved
         self.waits = [each for each in self.waits if each[0] != ticket]
         self.moved.append(ticket)
         return True

@@ -10,7 +10,7 @@ import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.types import EngineReport, Lease, StepTime
+from orch_sidecar.admission.types import EngineReport, StepTime
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -23,6 +23,7 @@ from orch_sidecar.pools.placement.candidates import FEW
 from orch_sidecar.pools.placement.routing import PlacementReason as By
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import Placement, PoolRegistry
+from tests.orch_sidecar.admission.gates import opened
 from tests.orch_sidecar.snapshots import SINGLE
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -72,8 +73,7 @@ def placed(registry: PoolRegistry, asked: GenerationCall | None = None) -> Place
 def take(registry: PoolRegistry, asked: GenerationCall | None = None) -> str:
     """Places a request, which gets a slot; returns the pool."""
     found = placed(registry, asked)
-    ticket = found.pool.gate.ids.new(1)
-    assert isinstance(found.pool.gate.arrive(ticket, found.request), Lease)
+    assert opened(found.pool.gate, found.request).queued is None
     return found.pool.name
 
 
@@ -102,7 +102,7 @@ async def test_two_of_many_pools_are_asked_for_a_prediction_and_all_of_a_few(
 async def test_every_slot_is_used_before_any_request_waits(registry: PoolRegistry) -> None:
     for _ in range(20 * 8):
         take(registry)  # fails if it is queued
-    assert {pool.gate.room for pool in registry} == {0}
+    assert {pool.ledger.room for pool in registry} == {0}
 
 
 async def test_load_stays_even(registry: PoolRegistry) -> None:
@@ -198,13 +198,13 @@ async def test_address_that_is_gone_takes_nothing_and_its_successor_does() -> No
     for pool in pools:
         reports(pool)
     gone = pools[0]
-    ticket = gone.gate.ids.new(1)
-    assert isinstance(gone.gate.arrive(ticket, placed(made).request), Lease)
+    ticket = opened(gone.gate, placed(made).request)
+    assert ticket.queued is None
     made.remove_address(gone, "gone")
     assert {take(made) for _ in range(56)} == {pool.name for pool in pools[1:]}
     successor = made.add_address("cloud", 1, "10.0.0.99")
     reports(successor)
-    gone.gate.release(ticket)  # the last request of the one before, of the same name
+    ticket.end()  # the last request of the one before, of the same name
     assert placed(made).pool is successor
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import OrderedBy
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import PoolState
@@ -21,6 +21,7 @@ from orch_sidecar.pools.snapshot import (
     queued_by_class,
     slots_free,
 )
+from tests.orch_sidecar.admission.gates import opened
 from tests.orch_sidecar.snapshots import CLOUD, snapshot
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -41,11 +42,12 @@ async def pool() -> Pool:
 
 
 async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(pool: Pool) -> None:
-    assert isinstance(pool.gate.arrive("a", AdmissionRequest(ServiceClass.BULK, 3)), Lease)
-    assert isinstance(pool.gate.arrive("b", REQUEST), Queued)
-    assert isinstance(pool.gate.arrive("c", AdmissionRequest(ServiceClass.BULK)), Queued)
+    first = opened(pool.gate, AdmissionRequest(ServiceClass.BULK, 3))
+    assert first.queued is None
+    assert opened(pool.gate, REQUEST).queued is not None
+    assert opened(pool.gate, AdmissionRequest(ServiceClass.BULK)).queued is not None
     before, status = pool.snapshot(), pool.status()
-    pool.gate.release("a")
+    first.end()
     assert (before.slots_total, before.room, before.queue_depth) == (4, 0, 2)
     assert queued_by_class(status) == {"interactive": 1, "bulk": 1}
     assert batching_stats({"steps_by_batch": {"2": [3, 0.3]}}, status) == BatchingStats(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -77,7 +77,7 @@ def pool_of(slots: int = 1, **more: Any) -> Any:
             "tier": False,
             "keeps_queue": False,
             "gate": gate,
-            "admission": gate._controller,
+            "admission": gate.controller,
             "connections": Connections(),
             "rejection": None,
             "fields": b"x-measurement-type: batched_online\r\n",
@@ -85,9 +85,6 @@ def pool_of(slots: int = 1, **more: Any) -> Any:
             "address": b"host: engine\r\n",
             "authorization": None,
             "labels": {},
-            "movable": {},
-            "queued_models": {},
-            "not_admitted": Counter(),
             "prompt_size": SimpleNamespace(learn=lambda *_: None),
             "silence_limit_s": lambda: 600.0,
             "class_fields": defaultdict(bytes),

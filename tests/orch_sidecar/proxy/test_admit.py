@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -38,7 +39,7 @@ def answers(result: Result, **more: Any) -> Any:
     """A step of the next stage in which the engine gives this response."""
 
     def step(request: Request, *_: Any) -> Result:
-        request.response = response(**more)
+        request.attempt.response = response(**more)
         return result
 
     return step
@@ -47,26 +48,26 @@ def answers(result: Result, **more: Any) -> Any:
 async def test_lease_is_released_after_a_complete_response() -> None:
     stage, pool, request = NextStage(answers(SENT)), pool_of(), request_of()
     assert await admit(stage).handle(request, pool, asked()) is SENT
-    [(_, at, lease)] = stage.calls
+    [(_, at)] = stage.calls
     assert at is pool
-    assert request.record.lease == lease.id
+    assert request.attempt.ticket is not None
+    assert request.record.lease == request.attempt.ticket.id
     assert request.record.admitted is not None
     assert (request.record.input_tokens, request.record.output_tokens) == (5, 7)
     assert pool.gate.status().leases == 0
-    assert request.ticket is None
+    assert pool.gate.tickets == {}
 
 
 async def test_lease_of_a_response_that_was_cut_short_waits_for_the_engine() -> None:
     stage = NextStage(answers(SENT, complete=False))
-    pool = pool_of()
-    await admit(stage).handle(request_of(), pool, asked())
-    assert pool.gate.closing() == [stage.calls[0][2].id]
+    pool, request = pool_of(), request_of()
+    await admit(stage).handle(request, pool, asked())
+    assert pool.gate.ledger.closing() == [request.record.lease]
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), asyncio.CancelledError()])
 async def test_lease_of_which_the_engine_got_nothing_is_released(error: BaseException) -> None:
     pool, request = pool_of(), request_of()
-    request.response = response(complete=False)  # of an attempt before
     with pytest.raises(type(error)):
         await admit(NextStage(error)).handle(request, pool, asked())
     assert pool.gate.status().leases == 0
@@ -78,35 +79,33 @@ async def test_request_waits_for_a_slot_and_gets_it() -> None:
 
     async def holds(request: Request, *_: Any) -> Result:
         await blocked.wait()
-        request.response = response()
+        request.attempt.response = response()
         return SENT
 
     holder = asyncio.create_task(admit(NextStage(holds)).handle(first, pool, asked()))
     await asyncio.sleep(0)
     waiting = asyncio.create_task(admit(NextStage(answers(SENT))).handle(second, pool, asked()))
     await asyncio.sleep(0)
-    assert second.waiting is not None
+    assert second.attempt.waiting is not None
     assert second.record.queued is not None
     blocked.set()
     assert await holder is await waiting is SENT
-    assert second.waiting is None
+    assert second.attempt.waiting is None
     assert pool.gate.status().leases == 0
 
 
 async def test_cancelled_wait_leaves_the_queue() -> None:
-    pool = pool_of(0)
-    task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool_of(1), asked(1)))
-    await asyncio.gather(task, return_exceptions=True)
     pool = pool_of(1)
-    holder = pool.gate.arrive(pool.gate.open(request_of(), 1), asked())
+    holder = pool.gate.open(request_of(), asked())
     task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool, asked()))
     await asyncio.sleep(0)
-    assert pool.gate.queue_depth == 1
+    assert pool.gate.controller.queue_depth == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert pool.gate.queue_depth == 0
-    pool.gate.release(holder.id)
+    assert pool.gate.controller.queue_depth == 0
+    assert pool.gate.left[asked().service_class] == 1
+    holder.end()
     assert pool.gate.status().leases == 0
 
 
@@ -121,11 +120,11 @@ async def test_busy_pool_leaves_the_request_to_another_one(
     ask: Any, reason: Reason, retry: Retry
 ) -> None:
     pool = pool_of(1)
-    pool.gate.arrive(pool.gate.open(request_of(), 1), asked())
+    pool.gate.open(request_of(), asked())
     result = await admit(NextStage()).handle(request_of(), pool, ask)
     assert isinstance(result, NotSent)
     assert (result.refusal.reason, result.retry) == (reason, retry)
-    assert pool.not_admitted[ask.service_class, reason.value] == 1
+    assert pool.gate.refused[ask.service_class, reason] == 1
 
 
 async def test_unavailable_pool_may_be_chosen_again() -> None:
@@ -138,7 +137,7 @@ async def test_unavailable_pool_may_be_chosen_again() -> None:
 
 async def test_waiting_request_is_placed_again_when_engine_and_address_go_at_once() -> None:
     pool = pool_of(1)
-    pool.gate.arrive(pool.gate.open(request_of(), 1), asked())
+    pool.gate.open(request_of(), asked())
     task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool, asked()))
     await asyncio.sleep(0)
     for reason in (Reason.ENGINE_STALE, Reason.ENGINE_DOWN):  # before the request hears of either
@@ -152,12 +151,21 @@ async def test_waiting_request_is_placed_again_when_engine_and_address_go_at_onc
 
 async def test_rejected_request_is_queued_again_and_gets_another_lease() -> None:
     rejected = NotSent(Refusal(Reason.QUEUE_FULL, "full"), Retry.REQUEUE)
-    stage = NextStage(answers(rejected, rejected=20), answers(SENT))
+    leases: list[str | None] = []
+
+    def seen(step: Any) -> Any:
+        def seeing(request: Request, *more: Any) -> Result:
+            leases.append(request.record.lease)
+            result: Result = step(request, *more)
+            return result
+
+        return seeing
+
+    stage = NextStage(seen(answers(rejected, rejected=20)), seen(answers(SENT)))
     pool, request = pool_of(), request_of()
     assert await admit(stage).handle(request, pool, asked()) is SENT
-    (_, _, first), (_, _, second) = stage.calls
-    assert first.id != second.id
-    assert request.record.lease == second.id
+    assert len(stage.calls) == len(set(leases)) == 2
+    assert request.record.lease == leases[-1]
     assert pool.gate.status().leases == 0
 
 
@@ -172,15 +180,8 @@ async def test_rejected_request_that_was_cancelled_is_not_queued_again() -> None
 
 async def test_stream_without_usage_counts_a_token_per_read() -> None:
     pool, request = pool_of(), request_of()
-    learned: list[int | None] = []
-    release = pool.gate.release
-
-    def remember(lease: str, tokens: int | None = None, **more: Any) -> None:
-        learned.append(tokens)
-        release(lease, tokens, **more)
-
-    pool.gate.release = remember
+    pool.gate.controller.release = MagicMock(return_value=[])
     request.record.stream, request.record.cost = True, 1
     counts = SimpleNamespace(counts=(None, None))
     await admit(NextStage(answers(SENT, answer=counts, reads=9))).handle(request, pool, asked())
-    assert learned == [8]
+    assert pool.gate.controller.release.call_args.args[2] == 8

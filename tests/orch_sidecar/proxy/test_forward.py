@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from orch_sidecar.admission.types import Lease
+from orch_sidecar.admission.gate import Ticket
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.observability.record import Outcome
@@ -27,18 +27,17 @@ from tests.patience import HANG_S
 EVENT = chunk(b"data: {}\n\n")
 
 
-def leased(pool: Any, request: Request) -> Lease:
-    """A lease of this pool's gate for the request."""
-    lease = pool.gate.arrive(pool.gate.open(request, 1), asked())
-    assert isinstance(lease, Lease)
-    return lease
+def leased(pool: Any, request: Request) -> Ticket:
+    """A ticket of this pool's gate for the request, with its lease."""
+    ticket: Ticket = pool.gate.open(request, asked())
+    request.attempt.ticket = ticket
+    assert ticket.queued is None
+    return ticket
 
 
-async def forwarded(
-    request: Request, pool: Any, *reads: bytes, lost: bool = False, lease: Lease | None = None
-) -> Result:
+async def forwarded(request: Request, pool: Any, *reads: bytes, lost: bool = False) -> Result:
     """Returns the result if the engine sends these reads; `lost`: and closes its connection."""
-    task = asyncio.create_task(Forward().handle(request, pool, lease))
+    task = asyncio.create_task(Forward().handle(request, pool))
     await asyncio.sleep(0)
     [connection] = pool.connections.opened
     for data in reads:
@@ -59,50 +58,50 @@ async def test_response_goes_to_the_client_and_the_connection_is_kept() -> None:
     assert client.data.endswith(b'\r\n\r\n{"a":1}')
     assert b"x-measurement-type: batched_online" in client.data
     assert pool.connections.kept == pool.connections.opened
-    assert request.response is not None
-    assert request.response.complete
+    assert request.attempt.response is not None
+    assert request.attempt.response.complete
 
 
 async def test_engine_that_cannot_be_connected_leaves_the_request_to_another_pool() -> None:
     pool = pool_of()
     pool.connections.refuses = ConnectionRefusedError("refused")
     request = request_of()
-    result = await Forward().handle(request, pool, None)
+    result = await Forward().handle(request, pool)
     assert isinstance(result, NotSent)
     assert (result.refusal.reason, result.retry) == (Reason.ENGINE_DOWN, Retry.OTHER_POOL)
     assert not result.reached_engine
-    assert request.response is None
+    assert request.attempt.response is None
 
 
 async def test_nothing_is_sent_once_the_engine_is_unavailable_or_another_one() -> None:
     for reason in ("stale", "restarted"):
         pool, request = pool_of(), request_of()
-        lease = leased(pool, request)
+        ticket = leased(pool, request)
         if reason == "stale":
             pool.gate.engine_unavailable(Refusal(Reason.ENGINE_STALE, "stale"))
         else:
-            pool.gate.release(lease.id)
-        result = await Forward().handle(request, pool, lease)
+            pool.gate.leases_ended([ticket.id])
+        result = await Forward().handle(request, pool)
         assert isinstance(result, NotSent)
         assert result.retry is Retry.OTHER_POOL
         [connection] = pool.connections.opened
         assert not connection.open
-        assert request.response is None
+        assert request.attempt.response is None
 
 
 async def test_cancelled_request_is_not_sent() -> None:
     pool, request = pool_of(), request_of()
     request.cancelled = Refusal(Reason.CANCELLED, "cancelled")
-    result = await Forward().handle(request, pool, None)
+    result = await Forward().handle(request, pool)
     assert result == NotSent(request.cancelled)
-    assert request.response is None
+    assert request.attempt.response is None
 
 
 async def test_client_that_disconnects_while_connecting_closes_the_connection_unused() -> None:
     pool, request = pool_of(), request_of()
     request.http.transport = None  # type: ignore[misc]
     with pytest.raises(asyncio.CancelledError):
-        await Forward().handle(request, pool, None)
+        await Forward().handle(request, pool)
     [connection] = pool.connections.opened
     assert not connection.open
 
@@ -129,19 +128,19 @@ async def test_failure_after_the_start_is_the_outcome_of_what_was_sent() -> None
     assert result == Sent(keep_alive=True, outcome=Reason.ENGINE_FAILED)
     assert b"engine_failed" in client.data
     assert client.data.endswith(b"0\r\n\r\n")
-    assert request.failure is not None
+    assert request.attempt.failure is not None
 
 
 async def test_temporary_rejection_by_the_upstream_asks_for_a_requeue() -> None:
     client, pool = Client(), pool_of(rejection=backpressure.by_sidecar, tier=True)
     request = request_of(client)
-    lease = leased(pool, request)
+    leased(pool, request)
     body = b'{"error":{"retriable":true,"retry_after_ms":70}}'
-    result = await forwarded(request, pool, json_answer(body, b"429 No"), lease=lease)
+    result = await forwarded(request, pool, json_answer(body, b"429 No"))
     assert isinstance(result, NotSent)
     assert (result.refusal.reason, result.retry) == (Reason.QUEUE_FULL, Retry.REQUEUE)
-    assert request.response is not None
-    assert request.response.rejected == 70
+    assert request.attempt.response is not None
+    assert request.attempt.response.rejected == 70
     assert client.data == b""
 
 
@@ -149,16 +148,16 @@ async def test_temporary_rejection_by_the_upstream_asks_for_a_requeue() -> None:
 async def test_other_error_responses_reach_the_client_complete(body: bytes) -> None:
     client, pool = Client(), pool_of(rejection=backpressure.by_sidecar, tier=True)
     request = request_of(client)
-    lease = leased(pool, request)
+    leased(pool, request)
     answer = json_answer(body, b"429 No")
-    result = await forwarded(request, pool, answer[:60_000], answer[60_000:], lease=lease)
+    result = await forwarded(request, pool, answer[:60_000], answer[60_000:])
     assert result == Sent(keep_alive=True, outcome=Outcome.ENGINE_ERROR)
     assert client.data.endswith(body)
 
 
 async def test_cancellation_ends_the_connection_and_the_writer() -> None:
     pool, request = pool_of(), request_of()
-    task = asyncio.create_task(Forward().handle(request, pool, None))
+    task = asyncio.create_task(Forward().handle(request, pool))
     await asyncio.sleep(0)
     [connection] = pool.connections.opened
     connection.data_received(STREAM[: len(STREAM) // 2])
@@ -171,8 +170,8 @@ async def test_cancellation_ends_the_connection_and_the_writer() -> None:
     assert not connection.open
     assert protocol.response is None
     assert writer.silence_limit_s is None
-    assert request.response is not None
-    assert not request.response.complete
+    assert request.attempt.response is not None
+    assert not request.attempt.response.complete
 
 
 async def test_shared_generation_that_reaches_no_engine_waits_again_with_all_its_clients() -> None:
@@ -185,7 +184,7 @@ async def test_shared_generation_that_reaches_no_engine_waits_again_with_all_its
     writer = ClientWriter(late.http, late.record)
     broadcast.join(writer)
     assert writer.silence_limit_s is not None
-    await Forward().handle(request, pool, None)
+    await Forward().handle(request, pool)
     assert writer.silence_limit_s is None
     assert late.record.admitted is None
 
@@ -194,7 +193,7 @@ async def test_attempt_to_connect_is_part_of_the_trace() -> None:
     pool, request = pool_of(), request_of()
     pool.connections.refuses = ConnectionRefusedError("refused")
     request.trace = MagicMock(dispatched=MagicMock(return_value=[]))
-    await Forward().handle(request, pool, None)
+    await Forward().handle(request, pool)
     request.trace.dispatched.assert_called_once()
 
 

@@ -112,7 +112,7 @@ async def test_client_that_disconnects_is_recorded_as_cancelled() -> None:
 
 async def test_connection_that_was_reset_is_recorded_with_the_reason() -> None:
     def reset(request: Request) -> BaseException:
-        request.failure = Refusal(Reason.CLIENT_STALLED, "stalled")
+        request.attempt.failure = Refusal(Reason.CLIENT_STALLED, "stalled")
         return asyncio.CancelledError()
 
     served = Served(reset)

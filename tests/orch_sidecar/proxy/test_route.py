@@ -135,10 +135,10 @@ async def test_failure_of_one_attempt_is_not_that_of_the_next() -> None:
     asking = request()
 
     def fails(request: Any, *_: Any) -> Result:
-        request.failure = LOST
+        request.attempt.failure = LOST
         return NotSent(LOST, Retry.OTHER_POOL, reached_engine=True)
 
     stage = NextStage(fails, asyncio.CancelledError())
     with pytest.raises(asyncio.CancelledError):
         await routed(Pools("a", "b"), stage, asking)
-    assert asking.failure is None
+    assert asking.attempt.failure is None

@@ -10,7 +10,7 @@ from orch_sidecar.admission.claims.parent_claims import ParentClaims
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.api.refusal import Refusal
 from tests.orch_sidecar.admission.examples import interactive, report
-from tests.orch_sidecar.admission.gates import gate_of
+from tests.orch_sidecar.admission.gates import gate_of, opened
 from vllm_plugin.contracts.lease_protocol import OFFER_S, Claim, ClaimCall
 
 OWN, ONE, TWO = "0" * 16, "1" * 16, "2" * 16
@@ -126,5 +126,5 @@ async def test_slots_of_a_parents_request_that_is_refused_are_given_back_at_once
     gate.drain(OrderedBy.OPERATOR)
     request = interactive(2)
     request.parent = ONE
-    assert isinstance(gate.arrive(gate.ids.new(2), request), Refusal)
+    assert isinstance(await opened(gate, request).lease(), Refusal)
     assert calls[-1] == gate.offers.unused == 2
