@@ -20,6 +20,7 @@ from orch_sidecar.tools.local.stack import ENGINE_NICENESS, Plan, Stack, engine_
 from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.engine import model_directory
 from tests.benchmarks.load import closed_loop, spread
+from tests.vllm_plugin.examples import CONDITIONS
 
 if TYPE_CHECKING:
     from vllm_plugin.state.engine_state import EngineState
@@ -31,12 +32,10 @@ STEP_ROUNDS: Final = 6
 
 def engine_state_of_a_bench() -> EngineState:
     """The state of an engine that has started."""
-    from vllm_plugin.state.conditions import Conditions
     from vllm_plugin.state.engine_facts import EngineFacts, Hardware
     from vllm_plugin.state.engine_state import EngineState
 
     hardware = Hardware("CPU", 0, "BF16")
-    conditions = Conditions("none", "none", "bfloat16", "on", "CPU_ATTN", 1, 1)
     facts = EngineFacts(
         "0",
         "p",
@@ -50,7 +49,7 @@ def engine_state_of_a_bench() -> EngineState:
         "e",
         {},
         hardware,
-        conditions,
+        CONDITIONS,
     )
     return EngineState(facts)
 

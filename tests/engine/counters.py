@@ -22,8 +22,14 @@ _CONDITIONS = {
     "orch.tensor_parallel": 1,
     "orch.pipeline_parallel": 1,
     "orch.data_parallel": 1,
+    "orch.long_prefill_token_threshold": 0,
+    "orch.prefill_schedule_interval": 1,
+    "orch.kv_offload": "none",
+    "orch.max_loras": 0,
     "orch.tokens_per_step": 1,
 }
+# Whatever vLLM has chosen for this machine.
+_CHOSEN = ("orch.max_num_batched_tokens", "orch.async_scheduling", "orch.execution")
 
 Labels = dict[str, Any]
 
@@ -121,6 +127,9 @@ async def check_conditions(stack: Stack, receiver: OtlpReceiver, prefix_caching:
         traced = Traced(http, stack, receiver)
         [labels] = await traced.labels(await traced.send())
         expected = _CONDITIONS | {"orch.prefix_caching": prefix_caching}
+        expected |= {name: labels[name] for name in _CHOSEN}
+        assert labels["orch.max_num_batched_tokens"] > 0
+        assert labels["orch.async_scheduling"] in ("on", "off")
         loaded = labels["orch.loaded"]  # the model of these tests says that its weights are random
         assert re.fullmatch("random:[0-9a-f]{16}", loaded)
         assert {name: labels[name] for name in expected} == expected

@@ -19,6 +19,7 @@ from tests.integration import answers
 from tests.integration.scripted_keys import is_for_sidecars, knows
 from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
+from tests.vllm_plugin.examples import SETTINGS
 from vllm_plugin.api_server.routes import workloads_of
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, NO_SLOT, parse_claim, parse_lease
 from vllm_plugin.contracts.lora import NO_ADAPTER, parse_adapter
@@ -270,7 +271,7 @@ class ScriptedEngine:
             epoch=f"epoch-{self.epoch}",
             features=self.features,
             hardware=Hardware("CPU (scripted)", 0, "FP32"),
-            conditions=Conditions("none", "none", "float32", "off", "CPU_ATTN", 1, 1),
+            conditions=Conditions("none", "none", "float32", "off", "CPU_ATTN", 1, 1, **SETTINGS),
         )
         engine_state = EngineState(facts)
         engine_state.workloads = workloads_of(GENERATING)

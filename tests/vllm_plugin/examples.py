@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from vllm_plugin.contracts.lease_protocol import parse_lease
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.conditions import UNKNOWN, Conditions
@@ -19,6 +21,19 @@ def lease_of(instance: str, number: int = 0, cost: int = 1) -> str:
 
 LEASE = lease_of(US, 1, cost=4)
 
+# The conditions of a plain engine, without those that its model and its ranks determine.
+SETTINGS: Final[dict[str, Any]] = {
+    "data_parallel": 1,
+    "max_num_batched_tokens": 8192,
+    "long_prefill_token_threshold": 0,
+    "async_scheduling": "on",
+    "prefill_schedule_interval": 1,
+    "execution": "vllm_compile+full_and_piecewise",
+    "kv_offload": "none",
+    "max_loras": 0,
+}
+CONDITIONS = Conditions("ngram:3", "none", "bfloat16", "on", UNKNOWN, 2, 1, **SETTINGS)
+
 FACTS = EngineFacts(
     engine_version="0.32.0",
     pool="cloud",
@@ -32,7 +47,7 @@ FACTS = EngineFacts(
     epoch="e1",
     features={"speculative_decoding": False},
     hardware=Hardware("NVIDIA H100 80GB HBM3", 2, "BF16"),
-    conditions=Conditions("ngram:3", "none", "bfloat16", "on", UNKNOWN, 2, 1),
+    conditions=CONDITIONS,
     tokens_per_step=4,
 )
 

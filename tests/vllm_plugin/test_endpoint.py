@@ -17,7 +17,7 @@ from tests.vllm_plugin.application import (
     warm_up,
 )
 from tests.vllm_plugin.asgi import Call
-from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of, report
+from tests.vllm_plugin.examples import FACTS, LEASE, SETTINGS, THEM, US, lease_of, report
 from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, Claim, ClaimCall
 from vllm_plugin.endpoint import CapabilitiesEndpoint
 from vllm_plugin.state.engine_state import EngineState
@@ -177,8 +177,8 @@ async def test_state_contains_the_conditions_and_the_weights(engine: Engine) -> 
         "attention_backend": "FLASH_ATTN",
         "tensor_parallel": 2,
         "pipeline_parallel": 1,
-        "data_parallel": 1,
         "loaded": LOADED,
+        **SETTINGS,
     }
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
 from typing import Final
 
@@ -79,7 +80,7 @@ class RequestSpanLabeller(SpanProcessor):
     @cached_property
     def _engine(self) -> Mapping[str, str | int | bool]:
         """Of the engine. Read when the first request has finished: the conditions are complete."""
-        facts, conditions = self._engine_state.facts, self._engine_state.conditions
+        facts, conditions = self._engine_state.facts, asdict(self._engine_state.conditions)
         return {
             "orch.batching": facts.batching,
             "orch.slots_total": facts.slots_total,
@@ -90,15 +91,7 @@ class RequestSpanLabeller(SpanProcessor):
             "orch.gpu_count": facts.hardware.gpu_count,
             "orch.precision": facts.hardware.precision,
             "orch.weights": facts.weights,
-            "orch.speculative": conditions.speculative,
-            "orch.quantization": conditions.quantization,
-            "orch.kv_cache_dtype": conditions.kv_cache_dtype,
-            "orch.prefix_caching": conditions.prefix_caching,
-            "orch.attention_backend": conditions.attention_backend,
-            "orch.loaded": conditions.loaded,
-            "orch.tensor_parallel": conditions.tensor_parallel,
-            "orch.pipeline_parallel": conditions.pipeline_parallel,
-            "orch.data_parallel": conditions.data_parallel,
+            **{f"orch.{name}": value for name, value in conditions.items()},
             "orch.tokens_per_step": facts.tokens_per_step,
             "gen_ai.provider.name": "vllm",
             "gen_ai.request.model": facts.models[0],

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 NONE: Final = "none"
+EAGER: Final = "eager"
 # The value of a condition that the engine does not report; it is never guessed.
 UNKNOWN: Final = "unknown"
 
@@ -25,6 +26,7 @@ DUMMY: Final = "dummy"
 RANDOM: Final = "random"
 RANDOM_WEIGHTS: Final = "orch_random_weights"
 _DIGITS: Final = 16
+_GIB: Final = 1 << 30
 # Of a configuration, what does not change the model.
 _NOT_THE_MODEL: Final = frozenset({"transformers_version"})
 
@@ -38,6 +40,13 @@ class Conditions:
     `data_parallel`: ranks that the model's experts are divided over and that step together, of
     which this engine is one; 1: it is the whole model. `loaded`: the model as it was loaded, by
     `loaded_model`.
+
+    The scheduler's: `max_num_batched_tokens` of a step, `long_prefill_token_threshold` (0: none),
+    `async_scheduling`: `on` or `off`, `prefill_schedule_interval`: steps from one that takes new
+    prompts to the next. `execution`: `eager`, or vLLM's modes of compilation and of CUDA graphs,
+    `vllm_compile+full_and_piecewise`; what the attention backend makes of the latter follows from
+    both. `kv_offload`: `none`, or the KV connector and, where it states it, its memory in GiB.
+    `max_loras`: adapters in a batch; 0 without LoRA.
     """
 
     speculative: str
@@ -47,7 +56,14 @@ class Conditions:
     attention_backend: str
     tensor_parallel: int
     pipeline_parallel: int
-    data_parallel: int = 1
+    data_parallel: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    async_scheduling: str
+    prefill_schedule_interval: int
+    execution: str
+    kv_offload: str
+    max_loras: int
     loaded: str = UNKNOWN
 
 
@@ -58,16 +74,24 @@ def conditions_of(vllm_config: Any) -> Conditions:
     what was loaded.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    parallel = vllm_config.parallel_config
+    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+    lora = vllm_config.lora_config
     return Conditions(
         speculative=_speculative(vllm_config),
         quantization=str(model.quantization or NONE),
         kv_cache_dtype=kv_cache_dtype(vllm_config),
-        prefix_caching="on" if cache.enable_prefix_caching else "off",
+        prefix_caching=_on_off(cache.enable_prefix_caching),
         attention_backend=UNKNOWN,
         tensor_parallel=int(parallel.tensor_parallel_size),
         pipeline_parallel=int(parallel.pipeline_parallel_size),
         data_parallel=int(parallel.data_parallel_size),
+        max_num_batched_tokens=int(scheduler.max_num_batched_tokens),
+        long_prefill_token_threshold=int(scheduler.long_prefill_token_threshold),
+        async_scheduling=_on_off(scheduler.async_scheduling),
+        prefill_schedule_interval=int(scheduler.prefill_schedule_interval),
+        execution=_execution(vllm_config),
+        kv_offload=_kv_offload(vllm_config),
+        max_loras=0 if lora is None else int(lora.max_loras),
     )
 
 
@@ -113,6 +137,25 @@ def kv_cache_dtype(vllm_config: Any) -> str:
     if cache_dtype == "auto":
         return str(vllm_config.model_config.dtype).removeprefix("torch.")
     return _SYNONYMS.get(cache_dtype, cache_dtype)
+
+
+def _on_off(value: Any) -> str:
+    return "on" if value else "off"
+
+
+def _execution(vllm_config: Any) -> str:
+    compilation = vllm_config.compilation_config
+    modes = (compilation.mode, compilation.cudagraph_mode)
+    names = [mode.name.lower() for mode in modes if mode is not None]  # enums of vLLM
+    return "+".join(name for name in names if name != NONE) or EAGER
+
+
+def _kv_offload(vllm_config: Any) -> str:
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector is None:
+        return NONE
+    size = (transfer.kv_connector_extra_config or {}).get("cpu_bytes_to_use")
+    return f"{transfer.kv_connector}{'' if size is None else f':{float(size) / _GIB:g}'}"
 
 
 def _speculative(vllm_config: Any) -> str:

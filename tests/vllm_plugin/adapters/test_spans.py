@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import ProxyTracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from tests.vllm_plugin.examples import FACTS
+from tests.vllm_plugin.examples import FACTS, SETTINGS
 from vllm_plugin.adapters.spans import RequestSpanLabeller, SpanLabeller, label_process
 from vllm_plugin.contracts.profile import load
 from vllm_plugin.state.engine_state import EngineState
@@ -96,7 +96,7 @@ def test_request_span_is_labelled_with_the_batch_statistics() -> None:
         "orch.attention_backend": "FLASH_ATTN",
         "orch.tensor_parallel": 2,
         "orch.pipeline_parallel": 1,
-        "orch.data_parallel": 1,
+        **{f"orch.{name}": value for name, value in SETTINGS.items()},
         "orch.loaded": "unknown",
         "orch.tokens_per_step": 4,
         "orch.engine_steps": 3,

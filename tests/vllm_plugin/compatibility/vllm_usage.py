@@ -83,6 +83,7 @@ _TYPES: Final[dict[tuple[Place, str], Place]] = {
     (_CONFIG, "kv_transfer_config"): _TRANSFER,
     (_CONFIG, "load_config"): ("config/load.py", "LoadConfig"),
     (_CONFIG, "lora_config"): ("config/lora.py", "LoRAConfig"),
+    (_CONFIG, "compilation_config"): ("config/compilation.py", "CompilationConfig"),
     ((_STATISTICS, "SchedulerStats"), "prefix_cache_stats"): _CACHE_STATISTICS,
     ((_STATISTICS, "SchedulerStats"), "connector_prefix_cache_stats"): _CACHE_STATISTICS,
     ((_STATISTICS, "SchedulerStats"), "iteration_details"): (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.vllm_plugin.examples import SETTINGS
 from vllm_plugin.adapters.vllm_config import conditions_of_workers
 from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
 from vllm_plugin.state.conditions import (
@@ -33,6 +34,9 @@ def config(
     load_format: str = "auto",
     lora_config: object = None,
     hf_config: dict[str, Any] | None = None,
+    scheduler: tuple[int, int, bool, int] = (8192, 0, True, 1),
+    modes: tuple[str | None, str | None] = ("VLLM_COMPILE", "FULL_AND_PIECEWISE"),
+    transfer: object = None,
 ) -> Any:
     effective = {"model_type": "llama", "transformers_version": "5"} | (hf_config or {})
     drafting = None
@@ -46,6 +50,14 @@ def config(
             hf_config=SimpleNamespace(to_dict=lambda: effective),
         ),
         load_config=SimpleNamespace(load_format=load_format),
+        scheduler_config=SimpleNamespace(
+            max_num_batched_tokens=scheduler[0],
+            long_prefill_token_threshold=scheduler[1],
+            async_scheduling=scheduler[2],
+            prefill_schedule_interval=scheduler[3],
+        ),
+        compilation_config=SimpleNamespace(mode=_mode(modes[0]), cudagraph_mode=_mode(modes[1])),
+        kv_transfer_config=transfer,
         lora_config=lora_config,
         cache_config=SimpleNamespace(cache_dtype=cache_dtype, enable_prefix_caching=prefix_caching),
         parallel_config=SimpleNamespace(
@@ -58,8 +70,13 @@ def config(
     )
 
 
+def _mode(name: str | None) -> SimpleNamespace | None:
+    """Returns what stands for a member of vLLM's enums."""
+    return None if name is None else SimpleNamespace(name=name)
+
+
 def test_plain_engine() -> None:
-    plain = Conditions("none", "none", "bfloat16", "on", UNKNOWN, 1, 1, data_parallel=1)
+    plain = Conditions("none", "none", "bfloat16", "on", UNKNOWN, 1, 1, **SETTINGS)
     assert conditions_of(config()) == plain
 
 
@@ -71,9 +88,49 @@ def test_each_condition_is_read() -> None:
             prefix_caching=False,
             speculative=("ngram", 3),
             ranks=(4, 2, 8),
+            scheduler=(2048, 512, False, 4),
+            modes=("NONE", "NONE"),
+            lora_config=SimpleNamespace(max_loras=3),
+            transfer=SimpleNamespace(
+                kv_connector="OffloadingConnector",
+                kv_connector_extra_config={"cpu_bytes_to_use": 8 * 2**30},
+            ),
         )
     )
-    assert found == Conditions("ngram:3", "awq", "fp8_e5m2", "off", UNKNOWN, 4, 2, 8)
+    assert found == Conditions(
+        *("ngram:3", "awq", "fp8_e5m2", "off", UNKNOWN, 4, 2, 8),
+        *(2048, 512, "off", 4, "eager", "OffloadingConnector:8", 3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("modes", "found"),
+    [
+        (("NONE", None), "eager"),
+        ((None, None), "eager"),
+        (("NONE", "FULL"), "full"),
+        (("DYNAMO_TRACE_ONCE", "NONE"), "dynamo_trace_once"),
+    ],
+)
+def test_execution_is_named_by_compilation_and_graphs(
+    modes: tuple[str | None, str | None], found: str
+) -> None:
+    assert conditions_of(config(modes=modes)).execution == found
+
+
+@pytest.mark.parametrize(
+    ("connector", "more", "found"),
+    [
+        (None, {"cpu_bytes_to_use": 1}, "none"),
+        ("LMCacheMPConnector", {}, "LMCacheMPConnector"),
+        ("OffloadingConnector", {"cpu_bytes_to_use": 2.0**29}, "OffloadingConnector:0.5"),
+    ],
+)
+def test_offloading_is_named_with_its_memory(
+    connector: str | None, more: dict[str, float], found: str
+) -> None:
+    transfer = SimpleNamespace(kv_connector=connector, kv_connector_extra_config=more)
+    assert conditions_of(config(transfer=transfer)).kv_offload == found
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
 from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.migrate import migrate
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, LOADED
+from orch_sidecar.tools.facts.tables.notes import ENGINE
 from orch_sidecar.tools.facts.tables.publish import csvw_of, data_package_of, named_evidence
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from orch_sidecar.tools.facts.tables.table import Table
@@ -42,7 +42,7 @@ rows of one run have different labels, or if two different rows have the same me
 are these columns and notes:
 
   {" ".join(MEASUREMENT)}
-  {" ".join((*CONDITIONS, DATA_PARALLEL, LOADED))}"""
+  {" ".join(ENGINE)}"""
 
 _PUBLISH: Final = """Describes a table of facts for others, in two files beside it:
 

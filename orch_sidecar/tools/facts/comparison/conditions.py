@@ -79,6 +79,13 @@ class Conditions:
     pipeline_parallel: str = UNKNOWN
     data_parallel: str = UNKNOWN
     loaded: str = UNKNOWN
+    max_num_batched_tokens: str = UNKNOWN
+    long_prefill_token_threshold: str = UNKNOWN
+    async_scheduling: str = UNKNOWN
+    prefill_schedule_interval: str = UNKNOWN
+    execution: str = UNKNOWN
+    kv_offload: str = UNKNOWN
+    max_loras: str = UNKNOWN
     prefix_hit_ratio: str = UNKNOWN
     given: str = NONE
     preliminary: bool = False
@@ -108,6 +115,13 @@ DIFFERENCES: Final = {
     "pipeline_parallel": "layers distributed over different numbers of ranks",
     "data_parallel": "whole engines and single ranks, or ranks of different numbers",
     "loaded": "models of other configurations or sizes, or weights that mean nothing and real ones",
+    "max_num_batched_tokens": "steps of different sizes",
+    "long_prefill_token_threshold": "different shares of a step for one long prompt",
+    "async_scheduling": "engines that schedule a step during the one before, and others",
+    "prefill_schedule_interval": "different numbers of steps between those that take new prompts",
+    "execution": "eager engines and compiled ones, or other CUDA graphs",
+    "kv_offload": "KV caches with and without memory of the host, or different memories",
+    "max_loras": "engines with and without LoRA, or for different numbers of adapters",
     "prefix_hit_ratio": "different shares of prompt tokens that were found in the prefix cache",
     "given": "columns that the user declared instead of the engine",
     "preliminary": "runs that were too short to be published, and others",
@@ -120,7 +134,7 @@ DIFFERENCES: Final = {
 def conditions_of(row: Row, evidence: Evidence) -> Conditions:
     """Returns the conditions of a valid row. The caller has verified its evidence, or has not."""
     notes = parse_notes(row.scenario_notes)
-    engine = {name: notes.get(name, UNKNOWN) for name in names.CONDITIONS}
+    engine = {name: notes.get(name, UNKNOWN) for name in names.ENGINE}
     # Noted above 1; a row without any conditions knows nothing of ranks, either.
     alone = "1" if names.CONDITIONS[-1] in notes else UNKNOWN
     return Conditions(
@@ -134,9 +148,7 @@ def conditions_of(row: Row, evidence: Evidence) -> Conditions:
         measurement_type=row.measurement_type,
         arrivals=_loop(notes),
         traffic=_traffic(notes),
-        **engine,
-        data_parallel=notes.get(names.DATA_PARALLEL, alone),
-        loaded=notes.get(names.LOADED, UNKNOWN),
+        **engine | {names.DATA_PARALLEL: notes.get(names.DATA_PARALLEL, alone)},
         prefix_hit_ratio=_prefix_hits(notes),
         given=",".join(sorted(notes.get(names.GIVEN, NONE).split(","))),
         preliminary=names.PRELIMINARY in notes,

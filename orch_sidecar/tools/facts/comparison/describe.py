@@ -1,7 +1,8 @@
 """Describes conditions in one line: what is unusual in them, and what distinguishes sets.
 
 Pure. An engine without speculative decoding and a run without cache hits are what a reader
-expects; they are named only beside others. What is unknown is always named.
+expects; they are named only beside others. What is unknown is always named, but for what only
+older engines do not report.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ from orch_sidecar.tools.facts.comparison.conditions import (
     Evidence,
     Loop,
 )
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, PREFIX_HIT_RATIO
+from orch_sidecar.tools.facts.tables.notes import (
+    CONDITIONS,
+    DATA_PARALLEL,
+    PREFIX_HIT_RATIO,
+    SETTINGS,
+)
 
-_SETTINGS: Final = (*CONDITIONS, DATA_PARALLEL, PREFIX_HIT_RATIO)
+_SETTINGS: Final = (*CONDITIONS, DATA_PARALLEL, PREFIX_HIT_RATIO, *SETTINGS)
 
 # Values that are not worth a word, unless other sets have others.
 _USUAL: Final[dict[str, tuple[object, ...]]] = {
@@ -35,6 +41,7 @@ _USUAL: Final[dict[str, tuple[object, ...]]] = {
     "pipeline_parallel": ("1",),
     "data_parallel": ("1",),
     "prefix_hit_ratio": (NONE,),
+    **dict.fromkeys(SETTINGS, ("0", "1", NONE)),  # vLLM's defaults
     "evidence": (Evidence.UNVERIFIED,),
 }
 
@@ -51,6 +58,13 @@ _SPELLED: Final = {
     "pipeline_parallel": "pipeline parallel {}",
     "data_parallel": "one rank of data parallel {}",
     "loaded": "loaded as {}",
+    "max_num_batched_tokens": "steps of {} tokens",
+    "long_prefill_token_threshold": "long prompts by {} tokens",
+    "async_scheduling": "asynchronous scheduling {}",
+    "prefill_schedule_interval": "prompts every {} steps",
+    "execution": "execution {}",
+    "kv_offload": "KV offload {}",
+    "max_loras": "LoRA adapters {}",
     "prefix_hit_ratio": "prefix cache hits {}",
     "given": "{} given by the user",
     "evidence": "evidence {}",
@@ -59,6 +73,7 @@ _NONE: Final = {
     "traffic": "no trace",
     "speculative": "no speculative decoding",
     "quantization": "no quantization",
+    "kv_offload": "no KV offload",
     "prefix_hit_ratio": "no prefix cache hits",
     "given": "",
 }
@@ -76,8 +91,11 @@ def differing_conditions(sets: Sequence[ComparableSet]) -> tuple[str, ...]:
 
 
 def contrasting_conditions(sets: Sequence[ComparableSet]) -> tuple[str, ...]:
-    """Returns the conditions of which the sets have different known values."""
-    return tuple(name for name in DIFFERENCES if len(_values(sets, name) - {UNKNOWN}) > 1)
+    """Returns the conditions of which the sets have different known values; and those that older
+    engines do not report, where only some of the sets have them."""
+    known = {name: _values(sets, name) - {UNKNOWN} for name in DIFFERENCES}
+    mixed = {name for name in SETTINGS if known[name] and len(_values(sets, name)) > 1}
+    return tuple(name for name in DIFFERENCES if len(known[name]) > 1 or name in mixed)
 
 
 def _values(sets: Sequence[ComparableSet], name: str) -> set[object]:
@@ -97,6 +115,9 @@ def describe(
     if len(settings) > 1 and all(getattr(conditions, name) == UNKNOWN for name in settings):
         shown = [name for name in shown if name not in settings]
         parts.append("engine settings unknown")
+    elif all(getattr(conditions, name) == UNKNOWN for name in SETTINGS):
+        parts += ["scheduling unknown"] if {*shown} & {*always} & {*SETTINGS} else []
+        shown = [name for name in shown if name not in SETTINGS]
     texts = (_text(conditions, name, shown, always) for name in shown)
     return ", ".join([*filter(None, texts), *parts])
 
@@ -120,6 +141,8 @@ def _text(
 def _is_usual(name: str, value: object) -> bool:
     if name == "attention_backend":  # vLLM chooses it by the accelerator
         return value != UNKNOWN
+    if name in ("max_num_batched_tokens", "async_scheduling", "execution"):  # and these, by more
+        return value not in ("eager", UNKNOWN)
     if name == "loaded":  # a digest; weights that mean nothing are worth a word
         return ":" not in str(value)
     return value in _USUAL.get(name, ())

@@ -27,7 +27,8 @@ UNKNOWN: Final = "unknown"
 
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=0, strict=True)]
-_Ranks = Annotated[int, Field(ge=1)]
+_Positive = Annotated[int, Field(ge=1)]
+_Number = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0, lt=1e12)]  # 30 000 years
 _BY_ITS_NAME: Final = ConfigDict(populate_by_name=True, allow_inf_nan=False)
 
@@ -43,28 +44,34 @@ class InvalidSnapshot(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineConditions:
-    """How an engine is configured: the notes `tables.notes.CONDITIONS`, and `data_parallel`, of how
-    many ranks the engine is one; 1: it is the whole model. `loaded`: the note of that name."""
+    """How an engine is configured: the notes `tables.notes.ENGINE`. `data_parallel`: of how many
+    ranks the engine is one; 1: it is the whole model. None, and `loaded` UNKNOWN: engines of older
+    releases do not report it."""
 
     speculative: _Text
     quantization: _Text
     kv_cache_dtype: _Text
     prefix_caching: _Text
     attention_backend: _Text
-    tensor_parallel: _Ranks
-    pipeline_parallel: _Ranks
-    data_parallel: _Ranks = 1  # engines of older releases had no ranks, and do not report it
-    loaded: _Text = UNKNOWN  # nor that
+    tensor_parallel: _Positive
+    pipeline_parallel: _Positive
+    data_parallel: _Positive = 1  # engines of older releases had no ranks, and do not report it
+    loaded: _Text = UNKNOWN
+    max_num_batched_tokens: _Positive | None = None
+    long_prefill_token_threshold: _Number | None = None
+    async_scheduling: _Text | None = None
+    prefill_schedule_interval: _Positive | None = None
+    execution: _Text | None = None
+    kv_offload: _Text | None = None
+    max_loras: _Number | None = None
 
     @property
     def notes(self) -> dict[str, str | int | float]:
-        """The conditions as notes of a row, in their order; of one rank only if it is one."""
-        notes = asdict(self)
-        if self.data_parallel == 1:
-            del notes["data_parallel"]
-        if self.loaded == UNKNOWN:
-            del notes["loaded"]
-        return notes
+        """The known conditions as notes of a row, in their order; of one rank only if it is one."""
+        values: dict[str, str | int | None] = asdict(self)
+        values["loaded"] = None if self.loaded == UNKNOWN else self.loaded
+        values["data_parallel"] = None if self.data_parallel == 1 else self.data_parallel
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_BY_ITS_NAME)

@@ -17,7 +17,6 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.observation import Observation, RequestCounts
 from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
-from orch_sidecar.tools.facts.labels.snapshot import UNKNOWN
 from orch_sidecar.tools.facts.labels.thresholds import (
     FAILED_SHARE,
     ROUNDING_S,
@@ -117,8 +116,8 @@ def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]
     for name, stated in {names.DATA_PARALLEL: 1, **engine.conditions.notes}.items():
         if noted.get(name) != str(stated):
             yield f"the note {name} is {noted.get(name)}, the engine signed {stated}"
-    if names.LOADED in notes and engine.conditions.loaded == UNKNOWN:
-        yield f"the note {names.LOADED} is {notes[names.LOADED]}, the engine signed none"
+    for name in notes.keys() & {names.LOADED, *names.SETTINGS} - engine.conditions.notes.keys():
+        yield f"the note {name} is {notes[name]}, the engine signed none"
 
 
 def observation_of(label: Label, notes: Mapping[str, str], proof: Proof) -> Observation:

@@ -38,6 +38,7 @@ TIMES: Final = ("ttft", "tpot", "latency")
 # vLLM's names of methods, types and backends.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
 _DRAFTS: Final = re.compile(r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,2})?")
+_OFFLOAD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?::[0-9.]+(?:e[+-]?[0-9]{1,2})?)?")
 _TRACE: Final = re.compile(rf"[0-9a-f]{{{TRACE_DIGITS}}}")
 _ARRIVALS: Final = re.compile(rf"{'|'.join(Arrivals)}|{Arrivals.TRACE}:{_TRACE.pattern}")
 _WINDOW: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?")
@@ -98,6 +99,13 @@ _FORMS: Final[Mapping[str, Form]] = {
     "tensor_parallel": whole(1),
     "pipeline_parallel": whole(1),
     DATA_PARALLEL: whole(2),
+    "max_num_batched_tokens": whole(1),
+    "long_prefill_token_threshold": whole(0),
+    "async_scheduling": one_of("on", "off"),
+    "prefill_schedule_interval": whole(1),
+    "execution": matches(_NAME, "eager, or modes: vllm_compile+full_and_piecewise"),
+    "kv_offload": matches(_OFFLOAD, "none, or a connector and its GiB: OffloadingConnector:8"),
+    "max_loras": whole(0),
     LOADED: matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or alone"),
     PREFIX_HIT_RATIO: number("", 0, 1),
     "acceptance_length": number("", 1),

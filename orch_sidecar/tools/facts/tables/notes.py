@@ -31,6 +31,18 @@ DATA_PARALLEL: Final = "data_parallel"
 # parameters, with "dummy:" or "random:" before them where its weights mean nothing. A condition,
 # too; engines of older releases do not report it.
 LOADED: Final = "loaded"
+# Conditions that engines of older releases do not report, either; one that is missing is unknown.
+SETTINGS: Final = (
+    "max_num_batched_tokens",
+    "long_prefill_token_threshold",  # 0: none
+    "async_scheduling",  # "on" or "off"
+    "prefill_schedule_interval",  # steps
+    "execution",  # "eager", "vllm_compile+full_and_piecewise"
+    "kv_offload",  # "none", or the KV connector and its GiB: "OffloadingConnector:8"
+    "max_loras",  # 0: without LoRA
+)
+# All conditions of an engine.
+ENGINE: Final = (*CONDITIONS, DATA_PARALLEL, LOADED, *SETTINGS)
 # Prompt tokens found in the prefix cache over prompt tokens looked up in it, of the window: 0 to 1.
 PREFIX_HIT_RATIO: Final = "prefix_hit_ratio"
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.forms import TEXT, THROUGHPUT, Form, matches, one_of, whole
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, LOADED
+from orch_sidecar.tools.facts.tables.notes import ENGINE
 
 
 class Label(StrEnum):
@@ -79,7 +79,7 @@ TABLE: Final = (
 COLUMNS: Final = tuple(column.name for column in TABLE)
 
 # The columns that identify a measurement, and with them the notes about the engine's configuration
-# (`notes.CONDITIONS`); the others contain its result.
+# (`notes.ENGINE`); the others contain its result.
 MEASUREMENT: Final = tuple(column.name for column in TABLE if column.identifies)
 
 # The usual spelling of engine names; others are written as the engine reports them.
@@ -115,7 +115,7 @@ def measurement_key(row: Row) -> tuple[object, ...]:
     """
     notes = parse_notes(row.scenario_notes)
     columns = (getattr(row, name) for name in MEASUREMENT)
-    return (*columns, *(notes.get(name) for name in (*CONDITIONS, DATA_PARALLEL, LOADED)))
+    return (*columns, *(notes.get(name) for name in ENGINE))
 
 
 def format_engine(name: str, version: str | None) -> str:

@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.comparison.compare import Comparison, compare
 from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, Evidence
 from orch_sidecar.tools.facts.comparison.report import as_document, as_text
 from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL
+from orch_sidecar.tools.facts.tables.notes import ENGINE
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
 from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
@@ -87,6 +87,25 @@ WAYS: Final = (
         "loaded", ("dummy:" + "0" * 16, "0" * 16), "loaded as dummy:0000000000000000"),
     Way("random weights beside unknown ones", {"loaded": "random:" + "0" * 16}, {},
         "loaded", ("random:" + "0" * 16, "unknown"), "loaded as random:0000000000000000"),
+    Way("steps of another size", {"max_num_batched_tokens": 512}, {"max_num_batched_tokens": 8192},
+        "max_num_batched_tokens", ("512", "8192"), "steps of 512 tokens"),
+    Way("long prompts by parts", {"long_prefill_token_threshold": 256},
+        {"long_prefill_token_threshold": 0},
+        "long_prefill_token_threshold", ("256", "0"), "long prompts by 256 tokens"),
+    Way("scheduling between steps", {"async_scheduling": "off"}, {"async_scheduling": "on"},
+        "async_scheduling", ("off", "on"), "asynchronous scheduling off"),
+    Way("prompts in one step of four", {"prefill_schedule_interval": 4},
+        {"prefill_schedule_interval": 1},
+        "prefill_schedule_interval", ("4", "1"), "prompts every 4 steps"),
+    Way("an eager engine", {"execution": "eager"}, {"execution": "vllm_compile+full"},
+        "execution", ("eager", "vllm_compile+full"), "execution eager"),
+    Way("a KV cache in the host's memory", {"kv_offload": "OffloadingConnector:8"},
+        {"kv_offload": "none"},
+        "kv_offload", ("OffloadingConnector:8", "none"), "KV offload OffloadingConnector:8"),
+    Way("adapters", {"max_loras": 4}, {"max_loras": 0},
+        "max_loras", ("4", "0"), "LoRA adapters 4"),
+    Way("a setting beside an older engine, which does not report it", {"max_loras": 0}, {},
+        "max_loras", ("0", "unknown"), "scheduling unknown"),
     Way("an engine that does not report it", {"speculative": None}, {},
         "speculative", ("unknown", "none"), "speculative decoding unknown"),
     Way("one repeated prompt", {"prefix_hit_ratio": 0.97}, {},
@@ -126,7 +145,7 @@ def test_rows_that_were_not_measured_alike_make_no_common_median(way: Way) -> No
 
 
 def test_ways_cover_every_note_that_is_a_condition() -> None:
-    assert {*CONDITIONS, DATA_PARALLEL, "prefix_hit_ratio"} <= {way.condition for way in WAYS}
+    assert {*ENGINE, "prefix_hit_ratio"} <= {way.condition for way in WAYS}
 
 
 def test_same_conditions_are_one_set_however_they_are_spelled() -> None:

@@ -30,6 +30,13 @@ def test_rank_is_noted_where_there_are_several() -> None:
     assert rank != one
 
 
+def test_settings_of_the_scheduler_are_noted_where_they_are_reported() -> None:
+    settings = {"max_num_batched_tokens": 512, "max_loras": 0, "execution": "eager"}
+    found = parse_snapshot(document(conditions=CONDITIONS | settings))
+    assert found.conditions.notes == CONDITIONS | settings
+    assert found != parse_snapshot(document())
+
+
 def test_prompts_found_in_the_prefix_cache_are_counted() -> None:
     found = parse_snapshot(document(prefix_cache={"queries_total": 64, "hits_total": 32}))
     assert (found.prefix_queries, found.prefix_hits) == (64, 32)
@@ -114,7 +121,10 @@ def test_invalid_field_is_named_with_its_value(name: str, value: Any) -> None:
 
 
 def test_invalid_part_of_a_field_is_named_with_its_value() -> None:
-    invalid = (("tensor_parallel", 0), ("kv_cache_dtype", ""), ("speculative", None))
+    invalid = (
+        *(("tensor_parallel", 0), ("kv_cache_dtype", ""), ("speculative", None)),
+        *(("max_loras", -1), ("execution", "")),
+    )
     for name, value in (*invalid, ("data_parallel", None)):
         with pytest.raises(InvalidSnapshot, match=rf"conditions\.{name} is {value!r}"):
             parse_snapshot(document(conditions=CONDITIONS | {name: value}))

@@ -57,12 +57,12 @@ class SigningEngine:
         operator: Operator | None = None,
         started_s: float = BEGIN_S,
         facts: EngineFacts = FACTS,
-        loaded: str = LOADED,
+        **conditions: Any,
     ) -> None:
         self.now_s = started_s
         self.monotonic_s = 5000.0
         self.engine_state = EngineState(facts)
-        self.engine_state.conditions = replace(facts.conditions, loaded=loaded)
+        self.engine_state.conditions = replace(facts.conditions, **{"loaded": LOADED} | conditions)
         private = Ed25519PrivateKey.generate()
         public = private.public_key().public_bytes_raw()
         certificate = (

@@ -19,7 +19,8 @@ from orch_sidecar.tools.facts.signing.verdict import (
     verify_table,
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
+from orch_sidecar.tools.facts.tables.notes import SETTINGS
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, format_notes, parse_notes
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
     LOADED,
@@ -115,20 +116,42 @@ def test_row_of_a_model_of_which_no_digest_is_known_is_unverified(operator: Oper
 
 
 @pytest.mark.parametrize(
-    ("signed", "noted"),
+    ("name", "signed", "noted"),
     [
-        ("1" * 16, LOADED),  # one layer of four, said to be the whole model
-        (f"dummy:{LOADED}", LOADED),  # dummy weights, said to be real ones
-        ("unknown", LOADED),  # a claim of which the engine knows nothing
+        ("loaded", "1" * 16, LOADED),  # one layer of four, said to be the whole model
+        ("loaded", f"dummy:{LOADED}", LOADED),  # dummy weights, said to be real ones
+        ("loaded", "unknown", LOADED),  # a claim of which the engine knows nothing
+        ("max_num_batched_tokens", 512, 8192),
+        ("execution", "eager", "vllm_compile+full_and_piecewise"),
     ],
 )
-def test_row_of_another_model_than_was_loaded_fails(
-    operator: Operator, signed: str, noted: str
+def test_row_of_another_engine_than_was_signed_fails(
+    operator: Operator, name: str, signed: Any, noted: Any
 ) -> None:
-    engine = SigningEngine(operator, loaded=signed)
-    found = verdict_of(engine.measure(), row_of(notes={"loaded": noted}), operator.trusted())
+    engine = SigningEngine(operator, **{name: signed})
+    found = verdict_of(engine.measure(), row_of(notes={name: noted}), operator.trusted())
     assert found.verdict is Verdict.FAILED
-    assert f"the note loaded is {noted}" in found.reasons[0]
+    assert f"the note {name} is {noted}" in found.reasons[0]
+
+
+def test_settings_that_an_older_engine_does_not_sign_are_no_notes(operator: Operator) -> None:
+    class OlderEngine(SigningEngine):
+        def _document(self, at_s: float) -> dict[str, Any]:
+            found = super()._document(at_s)
+            for name in SETTINGS:
+                del found["conditions"][name]
+            return found
+
+    row, trusted = row_of(), operator.trusted()
+    notes = parse_notes(row.scenario_notes)
+    plain = format_notes({name: notes[name] for name in notes if name not in SETTINGS})
+    measured = OlderEngine(operator).measure()
+    assert verdict_of(measured, replace(row, scenario_notes=plain), trusted).verdict is (
+        Verdict.VERIFIED
+    )
+    found = verdict_of(measured, row, trusted)
+    assert found.verdict is Verdict.FAILED
+    assert any("the engine signed none" in reason for reason in found.reasons)
 
 
 def test_rows_without_evidence_are_unverified_and_those_of_traces_not_fresh() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL
+from orch_sidecar.tools.facts.tables.notes import ENGINE
 from orch_sidecar.tools.facts.tables.row import format_notes, measurement_key, parse_notes
 from tests.orch_sidecar.tools.facts.rows import fact
 
@@ -28,7 +28,7 @@ def test_measurement_key_does_not_depend_on_the_result() -> None:
     assert measurement_key(fact(batch=8)) != measurement_key(fact())
 
 
-@pytest.mark.parametrize("name", [*CONDITIONS, DATA_PARALLEL])
+@pytest.mark.parametrize("name", ENGINE)
 def test_measurement_key_depends_on_the_engines_configuration(name: str) -> None:
     assert measurement_key(fact(notes={name: "2"})) != measurement_key(fact(notes={name: "1"}))
     assert measurement_key(fact(notes={name: "2"})) != measurement_key(fact())
