@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.import_graph import CONTRIBUTING, drawn
 from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, Profile
 from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
 from vllm_plugin.register import WARM_UP_VARIABLE
+from vllm_plugin.state.conditions import Conditions
 
 every_document = pytest.mark.parametrize(
     "path", documents(), ids=lambda path: str(path.relative_to(ROOT))
@@ -194,7 +196,7 @@ def test_every_span_attribute_is_documented_and_no_other() -> None:
         text
         for text in constants("orch_sidecar", "vllm_plugin")
         if re.fullmatch(r"orch\.[a-z_.]*[a-z_]", text)
-    }
+    } | {f"orch.{each.name}" for each in fields(Conditions)}
     assert documented == written
 
 
