@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
+    add_row_options,
     print_error,
-    print_json,
-    print_rows,
+    write_rows,
 )
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
@@ -21,8 +21,7 @@ from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Source, to
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.check import invalid_fields
-from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, parse_all
+from orch_sidecar.tools.facts.tables.json_documents import parse_all
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
@@ -74,24 +73,14 @@ def _add(commands: Commands, name: str, tool: str, description: str, read: Read)
     parser = add_command(commands, command, summary, description, _EPILOG.format(command=command))
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help=f"files of {tool}")
-    add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
-    add("--json", action="store_true", help="print the rows as JSON instead of CSV")
-    add(
-        "--model-id",
-        help="id of the model: one that the engine serves or has loaded, if its state "
-        "is given (default: the name in the file)",
-    )
-    add("--model-name", help="display name of the model (default: the last part of its id)")
+    id_help = "id of the model: one that the engine serves or has loaded, if its state is given"
+    id_help += " (default: the name in the file)"
+    add_row_options(parser, "the engine, without its state", id_help)
     proof = parser.add_argument_group("the state of the engine before and after a single run")
     saved = "GET /v1/capabilities, as JSON"
     proof.add_argument("--capabilities-before", type=Path, metavar="FILE", help=saved)
     proof.add_argument("--capabilities-after", type=Path, metavar="FILE", help=saved)
     proof.add_argument("--pool", help="the measured pool, if there are several")
-    declared = parser.add_argument_group("the engine, without its state")
-    declared.add_argument("--engine", help="name and version, such as 'vLLM 0.32.0'")
-    declared.add_argument("--precision", help="such as BF16")
-    declared.add_argument("--gpu", help="such as H100, or 'CPU (model of the processor)'")
-    declared.add_argument("--gpu-count", type=int, metavar="N", help="0 without an accelerator")
     parser.set_defaults(run=lambda options: _run(options, read))
 
 
@@ -106,7 +95,7 @@ def _run(options: argparse.Namespace, read: Read) -> int:
             print_error(f"{place}: {row}")
         else:
             rows.append(row)
-    _write(rows, options)
+    write_rows(options, rows, lambda added: [asdict(row) for row in rows])
     return 1 if len(rows) < len(runs) else 0
 
 
@@ -124,32 +113,14 @@ def _valid_row(
     return row
 
 
-def _write(rows: Sequence[Row], options: argparse.Namespace) -> None:
-    if options.output is not None and rows:
-        added = append(options.output, rows)
-        print_error(f"{options.output}: {added} added, {len(rows) - added} already present")
-    if options.json:
-        print_json([asdict(row) for row in rows])
-    elif options.output is None:
-        print_rows(rows)
-
-
 def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, MeasuredRun | Rejection]]:
     """Yields the runs of a file, each with the tag of its source and its place."""
     content = path.read_bytes()
-    found = [run for document in _documents(path, content) for run in read(document)]
+    found = [run for _, document in parse_all(str(path), content) for run in read(document)]
     tag = f"{path.name} sha256:{hashlib.sha256(content).hexdigest()[:12]}"
     for number, run in enumerate(found, 1):
         which = f"#{number}" if len(found) > 1 else ""
         yield f"{tag}{which}", f"{path}{which}", run
-
-
-def _documents(path: Path, content: bytes) -> list[Any]:
-    """Parses a file: one document, or several (vLLM's --append-result). Raises UnreadableFile."""
-    try:
-        return [document for _, document in parse_all(content)]
-    except InvalidJson as error:
-        raise UnreadableFile(f"{path}:{error}") from None
 
 
 def _known(options: argparse.Namespace, runs: int) -> States | DeclaredEngine:
@@ -177,11 +148,11 @@ def _known(options: argparse.Namespace, runs: int) -> States | DeclaredEngine:
 
 
 def _snapshot(path: Path, pool: str | None) -> Snapshot:
-    documents = _documents(path, path.read_bytes())
+    documents = parse_all(str(path), path.read_bytes())
     if len(documents) != 1:
         count = len(documents)
         raise UnreadableFile(f"{path}: has {count} documents, must be one of /v1/capabilities")
     try:
-        return parse_snapshot(documents[0], pool)
+        return parse_snapshot(documents[0][1], pool)
     except InvalidSnapshot as error:
         raise UnreadableFile(f"{path}: {error}") from None

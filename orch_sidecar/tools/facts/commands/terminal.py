@@ -1,4 +1,4 @@
-"""What the commands share: parsers with examples, and output."""
+"""What the commands share: parsers with examples, options of commands that make rows, output."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orch_sidecar.tools.arguments import count_or_zero
+from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import record_text, row_fields
 
@@ -41,9 +44,43 @@ def add_command(
     return parser
 
 
-def print_rows(rows: Sequence[Row]) -> None:
-    """Prints rows as a table with a header, nothing without rows."""
-    if rows:
+def add_row_options(parser: argparse.ArgumentParser, unknown: str, model_id: str) -> None:
+    """Adds where rows go, and what of them may be given by hand.
+
+    `unknown`: names the values of the engine that may be; `model_id`: helps with that one.
+    """
+    add = parser.add_argument
+    add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
+    add("--json", action="store_true", help="print rows, and what made none, as JSON")
+    add("--model-id", type=_text, help=model_id)
+    name_help = "display name of the model (default: the last part of its id)"
+    add("--model-name", type=_text, help=name_help)
+    declare = parser.add_argument_group(unknown).add_argument
+    declare("--engine", type=_text, help="name and version, such as 'vLLM 0.32.0'")
+    declare("--precision", type=_text, help="such as BF16")
+    declare("--gpu", type=_text, help="such as H100, or 'CPU (model of the processor)'")
+    declare("--gpu-count", type=count_or_zero, metavar="N", help="0 without an accelerator")
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the value must not be empty")
+    return text.strip()
+
+
+def write_rows(
+    options: argparse.Namespace, rows: Sequence[Row], document: Callable[[int], object]
+) -> None:
+    """Appends rows to --output, or prints them as a table with a header, nothing without rows.
+
+    `document`: returns what --json prints instead, given the number of rows that were added.
+    """
+    added = append(options.output, rows) if options.output is not None and rows else 0
+    if options.output is not None and rows:
+        print_error(f"{options.output}: {added} added, {len(rows) - added} already present")
+    if options.json:
+        print_json(document(added))
+    elif options.output is None and rows:
         records = (COLUMNS, *map(row_fields, rows))
         print("".join(record_text(each, "\n") for each in records), end="")
 

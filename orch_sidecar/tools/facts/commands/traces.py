@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
+from orch_sidecar.tools.arguments import count, number
 from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
+    add_row_options,
     counted,
     print_error,
-    print_json,
-    print_rows,
+    write_rows,
 )
-from orch_sidecar.tools.facts.tables.files import append
-from orch_sidecar.tools.facts.traces.readers.jaeger import Jaeger, JaegerError
+from orch_sidecar.tools.facts.traces.readers.jaeger import Jaeger
 from orch_sidecar.tools.facts.traces.readers.spans import Malformed, read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
@@ -79,7 +80,12 @@ def add_commands(commands: Commands) -> None:
     summary = "make rows from traces in Jaeger"
     parser = add_command(commands, "from-jaeger", summary, _FROM_JAEGER, _FROM_JAEGER_EPILOG)
     add = parser.add_argument
-    add("--url", default=_URL, help=f"query service, with its base path (default: {_URL})")
+    add(
+        "--url",
+        type=_http_url,
+        default=_URL,
+        help=f"query service, with its base path (default: {_URL})",
+    )
     service_help = "service name of the sidecar (default: orch-sidecar)"
     add("--service", default="orch-sidecar", help=service_help)
     add("--engine-service", default="vllm", help="service name of the engine (default: vllm)")
@@ -87,7 +93,7 @@ def add_commands(commands: Commands) -> None:
     add("--since", type=_moment, default="1h", help=since_help)
     add("--until", type=_moment, default="0s", help="end, in the same form (default: now)")
     limit_help = "largest number of traces that a search may return (default: 500)"
-    add("--limit", type=_whole_from_2, default=500, help=limit_help)
+    add("--limit", type=partial(count, least=2), default=500, help=limit_help)
     _add_common(parser)
     parser.set_defaults(run=_from_jaeger)
 
@@ -106,17 +112,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "(default: 60)"
     )
     add("--gap", type=_gap_s, default=60.0, help=gap_help)
-    add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
-    add("--json", action="store_true", help="print rows and objections as JSON")
-    declare = parser.add_argument_group("values that the spans do not contain").add_argument
-    declare("--engine", type=_text, help="name and version, such as 'vLLM 0.32.0'")
-    declare("--precision", type=_text, help="such as BF16")
-    declare("--gpu", type=_text, help="such as H100, or 'CPU (model of the processor)'")
-    declare("--gpu-count", type=_whole, metavar="N", help="0 without an accelerator")
     id_help = "id of the model as the engine serves or loaded it (default: as requested)"
-    declare("--model-id", type=_text, help=id_help)
-    name_help = "display name of the model (default: the last part of its id)"
-    declare("--model-name", type=_text, help=name_help)
+    add_row_options(parser, "values that the spans do not contain", id_help)
 
 
 def _from_jaeger(options: argparse.Namespace) -> int:
@@ -128,14 +125,11 @@ def _from_jaeger(options: argparse.Namespace) -> int:
     margin_ns = round(margin_s(options.gap) * 1e9)
     first_us, last_us = (first_ns - margin_ns) // 1000, (last_ns + margin_ns) // 1000
     spans: list[Span] = []
-    try:
-        with Progress("reading traces") as progress:
-            server = Jaeger(options.url, limit=options.limit)
-            for service in dict.fromkeys((options.service, options.engine_service)):
-                progress.phase(f"reading traces of {service}")
-                spans += server.spans(service, first_us, last_us, partial(_count, progress))
-    except (JaegerError, ValueError) as error:
-        return _failed(f"from-jaeger: {error}")
+    server = Jaeger(options.url, limit=options.limit)
+    with Progress("reading traces") as progress:
+        for service in dict.fromkeys((options.service, options.engine_service)):
+            progress.phase(f"reading traces of {service}")
+            spans += server.spans(service, first_us, last_us, partial(_count, progress))
     place = f"{options.service} at {options.url} from {start} to {end}"
     return _make_rows(options, spans, f"jaeger:{options.service}", place, first_ns, last_ns)
 
@@ -146,13 +140,10 @@ def _count(progress: Progress, spans: int) -> None:
 
 def _from_otlp(options: argparse.Namespace) -> int:
     spans: list[Span] = []
-    try:
-        with Progress("reading files of traces") as progress:
-            for path in options.files:
-                progress.phase(f"reading {path.name}")
-                spans += read_file(str(path), path.read_bytes())
-    except Malformed as error:
-        return _failed(str(error))
+    with Progress("reading files of traces") as progress:
+        for path in options.files:
+            progress.phase(f"reading {path.name}")
+            spans += read_file(str(path), path.read_bytes())
     names = "+".join(path.name for path in options.files)
     return _make_rows(options, spans, f"otlp:{names}", ", ".join(map(str, options.files)))
 
@@ -171,7 +162,7 @@ def _make_rows(
             traffic = build_traffic(spans)
             found = group_scenarios(traffic, options.gap, first_ns, last_ns)
     except ValueError as error:
-        return _failed(f"{source}: {error}")
+        raise Malformed(f"{source}: {error}") from None
     selected = [each for each in found.scenarios if options.scenario in (None, each.key.scenario)]
     models = sorted({each.key.model for each in selected})
     if len(models) > 1 and (options.model_id or options.model_name):
@@ -180,7 +171,12 @@ def _make_rows(
     declared = Declared(**{each.name: getattr(options, each.name) for each in fields(Declared)})
     judged = [judge(each, traffic, declared, source) for each in selected if not each.is_warmup]
     warmups = [scenario_name(each) for each in selected if each.is_warmup]
-    has_rows = _write(options, judged, traffic, warmups)
+    rows = [each.row for each in judged if each.row is not None]
+    write_rows(
+        options,
+        rows,
+        lambda added: {**_document(judged, traffic), "warmups": warmups, "added": added},
+    )
     for each in judged:
         if each.row is None:
             print_error(_objections_text(each))
@@ -192,25 +188,7 @@ def _make_rows(
         which = "" if options.scenario is None else f" {options.scenario!r}"
         requests = counted(len(traffic.requests), "request")
         print_error(f"no scenario{which} in {place} ({requests})")
-    return 0 if has_rows else 1
-
-
-def _write(
-    options: argparse.Namespace,
-    judged: Sequence[ScenarioVerdict],
-    traffic: Traffic,
-    warmups: Sequence[str],
-) -> bool:
-    """Appends or prints the rows; returns whether there are any."""
-    rows = [each.row for each in judged if each.row is not None]
-    added = append(options.output, rows) if options.output is not None and rows else 0
-    if options.json:
-        print_json({**_document(judged, traffic), "warmups": warmups, "added": added})
-    elif options.output is None:
-        print_rows(rows)
-    elif rows:
-        print(f"{options.output}: {counted(added, 'row')} added")
-    return bool(rows)
+    return 0 if rows else 1
 
 
 def _objections_text(judged: ScenarioVerdict) -> str:
@@ -242,11 +220,6 @@ def _document(judged: Sequence[ScenarioVerdict], traffic: Traffic) -> dict[str, 
     }
 
 
-def _failed(text: str) -> int:
-    print_error(f"orch facts: {text}")
-    return 2
-
-
 def _moment(text: str) -> int:
     """Parses a time, or an age, to nanoseconds since 1970."""
     ago = _AGO.fullmatch(text)
@@ -262,35 +235,16 @@ def _moment(text: str) -> int:
     return round(moment.timestamp() * 1e6) * 1000
 
 
+def _http_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise argparse.ArgumentTypeError(f"{text!r} must begin with http:// or https://")
+    return text.rstrip("/")
+
+
 def _gap_s(text: str) -> float:
     rule = (
         f"a number of seconds of at least {LEAST_GAP_S:g}: a shorter pause would pick single "
         "requests out of a run"
     )
-    return _number(text, float, lambda value: LEAST_GAP_S <= value < 1e9, rule)
-
-
-def _whole_from_2(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 2, "a whole number of at least 2"))
-
-
-def _whole(text: str) -> int:
-    return int(_number(text, int, lambda value: value >= 0, "a whole number of at least 0"))
-
-
-def _number(
-    text: str, parse: type[int] | type[float], is_valid: Callable[[float], bool], rule: str
-) -> float:
-    try:
-        value = parse(text)
-    except ValueError:
-        value = None
-    if value is None or not is_valid(value):
-        raise argparse.ArgumentTypeError(f"{text!r} must be {rule}")
-    return value
-
-
-def _text(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the value must not be empty")
-    return text.strip()
+    return number(text, rule, lambda value: value >= LEAST_GAP_S)

@@ -1,12 +1,12 @@
 """Finds the faults of tables of facts, and where they are, and merges tables that have none.
 
 Pure. Each fault is reported once, at its location: a ragged row has one fault, and none for the
-values that it shifts; nothing is compared with a field that has a fault of its own.
+values that it shifts; nothing is compared in a row with a field that has a fault of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -218,7 +218,20 @@ def row_faults(file: str, record: Record) -> list[Fault]:
     place = _Place(file, record)
     if len(record.fields) != len(COLUMNS):
         return [_ragged(place)]
-    return sorted(_field_faults(place), key=lambda fault: fault.column)
+    faults = [
+        _fault(place, index, rule)
+        for index, (name, value) in enumerate(zip(COLUMNS, record.fields, strict=True))
+        if (rule := rules.violated_rule(name, value)) is not None
+    ]
+    if faults:
+        return faults
+    contradictions = [
+        Fault(file, record.line, COLUMNS.index(column) + 1, column, stated, rule)
+        for column, stated, rule in rules.contradictions(
+            dict(zip(COLUMNS, record.fields, strict=True))
+        )
+    ]
+    return sorted(contradictions, key=lambda fault: fault.column)
 
 
 def invalid_fields(row: Row) -> list[Fault]:
@@ -243,18 +256,6 @@ def _ragged(place: _Place) -> Fault:
     if len(fields) < expected:
         return _fault(place, len(fields), f"{count}: this field is missing, or one before it")
     return _fault(place, expected, f"{count}: a field that contains a comma must be quoted")
-
-
-def _field_faults(place: _Place) -> Iterator[Fault]:
-    valid = dict(zip(COLUMNS, place.record.fields, strict=True))
-    for index, (name, value) in enumerate(list(valid.items())):
-        if (rule := rules.violated_rule(name, value)) is not None:
-            del valid[name]
-            yield _fault(place, index, rule)
-    for broken in rules.contradictions(valid):
-        column = COLUMNS.index(broken.column) + 1
-        line = place.record.line
-        yield Fault(place.file, line, column, broken.column, broken.value, broken.rule)
 
 
 def _fault(place: _Place | LocatedRow, index: int, rule: str) -> Fault:

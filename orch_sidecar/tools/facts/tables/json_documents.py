@@ -9,22 +9,29 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
+
 _DECODER: Final = json.JSONDecoder()
 
 
-class InvalidJson(ValueError):
-    """Text that cannot be parsed; the message gives the line, from 1, and what is wrong there."""
+class InvalidJson(UnreadableFile):
+    """Text that cannot be parsed; the message gives the file, the line, and what is wrong there."""
 
 
-def parse_all(content: bytes) -> list[tuple[int, Any]]:
+def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:
     """Parses at least one document in UTF-8, with or without a byte order mark.
 
-    Returns each with the line in which it begins. Raises InvalidJson.
+    `name`: of the file. Returns each with the line in which it begins. Raises InvalidJson.
     """
+
+    def invalid(lines_before: int, rule: str) -> InvalidJson:
+        return InvalidJson(f"{name}:{lines_before + 1}: invalid JSON: {rule}")
+
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _invalid(content.count(b"\n", 0, error.start), "the text is not UTF-8") from None
+        rule = "the text is not UTF-8 (it must not be compressed)"
+        raise invalid(content.count(b"\n", 0, error.start), rule) from None
     documents: list[tuple[int, Any]] = []
     at = _skip_space(text, 0)
     while at < len(text) or not documents:
@@ -32,18 +39,14 @@ def parse_all(content: bytes) -> list[tuple[int, Any]]:
         try:
             document, at = _DECODER.raw_decode(text, at)
         except json.JSONDecodeError as error:
-            raise _invalid(error.lineno - 1, error.msg) from None
+            raise invalid(error.lineno - 1, error.msg) from None
         except RecursionError:
-            raise _invalid(line, "it is nested too deeply") from None
+            raise invalid(line, "it is nested too deeply") from None
         except ValueError as error:  # of int()
-            raise _invalid(line, str(error)) from None
+            raise invalid(line, str(error)) from None
         documents.append((line + 1, document))
         at = _skip_space(text, at)
     return documents
-
-
-def _invalid(lines_before: int, rule: str) -> InvalidJson:
-    return InvalidJson(f"{lines_before + 1}: invalid JSON: {rule}")
 
 
 def _skip_space(text: str, at: int) -> int:

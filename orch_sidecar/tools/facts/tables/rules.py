@@ -5,8 +5,7 @@ Pure. Knows values by the names of their columns, and nothing about files and li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.agreement import engine, figures, load, publication, runs
@@ -31,15 +30,6 @@ _FORMS: Final = {column.name: column.form for column in TABLE}
 # Notes in milliseconds that comparisons use.
 TTFT_P50_NOTE: Final = "ttft_p50_ms"
 TTFT_P95_NOTE: Final = "ttft_p95_ms"
-
-
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """Fields that are valid individually but contradict each other; reported at one of them."""
-
-    column: str
-    value: str
-    rule: str
 
 
 def violated_rule(column: str, value: str) -> str | None:
@@ -77,76 +67,45 @@ def is_plausible(column: str, value: str) -> bool:
     return is_legacy or violated_rule(column, value) is None
 
 
-def contradictions(valid: Mapping[str, str]) -> Iterator[Contradiction]:
-    """Yields the contradictions among those fields of one row that are valid individually.
+def contradictions(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yields the contradictions of a row whose fields are valid individually.
 
-    Fields with a fault of their own are not in `valid`, and nothing is compared with them.
+    Each with the column at which it is reported, what that column or a note in it states, and the
+    rule.
     """
-    label = Label(valid["measurement_type"]) if "measurement_type" in valid else None
-    notes = parse_notes(valid["scenario_notes"]) if "scenario_notes" in valid else {}
-    if "batch" in valid:
-        yield from _located(load.batch_contradictions(label, int(valid["batch"]), notes))
-    if not notes:
-        return
-    for name in ("input_tokens", "output_tokens"):
-        if name in valid and notes[name] != valid[name]:
-            rule = f"must equal the column {name}, {valid[name]}"
-            yield Contradiction("scenario_notes", f"{name}={notes[name]}", rule)
-    allowed = ("on", "off", "unknown") if label is None else BATCHING[label]
-    if notes["batching"] not in allowed:
-        row = "" if label is None else f" in a row labelled {label}"
-        rule = f"must be {' or '.join(allowed)}{row}"
-        yield Contradiction("scenario_notes", f"batching={notes['batching']}", rule)
-    yield from _located(_of_notes(label, valid, notes))
-    yield from _of_columns(label, valid, notes)
-
-
-def _of_columns(
-    label: Label | None, valid: Mapping[str, str], notes: Mapping[str, str]
-) -> Iterator[Contradiction]:
-    """Yields the columns that contradict the notes."""
-    rules: dict[str, str | None] = {}
-    if "throughput_tokens_per_sec" in valid and "output_tokens" in valid:
-        throughput, output_tokens = valid["throughput_tokens_per_sec"], int(valid["output_tokens"])
-        rules["throughput_tokens_per_sec"] = figures.throughput_rule(
-            throughput, output_tokens, notes
-        )
-    if "gpu" in valid and "gpu_count" in valid:
-        rules["gpu_count"] = engine.gpu_count_rule(valid["gpu"], int(valid["gpu_count"]))
-    if label is not None and "source_tag" in valid:
-        rules["source_tag"] = runs.tag_contradiction(valid["source_tag"], label, notes)
-    for column, rule in rules.items():
-        if rule is not None:
-            yield Contradiction(column, valid[column], rule)
-
-
-def _of_notes(
-    label: Label | None, valid: Mapping[str, str], notes: Mapping[str, str]
-) -> Iterator[load.Finding]:
-    """Yields the notes that contradict each other, or the label, or a column."""
-    yield from load.arrivals_contradictions(notes)
-    if label is not None:
-        yield from load.label_contradictions(label, notes)
-        yield from publication.contradictions(label, notes)
-        yield from runs.scenario_contradictions(label, notes)
-    yield from figures.percentile_contradictions(notes)
-    gpu_count = int(valid["gpu_count"]) if "gpu_count" in valid else None
-    yield from engine.engine_contradictions(gpu_count, notes)
-    if "model_id" in valid:
-        yield from engine.served_as_contradictions(valid["model_id"], notes)
-    if "precision" in valid:
-        yield from engine.precision_contradictions(valid["precision"], notes)
-    if "source_tag" in valid:
-        yield from runs.tool_contradictions(valid["source_tag"], notes)
-        if label is not None:
-            yield from runs.missing_notes(valid["source_tag"], label, notes)
-
-
-def _located(found: Iterable[load.Finding]) -> Iterator[Contradiction]:
-    """Locates findings about the column `batch` there, all others in the notes."""
-    for stated, rule in found:
+    label, notes = Label(values["measurement_type"]), parse_notes(values["scenario_notes"])
+    for stated, rule in _findings(values, label, notes):
         name, _, value = stated.partition("=")
-        if name == "batch":
-            yield Contradiction("batch", value, rule)
-        else:
-            yield Contradiction("scenario_notes", stated, rule)
+        yield ("batch", value, rule) if name == "batch" else ("scenario_notes", stated, rule)
+    throughput, output_tokens = values["throughput_tokens_per_sec"], int(values["output_tokens"])
+    of_columns = {
+        "throughput_tokens_per_sec": figures.throughput_rule(throughput, output_tokens, notes),
+        "gpu_count": engine.gpu_count_rule(values["gpu"], int(values["gpu_count"])),
+        "source_tag": runs.tag_contradiction(values["source_tag"], label, notes),
+    }
+    for column, broken in of_columns.items():
+        if broken is not None:
+            yield column, values[column], broken
+
+
+def _findings(
+    values: Mapping[str, str], label: Label, notes: Mapping[str, str]
+) -> Iterator[load.Finding]:
+    """Yields the notes that contradict each other, the label or a column, and the batch."""
+    for name in ("input_tokens", "output_tokens"):
+        if notes[name] != values[name]:
+            yield f"{name}={notes[name]}", f"must equal the column {name}, {values[name]}"
+    if notes["batching"] not in BATCHING[label]:
+        rule = f"must be {' or '.join(BATCHING[label])} in a row labelled {label}"
+        yield f"batching={notes['batching']}", rule
+    yield from load.batch_contradictions(label, int(values["batch"]), notes)
+    yield from load.arrivals_contradictions(notes)
+    yield from load.label_contradictions(label, notes)
+    yield from publication.contradictions(label, notes)
+    yield from runs.scenario_contradictions(label, notes)
+    yield from figures.percentile_contradictions(notes)
+    yield from engine.engine_contradictions(int(values["gpu_count"]), notes)
+    yield from engine.served_as_contradictions(values["model_id"], notes)
+    yield from engine.precision_contradictions(values["precision"], notes)
+    yield from runs.tool_contradictions(values["source_tag"], notes)
+    yield from runs.missing_notes(values["source_tag"], label, notes)

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from pydantic.alias_generators import to_camel
 
@@ -27,7 +27,7 @@ from orch_sidecar.tools.facts.traces.span import Span
 _SHOWN_CHARACTERS: Final = 300
 
 
-class JaegerError(Exception):
+class JaegerError(OSError):
     """The traces cannot be read; the message names the URL and the reason."""
 
 
@@ -39,16 +39,9 @@ class Jaeger:
     """A client of the query service at a URL."""
 
     def __init__(self, url: str, *, limit: int, timeout_s: float = 60.0) -> None:
-        """`url`: with the base path if there is one. `limit`: of the traces of one search.
-
-        Raises ValueError for a URL that is not HTTP, and for a limit that a single trace fills.
-        """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"the URL {url!r} must begin with http:// or https://")
-        if limit < 2:
-            raise ValueError(f"the limit {limit} must be at least 2")
-        self.url = url.rstrip("/")
+        """`url`: with the base path if there is one. `limit`: of the traces of one search, at least
+        2, since a single trace must not fill it."""
+        self.url = url
         self._limit = limit
         self._timeout_s = timeout_s
         self._path: str | None = None  # of the API that has answered
@@ -147,7 +140,7 @@ def _spans(body: bytes) -> list[Span]:
     """Parses a response: the UI's, or one object with all traces, or (1.x, through its gRPC
     gateway) one for each."""
     try:
-        documents = parse_all(body)
+        documents = parse_all("the response", body)
     except InvalidJson:
         raise _ApiUnavailable(f"invalid JSON: {_shown(body)}") from None
     found = []

@@ -30,7 +30,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, parse_all
+from orch_sidecar.tools.facts.tables.json_documents import parse_all
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.span import SERVICE, Kind, Link, Span, Value
 
 # By their numbers and names (opentelemetry-proto, trace.proto).
@@ -53,7 +54,7 @@ _FIELDS: Final = {
 }
 
 
-class Malformed(ValueError):
+class Malformed(UnreadableFile):
     """Input that violates its format; the message names the place, the value and the rule."""
 
 
@@ -302,15 +303,10 @@ def read_file(name: str, content: bytes) -> list[Span]:
 
     Such a file has one export per line, in the order of their arrival: sidecar and engine export
     separately, so the spans of one request are in several lines. A file that is one document, or a
-    list of exports, is accepted, too. Raises Malformed with file and line.
+    list of exports, is accepted, too. Raises UnreadableFile with file and line.
     """
-    try:
-        documents = parse_all(content)
-    except InvalidJson as error:
-        hint = "the file exporter's format must be json, without compression"
-        raise Malformed(f"{name}:{error} ({hint})") from None
     found: list[Span] = []
-    for line, document in documents:
+    for line, document in parse_all(name, content):
         try:
             for export in document if isinstance(document, list) else [document]:
                 found += spans_of(export)

@@ -108,10 +108,10 @@ def test_label_that_was_not_earned_is_rejected_with_the_reason(run: Run) -> None
 
 def test_declared_values_must_be_valid(run: Run) -> None:
     words = [*GIVEN]
-    words[words.index("H100")] = " H100"
+    words[words.index("H100")] = "=H100"
     code, _, err = run("from-guidellm", path("guidellm_home"), *words)
     assert code == 1
-    assert "gpu ' H100': must be one line that is not empty, and must not begin" in err
+    assert "gpu '=H100': must not begin with U+003D EQUALS SIGN" in err
 
 
 @pytest.mark.parametrize(

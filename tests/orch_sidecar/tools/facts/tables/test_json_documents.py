@@ -19,12 +19,12 @@ from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, parse_al
 )
 def test_invalid_json_is_reported_with_its_line(content: bytes, rule: str) -> None:
     with pytest.raises(InvalidJson) as raised:
-        parse_all(content)
-    assert str(raised.value).startswith(rule)
+        parse_all("f", content)
+    assert str(raised.value).startswith(f"f:{rule}")
 
 
 def test_documents_have_the_line_in_which_they_begin() -> None:
-    assert parse_all(b'\xef\xbb\xbf {"a": 1} [2]\n\n{\n"b": 3}\n') == [
+    assert parse_all("f", b'\xef\xbb\xbf {"a": 1} [2]\n\n{\n"b": 3}\n') == [
         (1, {"a": 1}),
         (1, [2]),
         (3, {"b": 3}),
