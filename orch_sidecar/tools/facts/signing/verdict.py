@@ -232,8 +232,8 @@ def _unknown_model(proof: Proof) -> str | None:
 
 
 def _row(fields: Sequence[str]) -> Row:
-    record = Record(1, tuple(fields))
-    faults = row_faults("evidence", record)
+    record = Record("evidence", 1, tuple(fields))
+    faults = row_faults(record)
     if faults:
         raise Unsound(f"the row in the evidence is not valid: {faults[0].text}")
     return parse_row(record)

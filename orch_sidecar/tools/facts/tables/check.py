@@ -36,6 +36,13 @@ class Fault:
     value: str
     rule: str
 
+    @classmethod
+    def at(cls, record: Record, index: int, rule: str) -> Fault:
+        """Returns the fault of one field of a record, or of one that it lacks or has too many."""
+        name = COLUMNS[index] if index < len(COLUMNS) else "(no column)"
+        value = record.fields[index] if index < len(record.fields) else ""
+        return cls(record.file, record.line, index + 1, name, value, rule)
+
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}: {self.text}"
 
@@ -49,22 +56,15 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A record, and the file that it is in."""
+class LocatedRow:
+    """A valid row; `record` is its text in its file."""
 
-    file: str
     record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class LocatedRow(_Place):
-    """A valid row and its location; `record` is its text in the file."""
-
     row: Row
 
     @property
     def place(self) -> str:
-        return f"{self.file}:{self.record.line}"
+        return f"{self.record.file}:{self.record.line}"
 
 
 def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
@@ -78,15 +78,15 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
     found: list[Fault] = []
     measured = Measurements()
     for record in table.rows:
-        faults = row_faults(table.name, record)
+        faults = row_faults(record)
         if not faults:
-            located = LocatedRow(table.name, record, parse_row(record))
+            located = LocatedRow(record, parse_row(record))
             if (first := measured.equal(located)) is not None:
-                faults = [_fault(located, 0, f"the row repeats line {first.record.line}")]
+                faults = [Fault.at(record, 0, f"the row repeats line {first.record.line}")]
             elif (contradicted := measured.add(located)) is not None:
                 faults = [contradicted]
             elif confirmed and located.row.measurement_type is Label.TO_BE_CONFIRMED:
-                faults = [_fault(located, _LABEL, "the batching is not confirmed")]
+                faults = [Fault.at(record, _LABEL, "the batching is not confirmed")]
         found += faults
     return found
 
@@ -94,9 +94,8 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
 def merge(tables: Sequence[Table]) -> Table | list[Fault]:
     """Merges at least one table: the first, and below it the rows of others that it does not have.
 
-    Returns the faults
-    instead where a table has any, two rows for one measurement differ, or two rows of one run have
-    different labels.
+    Returns the faults instead where a table has any, two rows for one measurement differ, or two
+    rows of one run have different labels.
     """
     faults = [fault for table in tables for fault in check(table)]
     rows = [located for table in tables for located in valid_rows(table)]
@@ -155,8 +154,8 @@ def _two_labels(run: str, first: LocatedRow, second: LocatedRow) -> Fault:
     label = label_of_run(first.row)
     rule = f"{first.place} has {str(label)!r} for the same run, {run}: a run has one label"
     if second.row.measurement_type is not Label.TO_BE_CONFIRMED:
-        return _fault(second, _LABEL, rule)
-    return _fault(second, _NOTES, f"the note claim: {rule}")
+        return Fault.at(second.record, _LABEL, rule)
+    return Fault.at(second.record, _NOTES, f"the note claim: {rule}")
 
 
 def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
@@ -172,15 +171,15 @@ def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
         f"measurement ({'one run' if makes_one_row(second.row.source_tag) else 'an identical key'})"
     )
     rule = f"{first.place}:{index + 1} has {other!r} for the same {same}"
-    return _fault(second, index, rule)
+    return Fault.at(second.record, index, rule)
 
 
 def valid_rows(table: Table) -> list[LocatedRow]:
     """Returns the rows without a fault; none if the header has one."""
     if header_fault(table) is not None:
         return []
-    valid = [record for record in table.rows if not row_faults(table.name, record)]
-    return [LocatedRow(table.name, record, parse_row(record)) for record in valid]
+    valid = [record for record in table.rows if not row_faults(record)]
+    return [LocatedRow(record, parse_row(record)) for record in valid]
 
 
 def parse_row(record: Record) -> Row:
@@ -202,64 +201,56 @@ def identity(record: Record) -> tuple[str | float, ...]:
 def header_fault(table: Table) -> Fault | None:
     """Returns the first difference between the header and the 13 columns, None if there is none."""
     rule = f"the header must be {','.join(COLUMNS)}; rows under another header are not checked"
-    header = Record(1, ()) if table.header is None else table.header
-    found = _Place(table.name, header)
+    header = table.header or Record(table.name, 1, ())
     for index, name in enumerate(header.fields):
         if (broken := invisible_rule(name)) is not None:
-            return _fault(found, index, f"{broken}; {rule}")
+            return Fault.at(header, index, f"{broken}; {rule}")
     for index in range(max(len(COLUMNS), len(header.fields))):
         if header.fields[index : index + 1] != COLUMNS[index : index + 1]:
-            return _fault(found, index, rule)
+            return Fault.at(header, index, rule)
     return None
 
 
-def row_faults(file: str, record: Record) -> list[Fault]:
+def row_faults(record: Record) -> list[Fault]:
     """Returns the faults of one record, which is not compared with other rows."""
-    place = _Place(file, record)
     if len(record.fields) != len(COLUMNS):
-        return [_ragged(place)]
+        return [_ragged(record)]
+    values = dict(zip(COLUMNS, record.fields, strict=True))
     faults = [
-        _fault(place, index, rule)
-        for index, (name, value) in enumerate(zip(COLUMNS, record.fields, strict=True))
+        Fault.at(record, index, rule)
+        for index, (name, value) in enumerate(values.items())
         if (rule := rules.violated_rule(name, value)) is not None
     ]
     if faults:
         return faults
     contradictions = [
-        Fault(file, record.line, COLUMNS.index(column) + 1, column, stated, rule)
-        for column, stated, rule in rules.contradictions(
-            dict(zip(COLUMNS, record.fields, strict=True))
-        )
+        Fault(record.file, record.line, COLUMNS.index(column) + 1, column, stated, rule)
+        for column, stated, rule in rules.contradictions(values)
     ]
     return sorted(contradictions, key=lambda fault: fault.column)
 
 
 def invalid_fields(row: Row) -> list[Fault]:
     """Returns the faults that `check` would find in a row that is not in a table yet."""
-    return row_faults("row", Record(1, row_fields(row)))
+    return row_faults(Record("row", 1, row_fields(row)))
 
 
-def _ragged(place: _Place) -> Fault:
+def _ragged(record: Record) -> Fault:
     """Returns the one fault of a row with too few or too many fields.
 
     It is located at the first value that cannot belong to its column (a missing or an additional
     field before it has shifted it), or else at the missing field at the end, or at the first
     field too many.
     """
-    fields, expected = place.record.fields, len(COLUMNS)
-    if not fields:
-        return _fault(place, 0, "an empty line is not a row")
-    count = f"the row has {len(fields)} {'field' if len(fields) == 1 else 'fields'}, not {expected}"
-    for index, (name, value) in enumerate(zip(COLUMNS, fields, strict=False)):
-        if not rules.is_plausible(name, value):
-            return _fault(place, index, f"{count}: this value is in the wrong column")
-    if len(fields) < expected:
-        return _fault(place, len(fields), f"{count}: this field is missing, or one before it")
-    return _fault(place, expected, f"{count}: a field that contains a comma must be quoted")
-
-
-def _fault(place: _Place | LocatedRow, index: int, rule: str) -> Fault:
-    fields = place.record.fields
-    name = COLUMNS[index] if index < len(COLUMNS) else "(no column)"
-    value = fields[index] if index < len(fields) else ""
-    return Fault(place.file, place.record.line, index + 1, name, value, rule)
+    found, expected = len(record.fields), len(COLUMNS)
+    if not found:
+        return Fault.at(record, 0, "an empty line is not a row")
+    cells = enumerate(zip(COLUMNS, record.fields, strict=False))
+    shifted = (index for index, cell in cells if not rules.is_plausible(*cell))
+    fields = "1 field" if found == 1 else f"{found} fields"
+    rule = "one is missing here or before" if found < expected else "a comma in one must be quoted"
+    return Fault.at(
+        record,
+        next(shifted, min(found, expected)),
+        f"the row has {fields}, not {expected}: {rule}",
+    )

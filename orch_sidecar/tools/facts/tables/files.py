@@ -82,7 +82,7 @@ def append(path: Path, rows: Sequence[Row]) -> int:
         table, measured = _appendable(path), Measurements()
         measured.add_new(valid_rows(table))
         added, contradicted = measured.add_new(
-            LocatedRow("the row to be added", Record(1, row_fields(row)), row) for row in rows
+            LocatedRow(Record("the row to be added", 1, row_fields(row)), row) for row in rows
         )
         if contradicted:
             raise Conflict(str(contradicted[0]))

@@ -11,6 +11,7 @@ Pure. No row is dropped, and one with any other fault stays as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.check import Fault, header_fault, row_faults
@@ -31,9 +32,9 @@ def migrate(table: Table) -> tuple[Table, list[str]]:
         return table, []
     rows, steps = [], []
     for record in table.rows:
-        faults = row_faults(table.name, record)
+        faults = row_faults(record)
         fields = _rewritten(record, faults)
-        remaining = row_faults(table.name, Record(record.line, fields))
+        remaining = row_faults(replace(record, fields=fields))
         rows.append(record.fields if remaining else fields)
         place = f"{table.name}:{record.line}"
         if remaining:

@@ -9,27 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.forms import ABOVE_0, Form, matches, number, one_of, whole
-from orch_sidecar.tools.facts.tables.notes import (
-    BATCH_MAX,
-    BATCH_MEAN,
-    BULK_CLIENTS,
-    BULK_TRACE,
-    CLIENT_BOTTLENECK,
-    CUT,
-    DATA_PARALLEL,
-    EVIDENCE,
-    GIVEN,
-    LATENCY_OF,
-    LOADED,
-    PREFIX_HIT_RATIO,
-    PRELIMINARY,
-    TRACE_DIGITS,
-    TRACE_LENGTHS,
-    TRACE_TIME,
-    TRACE_WINDOW,
-    Arrivals,
-)
+from orch_sidecar.tools.facts.tables.notes import TRACE_DIGITS, Arrivals
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
 
 PERCENTILES: Final = (50, 90, 95, 99)
@@ -74,12 +56,12 @@ _FORMS: Final[Mapping[str, Form]] = {
     "arrivals": matches(
         _ARRIVALS, f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash"
     ),
-    TRACE_WINDOW: matches(_WINDOW, "two times in seconds: 0:300, or 300:"),
-    TRACE_TIME: ABOVE_0,
-    TRACE_LENGTHS: ABOVE_0,
-    BULK_CLIENTS: whole(1),
-    BULK_TRACE: matches(_TRACE, f"{TRACE_DIGITS} digits of its hash"),
-    LATENCY_OF: one_of("interactive"),
+    names.TRACE_WINDOW: matches(_WINDOW, "two times in seconds: 0:300, or 300:"),
+    names.TRACE_TIME: ABOVE_0,
+    names.TRACE_LENGTHS: ABOVE_0,
+    names.BULK_CLIENTS: whole(1),
+    names.BULK_TRACE: matches(_TRACE, f"{TRACE_DIGITS} digits of its hash"),
+    names.LATENCY_OF: one_of("interactive"),
     "rate_per_s": ABOVE_0,
     "burstiness": ABOVE_0,
     "at_once": whole(1),
@@ -87,8 +69,8 @@ _FORMS: Final[Mapping[str, Form]] = {
     "window_s": number("of seconds, ", 0),
     **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
     "goodput_share": number("", 0, 1),
-    BATCH_MEAN: number("", 1),
-    BATCH_MAX: whole(1),
+    names.BATCH_MEAN: number("", 1),
+    names.BATCH_MAX: whole(1),
     "batch_is": one_of("overlap"),
     "claim": one_of("none", *Label),
     "speculative": matches(_DRAFTS, "none, or a method and its drafts per step: ngram:3"),
@@ -98,7 +80,7 @@ _FORMS: Final[Mapping[str, Form]] = {
     "attention_backend": matches(_NAME, "the name of a backend: FLASH_ATTN"),
     "tensor_parallel": whole(1),
     "pipeline_parallel": whole(1),
-    DATA_PARALLEL: whole(2),
+    names.DATA_PARALLEL: whole(2),
     "max_num_batched_tokens": whole(1),
     "long_prefill_token_threshold": whole(0),
     "async_scheduling": one_of("on", "off"),
@@ -106,14 +88,14 @@ _FORMS: Final[Mapping[str, Form]] = {
     "execution": matches(_NAME, "eager, or modes: vllm_compile+full_and_piecewise"),
     "kv_offload": matches(_OFFLOAD, "none, or a connector and its GiB: OffloadingConnector:8"),
     "max_loras": whole(0),
-    LOADED: matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or alone"),
-    PREFIX_HIT_RATIO: number("", 0, 1),
+    names.LOADED: matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or alone"),
+    names.PREFIX_HIT_RATIO: number("", 0, 1),
     "acceptance_length": number("", 1),
-    GIVEN: matches(_GIVEN, "names of columns, each once, separated by commas: engine,gpu"),
-    PRELIMINARY: one_of("yes"),
-    CUT: one_of("before", "after", "before,after"),
-    CLIENT_BOTTLENECK: one_of("yes"),
-    EVIDENCE: matches(_DIGEST, "sha256: and 64 hexadecimal digits"),
+    names.GIVEN: matches(_GIVEN, "names of columns, each once, separated by commas: engine,gpu"),
+    names.PRELIMINARY: one_of("yes"),
+    names.CUT: one_of("before", "after", "before,after"),
+    names.CLIENT_BOTTLENECK: one_of("yes"),
+    names.EVIDENCE: matches(_DIGEST, "sha256: and 64 hexadecimal digits"),
     **{
         note(name, percentile): number("of milliseconds, ", 0)
         for note in (time_note, early_note)

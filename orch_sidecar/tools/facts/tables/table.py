@@ -33,6 +33,7 @@ class UnreadableFile(ValueError):
 class Record:
     """A row, the header, or an empty line (no fields). `line`: where it starts, from 1."""
 
+    file: str
     line: int
     fields: tuple[str, ...]
 
@@ -85,7 +86,7 @@ def parse(name: str, text: str) -> Table:
             if '"' in field and _quoted(field) not in "".join(raw):
                 rule = 'a field that contains a quote must be quoted, and it doubled: "7"" rack"'
                 raise UnreadableFile(f"{name}:{line}:{column}: invalid CSV: {rule}")
-        records.append(Record(line, tuple(fields)))
+        records.append(Record(name, line, tuple(fields)))
         line += len(raw)
     return Table(name, text, tuple(records))
 

@@ -36,7 +36,7 @@ TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gp
 
 def sound(row: Any) -> bool:
     fields = row_fields(row)
-    return not row_faults("t.csv", Record(1, fields))
+    return not row_faults(Record("t.csv", 1, fields))
 
 
 @pytest.mark.parametrize(
