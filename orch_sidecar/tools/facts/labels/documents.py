@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from pydantic import ValidationError
 
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
+
 # An integer of more digits is no count, and too large for a float.
 _MOST_DIGITS: Final = 18
 _SHOWN_CHARACTERS: Final = 60
@@ -36,7 +38,8 @@ def first_problem(error: ValidationError) -> Problem:
     """Returns the first of the problems that pydantic found."""
     wrong = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(map(str, wrong["loc"]))
-    return Problem(place, wrong["input"], wrong["msg"], wrong["type"] == "missing")
+    rule = wrong["msg"].removeprefix("Value error, ")
+    return Problem(place, wrong["input"], rule, wrong["type"] == "missing")
 
 
 def parse_content(payload: bytes, kind: str) -> dict[str, Any]:
@@ -76,3 +79,43 @@ def _integer(digits: str) -> int:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_of_different_names)
+
+
+def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:
+    """Parses a file with at least one document in UTF-8, with or without a byte order mark.
+
+    Returns each with the line in which it begins, from 1. Raises UnreadableFile.
+    """
+
+    def invalid(lines_before: int, rule: object) -> UnreadableFile:
+        return UnreadableFile(f"{name}:{lines_before + 1}: invalid JSON: {rule}")
+
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        rule = "the text is not UTF-8 (it must not be compressed)"
+        raise invalid(content.count(b"\n", 0, error.start), rule) from None
+    documents: list[tuple[int, Any]] = []
+    at = _skip_space(text, 0)
+    while at < len(text) or not documents:
+        line = text.count("\n", 0, at)
+        try:
+            document, at = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise invalid(error.lineno - 1, error.msg) from None
+        except RecursionError:
+            raise invalid(line, "it is nested too deeply") from None
+        except ValueError as error:  # of int(), or a name that is there twice
+            raise invalid(line, error) from None
+        documents.append((line + 1, document))
+        at = _skip_space(text, at)
+    return documents
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at

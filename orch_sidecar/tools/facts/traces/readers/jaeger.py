@@ -18,7 +18,8 @@ from urllib.parse import urlencode
 
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.tables.json_documents import InvalidJson, parse_all
+from orch_sidecar.tools.facts.labels.documents import parse_all
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers.paging import TooManyTraces, all_spans
 from orch_sidecar.tools.facts.traces.readers.spans import Malformed, spans_of
 from orch_sidecar.tools.facts.traces.span import Span
@@ -141,7 +142,7 @@ def _spans(body: bytes) -> list[Span]:
     gateway) one for each."""
     try:
         documents = parse_all("the response", body)
-    except InvalidJson:
+    except UnreadableFile:
         raise _ApiUnavailable(f"invalid JSON: {_shown(body)}") from None
     found = []
     for _, document in documents:

@@ -30,7 +30,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.tables.json_documents import parse_all
+from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.span import SERVICE, Kind, Link, Span, Value
 
@@ -295,7 +295,7 @@ def spans_of(document: object) -> list[Span]:
     try:
         return list(model.model_validate(document).spans())
     except ValidationError as error:
-        raise Malformed(_described(error)) from None
+        raise Malformed(str(first_problem(error))) from None
 
 
 def read_file(name: str, content: bytes) -> list[Span]:
@@ -313,15 +313,6 @@ def read_file(name: str, content: bytes) -> list[Span]:
         except Malformed as error:
             raise Malformed(f"{name}:{line}: {error}") from None
     return found
-
-
-def _described(error: ValidationError) -> str:
-    """Formats the first error of a document: its place, the value, and the rule."""
-    first = error.errors(include_url=False)[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    value = "" if first["type"] == "missing" else f" is {str(first['input'])[:60]!r}"
-    rule = first["msg"].removeprefix("Value error, ")
-    return f"{place.removeprefix('.')}{value}: {rule}"
 
 
 def _attributes(pairs: tuple[_KeyValue, ...]) -> dict[str, Value]:

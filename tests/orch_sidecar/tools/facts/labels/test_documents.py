@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.documents import parse_content
+from orch_sidecar.tools.facts.labels.documents import parse_all, parse_content
 from orch_sidecar.tools.facts.signing.proof import Unsound, prove
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from tests.orch_sidecar.tools.facts.signing.signed import SigningEngine, resigned
 
 
@@ -54,3 +55,28 @@ def test_statement_that_nothing_can_be_computed_of_is_unsound(
     after = resigned(signed.after, change, engine.private)
     with pytest.raises(Unsound, match="the statement after"):
         prove(signed.model_copy(update={"after": after}), {})
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"", "1: invalid JSON: Expecting value"),
+        (b"\n{,", "2: invalid JSON: Expecting property name"),
+        (b"{}\n" + b"[" * 100_000, "2: invalid JSON: it is nested too deeply"),
+        (b"\n\n" + b"1" * 5000, "3: invalid JSON: Exceeds the limit"),
+        (b"\n\xff", "2: invalid JSON: the text is not UTF-8"),
+        (b'{}{"n": 1, "n": 2}', "1: invalid JSON: 'n' is there twice in one object"),
+    ],
+)
+def test_invalid_file_is_reported_with_its_line(content: bytes, rule: str) -> None:
+    with pytest.raises(UnreadableFile) as raised:
+        parse_all("f", content)
+    assert str(raised.value).startswith(f"f:{rule}")
+
+
+def test_documents_of_a_file_have_the_line_in_which_they_begin() -> None:
+    assert parse_all("f", b'\xef\xbb\xbf {"a": 1} [2]\n\n{\n"b": 3}\n') == [
+        (1, {"a": 1}),
+        (1, [2]),
+        (3, {"b": 3}),
+    ]
