@@ -17,8 +17,9 @@ from orch_sidecar.tools.facts.commands.terminal import (
 )
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Source, to_row
+from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.documents import parse_all
+from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.check import invalid_fields
@@ -99,9 +100,7 @@ def _run(options: argparse.Namespace, read: Read) -> int:
     return 1 if len(rows) < len(runs) else 0
 
 
-def _valid_row(
-    measured: MeasuredRun, known: States | DeclaredEngine, source: Source
-) -> Row | Rejection:
+def _valid_row(measured: MeasuredRun, known: States | Engine, source: Source) -> Row | Rejection:
     """Converts a run to a row without a fault, or rejects it."""
     try:
         row = to_row(measured, known, source)
@@ -123,7 +122,7 @@ def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, MeasuredRun | Reje
         yield f"{tag}{which}", f"{path}{which}", run
 
 
-def _known(options: argparse.Namespace, runs: int) -> States | DeclaredEngine:
+def _known(options: argparse.Namespace, runs: int) -> States | Engine:
     """Returns what the options state about the engine; exits with 2 if they contradict."""
     saved = [options.capabilities_before, options.capabilities_after]
     declared = [options.engine, options.precision, options.gpu, options.gpu_count]
@@ -144,7 +143,7 @@ def _known(options: argparse.Namespace, runs: int) -> States | DeclaredEngine:
             "give either both --capabilities-before and --capabilities-after, or all of --engine, "
             "--precision, --gpu and --gpu-count"
         )
-    return DeclaredEngine(*declared)
+    return Engine(*declared)
 
 
 def _snapshot(path: Path, pool: str | None) -> Snapshot:

@@ -40,10 +40,10 @@ from orch_sidecar.tools.facts.evidence.measured import (
     MeasuredRun,
     Rejection,
     first_rejection,
-    latency_notes,
     parse_claim,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.measured import latency_notes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Strategies whose requests are due at a time that does not depend on answers.
@@ -214,7 +214,7 @@ def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
         output_tokens=found.output_tokens,
         window_s=found.window_s,
         tokens_per_s=found.tokens_per_s,
-        latency_ms=latency_notes(found),
+        latency_ms=latency_notes(found.times_s, 1000),
         served=served,
         began_at_s=min(each.arrived_s for each in served),
         ended_at_s=max(each.ended_s for each in served),

@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Figures
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.agreement.load import load_contradiction
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -50,14 +50,6 @@ def first_rejection(error: ValidationError) -> Rejection:
 
 # The note of a run with speculative decoding: tokens per sequence and step.
 ACCEPTANCE_LENGTH: Final = "acceptance_length"
-
-# The percentiles in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
-# 90th of the latency.
-LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
-    "ttft": ("p50", "p95"),
-    "tpot": ("p50", "p95"),
-    "latency": ("p50", "p90", "p95"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +102,3 @@ def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label
     if load is not None:
         raise InvalidRun("measurement_type", claim, load)
     return label
-
-
-def latency_notes(figures: Figures) -> dict[str, float]:
-    """Returns the latency notes of figures, in ms: percentiles, and MLPerf's estimates of them."""
-    spreads = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "latency": figures.latency_s}
-    notes: dict[str, float] = {}
-    for name, spread in spreads.items():
-        if spread is None:
-            continue
-        notes |= {f"{name}_{at}_ms": 1000 * getattr(spread, at) for at in LATENCIES[name]}
-        notes |= {
-            f"{name}_{at}_early_ms": 1000 * spread.early[at]
-            for at in LATENCIES[name]
-            if at in spread.early
-        }
-    return notes

@@ -23,34 +23,16 @@ from orch_sidecar.tools.facts.evidence.measured import (
 )
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.measured import (
+    Engine,
+    Measured,
+    Notes,
+    engine_of,
+    settings_of,
+)
 from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
 from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
-from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
-from orch_sidecar.tools.facts.tables.notes import (
-    BATCH_MAX,
-    BATCH_MEAN,
-    GIVEN,
-    PREFIX_HIT_RATIO,
-    PRELIMINARY,
-)
-from orch_sidecar.tools.facts.tables.row import (
-    Label,
-    Row,
-    format_engine,
-    format_notes,
-    is_path,
-    last_part,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredEngine:
-    """The engine as the user declares it: `engine` is its name and version."""
-
-    engine: str
-    precision: str
-    gpu: str
-    gpu_count: int
+from orch_sidecar.tools.facts.tables.row import Label, Row, is_path, last_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +47,7 @@ class Source:
     model_name: str | None = None
 
 
-def to_row(
-    measured: MeasuredRun, known: States | DeclaredEngine, source: Source
-) -> Row | Rejection:
+def to_row(measured: MeasuredRun, known: States | Engine, source: Source) -> Row | Rejection:
     """Converts a run to a row. Raises ValueError for text that cannot be part of a note."""
     model_id = source.model_id or measured.model
     if isinstance(known, States):
@@ -90,42 +70,22 @@ def _proven(
     reasons = _objections(measured, states, label)
     if reasons:
         return Rejection("measurement_type", label.value, "; ".join(reasons))
-    batches = states.batches
-    notes: dict[str, str | int | float] = {
-        "profile": engine.profile,
-        BATCH_MEAN: batches.mean,
-        BATCH_MAX: batches.largest,
-        **engine.conditions.notes,
-        PREFIX_HIT_RATIO: states.prefix_hit_ratio,
-    }
-    named = source.model_name not in (None, last_part(model_id))
-    given = {"model_id": is_given(model_id, engine), "model_name": named}
-    if any(given.values()):
-        notes[GIVEN] = ",".join(name for name, by_user in given.items() if by_user)
-    if measured.at_once is not None and batches.largest > measured.at_once:
+    doubled = measured.at_once is not None and states.batches.largest > measured.at_once
+    if doubled:
         # Requests for several sequences: no file has the length of the longest, by which TPOT
         # divides.
-        latency_ms = {
-            name: value for name, value in measured.latency_ms.items() if not _is_tpot(name)
-        }
+        known = measured.latency_ms.items()
+        latency_ms = {name: value for name, value in known if not name.startswith("tpot_")}
         measured = replace(measured, latency_ms=latency_ms)
-    if label is Label.OFFLINE:
-        measured = replace(measured, latency_ms={})  # they only show the queue's length
-    if shortfalls(label, measured.requests, measured.window_s):
-        notes[PRELIMINARY] = "yes"
-    known = DeclaredEngine(
-        engine=format_engine(engine.engine, engine.engine_version),
-        precision=engine.precision,
-        gpu=engine.gpu,
-        gpu_count=engine.gpu_count,
-    )
-    batching = "off" if label is Label.SINGLE_STREAM else "on"
-    batch = max(1, round(batches.mean))
-    return _row(measured, known, source, model_id, label, batch, batching, notes)
-
-
-def _is_tpot(note: str) -> bool:
-    return note.startswith("tpot_")
+    named = source.model_name not in (None, last_part(model_id))
+    given = {"model_id": is_given(model_id, engine), "model_name": named}
+    return replace(
+        _measured(measured, source, model_id, engine_of(engine)),
+        label=label,
+        batches=states.batches,
+        settings=settings_of(engine, states.prefix_hit_ratio),
+        given=[name for name, by_user in given.items() if by_user],
+    ).row()
 
 
 def _objections(measured: MeasuredRun, states: States, label: Label) -> list[str]:
@@ -152,7 +112,7 @@ def _objections(measured: MeasuredRun, states: States, label: Label) -> list[str
 
 
 def _claimed(
-    measured: MeasuredRun, known: DeclaredEngine, source: Source, model_id: str
+    measured: MeasuredRun, known: Engine, source: Source, model_id: str
 ) -> Row | Rejection:
     batch = 1 if measured.at_once == 1 else overlap(measured.served)
     if not batch:
@@ -162,56 +122,29 @@ def _claimed(
             "--capabilities-before and --capabilities-after"
         )
         return Rejection("max_concurrency", limit, rule)
-    notes: dict[str, str | int | float] = {
-        "claim": "none" if measured.claim is None else measured.claim,
-        "batch_is": "overlap",
-        GIVEN: "engine,precision,gpu,gpu_count",
-    }
-    label = Label.TO_BE_CONFIRMED
-    return _row(measured, known, source, model_id, label, batch, "unknown", notes)
+    made = _measured(measured, source, model_id, known)
+    return replace(made, overlap=batch, given=("engine", "precision", "gpu", "gpu_count")).row()
 
 
-def _row(
-    measured: MeasuredRun,
-    known: DeclaredEngine,
-    source: Source,
-    model_id: str,
-    label: Label,
-    batch: int,
-    batching: str,
-    more: dict[str, str | int | float],
-) -> Row:
-    input_tokens = round(measured.input_tokens / measured.requests)
-    output_tokens = round(measured.output_tokens / measured.requests)
-    notes: dict[str, str | int | float] = {
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "batching": batching,
-        "tool": measured.tool,
-        "arrivals": measured.arrivals,
-    }
-    if measured.rate_per_s is not None:
-        notes["rate_per_s"] = measured.rate_per_s
-    if measured.at_once is not None:
-        notes["at_once"] = measured.at_once
-    notes |= {"requests": measured.requests, "window_s": round(measured.window_s, 3)}
-    notes |= {name: round(value, 3) for name, value in measured.latency_ms.items()}
-    if measured.failed:
-        notes["failed"] = measured.failed
-    notes |= measured.notes
-    notes |= more
-    return Row(
+def _measured(measured: MeasuredRun, source: Source, model_id: str, engine: Engine) -> Measured:
+    load: Notes = {"tool": measured.tool, "arrivals": measured.arrivals}
+    for name, value in (("rate_per_s", measured.rate_per_s), ("at_once", measured.at_once)):
+        if value is not None:
+            load[name] = value
+    return Measured(
+        label=Label.TO_BE_CONFIRMED,
+        claim=measured.claim,
+        engine=engine,
         model_id=model_id,
         model_name=source.model_name or last_part(model_id),
-        engine=known.engine,
-        precision=known.precision,
-        gpu=known.gpu,
-        gpu_count=known.gpu_count,
-        batch=batch,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        throughput_tokens_per_sec=measured.tokens_per_s,
-        measurement_type=label,
-        scenario_notes=format_notes(notes),
+        requests=measured.requests,
+        input_tokens=measured.input_tokens,
+        output_tokens=measured.output_tokens,
+        window_s=measured.window_s,
+        tokens_per_s=measured.tokens_per_s,
         source_tag=source.tag,
+        batches=None,
+        load=load,
+        latency_ms=measured.latency_ms,
+        outcomes={**({"failed": measured.failed} if measured.failed else {}), **measured.notes},
     )

@@ -39,15 +39,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.evidence.measured import (
     ACCEPTANCE_LENGTH,
-    LATENCIES,
     InvalidRun,
     MeasuredRun,
     Rejection,
     first_rejection,
-    latency_notes,
     parse_claim,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.measured import LATENCIES, latency_notes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 TOOL: Final = "vllm bench serve"
@@ -161,7 +160,7 @@ def _measured(result: _Result) -> MeasuredRun:
     else:
         found = figures(served)
         window_s, tokens_per_s = found.window_s, found.tokens_per_s
-        latency_ms = latency_notes(found)
+        latency_ms = latency_notes(found.times_s, 1000)
     notes: dict[str, str | int | float] = {}
     if _arrivals(result) is Arrivals.GAMMA:
         notes["burstiness"] = result.burstiness

@@ -139,6 +139,11 @@ class Figures:
     tpot_s: Spread | None
     latency_s: Spread
 
+    @property
+    def times_s(self) -> dict[str, Spread | None]:
+        """The spreads by the names of the notes."""
+        return {"ttft": self.ttft_s, "tpot": self.tpot_s, "latency": self.latency_s}
+
 
 def figures(served: Sequence[CompletedRequest]) -> Figures:
     """Computes the figures. Raises ValueError without a request, or if the window has no length."""

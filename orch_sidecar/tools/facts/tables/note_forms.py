@@ -71,6 +71,7 @@ _FORMS: Final[Mapping[str, Form]] = {
     "goodput_share": number("", 0, 1),
     names.BATCH_MEAN: number("", 1),
     names.BATCH_MAX: whole(1),
+    names.BATCH_REQUESTS: number("", 1),
     "batch_is": one_of("overlap"),
     "claim": one_of("none", *Label),
     "speculative": matches(_DRAFTS, "none, or a method and its drafts per step: ngram:3"),

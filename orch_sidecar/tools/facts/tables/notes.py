@@ -13,6 +13,8 @@ from typing import Final
 # `batch` is the mean, rounded.
 BATCH_MEAN: Final = "batch_mean"
 BATCH_MAX: Final = "batch_max"
+# Of a run of requests for several sequences: the mean number of requests that were decoded at once.
+BATCH_REQUESTS: Final = "batch_requests"
 
 # How the engine was configured, as it reports it. Rows that differ in one of these were measured
 # under different conditions: the notes are part of a row's identity, and of a comparison's sets.

@@ -8,43 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
-from orch_sidecar.tools.facts.evidence.measured import latency_notes
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Figures, figures
+from orch_sidecar.tools.facts.labels import intervals
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.measured import Engine, Measured, Notes, latency_notes
 from orch_sidecar.tools.facts.labels.objection import Objection, Reason
-from orch_sidecar.tools.facts.tables import rules
-from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
+from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.tables.check import invalid_fields
-from orch_sidecar.tools.facts.tables.notes import (
-    BATCH_MAX,
-    BATCH_MEAN,
-    CONDITIONS,
-    CUT,
-    GIVEN,
-    PREFIX_HIT_RATIO,
-    PRELIMINARY,
-)
+from orch_sidecar.tools.facts.tables.notes import BATCH_REQUESTS, CONDITIONS, CUT, PREFIX_HIT_RATIO
 from orch_sidecar.tools.facts.tables.row import (
     Label,
     Row,
     format_engine,
-    format_notes,
     is_path,
     last_part,
 )
-from orch_sidecar.tools.facts.traces.counters import (
-    DecodeWindow,
-    decode_window,
-    prefix_hit_ratio,
-)
+from orch_sidecar.tools.facts.traces.counters import prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.supply import observation_of
 from orch_sidecar.tools.facts.traces.validity import objections
 
 _Fact = TypeVar("_Fact", str, int)
-_Notes: TypeAlias = dict[str, str | int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,45 +154,33 @@ class _Draft:
         assert self._precision is not None
         assert self._gpu is not None
         assert self._gpu_count is not None
-        scenario = self._scenario
-        measured = figures(_completed(scenario))
-        window = decode_window(scenario.sequences)
-        label = Label(scenario.key.measurement_type)
-        input_tokens = round(measured.input_tokens / measured.requests)
-        output_tokens = round(measured.output_tokens / measured.requests)
-        notes: _Notes = {
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-            "batching": rules.BATCHING[label][0],
-            "scenario": scenario_name(scenario),
-            **_measured_notes(scenario, measured),
-            **_engine_notes(scenario, window),
-            **_ending_notes(scenario),
-        }
-        if shortfalls(label, measured.requests, measured.window_s):
-            notes[PRELIMINARY] = "yes"
-        if scenario.before or scenario.after:
-            ends = ("before", scenario.before), ("after", scenario.after)
-            notes[CUT] = ",".join(end for end, requests in ends if requests)
-        if self._model_id != scenario.key.model:
-            notes["served_as"] = scenario.key.model
-        if self._declared:
-            notes[GIVEN] = ",".join(self._declared)
-        row = Row(
+        scenario, key = self._scenario, self._scenario.key
+        measured, seen = figures(_completed(scenario)), observation_of(scenario)
+        load: Notes = {"scenario": scenario_name(scenario)}
+        if key.run is not None:
+            load["run"] = key.run
+        ends = ("before", scenario.before), ("after", scenario.after)
+        cut = ",".join(end for end, requests in ends if requests)
+        row = Measured(
+            label=seen.label,
+            engine=Engine(self._engine, self._precision, self._gpu, self._gpu_count),
             model_id=self._model_id,
             model_name=self._model_name,
-            engine=self._engine,
-            precision=self._precision,
-            gpu=self._gpu,
-            gpu_count=self._gpu_count,
-            batch=max(1, round(window.mean)),
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            throughput_tokens_per_sec=measured.tokens_per_s,
-            measurement_type=label,
-            scenario_notes=format_notes(notes),
+            requests=measured.requests,
+            input_tokens=measured.input_tokens,
+            output_tokens=measured.output_tokens,
+            window_s=measured.window_s,
+            tokens_per_s=measured.tokens_per_s,
             source_tag=source_tag,
-        )
+            batches=seen.batches,
+            load=load,
+            latency_ms=latency_notes(measured.times_s, 1000),
+            outcomes=_ending_notes(scenario),
+            settings=_settings(scenario, seen),
+            doubts={CUT: cut} if cut else {},
+            served_as=key.model,
+            given=self._declared,
+        ).row()
         faults = invalid_fields(row)
         if faults:
             raise ValueError("; ".join(fault.text for fault in faults))
@@ -237,41 +211,24 @@ def _served(request: Request, origin_ns: int, streamed: bool) -> CompletedReques
     )
 
 
-def _measured_notes(scenario: Scenario, measured: Figures) -> _Notes:
-    """Returns the notes of the figures.
-
-    None of the latencies of an offline run, which only show the length of the queue.
-    """
-    notes: _Notes = {"requests": measured.requests, "window_s": round(measured.window_s, 3)}
+def _settings(scenario: Scenario, seen: Observation) -> Notes:
+    """Returns the notes about the engine: what limited its batch, and how it was configured."""
+    notes: Notes = {}
+    if seen.label is Label.OFFLINE and seen.batch_limited_by is not None:
+        notes["batch_limited_by"] = seen.batch_limited_by
+    if any(each.requested_sequences > 1 for each in scenario.ended(Outcome.SERVED)):
+        notes[BATCH_REQUESTS] = intervals.mean(seen.decoding)
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
-    if scenario.key.run is not None:
-        notes["run"] = scenario.key.run
-    if scenario.key.measurement_type != Label.OFFLINE:
-        notes |= {name: round(value, 3) for name, value in latency_notes(measured).items()}
-    return notes
-
-
-def _engine_notes(scenario: Scenario, window: DecodeWindow) -> _Notes:
-    """Returns the notes of what the engine batched, and under which conditions."""
-    found = scenario.sequences
-    notes: _Notes = {
-        BATCH_MEAN: window.mean,
-        BATCH_MAX: max(each.batch_max or 0 for each in found),
-    }
-    if scenario.key.measurement_type == Label.OFFLINE:
-        limited_by = observation_of(scenario).batch_limited_by
-        if limited_by is not None:
-            notes["batch_limited_by"] = limited_by
     if scenario.key.conditions is not None:
         notes |= scenario.key.conditions.notes
-    ratio = prefix_hit_ratio(found)
+    ratio = prefix_hit_ratio(scenario.sequences)
     if ratio is not None:
         notes[PREFIX_HIT_RATIO] = ratio
     return notes
 
 
-def _ending_notes(scenario: Scenario) -> _Notes:
+def _ending_notes(scenario: Scenario) -> Notes:
     """Counts the requests that were not served; their tokens are not in the figure."""
     others = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REFUSED)
     counts = {outcome.value: len(scenario.ended(outcome)) for outcome in others}

@@ -12,7 +12,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.measured import LATENCIES
+from orch_sidecar.tools.facts.labels.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.check import row_faults
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes

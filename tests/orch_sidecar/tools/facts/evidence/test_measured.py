@@ -6,10 +6,10 @@ import pytest
 
 from orch_sidecar.tools.facts.evidence.measured import (
     InvalidRun,
-    latency_notes,
     parse_claim,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
+from orch_sidecar.tools.facts.labels.measured import latency_notes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -39,11 +39,11 @@ def test_answer_of_one_token_is_one_answer() -> None:
 
 
 def test_notes_are_in_milliseconds_and_omit_unknown_values() -> None:
-    notes = latency_notes(figures([served(0, 1, 2), served(1, 2, 3)]))
+    notes = latency_notes(figures([served(0, 1, 2), served(1, 2, 3)]).times_s, 1000)
     assert notes["ttft_p50_ms"] == 1000
     assert notes["tpot_p95_ms"] == 500
     assert notes["latency_p90_ms"] == 2000
-    assert set(latency_notes(figures([served(0, None, 2)]))) == {
+    assert set(latency_notes(figures([served(0, None, 2)]).times_s, 1000)) == {
         "latency_p50_ms",
         "latency_p90_ms",
         "latency_p95_ms",

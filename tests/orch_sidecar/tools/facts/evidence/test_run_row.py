@@ -9,13 +9,14 @@ import pytest
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Source, to_row
+from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.facts.imports import document, proof
 
-GIVEN = DeclaredEngine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+GIVEN = Engine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 SOURCE = Source("run-1")
 RUNS = ("vllm_bench_home", "guidellm_home", "vllm_bench_cloud", "guidellm_cloud")
 
@@ -27,15 +28,13 @@ def run(name: str, **changes: Any) -> MeasuredRun:
     return replace(found, **changes)
 
 
-def row(measured: MeasuredRun, known: States | DeclaredEngine, source: Source = SOURCE) -> Row:
+def row(measured: MeasuredRun, known: States | Engine, source: Source = SOURCE) -> Row:
     made = to_row(measured, known, source)
     assert isinstance(made, Row), made
     return made
 
 
-def refused(
-    measured: MeasuredRun, known: States | DeclaredEngine, source: Source = SOURCE
-) -> Rejection:
+def refused(measured: MeasuredRun, known: States | Engine, source: Source = SOURCE) -> Rejection:
     made = to_row(measured, known, source)
     assert isinstance(made, Rejection), made
     return made

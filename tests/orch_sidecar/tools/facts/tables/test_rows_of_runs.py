@@ -14,9 +14,10 @@ from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, latency_notes
-from orch_sidecar.tools.facts.evidence.run_row import DeclaredEngine, Source, to_row
+from orch_sidecar.tools.facts.evidence.measured import MeasuredRun
+from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
+from orch_sidecar.tools.facts.labels.measured import Engine, latency_notes
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
@@ -30,7 +31,7 @@ from tests.orch_sidecar.tools.bench.sample_results import (
 )
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 
-DECLARED = DeclaredEngine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+DECLARED = Engine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 SLO = Slo(ttft_ms=500.0)
 
@@ -127,7 +128,7 @@ def test_imported_closed_loop(drawn: list[Drawn]) -> None:
         output_tokens=found.output_tokens,
         window_s=found.window_s,
         tokens_per_s=found.tokens_per_s,
-        latency_ms=latency_notes(found),
+        latency_ms=latency_notes(found.times_s, 1000),
         served=served,
     )
     row = to_row(imported, DECLARED, Source("report.json sha256:0123456789ab"))

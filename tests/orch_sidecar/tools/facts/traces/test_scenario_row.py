@@ -88,6 +88,7 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
         "latency_p90_ms": "7900",
         "latency_p95_ms": "7950",
         "batch_mean": "4",  # 76 sequences in 19 steps
+        "batch_requests": "1.5",  # five of ten seconds were of both
         "batch_max": "6",
         "speculative": "none",
         "quantization": "none",

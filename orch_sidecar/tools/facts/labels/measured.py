@@ -1,0 +1,162 @@
+"""What a row states, whoever measured it, and the row that it becomes: the one builder of rows.
+
+Pure. Knows no source: `orch bench`, traces, signed evidence and the files of other tools fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from orch_sidecar.tools.facts.labels.observation import Batches
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
+from orch_sidecar.tools.facts.tables.agreement.publication import MIN_QUERIES, shortfalls
+from orch_sidecar.tools.facts.tables.notes import (
+    BATCH_MAX,
+    BATCH_MEAN,
+    GIVEN,
+    PREFIX_HIT_RATIO,
+    PRELIMINARY,
+)
+from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
+from orch_sidecar.tools.facts.tables.rules import BATCHING
+
+Notes = dict[str, str | int | float]
+
+# The percentiles in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the
+# 90th of the latency.
+LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "ttft": ("p50", "p95"),
+    "tpot": ("p50", "p95"),
+    "latency": ("p50", "p90", "p95"),
+}
+
+
+class _Spread(Protocol):
+    """Percentiles by their names, and MLPerf's estimates of them."""
+
+    @property
+    def early(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The columns of an engine: `engine` is its name and version."""
+
+    engine: str
+    precision: str
+    gpu: str
+    gpu_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a row states.
+
+    Token counts are sums over the complete answers. `window_s`: first arrival to last end.
+    `batches`: None where nobody knows them: then `overlap`, the largest number of answers that were
+    generated at once, is the column `batch`, and `claim` is the label that was asked for. `load`:
+    how requests came, and by which tool; `outcomes`: what became of them; `settings`: of the
+    engine; `doubts`: what limits the trust. All four, and `latency_ms`, are notes by their names.
+    `served_as`: the name that the model is served by; `given`: the columns that are the user's.
+    """
+
+    label: Label
+    engine: Engine
+    model_id: str
+    model_name: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    window_s: float
+    tokens_per_s: float
+    source_tag: str
+    batches: Batches | None
+    overlap: int = 0
+    claim: Label | None = None
+    load: Notes = field(default_factory=dict)
+    latency_ms: Mapping[str, float] = field(default_factory=dict)
+    outcomes: Notes = field(default_factory=dict)
+    settings: Notes = field(default_factory=dict)
+    doubts: Notes = field(default_factory=dict)
+    served_as: str | None = None
+    given: Sequence[str] = ()
+
+    @property
+    def notes(self) -> Notes:
+        """The notes in their order."""
+        label = Label.TO_BE_CONFIRMED if self.batches is None else self.label
+        notes: Notes = {
+            "input_tokens": round(self.input_tokens / self.requests),
+            "output_tokens": round(self.output_tokens / self.requests),
+            "batching": "unknown" if self.batches is None else BATCHING[label][0],
+            **self.load,
+            "requests": self.requests,
+            "window_s": round(self.window_s, 3),
+        }
+        if self.label is not Label.OFFLINE:  # there they only show the length of the queue
+            notes |= {name: round(value, 3) for name, value in self.latency_ms.items()}
+        notes |= self.outcomes
+        if self.batches is None:
+            notes |= {"claim": self.claim or "none", "batch_is": "overlap"}
+        else:
+            notes |= {BATCH_MEAN: self.batches.mean, BATCH_MAX: self.batches.largest}
+        notes |= self.settings
+        judged = self.claim if self.batches is None else self.label
+        if judged and judged in MIN_QUERIES and shortfalls(judged, self.requests, self.window_s):
+            notes[PRELIMINARY] = "yes"
+        notes |= self.doubts
+        if self.served_as not in (None, self.model_id):
+            notes["served_as"] = str(self.served_as)
+        if self.given:
+            notes[GIVEN] = ",".join(self.given)
+        return notes
+
+    def row(self) -> Row:
+        """Returns the row. Raises ValueError for a text that no note can hold."""
+        notes = self.notes
+        batch = self.overlap if self.batches is None else max(1, round(self.batches.mean))
+        return Row(
+            model_id=self.model_id,
+            model_name=self.model_name,
+            engine=self.engine.engine,
+            precision=self.engine.precision,
+            gpu=self.engine.gpu,
+            gpu_count=self.engine.gpu_count,
+            batch=batch,
+            input_tokens=int(notes["input_tokens"]),
+            output_tokens=int(notes["output_tokens"]),
+            throughput_tokens_per_sec=self.tokens_per_s,
+            measurement_type=Label.TO_BE_CONFIRMED if self.batches is None else self.label,
+            scenario_notes=format_notes(notes),
+            source_tag=self.source_tag,
+        )
+
+
+def engine_of(state: Snapshot) -> Engine:
+    """Returns the columns of an engine as it reports them."""
+    name = format_engine(state.engine, state.engine_version)
+    return Engine(name, state.precision, state.gpu, state.gpu_count)
+
+
+def settings_of(state: Snapshot, hit_ratio: float) -> Notes:
+    """Returns the notes about an engine as it reports them. `hit_ratio`: of its prefix cache."""
+    return {"profile": state.profile, **state.conditions.notes, PREFIX_HIT_RATIO: hit_ratio}
+
+
+def latency_notes(spreads: Mapping[str, _Spread | None], unit_ms: float) -> dict[str, float]:
+    """Returns the latency notes of spreads by their names, in ms: percentiles, and MLPerf's
+    estimates of them. `unit_ms`: the spreads' unit in milliseconds."""
+    notes: dict[str, float] = {}
+    for name, places in LATENCIES.items():
+        spread = spreads.get(name)
+        if spread is None:
+            continue
+        notes |= {f"{name}_{at}_ms": unit_ms * getattr(spread, at) for at in places}
+        notes |= {
+            f"{name}_{at}_early_ms": unit_ms * spread.early[at]
+            for at in places
+            if at in spread.early
+        }
+    return notes

@@ -1,0 +1,173 @@
+"""A run as `orch bench` recorded it: the parts of its result that a row is made of.
+
+Pure. `bench.results.result` defines the whole file, which evidence has in it. Results of earlier
+releases have fewer fields, and those of later ones more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pydantic import BaseModel, Field
+
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.intervals import Interval
+from orch_sidecar.tools.facts.labels.measured import Notes
+from orch_sidecar.tools.facts.tables.notes import (
+    BULK_CLIENTS,
+    BULK_TRACE,
+    CLIENT_BOTTLENECK,
+    LATENCY_OF,
+    TRACE_DIGITS,
+    TRACE_LENGTHS,
+    TRACE_TIME,
+    TRACE_WINDOW,
+    Arrivals,
+)
+from orch_sidecar.tools.facts.tables.row import Label
+from vllm_plugin.contracts.profile import ServiceClass
+
+
+class Call(NamedTuple):
+    """A row of the result's `calls`. Seconds since the start of the run; None means never."""
+
+    due_s: float | None
+    sent_s: float | None
+    first_s: float | None
+    ended_s: float | None
+    status: int | None
+    fate: str
+    why: str
+    input_tokens: int | None
+    output_tokens: int | None
+    queue_ms: float | None
+    service_class: str | None = None  # not in files from before there were classes
+
+    @property
+    def in_flight(self) -> Interval | None:
+        """From being sent to its end; None if it was never sent, or has not ended."""
+        if self.sent_s is None or self.ended_s is None:
+            return None
+        return Interval(self.sent_s, self.ended_s)
+
+    @property
+    def served(self) -> CompletedRequest | None:
+        """The input of the figures; None unless it was answered and its length is known."""
+        arrived_s = self.sent_s if self.due_s is None else self.due_s
+        if self.fate != "answered" or self.output_tokens is None:
+            return None
+        if arrived_s is None or self.ended_s is None:
+            return None
+        prompt = self.input_tokens or 0
+        return CompletedRequest(arrived_s, self.first_s, self.ended_s, prompt, self.output_tokens)
+
+
+class _Trace(BaseModel):
+    sha256: str
+    window_s: tuple[float, float | None]
+    time_factor: float
+    length_factor: float
+    bulk_clients: int = 0
+    bulk_sha256: str | None = None
+
+    @property
+    def notes(self) -> Notes:
+        """Which trace was replayed, which part of it, and beside what."""
+        from_s, until_s = self.window_s
+        notes: Notes = {
+            "arrivals": f"{Arrivals.TRACE}:{self.sha256[:TRACE_DIGITS]}",
+            TRACE_WINDOW: f"{from_s:.15g}:{'' if until_s is None else f'{until_s:.15g}'}",
+            TRACE_TIME: self.time_factor,
+            TRACE_LENGTHS: self.length_factor,
+        }
+        if self.bulk_clients:
+            notes[BULK_CLIENTS] = self.bulk_clients
+        if self.bulk_sha256 is not None:
+            notes[BULK_TRACE] = self.bulk_sha256[:TRACE_DIGITS]
+        return notes
+
+
+class _Scenario(BaseModel):
+    arrivals: Arrivals
+    clients: int | None = None
+    rate_per_s: float | None = None
+    burstiness: float | None = None
+    seed: int
+    slo_ms: dict[str, float]
+    trace: _Trace | None = None
+
+    @property
+    def notes(self) -> Notes:
+        """How the requests came."""
+        stated = {
+            "arrivals": self.arrivals.value,
+            "rate_per_s": self.rate_per_s,
+            "burstiness": self.burstiness,
+            "at_once": self.clients,
+        }
+        notes: Notes = {name: value for name, value in stated.items() if value is not None}
+        return notes if self.trace is None else notes | self.trace.notes
+
+
+class _Engine(BaseModel):
+    model: str
+    model_id: str
+    model_name: str
+    given: list[str]
+
+
+class _Client(BaseModel):
+    bottleneck: list[str]
+
+
+class _Counts(BaseModel):
+    counted_by_events: int
+
+
+class RecordedRun(BaseModel):
+    """What the client recorded. `calls`: each of its requests."""
+
+    id: str
+    measurement_type: Label
+    scenario: _Scenario
+    engine: _Engine
+    client: _Client
+    counts: _Counts
+    calls: list[Call] = Field(default=[])
+
+    @property
+    def served(self) -> list[CompletedRequest]:
+        """The answers that the figures are of."""
+        return [served for call in self.calls if (served := call.served) is not None]
+
+    @property
+    def of_class(self) -> Sequence[Call]:
+        """The calls that latencies and goodput are of: the interactive ones where both are."""
+        classes = {call.service_class for call in self.calls}
+        if not {ServiceClass.INTERACTIVE, ServiceClass.BULK} <= classes:
+            return self.calls
+        return [call for call in self.calls if call.service_class == ServiceClass.INTERACTIVE]
+
+    @property
+    def load(self) -> Notes:
+        """The notes about the load and the tool."""
+        return {"tool": "orch bench", **self.scenario.notes, "seed": self.scenario.seed}
+
+    @property
+    def outcomes(self) -> Notes:
+        """How many requests were not answered, and of which the latencies are."""
+        fates = Counter(call.fate for call in self.calls)
+        notes: Notes = {name: fates[name] for name in ("refused", "failed") if fates[name]}
+        if self.of_class is not self.calls:
+            notes[LATENCY_OF] = ServiceClass.INTERACTIVE.value
+        return notes
+
+    @property
+    def doubts(self) -> Notes:
+        """The notes that limit the trust in its figures."""
+        notes: Notes = {CLIENT_BOTTLENECK: "yes"} if self.client.bottleneck else {}
+        if self.counts.counted_by_events:
+            notes["counted_by_events"] = self.counts.counted_by_events
+        return notes
