@@ -1,4 +1,4 @@
-"""Parses the command line: numbers, for argparse's `type`, and errors in one line.
+"""Parses the command line: numbers, for argparse's `type`, errors in one line, help as written.
 
 Each function raises argparse's ArgumentTypeError with the value and the rule.
 """
@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 # Beyond it a number is a typing error.
 _LIMIT: Final = 1e12
 
 # A seed must fit in 64 bits.
 _MAX_DIGITS: Final = 18
+
+
+class TextParser(argparse.ArgumentParser):
+    """A parser whose help keeps the line breaks of its description and epilog; so do those of its
+    commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
 
 class OneLineParser(argparse.ArgumentParser):

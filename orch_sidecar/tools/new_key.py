@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from orch_sidecar.auth.keys import RANDOM_BYTES, InvalidKeyFile, entry_of, new_key
-from orch_sidecar.tools.arguments import count
+from orch_sidecar.tools.arguments import TextParser, count
 from orch_sidecar.tools.facts.signing import trusted
 
 _DESCRIPTION: Final = """Generates an API key for a client of a sidecar.
@@ -38,11 +38,7 @@ _ROLES: Final = {
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    found = argparse.ArgumentParser(
-        prog="orch key",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = TextParser(prog="orch key", description=_DESCRIPTION)
     found.add_argument("name", help="of the client or operator, unique in its file")
     found.add_argument(
         "--class", dest="bulk", choices=["bulk"], help="serve all its requests as bulk"

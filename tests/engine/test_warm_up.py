@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from orch_sidecar.tools.local.otlp import ReceivedSpan
-from orch_sidecar.tools.local.phases import phase_of
 from orch_sidecar.tools.local.stack import Stack
+from orch_sidecar.tools.local.up import phase_of
 from tests.engine.clients import body, engine_state, post, session, until
 from tests.engine.conftest import Stacks, make_plan
 from tests.engine.receivers import HttpReceiver

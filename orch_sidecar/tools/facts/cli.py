@@ -10,6 +10,7 @@ import argparse
 import sys
 from typing import Final
 
+from orch_sidecar.tools.arguments import TextParser
 from orch_sidecar.tools.facts.commands import compare, imports, tables, traces, verify
 from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output, print_error
 from orch_sidecar.tools.facts.tables.files import Conflict
@@ -49,12 +50,7 @@ def main(arguments: list[str]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    found = argparse.ArgumentParser(
-        prog="orch facts",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = TextParser(prog="orch facts", description=_DESCRIPTION, epilog=_EPILOG)
     commands = found.add_subparsers(dest="facts_command", metavar="COMMAND", required=True)
     for module in _MODULES:
         module.add_commands(commands)

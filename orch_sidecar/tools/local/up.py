@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,6 @@ from orch_sidecar.tools.arguments import OneLineParser
 from orch_sidecar.tools.local import check
 from orch_sidecar.tools.local.engine import NO_VLLM, objections
 from orch_sidecar.tools.local.otlp import OtlpReceiver
-from orch_sidecar.tools.local.phases import phase_of
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
 from orch_sidecar.tools.terminal import Progress, bad, good
 from vllm_plugin.contracts import profile as profiles
@@ -34,6 +34,27 @@ _READY_WITHIN_S: Final = 3600.0
 _TINY: Final = "tiny"
 # Of vLLM's log, for the phase of its start: it is silent within a phase, or repeats a line.
 _LOG_LINES: Final = 400
+# What an engine is doing while it starts, by the lines that vLLM (0.32, 0.33) and the plugin log,
+# in the order in which it usually does it; the last line that matches counts.
+_PHASES: Final = tuple(
+    (re.compile(pattern), phase)
+    for pattern, phase in (
+        (r"Resolved architecture|Using max model len", "reading its configuration"),
+        (r"orch: profile |Initializing a V1 LLM engine|distributed_init_method=",
+         "starting its workers"),
+        (r"Time spent downloading|Starting to load model", "loading the weights"),
+        (r"Loading (?:safetensors|pt) checkpoint shards:\s+(\d+%)", "loading the weights"),
+        (r"Loading weights took|Model loading took", "preparing the model"),
+        (r"Dynamo bytecode transform|Compiling a graph|Warming up model for the compilation",
+         "compiling the model"),
+        (r"Available KV cache memory|KV cache size:", "reserving the KV cache"),
+        (r"Capturing CUDA graphs.*?:\s+(\d+%)", "capturing CUDA graphs"),
+        (r"orch: warming up", "warming up"),
+        (r"init engine \(profile|Starting vLLM|Started server process", "starting its API"),
+    )
+)  # fmt: skip
+
+FIRST_PHASE: Final = "importing vLLM"
 
 
 def cache_directory() -> Path:
@@ -179,6 +200,16 @@ def _show(progress: Progress, stack: Stack) -> None:
     assert stack.engine is not None
     phase, how_far = phase_of(stack.engine.last_lines(_LOG_LINES))
     progress.phase(f"the engine: {phase}", how_far)
+
+
+def phase_of(lines: Iterable[str]) -> tuple[str, str]:
+    """Returns the phase that the last of these lines belong to, and how far it is, if known."""
+    found = FIRST_PHASE, ""
+    for line in lines:
+        for pattern, phase in _PHASES:
+            if (match := pattern.search(line)) is not None:
+                found = phase, (match[1] if match.lastindex else "")
+    return found
 
 
 def _print_ready(stack: Stack) -> None:

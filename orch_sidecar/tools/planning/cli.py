@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from orch_sidecar.tools.arguments import count, positive, share
+from orch_sidecar.tools.arguments import TextParser, count, positive, share
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
 from orch_sidecar.tools.bench.load.scenario import Slo
@@ -179,12 +179,7 @@ def _plot(found: Sequence[Prediction], target: float, path: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    found = argparse.ArgumentParser(
-        prog="orch plan",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = TextParser(prog="orch plan", description=_DESCRIPTION, epilog=_EPILOG)
     add = found.add_argument
     add("--profile", default="cloud", help="admission and step size, name or path (cloud)")
     add("--slo-ttft-ms", type=positive, help="of the first token")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, positive, share
+from orch_sidecar.tools.arguments import (
+    TextParser,
+    count,
+    count_or_zero,
+    non_negative,
+    positive,
+    share,
+)
 from orch_sidecar.tools.simulate.compare import Policy
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
@@ -36,12 +43,7 @@ _EPILOG: Final = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
-    found = argparse.ArgumentParser(
-        prog="orch simulate",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = TextParser(prog="orch simulate", description=_DESCRIPTION, epilog=_EPILOG)
     add = found.add_argument
     add("--profile", default="cloud", help="name of a shipped profile, or a path (default cloud)")
     online = [policy.value for policy in Policy]

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Final
 
+from orch_sidecar.tools.arguments import TextParser
 from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.top.live import InvalidDocument, Live
 from orch_sidecar.tools.top.sidecar import KEY_VARIABLE, Away, NoSidecar, Sidecar
@@ -52,12 +53,7 @@ def main(words: list[str]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    found = argparse.ArgumentParser(
-        prog="orch top",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = TextParser(prog="orch top", description=_DESCRIPTION, epilog=_EPILOG)
     found.add_argument(
         "--url", default="http://127.0.0.1:9080",
         help="of the operators' or the clients' listener; default: %(default)s",

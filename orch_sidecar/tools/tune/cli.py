@@ -9,11 +9,12 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvloop
+import yaml
 
-from orch_sidecar.tools.arguments import count, count_or_zero, positive
+from orch_sidecar.tools.arguments import TextParser, count, count_or_zero, positive
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted, interrupts
 from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
@@ -25,11 +26,12 @@ from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.tune.decision import Decision
 from orch_sidecar.tools.tune.measure import Lengths, Tuning, tune
 from orch_sidecar.tools.tune.plot import plot_curve
-from orch_sidecar.tools.tune.profile_file import tuned_profile
 from orch_sidecar.tools.tune.text import curve_text, decision_text
 from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.profile import ProfileError
 
 _DESCRIPTION: Final = """Finds the slots and the step size worth having, from one warm run.
 
@@ -44,6 +46,12 @@ _EPILOG: Final = """examples:
   orch tune --url http://127.0.0.1:8000 --slo-tpot-ms 100 --input-tokens 1024 --output tuned.yaml
 
 exit codes: 0 decided, 1 not measurable, 2 bad usage"""
+
+_STEP: Final = "max_num_batched_tokens"
+_CHUNK: Final = "long_prefill_token_threshold"
+# So many prompts share a step, as in the shipped profiles.
+_PROMPTS_PER_STEP: Final = 8
+_LEAST_CHUNK: Final = 64
 
 
 def main(arguments: list[str]) -> None:
@@ -103,12 +111,7 @@ def _report(found: Tuning, options: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    found = argparse.ArgumentParser(
-        prog="orch tune",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = TextParser(prog="orch tune", description=_DESCRIPTION, epilog=_EPILOG)
     # What `plan_of` reads of a bench's options and this command has no use for.
     found.set_defaults(
         prompts=None, no_ignore_eos=False, facts=None, engine=None, precision=None, gpu=None,
@@ -132,3 +135,40 @@ def parser() -> argparse.ArgumentParser:
     add("--output", type=Path, default=Path("tuned.yaml"), help="profile; default: %(default)s")
     add("--plot", type=Path, default=Path("tuned.png"), help=".png or .svg; default: %(default)s")
     return found
+
+
+def tuned_profile(
+    base: str, decision: Decision, ttft_ms: float | None, tpot_ms: float | None, source: str
+) -> str:
+    """Returns the text of the profile. `base`: name or path. `source`: of the values, one line.
+
+    Raises ProfileError if `base` cannot be used, or does not batch.
+    """
+    read = profiles.load(base)
+    if not read.batching:
+        raise ProfileError(f"profile {read.name!r}: it does not batch, so there is nothing to tune")
+    is_path = "/" in base or base.endswith((".yaml", ".yml"))
+    path = Path(base) if is_path else profiles.directory() / f"{base}.yaml"
+    document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    engine = document["engine"]
+    _set(engine, profiles.SLOTS_ARGUMENT, max(2, decision.slots))
+    if decision.step_tokens is not None:
+        _set(engine, _STEP, decision.step_tokens)
+        _set(engine, _CHUNK, max(_LEAST_CHUNK, decision.step_tokens // _PROMPTS_PER_STEP))
+    interactive = document["admission"].get("interactive")
+    if interactive is not None:
+        if ttft_ms is not None:
+            interactive["ttft_p95_ms"] = ttft_ms
+        if tpot_ms is not None:
+            interactive["tpot_p95_ms"] = tpot_ms
+    head = f"# {source}\n# Engine and sidecar read the same file: give it to both (--profile).\n"
+    return head + yaml.safe_dump(document, sort_keys=False)
+
+
+def _set(engine: dict[str, Any], name: str, value: int) -> None:
+    """Sets the default of an argument, at least its minimum; one that is fixed stays fixed."""
+    rule = engine.get(name, {})
+    if "fixed" in rule:
+        return
+    least = rule.get("minimum")
+    engine[name] = {**rule, "default": value if least is None else max(value, least)}

@@ -32,14 +32,8 @@ def escape_unencodable_output() -> None:
 def add_command(
     commands: Commands, name: str, summary: str, description: str, epilog: str | None = None
 ) -> argparse.ArgumentParser:
-    """Adds a command whose `--help` keeps the line breaks of description and epilog."""
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Adds a command, whose options name its parser as `usage`."""
+    parser = commands.add_parser(name, help=summary, description=description, epilog=epilog)
     parser.set_defaults(usage=parser)
     return parser
 

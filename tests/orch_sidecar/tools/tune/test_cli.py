@@ -10,10 +10,10 @@ import pytest
 
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.tune.cli import tuned_profile
 from orch_sidecar.tools.tune.decision import Binds, Decision
 from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import memory_bound
-from orch_sidecar.tools.tune.profile_file import tuned_profile
 from orch_sidecar.tools.tune.rate import RateBracket, Trial
 from orch_sidecar.tools.tune.text import decision_text
 from vllm_plugin.contracts import profile as profiles
