@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -129,47 +129,43 @@ def _verify(options: argparse.Namespace) -> int:
     if headers:
         print_error("\n".join(map(str, headers)))
         return 1
-    verdicts = _verdicts(tables, trusted)
+    read_evidence = beside(*(Path(table.name) for table in tables))
+    verdicts = _verdicts(tables, read_evidence, trusted)
     for path in options.files:
         if path.suffix == SUFFIX:
             found = verify_evidence(path.stem, path.read_bytes(), trusted, now_s=time.time())
-            verdicts[str(path)] = {None: found}
+            verdicts[str(path), None] = found
     if options.json:
-        print_json([_document(*each) for each in _each(verdicts)])
+        print_json([_document(*place, found) for place, found in verdicts.items()])
     else:
-        _print(verdicts)
-    return 0 if {each.verdict for *_, each in _each(verdicts)} == {Verdict.VERIFIED} else 1
+        _print(verdicts, options.files)
+    return 0 if {found.verdict for found in verdicts.values()} == {Verdict.VERIFIED} else 1
 
 
 # By file and line; the evidence of a single row has no line.
-_Verdicts = dict[str, dict[int | None, Verified]]
+_Verdicts = dict[tuple[str, int | None], Verified]
 
 
-def _verdicts(tables: list[Table], trusted: TrustedKeys) -> _Verdicts:
+def _verdicts(
+    tables: Sequence[Table], read_evidence: Callable[[str], bytes | None], trusted: TrustedKeys
+) -> _Verdicts:
     """Returns the verdicts on rows. A row with a fault has failed, whatever its evidence.
 
     One run makes one row, whichever table it is in; a copy in another table is the same row.
     """
-    rows = {table.name: valid_rows(table) for table in tables}
     first: dict[object, LocatedRow] = {}
-    for located in (located for each in rows.values() for located in each):
-        first.setdefault(identity(located.record), located)
-    read_evidence = beside(*map(Path, rows))
+    for table in tables:
+        for located in valid_rows(table):
+            first.setdefault(identity(located.record), located)
     judged = verify_table(first.values(), read_evidence, trusted, time.time())
-    verdicts = {identity(located.record): verdict for located, verdict in judged}
+    verdicts = {identity(located.record): found for located, found in judged}
     found: _Verdicts = {}
     for table in tables:
-        lines: dict[int, Verified] = {
-            located.record.line: verdicts[identity(located.record)] for located in rows[table.name]
-        }
-        for fault in check(table):
-            lines[fault.line] = Verified(Verdict.FAILED, (fault.text,))
-        found[table.name] = dict(sorted(lines.items()))
+        faults = {fault.line: Verified(Verdict.FAILED, (fault.text,)) for fault in check(table)}
+        for record in table.rows:
+            verdict = faults.get(record.line)
+            found[table.name, record.line] = verdict or verdicts[identity(record)]
     return found
-
-
-def _each(verdicts: _Verdicts) -> Iterator[tuple[str, int | None, Verified]]:
-    return ((file, *each) for file, lines in verdicts.items() for each in lines.items())
 
 
 def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]:
@@ -214,16 +210,17 @@ def _time(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
 
 
-def _print(verdicts: _Verdicts) -> None:
-    for file, lines in verdicts.items():
-        for line, verified in lines.items():
-            place = file if line is None else f"{file}:{line}"
+def _print(verdicts: _Verdicts, paths: Iterable[Path]) -> None:
+    for path in dict.fromkeys(map(str, paths)):
+        of_file = {line: found for (file, line), found in verdicts.items() if file == path}
+        for line, verified in of_file.items():
+            place = path if line is None else f"{path}:{line}"
             # Text of a file cannot pass for a line of its own.
-            print(*map(_escaped, _lines(place, _document(file, line, verified))), sep="\n")
-        if None not in lines:
-            counts = Counter(verified.verdict for verified in lines.values())
+            print(*map(_escaped, _lines(place, _document(path, line, verified))), sep="\n")
+        if None not in of_file:
+            counts = Counter(verified.verdict for verified in of_file.values())
             text = ", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each])
-            print(f"{file}: {counted(len(lines), 'row')}{f' ({text})' if text else ''}")
+            print(f"{path}: {counted(len(of_file), 'row')}{f' ({text})' if text else ''}")
 
 
 def _lines(place: str, verdict: Mapping[str, Any]) -> Iterator[str]:
