@@ -24,6 +24,7 @@ from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.prediction.absence import Absence
+from orch_sidecar.admission.queue_places import Place, Places
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import (
     AdmissionRequest,
@@ -33,7 +34,6 @@ from orch_sidecar.admission.types import (
     Owner,
     Queued,
 )
-from orch_sidecar.admission.waiting.places import Place, Places
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
 

@@ -71,12 +71,30 @@ class AdmissionStatus(NamedTuple):
         return self.slots_total - self.leased - self.foreign
 
     @property
+    def classes(self) -> tuple[ServiceClass, ...]:
+        """The service classes that the rules define."""
+        return classes_of(self.rules)
+
+    @property
     def queue_depth(self) -> int:
         return self.interactive.queued + self.bulk.queued
 
     @property
     def granted(self) -> int:
         return self.interactive.granted + self.bulk.granted
+
+    @property
+    def waits_for(self) -> str | None:
+        """Completes "it waits for": what blocks the request that is next, in words; None: nothing
+        does."""
+        if self.unavailable is not None:
+            return f"the engine: {self.unavailable.message}"
+        return None if self.blocked_by is None else self.blocked_by.text()
+
+
+def classes_of(rules: AdmissionRules) -> tuple[ServiceClass, ...]:
+    """The service classes that `rules` define."""
+    return tuple(ServiceClass) if rules.interactive is not None else (BULK,)
 
 
 def status_of(

@@ -1,4 +1,4 @@
-"""Builds the parts of the sidecar's `/v1/capabilities` document from snapshots of its pools.
+"""Builds the parts of the sidecar's `/v1/capabilities` document from the status of each pool.
 
 Pure. BATCHING/ORCH-3910 to 3912; the vocabulary is that of the plugin's document.
 """
@@ -14,13 +14,7 @@ from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.api.endpoints import WORKLOADS
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.pools.snapshot import (
-    PoolSnapshot,
-    batching_stats,
-    classes_of,
-    queued_by_class,
-    slots_free,
-)
+from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts.lease_protocol import API_VERSION, timestamp
 from vllm_plugin.contracts.profile import Profile, ServiceClass
 
@@ -76,33 +70,33 @@ def unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
     }
 
 
-def entry(pool: PoolSnapshot, admission: AdmissionStatus, key: ApiKey | None) -> dict[str, Any]:
+def entry(pool: PoolStatus, key: ApiKey | None) -> dict[str, Any]:
     """Returns the entry of a pool: its engine's document, with this sidecar's own values."""
-    engine, limits = pool.document or {}, admission.limits
-    classes = classes_of(admission.rules)
-    blocked_by = None if admission.blocked_by is None else admission.blocked_by.reason
+    engine, admission = pool.document, pool.admission
+    limits, blocked = admission.limits, admission.blocked_by
+    blocked_by = None if blocked is None else blocked.reason
     reported = {name: value for name, value in engine.items() if name not in _OMITTED_FIELDS}
     return (
         unknown(pool.name, pool.profile, pool.state.value)
         | reported
         | {
             "pool": pool.name,
-            **slots_free(pool, admission),
+            **pool.slots_free,
             "effective_capacity": admission.effective_capacity,
             "demand_ratio": round(admission.demand_ratio, 3),
             "leased": admission.leased,
             "foreign": admission.foreign,
-            "queue": queued_by_class(admission),
+            "queue": pool.queued,
             "blocked_by": blocked_by,
             "hold": blocked_by,  # deprecated: its former name
             "limits": {
-                **{each.value: {"batch": limits.batch(each)} for each in classes},
+                **{each.value: {"batch": limits.batch(each)} for each in admission.classes},
                 "mixed_batch": limits.mixed,
                 "measured": limits.measured,
                 "tpot_out_of_reach": limits.out_of_reach,
             },
             "step_time": engine.get("step_time"),
-            "batching_stats": asdict(batching_stats(pool.document, admission)),
+            "batching_stats": asdict(pool.batching),
             "engine_busy_ratio": pool.busy_ratio,
             "oversubscription_violations_total": admission.violations,
             "state": pool.state.value,
@@ -122,7 +116,7 @@ def _rate_limits(admission: AdmissionStatus, key: ApiKey | None) -> dict[str, An
     `queue_capacity` in queued requests and `max_wait_s` in seconds, by class; and the concurrent
     sequences of the key, None where they are not limited.
     """
-    rules = {each.value: admission.rules.of(each) for each in classes_of(admission.rules)}
+    rules = {each.value: admission.rules.of(each) for each in admission.classes}
     return {
         "queue_capacity": {name: each.queue_capacity for name, each in rules.items()},
         "max_wait_s": {name: each.max_wait_s for name, each in rules.items()},

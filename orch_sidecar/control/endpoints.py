@@ -202,7 +202,7 @@ class Control:
         An empty epoch is that of an engine which has not reported yet. If another engine has
         replaced it since, the pool is not drained.
         """
-        known = pool.gate.status().epoch
+        known = pool.ledger.epoch
         if engine_epoch is None:
             pool.gate.drain(OrderedBy.OPERATOR)
             logger.info("pool %s: drains, ordered by an operator", pool.name)

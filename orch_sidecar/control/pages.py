@@ -24,11 +24,10 @@ from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.changes import ReloadState
 from orch_sidecar.control import capabilities
-from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
+from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.metrics import PIECE_S, Metrics
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
-from orch_sidecar.pools.snapshot import batching_stats, queued_by_class
 
 
 class Readiness:
@@ -131,7 +130,7 @@ class Pages:
         budgets = {"key_requests_per_minute": requests, "key_tokens_per_minute": tokens}
         names = self._authorizer.names() if private or key is None else {key.digest: key.name}
         for pool in self._pools:
-            entry = capabilities.entry(pool.snapshot(), pool.status(), key)
+            entry = capabilities.entry(pool.status(), key)
             entry["rate_limits"] |= budgets
             if not private:
                 entry.pop(capabilities.PRIVATE_FIELD, None)
@@ -214,27 +213,28 @@ class Pages:
 
     def health(self, pool: Pool) -> dict[str, Any]:
         """Reports the health of one pool. `live`: its engine answers, ready or not."""
-        snapshot, admission, watcher = pool.snapshot(), pool.status(), pool.watcher
+        status = pool.status()
+        admission = status.admission
         return {
             "pool": pool.name,
-            "live": watcher.state in ANSWERING_STATES,
-            "ready": snapshot.state is PoolState.READY,
+            "live": status.answers,
+            "ready": status.state is PoolState.READY,
             "draining": admission.draining is not None,
             "drain": capabilities.drain_entry(admission.draining),
-            "state": snapshot.state.value,
+            "state": status.state.value,
             "engine_epoch": admission.epoch,
             "metrics": {
-                "slots_total": snapshot.slots_total,
+                "slots_total": admission.slots_total,
                 "slots_leased": admission.leased,
                 "slots_foreign": admission.foreign,
                 "leases_closing": len(pool.ledger.closing()),
-                "queue_depth": queued_by_class(admission),
+                "queue_depth": status.queued,
                 "oversubscription_violations_total": admission.violations,
-                "engine_busy_ratio": snapshot.busy_ratio,
-                "age_ms": snapshot.age_ms,
+                "engine_busy_ratio": status.busy_ratio,
+                "age_ms": status.age_ms,
             },
-            "batching": asdict(batching_stats(snapshot.document, admission)),
-            "last_error": watcher.message or None,
+            "batching": asdict(status.batching),
+            "last_error": status.error or None,
             **self._reloads.document(),
         }
 

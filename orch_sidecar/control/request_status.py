@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orch_sidecar.admission.waiting.words import waits_for
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.admit import generated_tokens
@@ -51,7 +50,7 @@ def document(request_id: str, request: Request | None, pools: PoolRegistry) -> d
 
 def _queued(request: Request, pool: Pool) -> dict[str, Any]:
     position, start_ms = request.place(pool.connections.loop.time())
-    first = waits_for(pool.status())
+    first = pool.status().admission.waits_for
     ahead = f"{position} request{'' if position == 1 else 's'} before it"
     if not position:
         text = first

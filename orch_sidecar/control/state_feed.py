@@ -10,10 +10,9 @@ from typing import Any, Final, Protocol
 
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.control.capabilities import PRIVATE_FIELD
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
-from orch_sidecar.pools.snapshot import PoolSnapshot, queued_by_class, slots_free
+from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,
@@ -25,6 +24,7 @@ from vllm_plugin.contracts.lease_protocol import (
     STATE,
     changes_every_s,
 )
+from vllm_plugin.contracts.profile import Profile
 
 # The fields of the engine's document that concern this sidecar only.
 _OMITTED_FIELDS: Final = frozenset(
@@ -49,6 +49,7 @@ class PublishedPool(Protocol):
     """As much of a pool as is published."""
 
     name: str
+    profile: Profile
 
     @property
     def claims(self) -> EngineClaims: ...
@@ -56,17 +57,15 @@ class PublishedPool(Protocol):
     @property
     def ledger(self) -> Ledger: ...
 
-    def snapshot(self) -> PoolSnapshot: ...
-
-    def status(self) -> AdmissionStatus: ...
+    def status(self) -> PoolStatus: ...
 
 
-def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences: int) -> State:
+def state_of(pool: PoolStatus, run: str, sequences: int) -> State:
     """Returns the state of a pool for a parent sidecar that owns `sequences` of its slots.
 
     `run`: of this sidecar's start.
     """
-    profile = pool.profile
+    profile, admission, queued = pool.profile, pool.admission, pool.queued
     state: State = {
         "running": 0,
         "waiting": 0,
@@ -75,14 +74,12 @@ def state_of(pool: PoolSnapshot, admission: AdmissionStatus, run: str, sequences
         "measurement_type": profile.measurement_type.value,
         "batching": profile.batching,
     }
-    if pool.document is not None:
-        state |= {key: each for key, each in pool.document.items() if key not in _OMITTED_FIELDS}
-    queued = queued_by_class(admission)
+    state |= {key: each for key, each in pool.document.items() if key not in _OMITTED_FIELDS}
     return state | {
         "api_version": API_VERSION,
         "pool": pool.name,
-        "slots_total": pool.slots_total,
-        **slots_free(pool, admission),
+        "slots_total": admission.slots_total,
+        **pool.slots_free,
         "waiting": state["waiting"] + sum(queued.values()),
         "foreign": admission.leased + admission.foreign - sequences,
         "leased": admission.leased,
@@ -148,7 +145,7 @@ class StateFeed:
             return events
         sequences = self._leases.sequences(instance, self._pool.ledger)
         run, claims = self._leases.run, claim_fields(pool.claims, instance)
-        state = state_of(pool.snapshot(), pool.status(), run, sequences) | claims
+        state = state_of(pool.status(), run, sequences) | claims
         if "lora" in state:
             ours = (lease.request for lease in pool.ledger.all() if lease.request is not None)
             others = (each.adapter for each in ours if each.parent != instance and each.adapter)

@@ -145,7 +145,7 @@ class Publisher:
         transport = http.transport
         if transport is None:
             raise asyncio.CancelledError  # the reader has disconnected already
-        measurement_type = pool.snapshot().measurement_type.value
+        measurement_type = pool.profile.measurement_type.value
         response = web.StreamResponse(
             headers={**self._headers, X_MEASUREMENT_TYPE: measurement_type}
         )

@@ -229,7 +229,7 @@ class Collector:
 
     def _stats_of_pool(self, at: Scraped) -> Iterable[tuple[ClassStats, str]]:
         """Yields the statistics of its classes, each with its name."""
-        for each in at.pool.classes:
+        for each in at.admission.classes:
             yield self.stats[at.pool.name][each is BULK], each.value
 
     def _histograms(self, index: int, at: Scraped) -> Iterable[gen_ai.Labelled]:

@@ -19,7 +19,7 @@ from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.status import AdmissionStatus
+from orch_sidecar.admission.status import classes_of
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
@@ -41,7 +41,8 @@ from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.candidates import Kind, Standing, standing
-from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of
+from orch_sidecar.pools.placement.routing import PoolSnapshot
+from orch_sidecar.pools.status import PoolStatus
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool
@@ -149,11 +150,6 @@ class Pool:
         }
 
     @property
-    def classes(self) -> tuple[ServiceClass, ...]:
-        """The service classes that its rules define."""
-        return classes_of(self.admission.rules)
-
-    @property
     def claims(self) -> EngineClaims:
         """What is claimed of the engine's slots, where others use them, too."""
         return self.gate.claims
@@ -251,7 +247,7 @@ class Pool:
             return None
         # What the next request of the most urgent class has to expect.
         pace_s, now = admission.service_times.pace_s(), self.connections.loop.time()
-        free = admission.constraints.free(next(iter(self.classes)), now)
+        free = admission.constraints.free(classes_of(admission.rules)[0], now)
         kind, models = self._kind, watcher.models
         if (
             kind is None
@@ -273,41 +269,47 @@ class Pool:
         return standing(kind, pace_s, free, self.queues.depth, ledger.room)
 
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
-        """Returns the pool as it is now. With `request` (and while the pool takes requests) it
-        predicts when that request would end here."""
-        watcher, ledger, now = self.watcher, self.ledger, self.connections.loop.time()
-        drain = self.admission.draining
-        unavailable = self.admission.unavailable and self.admission.away(now)
-        state, message = watcher.state, watcher.message
-        if drain is not None:
-            unavailable = refusals.draining(drain.ordered_by)
-            state, message = PoolState.DRAINING, unavailable.message
-        forecast = None
+        """Returns the pool as it is compared now. With `request` (and while the pool takes
+        requests) it predicts when that request would end here."""
+        watcher, admission, ledger = self.watcher, self.admission, self.ledger
+        now, forecast, unavailable = self.connections.loop.time(), None, self._drained()
+        if unavailable is None and admission.unavailable is not None:
+            unavailable = admission.away(now)
         if request is not None and unavailable is None:
-            forecast = self.admission.forecast(request, now)
+            forecast = admission.forecast(request, now)
         return PoolSnapshot(
-            self.name,
-            self.group,
-            self.profile,
-            self.on_request,
-            state,
-            message,
-            unavailable,
-            watcher.document,
-            watcher.models,
-            watcher.ctx_max,
-            watcher.busy_ratio,
-            now,
-            watcher.heard_at,
-            ledger.slots_total,
-            ledger.slots_total - ledger.leased - ledger.foreign,
-            self.queues.depth,
-            None if forecast is None else forecast.end_ms,
+            name=self.name,
+            group=self.group,
+            measurement_type=self.profile.measurement_type,
+            on_request=self.on_request,
+            unavailable=unavailable,
+            models=watcher.models,
+            ctx_max=watcher.ctx_max,
+            slots_total=ledger.slots_total,
+            room=ledger.slots_total - ledger.leased - ledger.foreign,
+            queue_depth=self.queues.depth,
+            end_ms=None if forecast is None else forecast.end_ms,
         )
 
-    def status(self) -> AdmissionStatus:
-        """Returns the current state of the admission."""
-        return self.gate.status()
+    def status(self) -> PoolStatus:
+        """Returns the pool as it is now, in all detail."""
+        watcher, now, drained = self.watcher, self.connections.loop.time(), self._drained()
+        heard_at = watcher.heard_at
+        return PoolStatus(
+            name=self.name,
+            profile=self.profile,
+            admission=self.admission.status(now),
+            tier=self.tier,
+            state=self.state,
+            message=watcher.message if drained is None else drained.message,
+            answers=watcher.state in ANSWERING_STATES,
+            error=watcher.message,
+            since_s=watcher.since_s,
+            document=watcher.document or {},
+            models=watcher.models or (),
+            busy_ratio=watcher.busy_ratio,
+            age_ms=None if heard_at is None else int((now - heard_at) * 1e3),
+        )
 
 
 def _left(limit_ms: float | None, spent_ms: float) -> float | None:

@@ -30,10 +30,9 @@ from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement import routing
 from orch_sidecar.pools.placement.affinity import PrefixAffinity
 from orch_sidecar.pools.placement.candidates import FEW
-from orch_sidecar.pools.placement.routing import PlacementReason, PlacementRequest
+from orch_sidecar.pools.placement.routing import PlacementReason, PlacementRequest, PoolSnapshot
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.shortlist import LongestContext, Shortlist
-from orch_sidecar.pools.snapshot import PoolSnapshot
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
 # Changes of all engines together that are asked for per second: a few hundredths of a core.
@@ -320,7 +319,7 @@ class PoolRegistry:
             PoolSnapshot(
                 name,
                 group=name,
-                profile=self._profiles[name],
+                measurement_type=self._profiles[name].measurement_type,
                 on_request=settings.on_request,
                 unavailable=self._absences[name].refusal(self.without_address[name], now),
             )

@@ -9,7 +9,7 @@ from typing import Final, Protocol, cast
 from aiohttp import web
 
 from orch_sidecar.admission.gate import Ticket
-from orch_sidecar.admission.waiting.places import Place
+from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal

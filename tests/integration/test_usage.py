@@ -17,6 +17,7 @@ from tests.integration.running import Start
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 from tests.orch_sidecar.spoken import SPOKEN, Spoken
+from vllm_plugin.contracts.profile import ServiceClass
 
 # A decode for one client, and one that others might share.
 KINDS: list[dict[str, Any]] = [{}, {"temperature": 0}]
@@ -84,13 +85,13 @@ async def test_errors_within_streams_are_errors_and_nothing_is_learned_from_them
     client = await running.client()
     failing = [spoken for spoken in SPOKEN if spoken.failed]
     outlook = running.pool.gate.controller.service_times
-    learned = outlook.lengths.expected(running.pool.classes[0], None)
+    learned = outlook.lengths.expected(ServiceClass.INTERACTIVE, None)
     for spoken in failing:
         engine.scripts.append(each_event_alone(spoken))
         answer = await client.post(spoken.api.path, stream=True, **kind)
         assert (answer.status, answer.body) == (200, spoken.body)
     await running.idle()
-    assert outlook.lengths.expected(running.pool.classes[0], None) == learned
+    assert outlook.lengths.expected(ServiceClass.INTERACTIVE, None) == learned
     metrics = await running.metrics()
     counted = {name: value for name, value in metrics.items() if "orch_requests_total" in name}
     assert sum(counted.values()) == len(failing)

@@ -8,14 +8,14 @@ from typing import Any
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.status import AdmissionStatus, ClassStatus
+from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
-from orch_sidecar.pools.snapshot import PoolSnapshot
+from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts import profile as profiles
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import Profile, ServiceClass
 
 US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16
 CLOUD = profiles.load("cloud")
@@ -70,18 +70,20 @@ class FakeSubscriber(StateSubscriber):
 
 @dataclass
 class FakePool:
-    """A pool with a ledger and without an engine. `changes`: to its snapshot; `queued`:
+    """A pool with a ledger and without an engine. `changes`: to its status; `queued`:
     interactive and bulk requests."""
 
     ledger: Ledger
     name: str = "cloud"
+    profile: Profile = CLOUD
     changes: dict[str, Any] = field(default_factory=dict)
     queued: tuple[int, int] = (0, 0)
     claims: EngineClaims = field(
         default_factory=lambda: EngineClaims(AdmissionController(CLOUD.admission), "d" * 16)
     )
 
-    def snapshot(self) -> PoolSnapshot:
+    def status(self) -> PoolStatus:
+        """Its admission is idle, but for the slots of the ledger and the queued requests."""
         ledger = self.ledger
         document = {
             "engine": "vllm",
@@ -98,21 +100,10 @@ class FakePool:
             "epoch": "e1",
             "state": "ready",
         }
-        known: dict[str, Any] = {
-            "document": document,
-            "state": PoolState.READY,
-            "slots_total": ledger.slots_total,
-            "room": ledger.room,
-        }
-        return PoolSnapshot(self.name, self.name, CLOUD, **(known | self.changes))
-
-    def status(self) -> AdmissionStatus:
-        """An idle admission, but for the slots of the ledger and the queued requests."""
-        ledger = self.ledger
         free = max(0, ledger.room)
         interactive, bulk = (ClassStatus(queued, 0, 0, free, 0.0) for queued in self.queued)
         idle = AdmissionController(CLOUD.admission).status(0.0)
-        return idle._replace(
+        admission = idle._replace(
             epoch=ledger.epoch,
             slots_total=ledger.slots_total,
             foreign=ledger.foreign,
@@ -120,11 +111,13 @@ class FakePool:
             interactive=interactive,
             bulk=bulk,
         )
+        known: dict[str, Any] = {"document": document, "state": PoolState.READY}
+        return PoolStatus(self.name, self.profile, admission, **(known | self.changes))
 
 
 def published(pool: FakePool, sequences: int = 0) -> dict[str, Any]:
     """The state that is published of a pool, to a parent that owns so many of its slots."""
-    return state_of(pool.snapshot(), pool.status(), RUN, sequences)
+    return state_of(pool.status(), RUN, sequences)
 
 
 def state(slots: Ledger, sequences: int = 0, **changes: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orch_sidecar.pools.snapshot import PoolSnapshot
+from orch_sidecar.pools.placement.routing import PoolSnapshot
 from vllm_plugin.contracts import profile
 from vllm_plugin.contracts.profile import MeasurementType
 
@@ -22,12 +22,11 @@ def snapshot(
     **changes: Any,
 ) -> PoolSnapshot:
     """An idle pool with the model `m`; `room`: the slots that are free."""
-    used = CLOUD if measurement_type is BATCHED else HOME
     known: dict[str, Any] = {"models": {"m"}, "ctx_max": 2048}
     return PoolSnapshot(
         name,
         group=group or name,
-        profile=used,
+        measurement_type=measurement_type,
         slots_total=slots_total,
         room=slots_total if room is None else room,
         **(known | changes),

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import Lease, QueuedRequest
-from orch_sidecar.admission.waiting.places import Place
 from orch_sidecar.control.live import words
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.states import PoolState
-from orch_sidecar.pools.snapshot import PoolSnapshot, classes_of, queued_by_class
+from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts.profile import Profile, ServiceClass
 
 MAX_QUEUED: Final = 50  # of each class
@@ -156,34 +155,30 @@ def _phase(admitted: Admitted) -> str | None:
     return "prompt" if admitted.first_byte_s is None else "generation"
 
 
-def pool_entry(
-    pool: PoolSnapshot, status: AdmissionStatus, ledger: Ledger, since_s: float, *, tier: bool
-) -> dict[str, Any]:
-    """Returns the entry of a pool but for its rates, its latency and the lists of its requests.
-
-    `since_s`: Unix time, since when its engine is ready, or is not.
-    """
-    engine, drain = pool.document or {}, status.draining
+def pool_entry(pool: PoolStatus, ledger: Ledger) -> dict[str, Any]:
+    """Returns the entry of a pool but for its rates, its latency and the lists of its requests."""
+    engine, status = pool.document, pool.admission
+    drain = status.draining
     ready = pool.state is PoolState.READY
     version = engine.get("engine_version")
     return {
         "name": pool.name,
         "profile": pool.profile.name,
-        "measurement_type": pool.measurement_type.value,
-        "tier": tier,
-        "models": list(pool.models or ()),
+        "measurement_type": pool.profile.measurement_type.value,
+        "tier": pool.tier,
+        "models": list(pool.models),
         "engine": f"{engine.get('engine', 'vllm')} {version}" if version else None,
         "gpu": engine.get("gpu"),
         "weights": engine.get("weights"),
         "state": pool.state.value,
-        "since_at": round(1000 * since_s),
+        "since_at": round(1000 * pool.since_s),
         "message": "" if ready else pool.message,
-        "advice": words.advice(pool.state, status, pool.profile.name),
+        "advice": words.advice(pool),
         "drain": None
         if drain is None
         else {"ordered_by": drain.ordered_by.value, "since_at": round(1000 * drain.since_s)},
         "slots": slots(ledger),
-        "limits": {each.value: status.limits.batch(each) for each in classes_of(status.rules)},
+        "limits": {each.value: status.limits.batch(each) for each in status.classes},
         "batches": engine.get("last_batches", []),
         "decode_steps": sum(steps for _, steps, _ in report.decode_steps_of(engine) or ()),
         "running": engine.get("running", 0),
@@ -195,7 +190,7 @@ def pool_entry(
             "preemptions": engine.get("preemptions_total", 0),
         },
         "violations": status.violations,
-        "queued": queued_by_class(status),
+        "queued": pool.queued,
     }
 
 

@@ -27,6 +27,7 @@ from orch_sidecar.observability.recent import Ended
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.request import Request
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Rates are means over this time, so that a step of seconds does not make them jump.
 _WINDOW_S: Final = 5.0
@@ -135,27 +136,25 @@ class LiveSource:
         return self._table.rows
 
     def _entry(self, pool: Pool, names: document.Names, ended: list[Ended], clock: Clock) -> Part:
-        status, ledger = pool.status(), pool.ledger
+        status = pool.status()
         rates, watcher = self._rates[pool.name], pool.watcher
         if watcher.document is not None and watcher.beat_at is not None:
             rates.add(watcher.document, watcher.beat_at)
-        busy = watcher.busy_ratio
+        busy = status.busy_ratio
         own = [(record, at) for record, at in ended if record.pool == pool.name]
-        return document.pool_entry(
-            pool.snapshot(), status, ledger, pool.watcher.since_s, tier=pool.tier
-        ) | {
+        return document.pool_entry(status, pool.ledger) | {
             "rates": rates.document() | {"busy": None if busy is None else round(busy, 3)},
             "latency": latency.of_classes(
-                own, pool.classes, pool.admission.rules, time.monotonic_ns()
+                own, status.admission.classes, status.admission.rules, time.monotonic_ns()
             ),
-            "waits": words.waits(status),
+            "waits": words.waits(status.admission),
             "keys": document.keys(pool.queues, names),
             "queue": document.queue(self._queued(pool, clock.now), names, clock),
             "admitted": document.admitted(islice(self._admitted(pool), MAX_ADMITTED), names, clock),
         }
 
     def _queued(self, pool: Pool, now: float) -> Iterator[Queued]:
-        for service_class in pool.classes:
+        for service_class in ServiceClass:
             for each in islice(pool.queues.of(service_class), MAX_QUEUED):
                 place = pool.gate.places.of(each.ticket, now)
                 if place is not None:

@@ -10,10 +10,10 @@ from typing import Final
 
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.status import AdmissionStatus
-from orch_sidecar.admission.waiting.words import waits_for
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.record import Outcome
+from orch_sidecar.pools.status import PoolStatus
 
 # What the head of the queue waits for while the engine takes no requests.
 ENGINE: Final = "engine"
@@ -100,17 +100,18 @@ def end_of(outcome: Outcome | Reason) -> str:
 def waits(admission: AdmissionStatus) -> dict[str, str] | None:
     """Returns what the head of the queue waits for: `reason`, a name, and `text`, which completes
     "it waits for". None: nothing is queued, or nothing blocks it."""
-    text = waits_for(admission) if admission.queue_depth else None
+    text = admission.waits_for if admission.queue_depth else None
     if text is None:
         return None
     blocked_by = None if admission.unavailable is not None else admission.blocked_by
     return {"reason": ENGINE if blocked_by is None else blocked_by.reason, "text": text}
 
 
-def advice(state: PoolState, admission: AdmissionStatus, profile: str) -> str:
-    """Returns what to do about an engine in this state; empty for one that keeps its SLOs."""
+def advice(pool: PoolStatus) -> str:
+    """Returns what to do about the engine of a pool; empty for one that keeps its SLOs."""
+    admission = pool.admission
     if admission.draining is not None:
         return _DRAINING[admission.draining.ordered_by]
-    if state is PoolState.READY and admission.limits.out_of_reach:
+    if pool.state is PoolState.READY and admission.limits.out_of_reach:
         return _OUT_OF_REACH
-    return _ADVICE.get(state, "").format(profile=profile)
+    return _ADVICE.get(pool.state, "").format(profile=pool.profile.name)

@@ -49,7 +49,7 @@ def _prefix_cache(at: Scraped) -> Mapping[str, float]:
 
 
 def _age_s(at: Scraped) -> float | None:
-    age_ms = at.pool.snapshot().age_ms
+    age_ms = at.status.age_ms
     return None if age_ms is None else age_ms / 1000
 
 
@@ -105,7 +105,7 @@ FAMILIES: Final[tuple[PoolFamily, ...]] = (
     Family(
         "orch_engine_busy_ratio",
         "Fraction of the time between the last two heartbeats that the engine spent in steps.",
-        per_pool(lambda at: at.pool.watcher.busy_ratio),
+        per_pool(lambda at: at.status.busy_ratio),
     ),
     Family(
         "orch_decode_seconds",

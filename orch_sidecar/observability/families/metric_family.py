@@ -19,25 +19,29 @@ from orch_sidecar.observability import exposition
 from orch_sidecar.observability.exposition import escaped
 from orch_sidecar.observability.histogram import Histogram
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.snapshot import BatchingStats, batching_stats
+from orch_sidecar.pools.status import PoolStatus
 
 Sample = tuple[Sequence[str], float | None]
 
 
 class Scraped(NamedTuple):
-    """A pool at a scrape, and what several families read of it. `document`: of its engine, empty
-    if it has not reported."""
+    """A pool at a scrape, and its status then."""
 
     pool: Pool
-    status: AdmissionStatus
-    stats: BatchingStats
-    document: Document
+    status: PoolStatus
+
+    @property
+    def admission(self) -> AdmissionStatus:
+        return self.status.admission
+
+    @property
+    def document(self) -> Document:
+        return self.status.document
 
 
 def scraped(pool: Pool) -> Scraped:
     """Returns a pool as it is now."""
-    status, document = pool.status(), pool.watcher.document or {}
-    return Scraped(pool, status, batching_stats(document, status), document)
+    return Scraped(pool, pool.status())
 
 
 class PoolFamily(Protocol):

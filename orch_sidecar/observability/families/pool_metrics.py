@@ -14,7 +14,7 @@ from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.families.metric_family import Family, Sample, Scraped, per_pool
 from orch_sidecar.observability.record import CANCELLED
 from orch_sidecar.pools.generation_call import PrefixUse
-from orch_sidecar.pools.snapshot import BatchingStats
+from orch_sidecar.pools.status import BatchingStats
 
 
 def _info(at: Scraped) -> Iterable[Sample]:
@@ -25,7 +25,7 @@ def _info(at: Scraped) -> Iterable[Sample]:
 
 def _stats(name: str) -> Callable[[Scraped], Iterable[Sample]]:
     def number(at: Scraped) -> float | None:
-        value: float | None = getattr(at.stats, name)
+        value: float | None = getattr(at.status.batching, name)
         return value
 
     assert name in BatchingStats.__dataclass_fields__
@@ -33,36 +33,40 @@ def _stats(name: str) -> Callable[[Scraped], Iterable[Sample]]:
 
 
 def _admissions(at: Scraped) -> Iterable[Sample]:
-    pool = at.pool
-    yield from (([each.value, "admitted"], at.status.of(each).granted) for each in pool.classes)
-    for (each, reason), count in sorted(pool.gate.refused.items()):
+    gate = at.pool.gate
+    yield from (
+        ([each.value, "admitted"], at.admission.of(each).granted) for each in at.admission.classes
+    )
+    for (each, reason), count in sorted(gate.refused.items()):
         yield [each.value, reason.value], count
-    for each, count in sorted(pool.gate.left.items()):
+    for each, count in sorted(gate.left.items()):
         yield [each.value, CANCELLED.value], count
 
 
 def _by_class(
     number: Callable[[ClassStatus], float],
 ) -> Callable[[Scraped], Iterable[Sample]]:
-    return lambda at: [([each.value], number(at.status.of(each))) for each in at.pool.classes]
+    return lambda at: [
+        ([each.value], number(at.admission.of(each))) for each in at.admission.classes
+    ]
 
 
 def _blocked_by(at: Scraped) -> Iterable[Sample]:
-    blocked_by = at.status.blocked_by
+    blocked_by = at.admission.blocked_by
     reason = None if blocked_by is None else blocked_by.reason
     return [([each], int(each == reason)) for each in at.pool.admission.constraints.reasons]
 
 
 def _slos(at: Scraped) -> Iterable[Sample]:
-    rules = at.pool.admission.rules
-    for each in at.pool.classes:
+    rules = at.admission.rules
+    for each in at.admission.classes:
         limits = rules.of(each)
         for name, limit_ms in (("ttft", limits.ttft_p95_ms), ("tpot", limits.tpot_p95_ms)):
             yield [each.value, name], None if limit_ms is None else limit_ms / 1000
 
 
 def _drained_by(at: Scraped) -> OrderedBy | None:
-    drain = at.status.draining
+    drain = at.admission.draining
     return None if drain is None else drain.ordered_by
 
 
@@ -77,12 +81,12 @@ FAMILIES: Final = (
     Family(
         "orch_slots_total",
         "Slots of the engine, each for one sequence.",
-        per_pool(lambda at: at.status.slots_total),
+        per_pool(lambda at: at.admission.slots_total),
     ),
     Family(
         "orch_slots_leased",
         "Slots leased to requests.",
-        per_pool(lambda at: at.status.leased),
+        per_pool(lambda at: at.admission.leased),
     ),
     Family(
         "orch_slots_leased_by_class",
@@ -93,7 +97,7 @@ FAMILIES: Final = (
     Family(
         "orch_slots_foreign",
         "Slots used by requests that bypassed this sidecar.",
-        per_pool(lambda at: at.status.foreign),
+        per_pool(lambda at: at.admission.foreign),
     ),
     Family(
         "orch_slots_free",
@@ -104,17 +108,17 @@ FAMILIES: Final = (
     Family(
         "orch_slots_reserved",
         "Slots reserved for interactive requests, those that they use included.",
-        per_pool(lambda at: at.status.reserved),
+        per_pool(lambda at: at.admission.reserved),
     ),
     Family(
         "orch_slots_idle",
         "Reserved slots that are free while bulk requests wait for them.",
-        per_pool(lambda at: at.status.idle),
+        per_pool(lambda at: at.admission.idle),
     ),
     Family(
         "orch_effective_capacity",
         "Sequences at once that keep the SLO of the time per token.",
-        per_pool(lambda at: at.status.effective_capacity),
+        per_pool(lambda at: at.admission.effective_capacity),
     ),
     Family(
         "orch_slo_seconds",
@@ -132,17 +136,17 @@ FAMILIES: Final = (
     Family(
         "orch_demand_ratio",
         "Slots that are asked for over those that can be served within the SLOs; 1 is full.",
-        per_pool(lambda at: at.status.demand_ratio),
+        per_pool(lambda at: at.admission.demand_ratio),
     ),
     Family(
         "orch_leases",
         "Active leases, each for all sequences of one request.",
-        per_pool(lambda at: at.status.leases),
+        per_pool(lambda at: at.admission.leases),
     ),
     Family(
         "orch_kv_blocks_committed",
         "KV cache blocks that the active leases are expected to use when they end.",
-        per_pool(lambda at: at.status.kv_committed),
+        per_pool(lambda at: at.admission.kv_committed),
     ),
     Family(
         "orch_queue_depth",
@@ -166,7 +170,9 @@ FAMILIES: Final = (
     Family(
         "orch_batch_limit",
         "Most sequences at once for the class.",
-        lambda at: [([each.value], at.status.limits.batch(each)) for each in at.pool.classes],
+        lambda at: [
+            ([each.value], at.admission.limits.batch(each)) for each in at.admission.classes
+        ],
         ("class",),
     ),
     Family(
@@ -201,12 +207,12 @@ FAMILIES: Final = (
     Family(
         "orch_drain_started_timestamp_seconds",
         "Unix time at which the current drain of the pool began.",
-        per_pool(lambda at: None if (drain := at.status.draining) is None else drain.since_s),
+        per_pool(lambda at: None if (drain := at.admission.draining) is None else drain.since_s),
     ),
     Family(
         "orch_oversubscription_violations",
         "Times that leases, or sequences in the engine, exceeded the slots.",
-        per_pool(lambda at: at.status.violations),
+        per_pool(lambda at: at.admission.violations),
         counts=True,
     ),
     Family(
@@ -220,14 +226,14 @@ FAMILIES: Final = (
     Family(
         "orch_refusals_beside_bulk",
         "Interactive requests refused while bulk requests had more than their share of the slots.",
-        per_pool(lambda at: at.status.refused_beside_bulk),
+        per_pool(lambda at: at.admission.refused_beside_bulk),
         counts=True,
         of_requests=True,
     ),
     Family(
         "orch_reclaims",
         "Bulk requests, unseen by their clients, that gave their slots back and were queued again.",
-        per_pool(lambda at: at.status.reclaimed),
+        per_pool(lambda at: at.admission.reclaimed),
         counts=True,
         of_requests=True,
     ),
@@ -271,7 +277,7 @@ FAMILIES: Final = (
     Family(
         "orch_engine_state",
         "1 for the current state of the engine, 0 for all others.",
-        lambda at: [([each.value], int(each is at.pool.state)) for each in PoolState],
+        lambda at: [([each.value], int(each is at.status.state)) for each in PoolState],
         ("state",),
     ),
 )

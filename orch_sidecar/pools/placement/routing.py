@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from orch_sidecar.api.headers import X_ORCH_MEASUREMENT_TYPE, X_ORCH_POOL
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.snapshot import PoolSnapshot
+from vllm_plugin.contracts.profile import MeasurementType
 
 # A pool that has the prefix of a prompt, or its adapter, is preferred if the request would end
 # there at most this much later than at the best one, and if it has at most this multiple of its
@@ -24,6 +24,45 @@ from orch_sidecar.pools.snapshot import PoolSnapshot
 NEARLY_AS_GOOD: Final = 1.1
 LOAD_BOUND: Final = 1.25
 _SHOWN_MODELS: Final = 20  # in a refusal; an engine may have hundreds of adapters
+
+
+class PoolSnapshot(NamedTuple):
+    """As much of a pool as is compared.
+
+    `group`: the name that interchangeable pools share, else the pool's own. `on_request`: serves
+    only requests that select it. `models` and `ctx_max` are None, and `slots_total` is 0, until the
+    engine reports. `room`: slots that can be leased, negative while foreign sequences take more
+    than are left. `end_ms`: milliseconds until the request that is being routed would end here,
+    None where that cannot be predicted.
+
+    A NamedTuple, because one is made of each pool for each routed request: a frozen dataclass of
+    so many fields takes several times as long.
+    """
+
+    name: str
+    group: str
+    measurement_type: MeasurementType
+    on_request: bool = False
+    unavailable: Refusal | None = None
+    models: Collection[str] | None = None
+    ctx_max: int | None = None
+    slots_total: int = 0
+    room: int = 0
+    queue_depth: int = 0
+    end_ms: float | None = None
+
+    def has_room(self, cost: int) -> bool:
+        """Whether that many slots are free, and no request waits for them."""
+        return self.room >= cost and not self.queue_depth
+
+    @property
+    def load(self) -> int:
+        """Sequences that run or wait here; a queued request counts as one."""
+        return self.slots_total - self.room + self.queue_depth
+
+    def has_name(self, name: str | None) -> bool:
+        """Whether `name` is the pool's name or its group's."""
+        return name in (self.name, self.group)
 
 
 class PlacementReason(StrEnum):

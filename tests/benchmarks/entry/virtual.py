@@ -30,8 +30,7 @@ from orch_sidecar.admission.types import (
 )
 from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.pools.placement.candidates import Candidates, Kind, standing
-from orch_sidecar.pools.placement.routing import PlacementRequest, place
-from orch_sidecar.pools.snapshot import PoolSnapshot
+from orch_sidecar.pools.placement.routing import PlacementRequest, PoolSnapshot, place
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.engine import Sequence as Sequenced
 from vllm_plugin.contracts import profile
@@ -137,7 +136,7 @@ class Sidecar:
         return PoolSnapshot(
             f"{pool:04}",
             "all",
-            CLOUD,
+            CLOUD.measurement_type,
             slots_total=core.ledger.slots_total,
             room=core.ledger.room,
             queue_depth=core.queue_depth,

@@ -8,7 +8,6 @@ import aiohttp
 
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.settings import PoolSettings
@@ -16,7 +15,7 @@ from orch_sidecar.control.capabilities import entry as entry_of
 from orch_sidecar.control.capabilities import head, unknown
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.snapshot import PoolSnapshot
+from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts import profile
 from vllm_plugin.contracts.lease_protocol import API_VERSION
 from vllm_plugin.contracts.profile import Profile, ServiceClass
@@ -65,17 +64,16 @@ def pool_of(
     admission: AdmissionController,
     state: PoolState = PoolState.READY,
     used: Profile = CLOUD,
-) -> tuple[PoolSnapshot, AdmissionStatus]:
+) -> PoolStatus:
     """A pool whose engine sent that document, 4 ms ago."""
     settings = PoolSettings(name="mine", url="http://127.0.0.1:8000", profile=used.name)
     session = cast(aiohttp.ClientSession, None)  # nothing is sent
     pool = Pool(settings, used, used.admission, session, 1.0, keeps_queue=True)
-    pool.gate = Gate(admission)
+    pool.admission, pool.gate = admission, Gate(admission)
     pool.watcher.document, pool.watcher.state, pool.watcher.busy_ratio = engine, state, 0.5
-    snapshot = pool.snapshot()
     if engine is not None:
-        snapshot = snapshot._replace(heard_at=snapshot.taken_at - 0.0045)
-    return snapshot, pool.status()
+        pool.watcher.heard_at = pool.connections.loop.time() - 0.0045
+    return pool.status()
 
 
 async def the_entry(
@@ -84,7 +82,7 @@ async def the_entry(
     state: PoolState = PoolState.READY,
     key: ApiKey | None = None,
 ) -> dict[str, Any]:
-    return entry_of(*pool_of(engine, admission, state), key)
+    return entry_of(pool_of(engine, admission, state), key)
 
 
 def test_head_has_what_concerns_all_pools() -> None:
@@ -175,7 +173,7 @@ async def test_only_classes_of_the_profile_are_listed() -> None:
     core.engine_reports(EngineReport("e1", 8, 0), 0.0)
     offline = profile.load("offline")
     seen = pool_of(ENGINE, core, used=offline)
-    entry = entry_of(*seen, None)
+    entry = entry_of(seen, None)
     assert entry["queue"] == {"bulk": 0}
     assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured", "tpot_out_of_reach"}
     assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk"}

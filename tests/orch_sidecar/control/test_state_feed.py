@@ -48,7 +48,7 @@ def test_pool_that_is_not_ready_has_no_free_slots_and_reports_why(name: str) -> 
 
 
 def test_pool_whose_engine_never_reported_is_published_as_well() -> None:
-    data = state(Ledger(), document=None, state=PoolState.STARTING)
+    data = state(Ledger(), document={}, state=PoolState.STARTING)
     assert (data["profile"], data["measurement_type"]) == ("cloud", "batched_online")
     assert (data["slots_total"], data["foreign"], data["peak"]) == (0, 0, 0)
     assert data["epoch"] == f"{RUN}."

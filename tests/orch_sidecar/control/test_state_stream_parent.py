@@ -151,7 +151,7 @@ async def test_restart_of_engine_or_child_ends_the_leases_of_the_parent(
 
 async def test_parent_waits_for_a_pool_whose_engine_has_not_reported(tier: Tier) -> None:
     pool = tier.pools["cloud"]
-    pool.changes = {"document": None, "state": PoolState.STARTING, "slots_total": 0}
+    pool.changes = {"document": {}, "state": PoolState.STARTING}
     async with aiohttp.ClientSession() as session:
         parent = Parent(session, tier)
         await asyncio.sleep(0.2)

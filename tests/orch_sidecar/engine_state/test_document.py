@@ -38,7 +38,7 @@ def test_document_of_the_plugin_is_valid_and_unchanged() -> None:
 @pytest.mark.parametrize("slots", [0, 8])
 def test_document_of_a_child_sidecar_is_valid(state: str, slots: int) -> None:
     """Also of a pool whose engine has not reported."""
-    engine = WHOLE if slots else None
+    engine = WHOLE if slots else {}
     entry = published(ledger(slots), state=PoolState(state), document=engine)
     assert checked(entry, whole=True) == entry
 

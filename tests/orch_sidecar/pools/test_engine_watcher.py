@@ -112,7 +112,7 @@ async def test_change_of_what_admission_does_not_read_makes_no_report(
         await eventually(lambda: watching.watcher.ready)
         count = len(made)
         pool = upstream.pools["cloud"]
-        pool.changes = {"document": (pool.snapshot().document or {}) | {"gpu": "another"}}
+        pool.changes = {"document": (pool.status().document) | {"gpu": "another"}}
         assert upstream.changed is not None
         upstream.changed()
         await eventually(lambda: (watching.watcher.document or {}).get("gpu") == "another")

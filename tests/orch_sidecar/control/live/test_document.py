@@ -10,14 +10,15 @@ import pytest
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.fairness.key_share import KeyShare
+from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, QueuedRequest
-from orch_sidecar.admission.waiting.places import Place
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live import document
 from orch_sidecar.control.live.document import Admitted, Clock, Queued
 from orch_sidecar.engine_state.states import PoolState
-from tests.orch_sidecar.snapshots import CLOUD, snapshot
+from orch_sidecar.pools.status import PoolStatus
+from tests.orch_sidecar.snapshots import CLOUD
 from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
@@ -43,8 +44,14 @@ def ask(service_class: ServiceClass = INTERACTIVE, cost: int = 1) -> AdmissionRe
 
 
 def entry(made: AdmissionController, **changes: Any) -> dict[str, Any]:
-    pool = snapshot("cloud", **({"state": PoolState.READY, "document": ENGINE} | changes))
-    return document.pool_entry(pool, made.status(1.0), made.ledger, 50.0, tier=False)
+    known: dict[str, Any] = {
+        "state": PoolState.READY,
+        "document": ENGINE,
+        "models": ["m"],
+        "since_s": 50.0,
+    }
+    status = PoolStatus("cloud", CLOUD, made.status(1.0), **(known | changes))
+    return document.pool_entry(status, made.ledger)
 
 
 def test_each_slot_is_counted_once_by_its_owner() -> None:
@@ -91,7 +98,7 @@ def test_curve_of_many_batches_has_merged_points() -> None:
 def test_engine_that_has_not_reported_has_an_entry() -> None:
     found = entry(
         AdmissionController(CLOUD.admission),
-        state=PoolState.STARTING, document=None, models=None, message="waiting for the engine",
+        state=PoolState.STARTING, document={}, models=(), message="waiting for the engine",
     )  # fmt: skip
     assert (found["message"], found["engine"]) == ("waiting for the engine", None)
     assert "orch engine --profile cloud" in found["advice"]

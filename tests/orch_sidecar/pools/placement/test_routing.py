@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.placement.routing import PlacementReason as By
-from orch_sidecar.pools.placement.routing import PlacementRequest, first_available, place
-from orch_sidecar.pools.snapshot import PoolSnapshot
+from orch_sidecar.pools.placement.routing import (
+    PlacementRequest,
+    PoolSnapshot,
+    first_available,
+    place,
+)
 from tests.orch_sidecar.snapshots import BATCHED, SINGLE
 from tests.orch_sidecar.snapshots import snapshot as pool
 

@@ -12,8 +12,8 @@ from statistics import median
 
 import pytest
 
+from orch_sidecar.admission.queue_places import Place, Places
 from orch_sidecar.admission.types import Decision, Lease
-from orch_sidecar.admission.waiting.places import Place, Places
 from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import aiohttp
@@ -14,15 +15,9 @@ from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.snapshot import (
-    BatchingStats,
-    batching_stats,
-    classes_of,
-    queued_by_class,
-    slots_free,
-)
+from orch_sidecar.pools.status import BatchingStats, PoolStatus
 from tests.orch_sidecar.admission.gates import opened
-from tests.orch_sidecar.snapshots import CLOUD, snapshot
+from tests.orch_sidecar.snapshots import CLOUD
 from vllm_plugin.contracts.profile import ServiceClass
 
 REQUEST = AdmissionRequest(ServiceClass.INTERACTIVE, 1, 100, 64)
@@ -49,10 +44,9 @@ async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(p
     before, status = pool.snapshot(), pool.status()
     first.end()
     assert (before.slots_total, before.room, before.queue_depth) == (4, 0, 2)
-    assert queued_by_class(status) == {"interactive": 1, "bulk": 1}
-    assert batching_stats({"steps_by_batch": {"2": [3, 0.3]}}, status) == BatchingStats(
-        3, 1, 2.0, 100.0, 2, max_batch_size=4
-    )
+    assert status.queued == {"interactive": 1, "bulk": 1}
+    decoded = replace(status, document={"steps_by_batch": {"2": [3, 0.3]}})
+    assert decoded.batching == BatchingStats(3, 1, 2.0, 100.0, 2, max_batch_size=4)
     assert pool.snapshot().queue_depth < 2
 
 
@@ -64,26 +58,27 @@ async def test_end_of_a_request_is_predicted_while_the_pool_takes_requests(pool:
 
 
 async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> None:
-    assert (pool.snapshot().state, slots_free(pool.snapshot(), pool.status())["slots_free"]) == (
-        PoolState.READY,
-        3,
-    )
+    ready = pool.status()
+    assert (ready.state, ready.slots_free["slots_free"]) == (PoolState.READY, 3)
     pool.gate.drain(OrderedBy.OPERATOR)
-    drained = pool.snapshot()
+    compared, drained = pool.snapshot(), pool.status()
     assert drained.state is pool.state is PoolState.DRAINING
-    assert drained.unavailable == pool.unavailable
-    assert drained.unavailable is not None
-    assert drained.unavailable.reason is Reason.DRAINING
-    assert drained.message == drained.unavailable.message
-    assert (drained.room, slots_free(pool.snapshot(), pool.status())["slots_free"]) == (3, 0)
+    assert drained.answers
+    assert compared.unavailable == pool.unavailable
+    assert compared.unavailable is not None
+    assert compared.unavailable.reason is Reason.DRAINING
+    assert drained.message == compared.unavailable.message
+    assert (compared.room, drained.slots_free["slots_free"]) == (3, 0)
 
 
 def test_pool_of_one_class_reports_no_other() -> None:
     rules = CLOUD.admission.model_copy(update={"interactive": None})
-    assert classes_of(rules) == (ServiceClass.BULK,)
-    assert queued_by_class(AdmissionController(rules).status(0.0)) == {"bulk": 0}
+    status = PoolStatus("a", CLOUD, AdmissionController(rules).status(0.0))
+    assert status.admission.classes == (ServiceClass.BULK,)
+    assert status.queued == {"bulk": 0}
 
 
-def test_age_is_that_of_the_last_valid_event() -> None:
-    assert snapshot("a", taken_at=5.0).age_ms is None
-    assert snapshot("a", taken_at=5.0, heard_at=4.5).age_ms == 500
+async def test_age_is_that_of_the_last_valid_event(pool: Pool) -> None:
+    assert pool.status().age_ms is None
+    pool.watcher.heard_at = pool.connections.loop.time() - 0.5
+    assert 500 <= (pool.status().age_ms or 0) < 60_000

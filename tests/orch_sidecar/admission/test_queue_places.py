@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch_sidecar.admission import queue_places as places
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.controller import AdmissionController
+from orch_sidecar.admission.queue_places import Place, Places
 from orch_sidecar.admission.types import Queued
-from orch_sidecar.admission.waiting import places
-from orch_sidecar.admission.waiting.places import Place, Places
 from tests.orch_sidecar.admission.examples import (
     STEP_TIME,
     bulk,
