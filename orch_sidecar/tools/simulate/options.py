@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from orch_sidecar.tools.arguments import (
@@ -39,6 +40,25 @@ _EPILOG: Final = """examples:
   orch simulate --load 2 --slo-factor 3 --policies policy direct
   orch simulate --trace conv.csv --length-factor 1/16 --load 2 --bulk-clients 24
   orch simulate --t0-ms 3.1 --c-ms 0.4 --alpha 0.8 --prefill-rate 20000 --load 1.2 --json"""
+
+
+# The options that are a number of a model, by the name of its field: type and help.
+_Fields = Mapping[str, tuple[Callable[[str], float], str]]
+_SHAPE: Final[_Fields] = {
+    "t0_ms": (positive, "t0 of a step"),
+    "c_ms": (non_negative, "c of a step"),
+    "alpha": (non_negative, "alpha of a step"),
+    "prefill_tokens_per_s": (positive, "prompt tokens per second"),
+    "noise": (non_negative, "sigma of a step's lognormal factor"),
+}
+_WORKLOAD: Final[_Fields] = {
+    "bulk_share": (share, "share of bulk requests, from 0 to 1"),
+    "bulk_factor": (positive, "length of bulk requests relative to interactive ones"),
+    "prompt": (positive, "mean tokens of an interactive prompt"),
+    "output": (positive, "mean tokens of an interactive answer"),
+    "spread": (non_negative, "sigma of the logarithm of lengths"),
+    "burstiness": (positive, "1: Poisson arrivals, below 1: burstier"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -91,14 +111,10 @@ def shape_of(options: argparse.Namespace, profile: Profile) -> EngineShape:
     )
     return EngineShape(
         slots=of_engine(profiles.SLOTS_ARGUMENT, options.slots, plain.slots),
-        t0_ms=options.t0_ms,
-        c_ms=options.c_ms,
-        alpha=options.alpha,
-        prefill_tokens_per_s=options.prefill_rate,
         kv_tokens=options.kv_tokens,
         step_tokens=step_tokens,
         long_prefill_tokens=min(long_prefill, step_tokens),
-        noise=options.noise,
+        **{name: getattr(options, name) for name in _SHAPE},
     )
 
 
@@ -107,15 +123,8 @@ def traffic_of(options: argparse.Namespace) -> tuple[Workload | Replay, BulkClie
 
     Raises OSError and InvalidTrace.
     """
-    workload = Workload(
-        bulk_share=options.bulk_share,
-        prompt=options.prompt,
-        output=options.output,
-        bulk_factor=options.bulk_factor,
-        spread=options.spread,
-        burstiness=options.burstiness,
-        max_tokens_known=options.max_tokens_known,
-    )
+    numbers = {name: getattr(options, name) for name in _WORKLOAD}
+    workload = Workload(**numbers, max_tokens_known=options.max_tokens_known)
     clients = BulkClients(options.bulk_clients, workload) if options.bulk_clients else None
     if options.trace is None:
         if options.bulk_trace is not None:
@@ -126,56 +135,31 @@ def traffic_of(options: argparse.Namespace) -> tuple[Workload | Replay, BulkClie
     return Replay(trace, bulk, options.max_tokens_known), clients
 
 
+def _add_fields(group: argparse._ArgumentGroup, fields: _Fields, plain: object) -> None:
+    """Adds an option for each field; its default is that of the plain model."""
+    for name, (kind, text) in fields.items():
+        default = getattr(plain, name)
+        flag = "--" + name.replace("prefill_tokens_per_s", "prefill_rate").replace("_", "-")
+        group.add_argument(
+            flag, dest=name, type=kind, default=default, metavar="N", help=f"{text} ({default:g})"
+        )
+
+
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    plain = EngineShape()
-    add = parser.add_argument_group("engine").add_argument
+    group = parser.add_argument_group("engine")
+    add = group.add_argument
     add("--slots", type=count, help="concurrent sequences (the profile's)")
-    add("--t0-ms", type=positive, default=plain.t0_ms, help=f"t0 of a step ({plain.t0_ms:g})")
-    add("--c-ms", type=non_negative, default=plain.c_ms, help=f"c of a step ({plain.c_ms:g})")
-    add("--alpha", type=non_negative, default=plain.alpha, help=f"alpha ({plain.alpha:g})")
-    add(
-        "--prefill-rate",
-        type=positive,
-        default=plain.prefill_tokens_per_s,
-        help=f"prompt tokens per second ({plain.prefill_tokens_per_s:g})",
-    )
+    _add_fields(group, _SHAPE, EngineShape())
     add("--kv-tokens", type=count, help="size of the KV cache (unlimited)")
     add("--step-tokens", type=count, help="max_num_batched_tokens (the profile's, or 2048)")
-    add(
-        "--long-prefill-tokens",
-        type=count,
-        help="long_prefill_token_threshold (the profile's, or none)",
-    )
-    add("--noise", type=non_negative, default=0.0, help="sigma of a step's lognormal factor (0)")
+    long_help = "long_prefill_token_threshold (the profile's, or none)"
+    add("--long-prefill-tokens", type=count, help=long_help)
 
 
 def _add_traffic(parser: argparse.ArgumentParser) -> None:
-    plain = Workload()
-    add = parser.add_argument_group("traffic").add_argument
-    add(
-        "--bulk-share",
-        type=share,
-        default=plain.bulk_share,
-        help=f"share of bulk requests, from 0 to 1 ({plain.bulk_share:g})",
-    )
-    add(
-        "--bulk-factor",
-        type=positive,
-        default=plain.bulk_factor,
-        help=f"length of bulk requests relative to interactive ones ({plain.bulk_factor:g})",
-    )
-    add(
-        "--prompt",
-        type=positive,
-        default=plain.prompt,
-        help=f"mean tokens of an interactive prompt ({plain.prompt:g})",
-    )
-    add(
-        "--output",
-        type=positive,
-        default=plain.output,
-        help=f"mean tokens of an interactive answer ({plain.output:g})",
-    )
+    group = parser.add_argument_group("traffic")
+    add = group.add_argument
+    _add_fields(group, _WORKLOAD, Workload())
     add(
         "--bulk-clients",
         type=count_or_zero,
@@ -184,20 +168,8 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
         help="clients that always have a bulk request, of --prompt and --output times the factor",
     )
     add(
-        "--spread",
-        type=non_negative,
-        default=plain.spread,
-        help=f"sigma of the logarithm of lengths ({plain.spread:g})",
-    )
-    add(
-        "--burstiness",
-        type=positive,
-        default=plain.burstiness,
-        help=f"1: Poisson arrivals, below 1: burstier ({plain.burstiness:g})",
-    )
-    add(
         "--max-tokens-known",
         action=argparse.BooleanOptionalAction,
-        default=plain.max_tokens_known,
+        default=True,
         help="whether requests give max_tokens (they do)",
     )
