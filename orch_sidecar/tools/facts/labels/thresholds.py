@@ -63,6 +63,11 @@ FAILED_SHARE: Final = Threshold(
 CLOCKS_AGREE_S: Final = Threshold(
     1.0, "s", "clocks of two hosts, and two clocks of one engine, agree: NTP keeps milliseconds"
 )
+FUTURE_S: Final = Threshold(
+    300, "s",
+    "by so much a statement may be ahead of the machine that verifies it: hosts without NTP are "
+    "minutes off, and a run of a later day has not happened",
+)  # fmt: skip
 CLOCK_RATE: Final = Threshold(
     0.001, "of a time", "two clocks run at rates that differ less: NTP slews one by 0.05 %"
 )

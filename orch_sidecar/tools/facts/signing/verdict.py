@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.labels.snapshot import UNKNOWN
+from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
 from orch_sidecar.tools.facts.signing.client_calls import call_contradictions
 from orch_sidecar.tools.facts.signing.evidence_file import (
     EvidenceFile,
@@ -38,8 +39,6 @@ from orch_sidecar.tools.facts.tables.table import Record
 _NOTES: Final = COLUMNS.index("scenario_notes")
 # The begin of `source_tag` in rows that are made of traces.
 _OF_TRACES: Final = ("jaeger:", "otlp:")
-# By so much the clocks of two machines may differ.
-_CLOCKS_S: Final = 300.0
 
 
 class Verdict(StrEnum):
@@ -212,7 +211,7 @@ def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row, now_s: fl
 
 def _of_the_future(proof: Proof, now_s: float) -> list[str]:
     """Returns the reason of a run that ends after the checker's clock, nothing otherwise."""
-    if proof.after.wall_s <= now_s + _CLOCKS_S:
+    if proof.after.wall_s <= now_s + FUTURE_S:
         return []
     signed, now = (
         datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
