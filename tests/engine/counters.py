@@ -22,14 +22,21 @@ _CONDITIONS = {
     "orch.tensor_parallel": 1,
     "orch.pipeline_parallel": 1,
     "orch.data_parallel": 1,
-    "orch.long_prefill_token_threshold": 0,
     "orch.prefill_schedule_interval": 1,
     "orch.kv_offload": "none",
     "orch.max_loras": 0,
     "orch.tokens_per_step": 1,
 }
-# Whatever vLLM has chosen for this machine.
-_CHOSEN = ("orch.max_num_batched_tokens", "orch.async_scheduling", "orch.execution")
+# What the profile sets, and what vLLM chooses for this machine.
+_CHOSEN = tuple(
+    f"orch.{name}"
+    for name in (
+        "max_num_batched_tokens",
+        "long_prefill_token_threshold",
+        "async_scheduling",
+        "execution",
+    )
+)
 
 Labels = dict[str, Any]
 

@@ -152,12 +152,13 @@ async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
     plan = await unless_interrupted(interrupted, plan_of(options, scenario))
     if options.find_rate:
         return _report(await find_rate(plan, options.trial, interrupted, _print_error), options)
-    return _report(await measure(plan, interrupted), options)
+    return _report(await measure(plan, interrupted, _print_error), options)
 
 
 async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
     plan = await unless_interrupted(interrupted, plan_of(options, sweep_scenario(options)))
-    return _report_sweep(await run_sweep(plan, options.concurrency, interrupted), options)
+    found = await run_sweep(plan, options.concurrency, interrupted, _print_error)
+    return _report_sweep(found, options)
 
 
 def _report_sweep(found: Sweep, options: argparse.Namespace) -> int:

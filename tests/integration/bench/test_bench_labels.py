@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
 from orch_sidecar.tools.bench.load.prompts import Prompt, synthetic
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
-from orch_sidecar.tools.bench.runs.run import NotMeasurable
+from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import Label
@@ -27,6 +28,7 @@ from tests.integration.bench.measuring import (
     POISSON,
     SINGLE,
     measured,
+    plan,
     the_same,
     url_of,
 )
@@ -154,6 +156,11 @@ async def test_engine_that_fails_at_the_end_makes_it_invalid_and_keeps_the_figur
 async def test_run_in_which_nothing_was_batched_is_invalid_as_batched_online(
     cloud: Running,
 ) -> None:
+    sparse = await measured(url_of(cloud), replace(POISSON, rate_per_s=2.0, least_requests=2))
+    said = re.search(r"too little for 2 requests/s to overlap: --rate (\d+) keeps", reasons(sparse))
+    assert said is not None
+    batched = replace(POISSON, rate_per_s=float(said[1]))
+    assert (await measured(url_of(cloud), batched)).status is Status.PRELIMINARY
     alone = replace(CLOSED, clients=1)
     assert "nothing was batched" in reasons(await measured(url_of(cloud), alone))
     assert (await measured(url_of(cloud), alone, trial=True)).status is Status.PRELIMINARY
@@ -196,7 +203,7 @@ async def test_counts_that_come_late_are_waited_for(
 
 
 @pytest.mark.parametrize("scenario", [CLOSED, OFFLINE])
-async def test_request_that_is_under_way_before_it_and_after_makes_it_invalid(
+async def test_request_that_is_under_way_before_it_is_refused_before_anything_is_sent(
     another: Engine, start: Start, scenario: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is taken before the window and ends after it: no count of requests shows it."""
@@ -211,15 +218,49 @@ async def test_request_that_is_under_way_before_it_and_after_makes_it_invalid(
         client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=2000)
     )
     await eventually(lambda: engine.present)
-    result = await measured(url_of(sidecar), replace(scenario, warm_up=0))
+    told: list[str] = []
+    alone = plan(url_of(sidecar), replace(scenario, warm_up=0), restarts=1)
+    with pytest.raises(NotMeasurable, match="not idle before the run: it serves requests of oth"):
+        await measure(alone, asyncio.Event(), told.append)
     assert not long.done()
     long.cancel()
     await asyncio.gather(long, return_exceptions=True)
-    assert "the engine was not idle before the run" in reasons(result)
-    assert "the engine was not idle after the run" in reasons(result)
-    assert "sequences still in the engine before the measurement: 1" in reasons(result)
-    with pytest.raises(NoFact):
-        row_of(result)
+    assert [text.endswith("the run begins again (1 of 1 times left)") for text in told] == [True]
+    assert len(engine.generating) == 1
+
+
+async def test_request_of_others_begins_the_run_again_at_once(
+    home: Running, at_home: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where no restart is left it ends at once, invalid."""
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.WATCH_INTERVAL_S", 0.1)
+    client, told = await home.client(), list[str]()
+    prompt: Any = list(range(5))
+
+    async def run_beside_others(restarts: int) -> Result:
+        begun = len(at_home.generating)
+        scenario = replace(SINGLE, least_seconds=1.0 if restarts else 600.0)
+        running = asyncio.create_task(
+            measure(plan(url_of(home), scenario, restarts=restarts), asyncio.Event(), told.append)
+        )
+        await eventually(lambda: len(at_home.generating) > begun + 2)
+        for _ in range(3):
+            response = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=3)
+            assert response.status == 200
+        return await running
+
+    result = await run_beside_others(restarts=2)
+    assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
+    assert result.counts.sent < len(at_home.generating) - 4
+    [text] = told
+    assert re.fullmatch(
+        r"(a request|\d requests) of others entered the engine within \d s of the start; "
+        r"the run begins again \(2 of 2 times left\)",
+        text,
+    )
+    result = await run_beside_others(restarts=0)
+    assert "of others entered the engine within" in result.reasons[0]
+    assert "the engine served other clients" in reasons(result)
 
 
 async def test_our_refusals_do_not_hide_the_requests_of_others(

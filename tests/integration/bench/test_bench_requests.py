@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from orch_sidecar.api.options import run_digest
-from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Status
@@ -80,10 +80,22 @@ async def test_endpoint_that_is_not_vllm_gets_none_of_its_fields(engine: Scripte
     assert result.scenario.cache_salt is None
 
 
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (404, {"error": "not found"}),
+        (401, {"error": {"message": "no key", "code": 401}}),
+        (503, {}),
+        (200, {"status": "ok"}),
+        (200, ["a page for every path"]),
+    ],
+)
 async def test_silent_endpoint_is_unverified_and_its_row_to_be_confirmed(
-    engine: ScriptedEngine,
+    engine: ScriptedEngine, status: int, answer: Any
 ) -> None:
+    """Whatever it answers to what it does not know."""
     Decoding(engine)
+    engine.pages["/v1/capabilities"] = lambda page: page.json(answer, status)
     result = await measured(engine.url, CLOSED)
     assert result.status is Status.UNVERIFIED
     assert result.engine.engine is None
@@ -147,7 +159,7 @@ async def test_pool_that_is_not_ready_is_rejected(
 
 async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None:
     engine.api_key = "sk"
-    with pytest.raises(EndpointError, match="returned 401"):
+    with pytest.raises(NotMeasurable, match="no request of the warm-up was answered: status 401"):
         await measured(engine.url, replace(CLOSED, warm_up=2))
     engine.api_key = None
     elsewhere = f"{engine.url}/other"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ _PATH: Final = "/v1/capabilities"
 REPORT_INTERVAL_S: Final = 1.2
 # Other traffic may never end: the measurement then records that the engine was not idle.
 IDLE_TIMEOUT_S: Final = 12.0
+# Often enough to lose little time, and seldom enough to cost a run nothing.
+WATCH_INTERVAL_S: Final = 2.0
 
 READY: Final = "ready"
 
@@ -34,9 +36,12 @@ class Capabilities:
 
 
 async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilities | None:
-    """Returns the current capabilities, None if the endpoint has none. Raises EndpointError."""
-    document = await endpoint.fetch_json(_PATH)
-    if document is None:
+    """Returns the current capabilities, None if the endpoint has none, whatever it answers instead.
+
+    Raises EndpointError where they are incomplete, and where nothing answers.
+    """
+    document = await endpoint.fetch_json(_PATH, optional=True)
+    if not isinstance(document, Mapping) or "engines" not in document:
         return None
     try:
         snapshot = parse_snapshot(document, pool)
@@ -69,6 +74,26 @@ async def wait_until_idle(
 
 def _counts(found: Snapshot, since: Snapshot, requests: int) -> bool:
     return found.epoch != since.epoch or found.requests_total >= since.requests_total + requests
+
+
+async def accepted_of_others(
+    endpoint: Endpoint, pool: str | None, since: Snapshot, sent: Callable[[], int]
+) -> int:
+    """Returns how many requests of others the engine has accepted, once there are any.
+
+    `sent`: returns how many requests of this run may have reached it by now. The engine counted a
+    moment ago, so fewer than were sent since then do not show yet. One that cannot be asked, or was
+    restarted, shows none, either: the states at the end of the run tell.
+    """
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        try:
+            found = (await _read_existing(endpoint, pool)).snapshot
+        except EndpointError:  # at the end it is an objection, should it last
+            continue
+        others = found.requests_total - since.requests_total - sent()
+        if found.epoch == since.epoch and others > 0:
+            return others
 
 
 async def _read_existing(endpoint: Endpoint, pool: str | None) -> Capabilities:

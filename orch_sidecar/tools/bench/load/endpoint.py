@@ -82,11 +82,17 @@ class Endpoint:
         return f"POST {self.base}{path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
     async def fetch_json(
-        self, path: str, body: Any = None, more: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Any = None,
+        more: Mapping[str, str] | None = None,
+        *,
+        optional: bool = False,
     ) -> Any | None:
         """Returns the JSON of a GET, or of a POST of `body`; None if the path does not exist.
 
-        `more`: further header fields. Raises EndpointError.
+        `more`: further header fields. `optional`: any answer but JSON with status 200 counts as
+        none, as servers answer what they do not know in many ways. Raises EndpointError.
         """
         method = "GET" if body is None else "POST"
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
@@ -95,13 +101,18 @@ class Endpoint:
                 aiohttp.ClientSession(timeout=timeout, headers=self.fields) as session,
                 session.request(method, self.url + path, json=body, headers=more) as response,
             ):
-                if response.status in (404, 405):
+                if response.status in (404, 405) or (optional and response.status != 200):
                     return None
-                text = await response.text()
+                text = await response.text(errors="replace")
                 if response.status != 200:
                     detail = shown(text, _SHOWN)
                     raise EndpointError(f"{method} {path} returned {response.status}: {detail}")
-                return json.loads(text, parse_constant=_reject_constant)
+                try:
+                    return json.loads(text, parse_constant=_reject_constant)
+                except ValueError:
+                    if optional:
+                        return None
+                    raise
         except TimeoutError as error:
             late = f"no response within {_TIMEOUT_S:g} s"
             raise EndpointError(f"{method} {self.url}{path}: {late}") from error

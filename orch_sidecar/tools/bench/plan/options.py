@@ -78,6 +78,10 @@ def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--header", action="append", type=header, default=[], metavar="'NAME: VALUE'",
         help=f"added to every request; the API key is read from ${KEY_VARIABLE}",
     )  # fmt: skip
+    target.add_argument(
+        "--restarts", type=count_or_zero, default=3, metavar="N",
+        help="how often a run begins again when others use the engine; default: %(default)s",
+    )  # fmt: skip
     workload = parser.add_argument_group("workload")
     workload.add_argument(
         "--prompts", type=Path, metavar="FILE",

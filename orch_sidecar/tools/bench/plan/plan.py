@@ -25,7 +25,8 @@ class Plan:
 
     `prompts`: returns the prompts of a seed. `prompts_text`: describes them. `max_prompts`: how
     many there are, None without a limit. `for_row`: the result is to become a row of a table.
-    `ids`: the token ids that the prompts of a trace are made of.
+    `ids`: the token ids that the prompts of a trace are made of. `restarts`: how often a run begins
+    again that others disturb.
     """
 
     endpoint: Endpoint
@@ -39,6 +40,7 @@ class Plan:
     for_row: bool = False
     max_prompts: int | None = None
     ids: tuple[int, ...] = ()
+    restarts: int = 0
 
 
 async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
@@ -64,6 +66,7 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
         for_row=options.facts is not None,
         max_prompts=max_prompts,
         ids=ids,
+        restarts=options.restarts,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
@@ -38,10 +38,11 @@ from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from vllm_plugin.contracts.profile import ServiceClass
 
-# A search for a rate also tries some that are too low to batch.
-_ALLOWED_IN_A_TRIAL: Final = frozenset(
-    {Reason.NEVER_BATCHED, Reason.ONE_BY_ONE, Reason.MOSTLY_ALONE}
-)
+# A load too sparse to batch: a search for a rate also tries such ones.
+_TOO_SPARSE: Final = frozenset({Reason.NEVER_BATCHED, Reason.ONE_BY_ONE, Reason.MOSTLY_ALONE})
+# Of a Poisson process with a mean of two in flight, two thirds of the busy time have several:
+# 1 - m / (e^m - 1) = 0.69, and `thresholds.SHARED_STEPS` asks for half of the steps.
+_IN_FLIGHT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class FinishedRun:
     as far as they could be read. `not_idle`: "before" and "after", where the engine was not idle.
     `unread_reason`: why there is no snapshot after the run. `stopped`: it ended early, by the user
     unless `ended_by` gives another reason. `trial`: part of a search for a rate, where a rate too
-    low to batch is no objection.
+    low to batch is no objection. `disturbed`: what others did that ended it, empty if they did not.
     """
 
     id: str
@@ -71,6 +72,7 @@ class FinishedRun:
     stopped: bool = False
     ended_by: str = ""
     trial: bool = False
+    disturbed: str = ""
     documents: Sequence[Any] = ()
     before: Snapshot | None = None
     after: Snapshot | None = None
@@ -145,7 +147,9 @@ def _classes(run: FinishedRun) -> dict[str, ClassDocument]:
 
 def _verdict(run: FinishedRun, tally: Tally) -> tuple[Status, list[str], list[str]]:
     """Returns the status, its reasons, and what the run lacks to be published."""
-    reasons = _objections(run)
+    reasons = _objections(run, tally)
+    if run.disturbed:
+        reasons.insert(0, run.disturbed)
     missing = []
     if tally.window_s is None:
         reasons.append("no request was answered completely")
@@ -163,7 +167,7 @@ def _verdict(run: FinishedRun, tally: Tally) -> tuple[Status, list[str], list[st
     return Status.PRELIMINARY if missing else Status.VALID, [], missing
 
 
-def _objections(run: FinishedRun) -> list[str]:
+def _objections(run: FinishedRun, tally: Tally) -> list[str]:
     reasons = [
         f"the engine was not idle {when} the run: it also served other requests"
         for when in run.not_idle
@@ -172,9 +176,26 @@ def _objections(run: FinishedRun) -> list[str]:
         return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
     if run.states is None:
         return reasons
-    allowed = _ALLOWED_IN_A_TRIAL if run.trial else frozenset()
-    found = judge(_observation(run, run.states))
-    return reasons + [each.detail for each in found if each.reason not in allowed]
+    for each in judge(_observation(run, run.states)):
+        if each.reason not in _TOO_SPARSE:
+            reasons.append(each.detail)
+        elif not run.trial:
+            reasons.append(each.detail + _denser(run.scenario, tally))
+    return reasons
+
+
+def _denser(scenario: Scenario, tally: Tally) -> str:
+    """Returns what would batch: a rate at which enough requests are in flight at a time.
+
+    By Little's law it is their number over the mean latency, which more of them rather lengthen.
+    """
+    rate, mean_s = scenario.rate_per_s, tally.mean_latency_s
+    if rate is None or not mean_s or (wanted := ceil(_IN_FLIGHT / mean_s)) <= rate:
+        return ""
+    return (
+        f"; an answer took {1000 * mean_s:.0f} ms, too little for {rate:.4g} requests/s to overlap:"
+        f" --rate {wanted} keeps about {_IN_FLIGHT} in flight"
+    )
 
 
 def _observation(run: FinishedRun, states: States) -> Observation:

@@ -68,6 +68,11 @@ class Tally:
         """The seconds from the first arrival to the last end; None without an answer."""
         return None if self._figures is None else self._figures.window_s
 
+    @property
+    def mean_latency_s(self) -> float | None:
+        """The mean seconds of an answer; None without one."""
+        return None if self._figures is None else self._figures.latency_s.mean
+
     def figures(self) -> FiguresDocument | None:
         """Returns throughput and latency; None without an answer."""
         found = self._figures

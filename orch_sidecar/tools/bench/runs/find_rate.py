@@ -43,7 +43,7 @@ async def find_rate(
                 least_seconds=trial_s,
                 seed=scenario.seed + 1 + len(search.trials),
             )
-            last = await measure(replace(plan, scenario=trial), interrupted, trial=True)
+            last = await measure(replace(plan, scenario=trial), interrupted, report, trial=True)
             if last.status is Status.INCOMPLETE:
                 return _ended(last, search, f"the search ended early at {rate_per_s:.4g}/s")
             if last.status is Status.INVALID and last.figures is not None:
@@ -57,7 +57,7 @@ async def find_rate(
             return _ended(last, search, _none_kept(search, trial_s))
         report(f"largest rate that meets the SLO: {search.best_per_s:.4g}/s")
         final = replace(scenario, rate_per_s=search.best_per_s)
-        result = await measure(replace(plan, scenario=final), interrupted)
+        result = await measure(replace(plan, scenario=final), interrupted, report)
     except (EndpointError, NotMeasurable, Interrupted, OSError, ValueError) as error:
         if last is None:
             raise

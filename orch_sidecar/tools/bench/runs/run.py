@@ -7,25 +7,32 @@ throughput, and a salt keeps the engine's prefix cache from hits on earlier runs
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TextIO
 
 from orch_sidecar.api.options import run_digest
-from orch_sidecar.tools.bench.load.call import Call, Fate
+from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.capabilities import (
     READY,
     Capabilities,
+    accepted_of_others,
     read_capabilities,
     wait_until_idle,
 )
 from orch_sidecar.tools.bench.load.driver import (
     LoadGenerator,
     TooManyConnections,
+    Work,
     raise_file_limit,
 )
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.interrupt import Interrupted, unless_interrupted
+from orch_sidecar.tools.bench.load.interrupt import (
+    Interrupted,
+    cancel_and_wait,
+    unless_interrupted,
+)
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.bench.results.identity import contradictions, identity, missing_identity
@@ -33,9 +40,9 @@ from orch_sidecar.tools.bench.results.result import EvidenceDocument, Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.client_host import host
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
-from orch_sidecar.tools.bench.runs.progress import RunProgress
 from orch_sidecar.tools.bench.runs.work import RunId, expected, requests_of, schedule, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
+from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.scenarios import WARMUP
@@ -45,17 +52,65 @@ from orch_sidecar.tools.terminal import Progress
 _WARM_UP_SEED: Final = 1_000_003
 _WARM_UP_CLIENTS: Final = 4  # of an open loop
 
+_BUSY: Final = "the engine is not idle before the run: it serves requests of others"
+
 
 class NotMeasurable(Exception):
     """The plan cannot be measured at this endpoint; the message gives the reasons."""
 
 
-async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False) -> Result:
+class _Disturbed(Exception):
+    """Others use the engine; the message says how."""
+
+
+class RunProgress(Progress):
+    """The progress of a run, which ends when `requests` have ended and `seconds` are over."""
+
+    def __init__(
+        self, title: str, requests: int, seconds: float, stream: TextIO | None = None
+    ) -> None:
+        """`stream`: default stderr."""
+        super().__init__(title, stream)
+        self._requests, self._seconds, self._ended = requests, seconds, 0
+
+    def ended(self, now_s: float) -> None:
+        """Counts a request that ended `now_s` seconds after the start."""
+        self._ended += 1
+        self.detail = f"{self._ended} requests"
+        over = now_s / self._seconds if self._seconds > 0 else 1.0
+        self.share = min(1.0, over, self._ended / self._requests)
+
+
+def silent(text: str) -> None:
+    """Prints nothing."""
+
+
+async def measure(
+    plan: Plan,
+    interrupted: asyncio.Event,
+    report: Callable[[str], None] = silent,
+    *,
+    trial: bool = False,
+) -> Result:
     """Runs the plan. An interruption ends it early with the result of what was measured.
 
-    `trial`: see `summary.FinishedRun`. Raises EndpointError and NotMeasurable; Interrupted where
-    nothing was measured yet; ValueError for a schedule that is too long.
+    A request of others ends a run within seconds, and it begins again, with other prompts in an
+    empty cache, up to `plan.restarts` times. `report`: prints that. `trial`: see
+    `summary.FinishedRun`. Raises EndpointError and NotMeasurable; Interrupted where nothing was
+    measured yet; ValueError for a schedule that is too long.
     """
+    for left in range(plan.restarts, 0, -1):
+        try:
+            return await _measure_once(plan, interrupted, trial=trial, is_last=False)
+        except _Disturbed as others:
+            report(f"{others}; the run begins again ({left} of {plan.restarts} times left)")
+    return await _measure_once(plan, interrupted, trial=trial, is_last=True)
+
+
+async def _measure_once(
+    plan: Plan, interrupted: asyncio.Event, *, trial: bool, is_last: bool
+) -> Result:
+    """Runs the plan as `measure` does. Raises _Disturbed, unless `is_last`."""
     scenario = plan.scenario
     run = RunId.new(scenario.label)
     due_s = schedule(scenario)
@@ -65,6 +120,8 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     salted = plan.ignore_eos or first is not None
     with Progress("warming up"):
         before = await unless_interrupted(interrupted, _warm_up(plan, run, first, salted=salted))
+    if before is not None and not before.idle:
+        raise (NotMeasurable if is_last else _Disturbed)(_BUSY)
     statements = StatementsOfRun(plan, run.name, before)
     await unless_interrupted(interrupted, statements.begin())
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -72,8 +129,10 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
     with RunProgress(title, *expected(scenario, due_s)) as progress:
         load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
         work = work_of(plan, run, load, due_s, salted=salted)
-        client_health = await load.run(work)
+        client_health, disturbed = await _load(plan, before, load, work, interrupted)
     interrupted.clear()  # the next one ends the waits for the engine's report and statement
+    if disturbed and not is_last:
+        raise _Disturbed(disturbed)
     with Progress("waiting for the engine's report"):
         after, unread_reason = await _afterwards(plan, before, load.calls, interrupted)
     evidence = await _evidence(statements, interrupted)
@@ -91,17 +150,49 @@ async def measure(plan: Plan, interrupted: asyncio.Event, *, trial: bool = False
             client_health=client_health,
             host=asdict(host()),
             given=plan.given,
-            stopped=load.stopped or interrupted.is_set(),
+            stopped=(load.stopped and not disturbed) or interrupted.is_set(),
             ended_by=load.ended_by,
             trial=trial,
+            disturbed=disturbed,
             documents=[each.document for each in (before, after) if each is not None],
-            not_idle=_not_idle(before=before, after=after),
+            not_idle=["after"] if after is not None and not after.idle else [],
             before=None if before is None else before.snapshot,
             after=None if after is None else after.snapshot,
             unread_reason=unread_reason,
             evidence=evidence,
         )
     )
+
+
+async def _load(
+    plan: Plan,
+    before: Capabilities | None,
+    load: LoadGenerator,
+    work: Work,
+    stopping: asyncio.Event,
+) -> tuple[ClientHealth, str]:
+    """Performs the work, and stops it once others have sent a request.
+
+    Returns how many, and when it was seen; an empty text if they have not.
+    """
+
+    def sent() -> int:
+        return sum(call.reached for call in load.calls)
+
+    async def watch(since: Snapshot) -> str:
+        others = await accepted_of_others(plan.endpoint, plan.pool, since, sent)
+        stopping.set()
+        requests = "a request" if others == 1 else f"{others} requests"
+        return f"{requests} of others entered the engine within {load.now():.0f} s of the start"
+
+    if before is None:
+        return await load.run(work), ""
+    watching = asyncio.create_task(watch(before.snapshot))
+    try:
+        client_health = await load.run(work)
+    finally:
+        await cancel_and_wait([watching])
+    return client_health, "" if watching.cancelled() else watching.result()
 
 
 def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> None:
@@ -201,7 +292,3 @@ async def _evidence(statements: StatementsOfRun, interrupted: asyncio.Event) -> 
         return await unless_interrupted(interrupted, statements.end())
     except Interrupted:
         return EvidenceDocument(missing="interrupted before the engine's statement")
-
-
-def _not_idle(**found: Capabilities | None) -> list[str]:
-    return [when for when, each in found.items() if each is not None and not each.idle]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
@@ -11,13 +11,18 @@ from orch_sidecar.tools.bench.load.interrupt import Interrupted
 from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
-from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
+from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure, silent
 
 
-async def run_sweep(plan: Plan, concurrencies: Sequence[int], interrupted: asyncio.Event) -> Sweep:
+async def run_sweep(
+    plan: Plan,
+    concurrencies: Sequence[int],
+    interrupted: asyncio.Event,
+    report: Callable[[str], None] = silent,
+) -> Sweep:
     """Measures each concurrency; what ends the sweep early leaves it incomplete.
 
-    Raises what `measure` raises where nothing was measured yet.
+    `report`: as of `measure`. Raises what `measure` raises where nothing was measured yet.
     """
     results: list[Result] = []
     ended_by = ""
@@ -31,7 +36,7 @@ async def run_sweep(plan: Plan, concurrencies: Sequence[int], interrupted: async
             seed=plan.scenario.seed + number,
         )
         try:
-            results.append(await measure(replace(plan, scenario=scenario), interrupted))
+            results.append(await measure(replace(plan, scenario=scenario), interrupted, report))
         except (EndpointError, NotMeasurable, Interrupted) as error:
             if not results:
                 raise

@@ -60,7 +60,7 @@ def test_table_that_cannot_be_appended_to_is_rejected_before_the_run(
     broken = tmp_path / "broken.csv"
     broken.write_text(f'{HEADER}\nm/x,"x', encoding="utf-8")
     assert code_of(*ONLINE, "--facts", str(broken)) == 2
-    assert f"--facts {broken}:2:2: rows cannot be appended" in capsys.readouterr().err
+    assert f"--facts {broken}:2: invalid CSV" in capsys.readouterr().err
 
 
 def test_one_file_for_two_things_is_rejected(

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from orch_sidecar.tools.bench.runs.progress import RunProgress
+from orch_sidecar.tools.bench.runs.run import RunProgress
 
 
 def test_run_is_over_when_requests_and_time_are() -> None:
