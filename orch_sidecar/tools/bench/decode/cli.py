@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +17,20 @@ from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable, op
 from orch_sidecar.tools.bench.decode.figures import Run
 from orch_sidecar.tools.bench.decode.measure import Bench, run_by_formula
 from orch_sidecar.tools.bench.decode.options import (
+    BUDGET_S,
     DESCRIPTION,
     EPILOG,
+    NREQ,
     InvalidOptions,
     add_arguments,
 )
 from orch_sidecar.tools.bench.decode.report import (
     Config,
     DeviceInfo,
+    busy_line,
     device_line,
     document,
+    overload_line,
     run_lines,
     sweep_text,
     window_line,
@@ -87,37 +92,41 @@ def run(options: argparse.Namespace) -> int:
 def _by_formula(options: argparse.Namespace) -> dict[str, Any]:
     if options.sweep is not None:
         raise InvalidOptions("--sweep measures a device: it cannot be combined with --step-time")
-    config, curve = _config(options), options.step_time
+    config, curve = _config(options, options.nreq or NREQ), options.step_time
     arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
     runs = []
     for window_ms in options.window_ms:
         found = run_by_formula(arrivals_ms, config.tokens, config.bmax, window_ms, curve.at)
         runs.append(found)
-        _print(options, run_lines(config, found, work=0))
+        _print_run(options, config, found, work=0)
     _print_windows(options, runs)
     return document(config, curve, runs)
 
 
 def _on_device(options: argparse.Namespace) -> dict[str, Any]:
-    config = _config(options)
+    config = _config(options, options.nreq or NREQ)
+    load = os.getloadavg()[0]  # before this program adds to it
     device = open_device(options.device, options.dtype, options.threads)
     shape = _shape(options, ON_CPU if device.kind == "cpu" else ON_GPU)
     ran = _ran(device, shape)
     if options.sweep is not None:
         bench = Bench(device, shape, max(options.sweep), config.seed)
-        _print(options, device_line(ran))
+        _print_device(options, ran, load)
         with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
             sweep = bench.sweep(options.sweep, options.steps)
         _print(options, sweep_text(sweep))
         return document(config, ran, sweep=sweep)
     bench = Bench(device, shape, config.bmax, config.seed)
-    _print(options, device_line(ran))
+    _print_device(options, ran, load)
+    if options.nreq is None:
+        seconds = BUDGET_S / len(options.window_ms)
+        config = _config(options, bench.requests_within(seconds, config.tokens, NREQ))
     arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
     runs = []
     for window_ms in options.window_ms:
         with Progress(f"serving {config.nreq} requests, window {window_ms:g} ms"):
             runs.append(bench.run(arrivals_ms, config.tokens, window_ms))
-        _print(options, run_lines(config, runs[-1], shape.multiply_adds))
+        _print_run(options, config, runs[-1], shape.multiply_adds)
     _print_windows(options, runs)
     return document(config, ran, runs)
 
@@ -127,13 +136,25 @@ def _print(options: argparse.Namespace, text: str) -> None:
         print(text, flush=True)
 
 
+def _print_device(options: argparse.Namespace, ran: DeviceInfo, load: float) -> None:
+    _print(options, device_line(ran))
+    if ran.kind == "cpu" and (line := busy_line(load, os.cpu_count() or 1)):
+        _print(options, line)
+
+
+def _print_run(options: argparse.Namespace, config: Config, run: Run, work: int) -> None:
+    _print(options, run_lines(config, run, work))
+    if line := overload_line(config, run):
+        _print(options, line)
+
+
 def _print_windows(options: argparse.Namespace, runs: Sequence[Run]) -> None:
     for later in runs[1:]:
         _print(options, window_line(runs[0], later))
 
 
-def _config(options: argparse.Namespace) -> Config:
-    return Config(options.nreq, options.rate, options.tokens, options.bmax, options.seed)
+def _config(options: argparse.Namespace, nreq: int) -> Config:
+    return Config(nreq, options.rate, options.tokens, options.bmax, options.seed)
 
 
 def _shape(options: argparse.Namespace, plain: Shape) -> Shape:

@@ -55,6 +55,11 @@ class Run:
     gap_ms: Spread | None
     gap_large_ms: Spread | None
 
+    def full_tokens_per_s(self, bmax: int) -> float | None:
+        """Returns the tokens/s of median steps of `bmax` sequences; None if none was full."""
+        full = self.step_ms.get(bmax)
+        return None if full is None else 1000 * bmax / full[1].p50
+
 
 def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) -> Run:
     """Returns the figures of a schedule with requests. `timed`: its steps, if a device ran them."""

@@ -38,6 +38,12 @@ class Bench:
         self._device, self._bmax = device, bmax
         self._kernel = Kernel(device, shape, bmax, seed)
 
+    def requests_within(self, seconds: float, tokens: int, most: int) -> int:
+        """Returns how many requests, at most `most`, steps of `bmax` serve in the given time."""
+        stopwatch = self._warm_up(range(1, self._bmax + 1))
+        full_ms = min(each.ms for each in stopwatch.timed if each.batch == self._bmax)
+        return max(1, min(most, int(1000 * seconds * self._bmax / (tokens * full_ms))))
+
     def run(self, arrivals_ms: Sequence[float], tokens: int, window_ms: float) -> Run:
         """Runs each step of the schedule, whose virtual time advances by the measured time."""
         self._warm_up(range(1, self._bmax + 1))
@@ -55,10 +61,11 @@ class Bench:
                     stopwatch(batch)
         return sweep_figures(stopwatch.timed)
 
-    def _warm_up(self, batches: Sequence[int]) -> None:
+    def _warm_up(self, batches: Sequence[int]) -> Stopwatch:
         stopwatch = self._stopwatch()
         for batch in [*[max(batches)] * _WARM_UP_STEPS, *batches]:
             stopwatch(batch)
+        return stopwatch
 
     def _stopwatch(self) -> Stopwatch:
         on_host = self._device.kind == "cpu"

@@ -19,6 +19,9 @@ from orch_sidecar.tools.facts.labels.figures import Spread
 
 SCHEMA: Final = "orch.bench.decode/1"
 
+# Of the CPUs: what an idle machine's own services do not reach.
+_BUSY_SHARE: Final = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -84,6 +87,32 @@ def device_line(ran: DeviceInfo) -> str:
     if ran.in_cache:
         line += "\nNOTE the weights fit in the cache: steps are faster than decoding from memory"
     return line
+
+
+def overload_line(config: Config, run: Run) -> str:
+    """Says that requests arrive faster than full steps serve them; empty if they do not."""
+    wanted, most = config.rate_per_s * config.tokens, run.full_tokens_per_s(config.bmax)
+    if most is None or wanted < most:
+        return ""
+    return (
+        f"OVERLOADED {config.rate_per_s:g} requests/s of {config.tokens} tokens need {wanted:.0f} "
+        f"tokens/s, steps of {config.bmax} generate {most:.0f}: the queue grows until the last "
+        f"arrival, and TTFT and E2E tell its length; --rate {0.8 * most / config.tokens:.3g} is "
+        "kept up with"
+    )
+
+
+def busy_line(load: float, cpus: int) -> str:
+    """Says that other programs use the CPUs that steps run on; empty if they hardly do.
+
+    `load`: runnable threads before the run, as a mean of the last minute.
+    """
+    if load < _BUSY_SHARE * cpus:
+        return ""
+    return (
+        f"BUSY other programs keep {load:.1f} threads running on {cpus} CPUs: steps take longer "
+        "than on an idle machine, and differently long"
+    )
 
 
 def window_line(first: Run, last: Run) -> str:

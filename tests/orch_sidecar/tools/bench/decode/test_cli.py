@@ -21,7 +21,7 @@ def test_runs_steps_on_a_cpu_and_prints_the_lines(capsys: pytest.CaptureFixture[
     assert main(TINY) == 0
     printed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     # The note is of weights that fit in the cache, which not every machine tells the size of.
-    heads = [head for head in printed if head != "NOTE"]
+    heads = [head for head in printed if head not in ("NOTE", "BUSY", "OVERLOADED")]
     assert heads == ["DEVICE", "CONFIG", "GPU", "TTFT", "E2E", "STEPS", "GAPS"]
     assert "| tokens: 36 " in printed["GPU"]
 
@@ -67,9 +67,27 @@ def test_formula_takes_the_place_of_the_device(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main([*FORMULA, "--window-ms", "6,2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "CONFIG nreq=200 lambda=80.0/s tokens=32 Bmax=16 window_ms=6.00 work=0"
-    assert lines[1].endswith("tokens: 6400  | tokens/sec (GPU): 3342.21")
+    assert lines[0] == "CONFIG nreq=160 lambda=80.0/s tokens=32 Bmax=16 window_ms=6.00 work=0"
+    assert lines[1].endswith("tokens: 5120  | tokens/sec (GPU): 3462.15")
     assert lines[-1].startswith("WINDOW 6 -> 2 ms: p95 TTFT ")
+
+
+def test_load_that_the_device_cannot_keep_up_with_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for rate, said in (("240", False), ("280", True)):  # of 8415 tokens/s at most
+        assert main([*FORMULA, "--rate", rate]) == 0
+        assert ("OVERLOADED" in capsys.readouterr().out) is said
+
+
+def test_requests_are_no_more_than_the_time_allows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in TINY if word not in ("--nreq", "12")]
+    for seconds, requests in ((1e-9, 1), (1e6, 160)):
+        monkeypatch.setattr("orch_sidecar.tools.bench.decode.cli.BUDGET_S", seconds)
+        assert main([*words, "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["config"]["nreq"] == requests
 
 
 def test_same_words_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,10 @@ from orch_sidecar.tools.bench.decode.report import (
     SCHEMA,
     Config,
     DeviceInfo,
+    busy_line,
     device_line,
     document,
+    overload_line,
     run_lines,
     sweep_text,
     window_line,
@@ -90,6 +92,21 @@ def test_run_without_a_device_has_no_gaps() -> None:
 def test_window_line_shows_the_change_of_p95_ttft() -> None:
     shorter = run_figures(2.0, run_schedule([0.0, 9.0], 2, 16, 2.0, lambda batch: 10.0), ())
     assert window_line(RUN, shorter) == ("WINDOW 6 -> 2 ms: p95 TTFT 16.000 -> 12.950 ms (-19.1 %)")
+
+
+def test_overload_is_said_with_a_rate_that_is_kept_up_with() -> None:
+    full = run_figures(6.0, run_schedule([0.0, 1.0], 2, 2, 6.0, lambda batch: 10.0), ())
+    config = replace(CONFIG, bmax=2)
+    assert overload_line(config, full) == ""
+    line = overload_line(replace(config, rate_per_s=100.0), full)
+    assert line.startswith("OVERLOADED 100 requests/s of 2 tokens need 200 tokens/s, steps of 2 g")
+    assert line.endswith("--rate 80 is kept up with")
+    assert overload_line(replace(CONFIG, rate_per_s=1e6), RUN) == "", "no step was full"
+
+
+def test_busy_machine_is_said() -> None:
+    assert busy_line(0.4, 2) == ""
+    assert busy_line(1.5, 2).startswith("BUSY other programs keep 1.5 threads running on 2 CPUs")
 
 
 def test_device_line_names_the_device_and_notes_weights_that_fit_in_the_cache() -> None:
