@@ -64,24 +64,25 @@ class Ticket:
     `id`: of the lease that it may get, too. `request`: what it asks for. `queued`: how, if it was
     not decided at once. `owner`: None from the moment at which nobody answers for it any more: it
     is about to end, or reconciliation ends it. `movable`: another address of the pool may take it
-    over while it waits.
+    over while it waits; only of one that was queued.
     """
 
     __slots__ = ("_decided", "_gate", "_outcome", "id", "movable", "owner", "queued", "request")
 
-    def __init__(self, gate: Gate, request: AdmissionRequest) -> None:
+    movable: bool
+    _outcome: Outcome | None  # None until it is decided
+    _decided: asyncio.Future[None]  # of one that was queued
+
+    def __init__(self, gate: Gate, owner: Owner, request: AdmissionRequest) -> None:
         self.id = gate.ids.new(request.cost)
         self.request = request
-        self.owner: Owner | None = None
+        self.owner: Owner | None = owner
         self.queued: Queued | None = None
-        self.movable = False
         self._gate = gate
-        self._outcome: Outcome | None = None  # until it is decided
-        self._decided: asyncio.Future[None] | None = None  # while it waits, and after that
 
     async def lease(self) -> Outcome:
         """Returns the lease, or why there is none; waits while the request is queued."""
-        if self._decided is not None:
+        if self.queued is not None:
             try:
                 await self._decided
             except asyncio.CancelledError:
@@ -129,21 +130,17 @@ class Ticket:
         the upstream rejected it for now: for so many milliseconds nothing is dispatched in its
         place, or it lacks what is named by the type of its error.
         """
-        gate, controller, now = self._gate, self._gate.controller, self._gate._loop.time()
-        self.owner = None
+        self.owner, gate = None, self._gate
+        controller, now = gate.controller, gate._loop.time()
         gate.tickets.pop(self.id, None)
-        queues, outcome = controller.queues, self._outcome
-        if isinstance(rejection, str):  # before the lease ends, which would dispatch another
-            controller.rejected(self.id, rejection, now)
-        elif rejection is not None:
-            controller.pause(self.id, rejection / 1000, now)
-        if gate.waiting.pop(self.id, None) is not None or (queues.depth and self.id in queues):
+        if rejection is not None:  # before the lease ends, which would dispatch another
+            self._rejected(rejection, now)
+        if self.queued is not None and (
+            gate.waiting.pop(self.id, None) is not None or self.id in controller.queues
+        ):
             gate._perform(controller.leave(self.id, now))
-        if type(outcome) is Refusal:
-            request, retry_ms = self.request, outcome.retry_after_ms
-            if request.identity and retry_ms is not None and not outcome.moved:
-                demand = gate.reserve.demand(request.service_class)
-                demand.refused(request, now + retry_ms / 1000, now)
+        if type(self._outcome) is Refusal:
+            self._refused(self._outcome, now)
             return
         if not ended:
             gate.ledger.abandon(self.id)
@@ -153,6 +150,20 @@ class Ticket:
             gate._perform(decisions)
         elif gate.on_change is not None:
             gate.on_change()
+
+    def _rejected(self, rejection: float | str, now: float) -> None:
+        controller = self._gate.controller
+        if isinstance(rejection, str):
+            controller.rejected(self.id, rejection, now)
+        else:
+            controller.pause(self.id, rejection / 1000, now)
+
+    def _refused(self, refusal: Refusal, now: float) -> None:
+        """Notes until when a request with an identity was asked not to come back."""
+        request, retry_ms = self.request, refusal.retry_after_ms
+        if request.identity and retry_ms is not None and not refusal.moved:
+            demand = self._gate.reserve.demand(request.service_class)
+            demand.refused(request, now + retry_ms / 1000, now)
 
 
 class Gate:
@@ -195,7 +206,8 @@ class Gate:
         `since_s`: the loop's time of the arrival of a request that had its slots before, from which
         its time limits count: it is queued before all that arrived later.
         """
-        controller, now, ticket = self.controller, self._loop.time(), Ticket(self, request)
+        ticket = Ticket(self, owner, request)
+        controller, now = self.controller, self._loop.time()
         outcome: Lease | Refusal | Queued
         if since_s is None:
             arrive = self.claims.arrive if request.parent else controller.arrive
@@ -204,22 +216,17 @@ class Gate:
             outcome = controller.unavailable  # the queue was dismissed before it came back
         else:
             outcome = controller.requeue(ticket.id, request, since_s, now)
-        self.tickets[ticket.id] = ticket
         if isinstance(outcome, Queued):
-            ticket.queued, ticket._decided = outcome, self._loop.create_future()
-            self.waiting[ticket.id] = ticket
-            for lease_id in controller.reclaim.take():
-                if (of := self.tickets[lease_id].owner) is not None:
-                    of.reclaim()
+            self._queue(ticket, outcome)
+            again = since_s is not None
+            self._perform(controller.dispatch(now) if again else controller.take_displaced())
         else:
             ticket._outcome = outcome
-        if ticket.queued is not None and since_s is not None:
-            self._perform(controller.dispatch(now))
-        elif controller.displaced or self.waiting:
-            self._perform(controller.take_displaced())
-        elif self.on_change is not None:
-            self.on_change()
-        ticket.owner = owner  # last: reconciliation ends what an exception leaves
+            if controller.displaced or self.waiting:
+                self._perform(controller.take_displaced())
+            elif self.on_change is not None:
+                self.on_change()
+        self.tickets[ticket.id] = ticket  # last: reconciliation ends what an exception leaves
         return ticket
 
     # Engine
@@ -295,6 +302,15 @@ class Gate:
         ticket = self.tickets.get(lease_id)
         return ticket is not None and ticket.owner is not None and ticket.owner.unseen
 
+    def _queue(self, ticket: Ticket, queued: Queued) -> None:
+        """Has a ticket wait, and requests give up their slots for it if that was decided."""
+        ticket.queued, ticket.movable, ticket._outcome = queued, False, None
+        ticket._decided = self._loop.create_future()
+        self.waiting[ticket.id] = ticket
+        for lease_id in self.controller.reclaim.take():
+            if (owner := self.tickets[lease_id].owner) is not None:
+                owner.reclaim()
+
     def _decide(self, ticket_id: str, outcome: Outcome) -> bool:
         """Ends the wait of a request. False: it does not wait. Its owner may be gone, by an
         exception: reconciliation then finds the lease."""
@@ -302,7 +318,7 @@ class Gate:
         if ticket is None:
             return False
         ticket._outcome = outcome
-        if ticket._decided is not None and not ticket._decided.done():
+        if not ticket._decided.done():
             ticket._decided.set_result(None)
         return True
 

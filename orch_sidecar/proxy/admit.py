@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from orch_sidecar.admission.gate import Ticket
-from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import OK, RequestRecord
@@ -82,11 +82,10 @@ class Admit:
         ticket = request.attempt.ticket = gate.open(request, ask)
         try:
             while True:
-                if ticket.queued is not None:
-                    self._wait(request, pool, ticket, ticket.queued)
-                    elsewhere = _NONE
-                outcome = await ticket.lease()
-                request.attempt.waiting = None
+                if ticket.queued is None:
+                    outcome = await ticket.lease()
+                else:
+                    outcome, elsewhere = await self._wait(request, pool, ticket), _NONE
                 if isinstance(outcome, Refusal):
                     return _refused(request, ask, outcome, elsewhere)
                 record.admitted = time.monotonic_ns()
@@ -112,18 +111,22 @@ class Admit:
             ticket.owner = None  # first: reconciliation finds what `_end` should fail to end
             self._end(request, pool, ticket, rejection)
 
-    def _wait(self, request: Request, pool: Pool, ticket: Ticket, queued: Queued) -> None:
-        """Notes that a request waits for its slots; another address of the pool may take it over,
-        and its client may be shown its place."""
-        record = request.record
+    async def _wait(self, request: Request, pool: Pool, ticket: Ticket) -> Lease | Refusal:
+        """Waits for the slots; another address of the pool may take the request over, and its
+        client may be shown its place."""
+        record, attempt, queued = request.record, request.attempt, ticket.queued
+        assert queued is not None
         if record.lease is None:  # it had no slots before
             record.queued, record.queue_position = time.monotonic_ns(), queued.position
         record.predicted_start_ms = queued.predicted_start_ms
-        request.attempt.waiting = ticket
-        named = request.options.pool == pool.name
+        attempt.waiting, named = ticket, request.options.pool == pool.name
         ticket.movable = pool.group != pool.name and not (request.moved or named)
-        if request.options.queue_events and record.stream:
-            self._watchers.watch(request, request)
+        try:
+            if request.options.queue_events and record.stream:
+                self._watchers.watch(request, request)
+            return await ticket.lease()
+        finally:
+            attempt.waiting = None
 
     def _end(
         self, request: Request, pool: Pool, ticket: Ticket, rejection: float | str | None
@@ -133,11 +136,13 @@ class Admit:
         A response that was cut short leaves the lease to the engine's confirmation.
         """
         record, response = request.record, request.attempt.response
-        request.attempt.waiting = None
-        if response is not None and (request.reserved is not None or request.sink is not None):
+        if response is None:
+            ticket.end(served=False, sent=False, rejection=rejection)
+            return
+        if request.reserved is not None or request.sink is not None:
             record.generated_tokens = generated_tokens(record, response)
         tokens: int | None = None
-        if response is not None and response.status == 200 and response.outcome is OK:
+        if response.status == 200 and response.outcome is OK:
             record.input_tokens, record.output_tokens = response.answer.counts
             record.client_limited = response.client_limited
             if not response.client_limited:
@@ -148,9 +153,8 @@ class Admit:
                     record.generated_tokens = tokens
         ticket.end(
             tokens,
-            ended=response is None or response.complete,
-            served=response is not None and response.rejected is None,
-            sent=response is not None,
+            ended=response.complete,
+            served=response.rejected is None,
             rejection=rejection,
         )
 

@@ -14,7 +14,7 @@ import struct
 import time
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from aiohttp import HttpVersion11, web
 
@@ -106,7 +106,8 @@ class ClientWriter(Sink):
             raise asyncio.CancelledError
         http11 = http.version >= HttpVersion11
         self.transport = transport
-        self.client = cast(ClientConnection, http.protocol)
+        client: Any = http.protocol
+        self.client: ClientConnection = client
         self.silence_limit_s: SilenceLimit | None = None
         self.extra = b""
         self._head: Head | None = None
@@ -123,9 +124,8 @@ class ClientWriter(Sink):
         client = self.client
         self._source = source
         client.response = self
-        self.paused = client.writing_paused  # full of an earlier response, to a pipelined request
-        if self.paused:
-            source.pause()
+        if client.writing_paused:
+            self.pause()  # full of an earlier response, to a pipelined request
 
     # Sink of an engine's response
 

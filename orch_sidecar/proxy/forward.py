@@ -78,10 +78,10 @@ class Forward:
             await response.done
             return _result(response, sink, pool)
         finally:
-            if attempt.response is not None:
-                attempt.failure = attempt.response.failure
-                if not attempt.response.complete:
-                    attempt.response.stop()
+            if (sent := attempt.response) is not None:
+                attempt.failure = sent.failure
+                if not sent.complete:
+                    sent.stop()
             elif connection is not None:
                 connection.close()
             if sink is not None:

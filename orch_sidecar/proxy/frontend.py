@@ -131,11 +131,11 @@ class Frontend:
             key = None if operator else self._authorizer.check(path, headers)
             if (
                 isinstance(key, Refusal)
-                or isinstance(name, Refusal)
+                or name is None
                 or endpoint is None
                 or (endpoint.method != http.method and (http.method, endpoint.method) != _HEAD)
             ):
-                refusal = _refused(http.method, path, endpoint, key, name)
+                refusal = self._refused(http, path, endpoint, key, name)
             else:
                 request = Request(http, endpoint, record, trace, names, key)
                 request.strip_keys = self._authorizer.keys is not None
@@ -162,7 +162,7 @@ class Frontend:
         finally:
             self.active -= 1
             self.request_ended.set()
-            if request is not None:
+            if request is not None and name is not None:
                 self._ended(request, name)
             record.end(outcome, status)
             self._metrics.request_ended(record)
@@ -171,19 +171,18 @@ class Frontend:
 
     def _identify(
         self, http: web.BaseRequest, endpoint: Endpoint, names: Names
-    ) -> tuple[RequestRecord, RequestName | Refusal]:
-        """Returns the record of a request, with its ids, and the name under which it is in
-        flight."""
+    ) -> tuple[RequestRecord, RequestName | None]:
+        """Returns the record of a request, with its ids, and the name under which it is in flight;
+        None if its client chose one that cannot be used."""
         if not self._ids:
             self._ids = new_ids()
         own_id = request_id = correlation_id = self._ids.pop()
-        name: RequestName | Refusal = own_id
+        name: RequestName | None = own_id
         if names.has_options:
             headers = http.headers
             if (given := headers.get(X_ORCH_REQUEST_ID)) is not None:
                 name = self._in_flight.name_for(given, headers)
-                if not isinstance(name, Refusal):
-                    own_id = given
+                own_id = own_id if name is None else given
             request_id = accept_id(headers.get(X_REQUEST_ID)) or own_id
             correlation_id = accept_id(headers.get(X_CORRELATION_ID)) or request_id
         now, now_ns = time.monotonic_ns(), time.time_ns()
@@ -192,9 +191,26 @@ class Frontend:
         )
         return RequestRecord(identity), name
 
-    def _ended(self, request: Request, name: RequestName | Refusal) -> None:
+    def _refused(
+        self,
+        http: web.BaseRequest,
+        path: str,
+        endpoint: Endpoint | None,
+        key: ApiKey | Refusal | None,
+        name: RequestName | None,
+    ) -> Refusal:
+        """The refusal of a request for its key, its path, its id or its method."""
+        if isinstance(key, Refusal):
+            return key
+        if endpoint is None:
+            return Refusal(Reason.NOT_FOUND, why_not(path))
+        if name is None:
+            return self._in_flight.no_name_for(http.headers[X_ORCH_REQUEST_ID])
+        text = f"{path} takes {endpoint.method}, not {http.method[:20]}"
+        return Refusal(Reason.METHOD_NOT_ALLOWED, text)
+
+    def _ended(self, request: Request, name: RequestName) -> None:
         """Gives back what a request had of this sidecar."""
-        assert not isinstance(name, Refusal)  # it was in flight
         self._bodies.release(request)
         if request.parent_lease is not None:
             self._parent_leases.leave(request.parent_lease)
@@ -348,21 +364,3 @@ class Frontend:
                 text = f"the {X_ORCH_LEASE} is spent: it has been used or revoked"
                 return Refusal(Reason.LEASE_SPENT, text)
         return encoding_refusal(headers) if endpoint.method == "POST" else None
-
-
-def _refused(
-    method: str,
-    path: str,
-    endpoint: Endpoint | None,
-    key: ApiKey | Refusal | None,
-    name: RequestName | Refusal,
-) -> Refusal:
-    """The refusal of a request for its key, its path, its method or its name."""
-    if isinstance(key, Refusal):
-        return key
-    if endpoint is None:
-        return Refusal(Reason.NOT_FOUND, why_not(path))
-    if isinstance(name, Refusal):
-        return name
-    text = f"{path} takes {endpoint.method}, not {method[:20]}"
-    return Refusal(Reason.METHOD_NOT_ALLOWED, text)

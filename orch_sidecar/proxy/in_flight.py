@@ -68,15 +68,17 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def name_for(self, client_id: str, headers: Mapping[str, str]) -> RequestName | Refusal:
-        """Returns the name of a request whose client chose the id; a Refusal if it is invalid."""
+    def name_for(self, client_id: str, headers: Mapping[str, str]) -> RequestName | None:
+        """Returns the name of a request whose client chose the id. None: see `no_name_for`."""
         name = (client_id, self._digest(credential(headers) or ""))
+        return None if _ID.fullmatch(client_id) is None or name in self._requests else name
+
+    def no_name_for(self, client_id: str) -> Refusal:
+        """The refusal of a request whose client chose an id that cannot be used."""
         if _ID.fullmatch(client_id) is None:
             text = f"{X_ORCH_REQUEST_ID} must be 32 lowercase hexadecimal digits"
-        elif name in self._requests:
-            text = f"{X_ORCH_REQUEST_ID} is in use by another request in flight; use a unique one"
         else:
-            return name
+            text = f"{X_ORCH_REQUEST_ID} is in use by another request in flight; use a unique one"
         return Refusal(Reason.INVALID_REQUEST, text, param=X_ORCH_REQUEST_ID)
 
     def begin(self, name: RequestName, request: CancellableRequest) -> None:

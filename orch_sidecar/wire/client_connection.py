@@ -125,7 +125,8 @@ class ClientConnection(web.RequestHandler):
         if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
         # No reference to the task: a cancelled one keeps its traceback, which keeps the request.
-        writer, task = StreamWriter(self, self._loop), cast(Any, None)
+        task: Any = None
+        writer = StreamWriter(self, self._loop)
         malformed: _ErrInfo | None = None
         if isinstance(message, RawRequestMessage):
             head = message._replace(should_close=True) if message.upgrade else message
