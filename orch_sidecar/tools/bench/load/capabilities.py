@@ -16,8 +16,11 @@ _PATH: Final = "/v1/capabilities"
 REPORT_INTERVAL_S: Final = 1.2
 # Other traffic may never end: the measurement then records that the engine was not idle.
 IDLE_TIMEOUT_S: Final = 12.0
-# Often enough to lose little time, and seldom enough to cost a run nothing.
-WATCH_INTERVAL_S: Final = 2.0
+# Often enough to lose little time, and seldom enough to cost a run nothing. Reports come each
+# second: the looks begin shortly before the second next one.
+WATCH_INTERVAL_S: Final = 1.9
+LOOK_S: Final = 0.05
+MOST_LOOKS: Final = 24
 
 READY: Final = "ready"
 
@@ -87,13 +90,19 @@ async def accepted_of_others(
     """
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
-        try:
-            found = (await _read_existing(endpoint, pool)).snapshot
-        except EndpointError:  # at the end it is an objection, should it last
-            continue
-        others = found.requests_total - since.requests_total - sent()
-        if found.epoch == since.epoch and others > 0:
-            return others
+        busy_s: float | None = None
+        for _ in range(MOST_LOOKS):  # until a new report, when least was sent since it was made
+            try:
+                found = (await _read_existing(endpoint, pool)).snapshot
+            except EndpointError:  # at the end it is an objection, should it last
+                break
+            others = found.requests_total - since.requests_total - sent()
+            if found.epoch == since.epoch and others > 0:
+                return others
+            if busy_s not in (None, found.busy_s):
+                break
+            busy_s = found.busy_s
+            await asyncio.sleep(LOOK_S)
 
 
 async def _read_existing(endpoint: Endpoint, pool: str | None) -> Capabilities:
