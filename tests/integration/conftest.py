@@ -41,6 +41,12 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest.fixture(autouse=True)
+def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits for the next attempt to reach an engine."""
+    monkeypatch.setattr("orch_sidecar.pools.engine_watcher.RECONNECT_S", 0.02)
+
+
+@pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting from outside reaches a test."""
     for name in list(os.environ):

@@ -192,7 +192,7 @@ async def test_log_has_the_address_of_an_engine_that_cannot_be_reached(
     running: Running, engines: list[ScriptedEngine], caplog: pytest.LogCaptureFixture
 ) -> None:
     await down_but_not_noticed(running, engines)
-    await (await running.client()).post()
+    await (await running.client()).post(CHAT, AT_ONCE)
     await down(running, engines)
     for engine in engines:
         lines = [line for line in caplog.messages if engine.url in line]

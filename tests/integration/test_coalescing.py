@@ -18,8 +18,6 @@ from tests.integration.scripted_answers import (
 )
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 
-EVERY_LOOP = True
-
 
 async def test_three_identical_streams_are_one_decode(
     engine: ScriptedEngine, sidecar: Running, script: AnswerScript

@@ -17,8 +17,6 @@ from tests.integration.scripted_answers import (
 )
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 
-EVERY_LOOP = True
-
 BULK, INTERACTIVE = ("X-Orch-Class", "bulk"), ("X-Orch-Class", "interactive")
 
 

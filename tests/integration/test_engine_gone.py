@@ -14,8 +14,6 @@ from tests.integration.running import Running, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 # A decode for one client, and one that others might share.
 KINDS: list[dict[str, Any]] = [{}, {"temperature": 0}]
 

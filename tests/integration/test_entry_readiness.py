@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.integration.client import Client
+from tests.integration.client import AT_ONCE, CHAT, Client
 from tests.integration.readiness import assert_unavailable, readiness
 from tests.integration.running import Running, Start, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
@@ -21,7 +21,7 @@ async def test_entry_whose_only_pool_is_away_is_ready_to_report_it(
     ready = await readiness(parent_leases)
     assert (ready.status, ready.json()["ready"]) == (200, True)
     assert ready.json()["state"] == "down"
-    refused = await (await parent_leases.client()).post()
+    refused = await (await parent_leases.client()).post(CHAT, AT_ONCE)
     assert_unavailable(refused, "engine_down")
 
 

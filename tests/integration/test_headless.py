@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.pools import discovery
-from tests.integration.client import CHAT
+from tests.integration.client import AT_ONCE, CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -202,7 +202,7 @@ async def test_name_without_an_address_is_reported_and_refused_as_away(
         lambda: "no address" in str(running.sidecar.pools.without_address["cloud"].message)
     )
     client = await running.client()
-    refused = await client.post(CHAT, headers=[("X-Orch-Pool", "cloud")])
+    refused = await client.post(CHAT, headers=[("X-Orch-Pool", "cloud"), *AT_ONCE])
     assert refused.status == 503
     assert "the name of the pool cloud has no address" in refused.error["message"]
     health = (await client.get("/readyz")).json()

@@ -13,8 +13,6 @@ from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 
 async def test_end_that_is_missing_from_the_stream_is_asked_for(
     engine: ScriptedEngine, sidecar: Running

@@ -27,8 +27,9 @@ async def proxy(engine: ScriptedEngine) -> AsyncIterator[Proxy]:
 
 
 async def test_sidecar_that_is_lost_without_an_end_of_its_stream_stops_delaying_the_others(
-    engine: ScriptedEngine, start: Start, held: Held, proxy: Proxy
+    engine: ScriptedEngine, start: Start, held: Held, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("vllm_plugin.contracts.slot_claims.CLAIM_S", 2.0)
     lost, other = await start(engine_url=f"http://127.0.0.1:{proxy.port}"), await start()
     busy = await started(other, seed=0, n=4)
     await eventually(lambda: held.waiting)

@@ -7,8 +7,6 @@ from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
 
-EVERY_LOOP = True
-
 
 def seeds(engine: ScriptedEngine) -> list[int]:
     return [request.json()["seed"] for request in engine.generating]

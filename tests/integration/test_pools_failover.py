@@ -16,8 +16,6 @@ from tests.integration.scripts import closes, resets
 from tests.integration.tiers import tier
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 
 async def breaks_its_head_off(answer: Answer) -> None:
     answer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/ev")

@@ -11,8 +11,6 @@ from tests.integration.running import Running, Start, all_ready, eventually, poo
 from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
 from tests.patience import HANG_S
 
-EVERY_LOOP = True
-
 
 async def test_queue_of_a_pool_that_dies_moves_to_another(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine, held: Held

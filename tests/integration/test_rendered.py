@@ -19,7 +19,7 @@ import yaml
 from orch_sidecar.api.endpoints import STREAM
 from orch_sidecar.auth.keys import InvalidKeyFile
 from orch_sidecar.config.settings import SidecarSettings
-from tests.integration.client import CHAT, Fields
+from tests.integration.client import AT_ONCE, CHAT, Fields
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
@@ -235,7 +235,7 @@ async def test_entry_that_has_its_key_is_served_by_pools_that_do_not_ask_for_it_
     entry = await entry_of(pods, start, await pool_of(without, start))
     assert await status(entry, pods.headers(ALICE)) == 200
     too_early = await entry_of(without, start, await pool_of(pods, start), wait=False)
-    assert await status(too_early, pods.headers(ALICE)) == 503
+    assert await status(too_early, [*pods.headers(ALICE), *AT_ONCE]) == 503
 
 
 @pytest.mark.parametrize("pods", ["one-gpu", "own_keys"], indirect=True)

@@ -17,8 +17,6 @@ from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 RETRY: Any = [("retry-after", "1"), ("retry-after-ms", "20")]
 ENVELOPE = {"error": {"code": "ADMISSION_NO_QUEUE", "retriable": True, "retry_after_ms": 20}}
 

@@ -69,6 +69,7 @@ async def test_collector_that_is_down_slows_and_breaks_nothing(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+        monkeypatch.setattr("orch_sidecar.observability.otlp.spans.SHUTDOWN_S", 0.5)
         running = await start()
         client = await running.client()
         loop = asyncio.get_running_loop()

@@ -13,8 +13,6 @@ from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 ADDED = {
     "server-timing",
     "x-request-id",

@@ -11,8 +11,6 @@ from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 
 async def test_expect_100_continue_is_answered_here_and_not_passed(
     engine: ScriptedEngine, sidecar: Running

@@ -162,7 +162,7 @@ async def test_lower_that_drains_takes_nothing_new_and_finishes_what_it_has(
     admin = await Client.connect(lower.sidecar.admin_port)
     assert (await admin.request("POST", "/v1/pools/cloud/drain")).status == 200
     await eventually(lambda: parent_leases.sidecar.state == "draining")
-    refused = await (await parent_leases.client()).post(MESSAGES)
+    refused = await (await parent_leases.client()).post(MESSAGES, AT_ONCE)
     assert refused.status == 503
     assert refused.header("retry-after")
     ready = await (await parent_leases.client()).get("/readyz")
