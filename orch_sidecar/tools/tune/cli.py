@@ -18,7 +18,7 @@ from orch_sidecar.tools.arguments import TextParser, count, count_or_zero, posit
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted, interrupts
 from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
-from orch_sidecar.tools.bench.plan.options import header
+from orch_sidecar.tools.bench.plan.options import add_endpoint
 from orch_sidecar.tools.bench.plan.plan import plan_of
 from orch_sidecar.tools.bench.runs.run import NotMeasurable
 from orch_sidecar.tools.facts.comparison import plot
@@ -114,14 +114,10 @@ def parser() -> argparse.ArgumentParser:
     found = TextParser(prog="orch tune", description=_DESCRIPTION, epilog=_EPILOG)
     # What `plan_of` reads of a bench's options and this command has no use for.
     found.set_defaults(
-        prompts=None, no_ignore_eos=False, facts=None, engine=None, precision=None, gpu=None,
-        gpu_count=None, model_id=None, model_name=None,
+        prompts=None, no_ignore_eos=False, facts=None,
     )  # fmt: skip
+    add_endpoint(found)
     add = found.add_argument
-    add("--url", default="http://127.0.0.1:8080", help="default: %(default)s")
-    add("--model", help="default: the first that the endpoint (or pool) serves")
-    add("--pool", help="the pool, of a sidecar with several")
-    add("--header", action="append", type=header, default=[], metavar="'NAME: VALUE'")
     add("--slo-ttft-ms", type=positive, help="of the first token, 95th percentile")
     add("--slo-tpot-ms", type=positive, help="of the time per token, 95th percentile")
     add("--input-tokens", type=count, default=256, help="of each prompt; default: %(default)s")

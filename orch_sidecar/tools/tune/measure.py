@@ -77,7 +77,8 @@ async def tune(
     fields = {**plan.endpoint.fields, X_ORCH_CLASS: _SWEEP_CLASS}
     closed = Scenario(Label.BATCHED_ONLINE, Arrivals.CLOSED_LOOP, 1, seconds, plan.scenario.seed)
     endpoint = replace(plan.endpoint, fields=fields)
-    sweep = await run_sweep(replace(plan, endpoint=endpoint, scenario=closed), sizes, interrupted)
+    steady = replace(plan, endpoint=endpoint, scenario=closed)
+    sweep = await run_sweep(steady, sizes, interrupted, report)
     curve = curve_of(steps_between(*_entries(each, found.snapshot.pool)) for each in sweep.results)
     entry = _entries(sweep.results[-1], found.snapshot.pool)[1]
     prefill = entry.get("prefill_tokens_per_s") or None
@@ -138,7 +139,7 @@ async def _try_rates(
             least_seconds=seconds,
             seed=plan.scenario.seed + 100 + len(rate.trials),
         )
-        result = await measure(replace(plan, scenario=scenario), interrupted, trial=True)
+        result = await measure(replace(plan, scenario=scenario), interrupted, report, trial=True)
         met = 0 if result.goodput is None else result.goodput.requests
         trial = Trial(rate.next_per_s, len(result.calls), met)
         rate.record(trial)

@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,8 +69,8 @@ def header(text: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Adds the options of every scenario, and returns the group of output files."""
+def add_endpoint(parser: argparse.ArgumentParser) -> None:
+    """Adds what is measured, and how it is asked."""
     target = parser.add_argument_group("endpoint")
     target.add_argument("--url", default="http://127.0.0.1:8080", help="default: %(default)s")
     target.add_argument("--model", help="default: the first that the endpoint (or pool) serves")
@@ -82,6 +83,11 @@ def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--restarts", type=count_or_zero, default=3, metavar="N",
         help="how often a run begins again when others use the engine; default: %(default)s",
     )  # fmt: skip
+
+
+def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds the options of every scenario, and returns the group of output files."""
+    add_endpoint(parser)
     workload = parser.add_argument_group("workload")
     workload.add_argument(
         "--prompts", type=Path, metavar="FILE",
@@ -182,12 +188,7 @@ def add_arrivals(parser: argparse.ArgumentParser) -> None:
 def overrides_of(options: argparse.Namespace) -> IdentityOverrides:
     """Returns the parts of the engine's identity that were given by hand."""
     return IdentityOverrides(
-        engine=options.engine,
-        precision=options.precision,
-        gpu=options.gpu,
-        gpu_count=options.gpu_count,
-        model_id=options.model_id,
-        model_name=options.model_name,
+        **{each.name: getattr(options, each.name, None) for each in fields(IdentityOverrides)}
     )
 
 

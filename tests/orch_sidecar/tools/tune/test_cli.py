@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orch_sidecar.tools.bench.plan import plan
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.workload import Workload
-from orch_sidecar.tools.tune.cli import tuned_profile
+from orch_sidecar.tools.tune.cli import parser, tuned_profile
 from orch_sidecar.tools.tune.decision import Binds, Decision
 from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import memory_bound
@@ -25,6 +28,11 @@ ENTRY: dict[str, Any] = {
     "kv_groups": [{"count": 1, "block_tokens": 64}], "kv_tokens_total": 6400,
     "features": {"kv_bytes_per_token": 65_536},
 }  # fmt: skip
+
+
+def test_options_are_those_that_a_plan_is_made_of() -> None:
+    read = set(re.findall(r"options\.([a-z_]+)", inspect.getsource(plan)))
+    assert read - {"py"} <= set(vars(parser().parse_args([])))
 
 
 def test_profile_is_the_base_with_the_tuned_values(tmp_path: Path) -> None:
