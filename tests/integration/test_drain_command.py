@@ -138,6 +138,7 @@ async def test_frozen_engine_that_is_stopped_is_not_waited_for_until_the_limit(
     sidecar: Running, engine: ScriptedEngine, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orch_sidecar.tools.drain._SILENT_S", 0.2)
+    monkeypatch.setattr("orch_sidecar.pools.engine_watcher.RECONNECT_S", 60.0)
     await started(sidecar)
     await eventually(lambda: held.waiting)
     engine.faults.mute = True
