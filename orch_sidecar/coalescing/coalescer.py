@@ -23,7 +23,7 @@ from orch_sidecar.coalescing.shared_generation import (
 )
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.queue_events import Watchers
@@ -33,7 +33,7 @@ from orch_sidecar.proxy.route import Route
 
 logger = logging.getLogger("orch.sidecar")
 
-_NONE: Final = frozenset[str]()
+_NO_POOL: Final = frozenset[str]()
 
 # Refusals that concern the generation's place in the queue, not the clients that joined later.
 _OF_ITS_PLACE: Final = frozenset(
@@ -115,7 +115,7 @@ class Coalesce:
     def _excluded(self, call: GenerationCall, record: RequestRecord) -> frozenset[str] | None:
         """Returns the pools that do not coalesce. None: the request goes to one of these."""
         if self._pools.one is not None:
-            return _NONE
+            return _NO_POOL
         excluded = self._pools.not_coalescing
         if excluded:
             chosen = self._pools.choose(call, record.spent_ms())

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.tenant import Tenant, tenant
-from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.request import Request
 from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
 

@@ -53,7 +53,7 @@ EVENT_BYTES: Final = 2**20
 
 _ADMISSION_FIELDS: Final = report.FIELDS | {"state", "message"}
 # A stream is opened again when it should ask for changes so many times less often.
-_TOO_OFTEN: Final = 2.0
+_REOPEN_FACTOR: Final = 2.0
 _CLAIM_FIELDS: Final = {"claim", "waits", "claimed"}
 
 
@@ -255,7 +255,7 @@ class EngineWatcher:
 
     def _reads_too_often(self, asked_s: float) -> bool:
         """Whether there are many more streams to read than when this one was opened."""
-        return min(self._changes_every_s(), HEARTBEAT_EVERY_S) > _TOO_OFTEN * asked_s
+        return min(self._changes_every_s(), HEARTBEAT_EVERY_S) > _REOPEN_FACTOR * asked_s
 
     def _read(self, document: Document, changed: Document | None) -> EngineReport | Outage:
         """Returns what the document reports. `changed`: its fields that differ from the document

@@ -39,9 +39,8 @@ from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
-from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.candidates import Kind, Standing, standing
-from orch_sidecar.pools.placement.routing import PoolSnapshot
+from orch_sidecar.pools.placement.routing import GenerationCall, PoolSnapshot, PrefixUse
 from orch_sidecar.pools.status import PoolStatus
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.backpressure import RejectionReader
@@ -62,7 +61,7 @@ _LOG_EVERY_S: Final = 1.0
 _INTERACTIVE_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "0")
 _BULK_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "1")
 _BULK_CLASS: Final = field_line(X_ORCH_CLASS, BULK.value)
-_AT_ONCE: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
+_NO_WAIT: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
     X_ORCH_PREDICTED_START_MS, "0"
 )
 
@@ -138,7 +137,7 @@ class Pool:
             each: self.labels | {"orch.class": each.value} for each in ServiceClass
         }
         self.fields = field_line(X_MEASUREMENT_TYPE, profile.measurement_type)
-        self.fields_at_once = self.fields + _AT_ONCE
+        self.fields_at_once = self.fields + _NO_WAIT
         self._unreachable_log_at = float("-inf")
         policy = profile.engine.get("scheduling_policy")
         # Only this policy of vLLM reads priorities; a child sidecar sets its own.

@@ -25,12 +25,17 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
-from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement import routing
 from orch_sidecar.pools.placement.affinity import PrefixAffinity
-from orch_sidecar.pools.placement.candidates import FEW
-from orch_sidecar.pools.placement.routing import PlacementReason, PlacementRequest, PoolSnapshot
+from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED
+from orch_sidecar.pools.placement.routing import (
+    GenerationCall,
+    PlacementReason,
+    PlacementRequest,
+    PoolSnapshot,
+    PrefixUse,
+)
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.shortlist import LongestContext, Shortlist
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
@@ -209,7 +214,7 @@ class PoolRegistry:
         asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, home, why)
         pools, load = self._shortlist.of(asked, tried or ())
         drawn = pools is not self.all
-        predicts = drawn or len(pools) <= FEW
+        predicts = drawn or len(pools) <= MAX_POOLS_COMPARED
         requests: dict[str, AdmissionRequest] = {}
         snapshots: list[PoolSnapshot] = []
         for pool in pools:

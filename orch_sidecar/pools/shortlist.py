@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from random import Random
 from typing import Protocol
 
-from orch_sidecar.pools.placement.candidates import FEW, Candidates
+from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED, Candidates
 from orch_sidecar.pools.placement.routing import Load, PlacementRequest
 from orch_sidecar.pools.pool import Pool
 
@@ -55,7 +55,7 @@ class Shortlist:
         several the one with most free slots. None: `model` is no adapter, or all are full of
         others."""
         pools: Collection[Pool] = self._all
-        if len(pools) > FEW:
+        if len(pools) > MAX_POOLS_COMPARED:
             if self.changed:
                 self._update()
             pools = self._with_adapters
@@ -77,7 +77,7 @@ class Shortlist:
 
         `tried`: names of pools and groups that failed to serve the request before.
         """
-        if len(self._all) <= FEW:
+        if len(self._all) <= MAX_POOLS_COMPARED:
             return self._all, None
         if self.changed:
             self._update()
@@ -96,7 +96,7 @@ class Shortlist:
 
     def _update(self) -> None:
         """Looks at the pools that have changed."""
-        new_contexts, many = False, len(self._all) > FEW
+        new_contexts, many = False, len(self._all) > MAX_POOLS_COMPARED
         for pool in self.changed:
             name, ctx_max = pool.name, pool.watcher.ctx_max
             if self._by_name.get(name) is not pool:

@@ -46,7 +46,7 @@ _AWAY: Final = frozenset(
         Reason.API_VERSION_MISMATCH,
     }
 )
-_NONE: Final = frozenset[Reason]()
+_NO_REASON: Final = frozenset[Reason]()
 _ONLY: Final = PlacementReason.ONLY
 _REQUEUE: Final = Retry.REQUEUE
 
@@ -85,7 +85,7 @@ class Admit:
                 if ticket.queued is None:
                     outcome = await ticket.lease()
                 else:
-                    outcome, elsewhere = await self._wait(request, pool, ticket), _NONE
+                    outcome, elsewhere = await self._wait(request, pool, ticket), _NO_REASON
                 if isinstance(outcome, Refusal):
                     return _refused(request, ask, outcome, elsewhere)
                 record.admitted = time.monotonic_ns()
@@ -104,7 +104,7 @@ class Admit:
                 if outcome.reclaimed:  # the time that it had its slots is not waited
                     since_s += self._loop.time() - outcome.granted_at
                 self._end(request, pool, ticket, rejection)
-                rejection, elsewhere = None, _NONE
+                rejection, elsewhere = None, _NO_REASON
                 request.begin_attempt_here(result.refusal.reason)
                 ticket = request.attempt.ticket = gate.open(request, ask, since_s)
         finally:

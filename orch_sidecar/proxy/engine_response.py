@@ -259,7 +259,7 @@ class EngineResponse:
     def _withhold(self, out: bytes) -> None:
         """Keeps what may be a rejection; one that is too long is none."""
         withheld = (self._withheld or b"") + out
-        if len(withheld) <= backpressure.MOST_BYTES:
+        if len(withheld) <= backpressure.MAX_REJECTION_BYTES:
             self._withheld = withheld
         else:
             self._withheld = None

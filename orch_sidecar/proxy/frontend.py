@@ -43,8 +43,8 @@ from orch_sidecar.observability.record import (
     new_ids,
 )
 from orch_sidecar.observability.tracing import Tracing
-from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLeases
+from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight, RequestName
 from orch_sidecar.proxy.rejection import response_to

@@ -47,13 +47,13 @@ from orch_sidecar.wire.http1 import Head
 
 logger = logging.getLogger("orch.sidecar")
 
-EVERY_S: Final = 0.25
+LOOK_EVERY_S: Final = 0.25
 # Clients that are shown their places before the event loop runs again.
-_AT_ONCE: Final = 256
+_CLIENTS_PER_TURN: Final = 256
 # A line is repeated after this time: the prediction has changed, and proxies close silent streams.
 REPEAT_S: Final = 2.0
 # Of an answer that is not a stream: more than any error of an engine.
-_MOST_BYTES: Final = 65_536
+_MAX_ANSWER_BYTES: Final = 65_536
 
 _HEAD: Final = b"".join(
     (
@@ -158,7 +158,7 @@ class QueueResponse(ClientWriter):
         answer = self._answer
         if answer is None or last or self.transport.is_closing():
             super().write(data, last=last)
-        elif sum(map(len, answer)) < _MOST_BYTES:
+        elif sum(map(len, answer)) < _MAX_ANSWER_BYTES:
             answer.append(data)
 
     def finish(self, outcome: Outcome, last: bytes = b"") -> None:
@@ -253,10 +253,10 @@ class Watchers:
     async def _run(self) -> None:
         try:
             while self._watched:
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(LOOK_EVERY_S)
                 for number, response in enumerate(list(self._watched), 1):
                     self._show(response)
-                    if number % _AT_ONCE == 0:
+                    if number % _CLIENTS_PER_TURN == 0:
                         await asyncio.sleep(0)
         finally:
             self._task = None

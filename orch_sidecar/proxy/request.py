@@ -17,8 +17,8 @@ from orch_sidecar.auth.budgets import Reservation
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import Trace
-from orch_sidecar.pools.generation_call import GenerationCall
 from orch_sidecar.pools.parent_leases import ParentLease
+from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.forwarding import Names

@@ -14,7 +14,7 @@ from typing import Any
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES
 from orch_sidecar.api.refusal import Refusal
-from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.registry import Placement, PoolRegistry
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward

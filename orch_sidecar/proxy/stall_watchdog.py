@@ -20,7 +20,7 @@ logger = logging.getLogger("orch.watch")
 _Seen = tuple[tuple[int, int], int]
 
 # Responses that are looked at before the event loop runs again: a few tenths of a millisecond.
-AT_ONCE: Final = 256
+RESPONSES_PER_TURN: Final = 256
 
 
 class StallWatchdog:
@@ -66,7 +66,7 @@ class StallWatchdog:
             # A response that cannot be ended must not keep the others from being checked.
             except Exception:
                 logger.exception("a stalled response could not be ended")
-            if number % AT_ONCE == 0:
+            if number % RESPONSES_PER_TURN == 0:
                 yield
 
     def _look_at(self, response: ActiveResponse, before: _Seen, every_s: float) -> None:

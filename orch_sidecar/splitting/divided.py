@@ -16,7 +16,7 @@ from orch_sidecar.api.endpoints import Division
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import OK, Outcome
-from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
@@ -26,7 +26,7 @@ from orch_sidecar.splitting.division import Part
 from orch_sidecar.splitting.merging import DONE, Events, Unmergeable, together
 from orch_sidecar.splitting.running_part import RunningPart
 
-AT_ONCE: Final = 32  # so many parts are begun before others have their turn
+PARTS_PER_TURN: Final = 32  # so many parts are begun before others have their turn
 _TOP_N: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -71,7 +71,7 @@ class DividedRequest:
         try:
             for number, part in enumerate(self._running, 1):
                 self._tasks.append(self._loop.create_task(part.run(route, metrics)))
-                if not number % AT_ONCE:
+                if not number % PARTS_PER_TURN:
                     await asyncio.sleep(0)
                     if self.failure is not None or self.answered is not None:
                         break
@@ -121,7 +121,7 @@ class DividedRequest:
     @property
     def reads(self) -> int:
         """How often engines have sent something. While a part waits for slots, that is progress."""
-        if any(each.waits for each in self._running):
+        if any(each.is_waiting for each in self._running):
             self._looks += 1
         return self._looks + sum(each.reads for each in self._running)
 

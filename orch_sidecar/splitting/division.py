@@ -31,7 +31,7 @@ _VALUE: Final = msgspec.json.Decoder()
 _NULL: Final = msgspec.Raw(b"null")
 _RANDOM_SEED: Final = -1  # to vLLM: none
 # OpenAI's limit of inputs: a request of one that is never served whole is not held for hours.
-MOST_PARTS: Final = 2048
+MAX_PARTS: Final = 2048
 # Below this temperature vLLM samples greedily, and then accepts no `n` above 1.
 _GREEDY: Final = 1e-5
 
@@ -82,10 +82,10 @@ def divide(
     by_choice = each == n > size and beside == 0
     most = size if by_choice else max(1, (size - beside) // each)
     made = count * ceil(n / most) if by_choice else ceil(count / most)
-    if made > MOST_PARTS:
+    if made > MAX_PARTS:
         raise InvalidBody(
             f"the request has {whole.cost} sequences, which {size} at a time would take {made} "
-            f"parts, and {MOST_PARTS} are the most: send fewer at once",
+            f"parts, and {MAX_PARTS} are the most: send fewer at once",
             "n" if by_choice else next(iter(lists)),
         )
     if made < 2:

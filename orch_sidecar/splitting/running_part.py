@@ -9,7 +9,7 @@ from orch_sidecar.api import errors
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import OK, Outcome
-from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Request
@@ -145,7 +145,7 @@ class RunningPart(Sink):
         return b"".join(self._held)
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it has yet to be sent to an engine."""
         return self._source is None and not self._over
 

@@ -12,27 +12,27 @@ from orch_sidecar.api.json_body import InvalidBody
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.metrics import Metrics
-from orch_sidecar.pools.generation_call import GenerationCall
+from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
-from orch_sidecar.splitting.divided import AT_ONCE, DividedRequest
-from orch_sidecar.splitting.division import MOST_PARTS, Part, divide
+from orch_sidecar.splitting.divided import PARTS_PER_TURN, DividedRequest
+from orch_sidecar.splitting.division import MAX_PARTS, Part, divide
 from orch_sidecar.wire.request_body import BodyReader
 
 # Of one API key, or of all clients without one: parts take no places in the queues, so that these
 # do not bound them.
-MOST_OF_A_CLIENT: Final = 4 * MOST_PARTS
+MAX_PARTS_OF_CLIENT: Final = 4 * MAX_PARTS
 # A part of a request takes one of so many parts of the slots, at most: others get theirs between
 # the parts, and those of a part come back when the longest of its sequences ends.
 PARTS_OF_SLOTS: Final = 8
 _TOO_MANY: Final = Refusal(
     Reason.QUEUE_FULL,
-    f"{MOST_OF_A_CLIENT} parts of requests of this API key run or wait here, and that is the most: "
-    "retry later",
+    f"{MAX_PARTS_OF_CLIENT} parts of requests of this API key run or wait here, and that is the "
+    "most: retry later",
     retry_after_ms=1000,
 )
 
@@ -104,12 +104,12 @@ class Split:
             for number, part in enumerate(parts, 1):
                 self._parts[owner] += 1
                 refusal = self._bodies.reserve(request, len(part.body)) or request.cancelled
-                if self._parts[owner] > MOST_OF_A_CLIENT:
+                if self._parts[owner] > MAX_PARTS_OF_CLIENT:
                     refusal = _TOO_MANY
                 if refusal is not None:
                     return NotSent(refusal)
                 divided.add(part)
-                if not number % AT_ONCE:
+                if not number % PARTS_PER_TURN:
                     await asyncio.sleep(0)
             return await divided.run(self._route, self._metrics)
         finally:

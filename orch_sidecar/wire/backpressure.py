@@ -38,13 +38,15 @@ REJECTION_STATUSES: Final = frozenset({404, 429, 503})
 # The engine does not store what the request is about: another may.
 ABSENT: Final = "absent"
 # Error envelopes are far shorter; a longer body is a response for the client.
-MOST_BYTES: Final = 65_536
+MAX_REJECTION_BYTES: Final = 65_536
 
 _CLASS: Final = field_line(X_ORCH_CLASS, "%b")
 _DEADLINE_MS: Final = field_line(X_ORCH_DEADLINE_MS, "%d")
 _MAX_WAIT_MS: Final = field_line(X_ORCH_MAX_WAIT_MS, "%d")
 # Coalescing happens here, where tenants are known by their own keys.
-_ALWAYS: Final = field_line(X_ORCH_DO_NOT_QUEUE, "true") + field_line(X_ORCH_NO_COALESCE, "true")
+_CHILD_OPTIONS: Final = field_line(X_ORCH_DO_NOT_QUEUE, "true") + field_line(
+    X_ORCH_NO_COALESCE, "true"
+)
 _RETRY_AFTER: Final = raw(RETRY_AFTER)
 _RETRY_AFTER_MS: Final = raw(RETRY_AFTER_MS)
 
@@ -55,12 +57,12 @@ DEFAULT_RETRY_MS: Final = 1000
 LONGEST_PAUSE_MS: Final = 100
 _LONGEST_RETRY_MS: Final = 3_600_000
 # Refusals that a later retry cannot change.
-_TOO_LATE: Final = frozenset({"ADMISSION_DEADLINE", "ADMISSION_SLO"})
+_FINAL_CODES: Final = frozenset({"ADMISSION_DEADLINE", "ADMISSION_SLO"})
 
 
 def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float) -> bytes:
     """Returns header lines with the options of a request for the child, after `spent_ms` here."""
-    lines = _CLASS % service_class.encode() + _ALWAYS
+    lines = _CLASS % service_class.encode() + _CHILD_OPTIONS
     if options.deadline_ms is not None:
         left_ms = max(1.0, options.deadline_ms - spent_ms)  # a deadline is above 0
         lines += _DEADLINE_MS % int(left_ms)
@@ -92,7 +94,7 @@ def by_engine(head: Head, body: bytes) -> Rejection | None:
 def by_sidecar(head: Head, body: bytes) -> int | None:
     """Returns when to retry, if this response of a child rejects the request for now; else None."""
     error = _error(body)
-    if error.get("code") in _TOO_LATE:
+    if error.get("code") in _FINAL_CODES:
         return None
     values = dict(head.fields)
     for name, factor in ((_RETRY_AFTER_MS, 1), (_RETRY_AFTER, 1000)):

@@ -30,7 +30,7 @@ logger = logging.getLogger("orch.sidecar")
 RESERVED_DESCRIPTORS: Final = 128
 LOG_EVERY_S: Final = 10.0
 # Connections that are checked before the event loop runs again: a few tenths of a millisecond.
-AT_ONCE: Final = 256
+CONNECTIONS_PER_TURN: Final = 256
 # After a scan found no idle connection, new ones are refused without another scan for this time.
 _RESCAN_AFTER_S: Final = 0.1
 
@@ -181,8 +181,8 @@ class ClientConnections:
         """
         connections, unsent = list(self._open), self._unsent
         self._unsent = {}
-        for start in range(0, len(connections), AT_ONCE):
-            part = connections[start : start + AT_ONCE]
+        for start in range(0, len(connections), CONNECTIONS_PER_TURN):
+            part = connections[start : start + CONNECTIONS_PER_TURN]
             self._close_abandoned(part)
             self._close_stalled(part, unsent, stall_s / every_s)
             yield

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.pools.generation_call import PrefixUse
+from orch_sidecar.pools.placement.routing import PrefixUse
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
 from tests.integration.keyed import Header, KeyRing

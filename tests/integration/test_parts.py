@@ -218,7 +218,7 @@ async def test_client_has_a_bounded_number_of_parts(
     home: ScriptedEngine, at_home: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take no places in the queue, which would bound them."""
-    monkeypatch.setattr("orch_sidecar.splitting.stage.MOST_OF_A_CLIENT", 8)
+    monkeypatch.setattr("orch_sidecar.splitting.stage.MAX_PARTS_OF_CLIENT", 8)
     echo = holding(home)
     first, second = await at_home.client(), await at_home.client()
     first.start(COMPLETIONS, prompt=[*"abcdef"], stream=False)

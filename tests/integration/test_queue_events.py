@@ -23,7 +23,7 @@ from tests.patience import HANG_S
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places are shown without the wait between two looks."""
-    monkeypatch.setattr(queue_events, "EVERY_S", 0.01)
+    monkeypatch.setattr(queue_events, "LOOK_EVERY_S", 0.01)
 
 
 async def test_queued_stream_begins_at_once_and_becomes_the_engines(

@@ -16,7 +16,7 @@ from tests.integration.watching import busy, free, shown, watching
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places are shown without the wait between two looks."""
-    monkeypatch.setattr(queue_events, "EVERY_S", 0.01)
+    monkeypatch.setattr(queue_events, "LOOK_EVERY_S", 0.01)
 
 
 async def test_engines_error_is_relayed_as_an_event(sidecar: Running, script: AnswerScript) -> None:

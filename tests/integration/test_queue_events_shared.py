@@ -20,7 +20,7 @@ SAME: dict[str, Any] = {"temperature": 0, "seed": 7}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places are shown without the wait between two looks."""
-    monkeypatch.setattr(queue_events, "EVERY_S", 0.01)
+    monkeypatch.setattr(queue_events, "LOOK_EVERY_S", 0.01)
 
 
 async def test_all_clients_of_a_shared_generation_see_its_place_and_get_its_answer(

@@ -19,7 +19,7 @@ Prefixes = tuple[int, ...]
 
 # Prefixes of all clients together, about 100 bytes each. A client that is alone remembers a few
 # thousand conversations.
-MOST_PREFIXES: Final = 65_536
+MAX_PREFIXES: Final = 65_536
 
 # Lengths in bytes: as far apart as a hundred tokens, from 2 KiB on by a quarter.
 _LEAST_BYTES: Final = 512
@@ -78,7 +78,7 @@ class _Table:
 class PrefixAffinity:
     """The pools that last served each prefix, by who shares the cache."""
 
-    def __init__(self, salt: int, most: int = MOST_PREFIXES) -> None:
+    def __init__(self, salt: int, most: int = MAX_PREFIXES) -> None:
         """`salt`: random. `most`: prefixes of all clients together."""
         self._salt = salt
         self._most = most

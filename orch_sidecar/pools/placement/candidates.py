@@ -23,15 +23,15 @@ from orch_sidecar.pools.placement.routing import Load, PlacementRequest
 from vllm_plugin.contracts.profile import MeasurementType
 
 # So many pools are all compared.
-FEW: Final = 4
+MAX_POOLS_COMPARED: Final = 4
 # So many pools in which a request need not wait, or more in which it has to: there the predictions
 # distinguish them better.
-DRAWN: Final = 2
-DRAWN_WAITING: Final = 4
+POOLS_DRAWN: Final = 2
+WAITING_POOLS_DRAWN: Final = 4
 # A pool is nearly as good as the best up to this multiple of its standing.
-NEARLY: Final = 1.1
+NEAR_BEST_FACTOR: Final = 1.1
 
-_LAST: Final = chr(0x10FFFF)  # sorts after every name
+_AFTER_ALL_NAMES: Final = chr(0x10FFFF)  # sorts after every name
 _Ordered = list[tuple[float, str]]
 
 
@@ -175,13 +175,13 @@ class Candidates:
                 if pools and kind.predicts:
                     lists.append(pools)
                 elif pools:
-                    drawn += self._draw([pools], DRAWN, 1.0)
+                    drawn += self._draw([pools], POOLS_DRAWN, 1.0)
         if free:
-            drawn += self._draw(free, DRAWN, NEARLY)
+            drawn += self._draw(free, POOLS_DRAWN, NEAR_BEST_FACTOR)
         if waiting:
             pace_s = self._standings[min(pools[0] for pools in waiting)[1]][0].pace_s
             if not free or pace_s < min(pools[0][0] for pools in free):
-                drawn += self._draw(waiting, DRAWN_WAITING, NEARLY)
+                drawn += self._draw(waiting, WAITING_POOLS_DRAWN, NEAR_BEST_FACTOR)
         return drawn
 
     def load(self, request: PlacementRequest) -> Load:
@@ -203,7 +203,7 @@ class Candidates:
     def _draw(self, lists: Sequence[_Ordered], most: int, nearly: float) -> list[str]:
         """Draws from ordered pools up to that multiple of the best value; the best, if few are."""
         limit = nearly * min(pools[0][0] for pools in lists)
-        near = [bisect_right(pools, (limit, _LAST)) for pools in lists]
+        near = [bisect_right(pools, (limit, _AFTER_ALL_NAMES)) for pools in lists]
         total = sum(near)
         if total <= most:
             heads = sorted(chain.from_iterable(pools[:most] for pools in lists))

@@ -9,21 +9,53 @@ unavailable, the refusal is temporary (503).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 from typing import Final, NamedTuple
 
+from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import X_ORCH_MEASUREMENT_TYPE, X_ORCH_POOL
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import MeasurementType
+from orch_sidecar.pools.placement.affinity import Prefixes
+from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
 
 # A pool that has the prefix of a prompt, or its adapter, is preferred if the request would end
 # there at most this much later than at the best one, and if it has at most this multiple of its
 # share of the load.
-NEARLY_AS_GOOD: Final = 1.1
-LOAD_BOUND: Final = 1.25
+HOME_END_FACTOR: Final = 1.1
+HOME_LOAD_FACTOR: Final = 1.25
 _SHOWN_MODELS: Final = 20  # in a refusal; an engine may have hundreds of adapters
+
+
+class PrefixUse(StrEnum):
+    """Where a request was placed, by what is known of the prefix of its prompt."""
+
+    HIT = "hit"  # at the pool that last served it
+    MOVED = "moved"  # at another pool
+    NEW = "new"  # no pool has served any of it
+
+
+@dataclass(slots=True)
+class GenerationCall:
+    """A request for a generation, before a pool is chosen for it.
+
+    `key`: the digest of its client's API key, empty without one; `weight`: of that key.
+    `cache_owner`: equal for clients that share the engines' prefix cache; empty without keys.
+    `prefixes`: of its prompt, where pools are to be chosen by them. `later`: it is a part, not the
+    first, of a request.
+    """
+
+    generation: GenerationRequest
+    options: RequestOptions
+    service_class: ServiceClass
+    body_bytes: int
+    key: bytes = b""
+    weight: float = 1.0
+    cache_owner: bytes = b""
+    prefixes: Prefixes = ()
+    later: bool = False
 
 
 class PoolSnapshot(NamedTuple):
@@ -249,12 +281,12 @@ def _is_nearly_best(
         return False
     if predicted:
         best_ms = min(pool.end_ms or 0.0 for pool in available)
-        if (own.end_ms or 0.0) > NEARLY_AS_GOOD * best_ms + 1.0:  # clients do not notice a ms
+        if (own.end_ms or 0.0) > HOME_END_FACTOR * best_ms + 1.0:  # clients do not notice a ms
             return False
     elif not own.has_room(request.cost):
         return False
     load = total.sequences + request.cost
-    share = ceil(LOAD_BOUND * load * own.slots_total / max(1, total.slots))
+    share = ceil(HOME_LOAD_FACTOR * load * own.slots_total / max(1, total.slots))
     return own.load + request.cost <= max(share, request.cost)
 
 

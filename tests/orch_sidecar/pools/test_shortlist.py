@@ -17,9 +17,9 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
-from orch_sidecar.pools.generation_call import GenerationCall, PrefixUse
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.placement.candidates import FEW
+from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED
+from orch_sidecar.pools.placement.routing import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.routing import PlacementReason as By
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import Placement, PoolRegistry
@@ -91,12 +91,12 @@ async def test_two_of_many_pools_are_asked_for_a_prediction_and_all_of_a_few(
     for _ in range(50):
         take(registry)
     assert len(asked) == 100
-    few = registry_of(*(entry(f"e-{number}") for number in range(FEW)))
+    few = registry_of(*(entry(f"e-{number}") for number in range(MAX_POOLS_COMPARED)))
     for pool in few:
         reports(pool)
     asked.clear()
     placed(few)
-    assert len(asked) == FEW
+    assert len(asked) == MAX_POOLS_COMPARED
 
 
 async def test_every_slot_is_used_before_any_request_waits(registry: PoolRegistry) -> None:

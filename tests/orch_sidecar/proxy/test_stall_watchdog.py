@@ -8,7 +8,7 @@ import pytest
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.pool import LONGEST_SILENCE_S
-from orch_sidecar.proxy.stall_watchdog import AT_ONCE, StallWatchdog
+from orch_sidecar.proxy.stall_watchdog import RESPONSES_PER_TURN, StallWatchdog
 
 
 class Answer:
@@ -86,16 +86,16 @@ def test_failure_to_end_one_response_does_not_affect_the_others(
 
 
 def test_event_loop_runs_between_parts_of_a_check() -> None:
-    answers = [Answer() for _ in range(2 * AT_ONCE + 1)]
+    answers = [Answer() for _ in range(2 * RESPONSES_PER_TURN + 1)]
     watch = StallWatchdog(engine_silence_s=0.0, client_stall_s=3.0)
     for answer in answers:
         watch.add(answer)
     check = watch.check(1.0)
     next(check)
-    assert sum(len(answer.failures) for answer in answers) == AT_ONCE
+    assert sum(len(answer.failures) for answer in answers) == RESPONSES_PER_TURN
     answers[-1].silence_limit_s = None  # it ends meanwhile
     assert len(list(check)) == 1
-    assert [len(answer.failures) for answer in answers] == [1] * 2 * AT_ONCE + [0]
+    assert [len(answer.failures) for answer in answers] == [1] * 2 * RESPONSES_PER_TURN + [0]
 
 
 def test_silence_is_limited_by_what_is_known_of_the_engine_unless_it_is_set() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from orch_sidecar.wire.client_connections import AT_ONCE, ActiveResponse, ClientConnections
+from orch_sidecar.wire.client_connections import (
+    CONNECTIONS_PER_TURN,
+    ActiveResponse,
+    ClientConnections,
+)
 
 
 class Unread:
@@ -30,7 +34,7 @@ class Unread:
 
 async def test_event_loop_runs_between_parts_of_a_check() -> None:
     connections = ClientConnections(limit=10_000, name="clients")
-    unread = [Unread() for _ in range(2 * AT_ONCE + 1)]
+    unread = [Unread() for _ in range(2 * CONNECTIONS_PER_TURN + 1)]
     for connection in unread:
         assert connections.enter(connection)
     for _ in range(2):
@@ -39,9 +43,9 @@ async def test_event_loop_runs_between_parts_of_a_check() -> None:
     unread[0].unsent_bytes -= 1  # this one reads again
     check = connections.check(1.0, 1.0)
     next(check)
-    assert sum(connection.aborted for connection in unread) == AT_ONCE - 1
+    assert sum(connection.aborted for connection in unread) == CONNECTIONS_PER_TURN - 1
     connections.leave(unread[-1])  # it ends meanwhile
     unread[-1].unsent_bytes = 0
     assert len(list(check)) == 2
-    assert connections.closed_stalled == 2 * AT_ONCE - 1
+    assert connections.closed_stalled == 2 * CONNECTIONS_PER_TURN - 1
     assert not unread[0].aborted
