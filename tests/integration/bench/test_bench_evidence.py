@@ -77,7 +77,7 @@ async def test_run_is_verified_and_a_changed_byte_is_not(
     assert verify(table, "--trusted", trusted) == 0
     printed = capsys.readouterr().out
     assert ":2: verified (key lab)" in printed
-    assert "client-measured: ttft_p50_ms" in printed
+    assert "client-measured: arrivals, at_once, seed, ttft_p50_ms" in printed
     assert verify(table) == 1
     assert "intact, signer unknown" in capsys.readouterr().out
     text = table.read_text(encoding="utf-8")

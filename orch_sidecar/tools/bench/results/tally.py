@@ -24,14 +24,15 @@ from orch_sidecar.tools.facts.labels.figures import (
     percentile,
     spread,
 )
+from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LATE_SHARE
 
 # A client later than this did not keep its schedule, and one that is busier or wakes later than
 # this adds to every time it measures.
-LATE_MS: Final = 10.0
+LATE_MS: Final = 1000 * CLIENT_LATE_S
 LAG_MS: Final = 20.0
 CPU_SHARE: Final = 0.9
 # The acceptable share of the window for sending an offline run, and for one pause of the client.
-SHARE: Final = 0.01
+SHARE: Final = CLIENT_LATE_SHARE
 
 _MOST_REASONS: Final = 20
 

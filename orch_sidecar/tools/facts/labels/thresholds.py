@@ -91,6 +91,17 @@ LAST_STEP_TOKENS: Final = Threshold(
     "of a last step, or one step as slow as these: a client may have seen an answer end so much "
     "earlier, as a token without text makes no event",
 )  # fmt: skip
+NOTED_LATE_S: Final = Threshold(
+    0.1, "s",
+    "an engine notes arrivals and ends late by no more: it takes them from when it read the "
+    "results of a step",
+)  # fmt: skip
+CLIENT_LATE_S: Final = Threshold(
+    0.01, "s", "a client that sends its requests later (p99) did not keep its schedule"
+)
+CLIENT_LATE_SHARE: Final = Threshold(
+    0.01, "of the window", "but one that sends everything at once may take as long"
+)
 UNLIKELY: Final = Threshold(
     1e-9, "chance", "arrivals that an honest run has more rarely are not believed"
 )

@@ -1,21 +1,25 @@
-"""Recomputes a row from what an engine signed, and holds the row's columns and notes against it.
+"""Makes a row anew from its evidence, and compares it with the row that is stated.
 
-Pure. By the engine's clock: throughput is the generated tokens of its finished sequences over the
-time from the first arrival to the last end, and a batch is that of its decode-only steps. A client
-measures at the far end of a network, so its window is a little longer: it may exceed the engine's
-by WINDOW_SHARE and WINDOW_S, and never the time between the two statements. Latencies only the
-client saw: `client_times` has their bounds.
+Pure. What the engine signed gives the engine's columns, its settings and batches; what the client
+recorded gives the load, the outcomes, and, computed again from each of its requests, the figures.
+The client's times are then held against the engine's (`matching`). By the engine's clock throughput
+is the generated tokens of its finished sequences over the time from the first arrival to the last
+end. A client measures at the far end of a network, so its window is a little longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from orch_sidecar.tools.facts.labels import measured
+from orch_sidecar.tools.facts.labels.figures import figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.measured import Measured
 from orch_sidecar.tools.facts.labels.observation import Observation, RequestCounts
+from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.labels.thresholds import (
     FAILED_SHARE,
@@ -23,16 +27,20 @@ from orch_sidecar.tools.facts.labels.thresholds import (
     WINDOW_S,
     WINDOW_SHARE,
 )
-from orch_sidecar.tools.facts.signing.client_times import time_contradictions
+from orch_sidecar.tools.facts.signing.matching import impossible_times
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import Arrivals, arrivals_of
-from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, last_part, parse_notes
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, last_part, parse_notes
 
-# Notes have six significant digits.
-_ROUNDING: Final = 1e-5
+# A recorded time is rounded to a microsecond, a note to six digits after a rounding to three or
+# four decimals.
+_TIME_S: Final = 2e-6
+_DIGITS: Final = 1e-5
+_DECIMALS: Final = {"_ms": 0.003, names.BATCH_MEAN: 0.001, "_ratio": 0.001, "window_s": 0.001}
 
-_CLIENT_NOTES: Final = ("ttft_", "tpot_", "latency_", "goodput_")
+# What nobody but the client states: how it sent its requests, and what it saw of the answers.
+_CLIENTS: Final = ("ttft_", "tpot_", "latency_", "goodput_", "arrivals", "rate_", "burstiness")
+_CLIENTS_TOO: Final = (*names.REPLAYED, "at_once", "seed", names.CLIENT_BOTTLENECK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,73 +73,37 @@ def recompute(proof: Proof) -> Recomputed:
 
 
 def client_measured(row: Row) -> list[str]:
-    """Returns the notes of a row that only the client can have measured."""
-    return [name for name in parse_notes(row.scenario_notes) if name.startswith(_CLIENT_NOTES)]
+    """Returns the notes of a row that are the client's word."""
+    stated = parse_notes(row.scenario_notes)
+    return [name for name in stated if name.startswith(_CLIENTS) or name in _CLIENTS_TOO]
 
 
-def contradictions(row: Row, proof: Proof, found: Recomputed) -> list[str]:
-    """Returns where a row does not follow from what the engine signed, empty if it does."""
-    notes = parse_notes(row.scenario_notes)
+def contradictions(row: Row, run: RecordedRun, proof: Proof, found: Recomputed) -> list[str]:
+    """Returns where a row does not follow from its evidence, empty if it does."""
     try:
-        return [
-            *_identity(row, notes, proof),
-            *(each.detail for each in judge(observation_of(row.measurement_type, notes, proof))),
-            *_batch(row, notes, found),
-            *_tokens(row, notes, proof),
-            *_throughput(row, notes, proof, found),
-            *time_contradictions(notes, proof),
-        ]
+        rebuilt = _rebuilt(run, proof)
     except ValueError as error:
-        return [f"a note is not a number: {error}"]
+        return [f"of the client's requests: {error}"]
+    return [
+        *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
+        *_model(row, run, proof),
+        *_differences(row, rebuilt),
+        *_goodput(row, run),
+        *_by_the_engine(rebuilt, proof, found),
+        *impossible_times(run, proof),
+    ]
 
 
-def _identity(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
-    engine = proof.before.snapshot
-    signed = {
-        "engine": format_engine(engine.engine, engine.engine_version),
-        "precision": engine.precision,
-        "gpu": engine.gpu,
-        "gpu_count": engine.gpu_count,
-        "source_tag": f"orch-bench:{proof.before.run}",
-    }
-    for name, value in signed.items():
-        if getattr(row, name) != value:
-            yield f"{name} is {getattr(row, name)!r}, the engine signed {value!r}"
-    served = notes.get("served_as", row.model_id)
-    if served not in engine.models:
-        yield f"the model {served!r} is not one that the engine served"
-    if (objection := model_objection(row.model_id, engine)) is not None:
-        yield f"model_id is {row.model_id!r}: {objection}"
-    own = {
-        "model_id": is_given(row.model_id, engine),
-        "model_name": row.model_name != last_part(row.model_id),
-    }
-    given = notes.get(names.GIVEN, "").split(",")
-    for name, by_user in own.items():
-        if by_user and name not in given:
-            yield f"{name} is {getattr(row, name)!r}, the user's: the note given must name it"
-    if notes.get("profile", engine.profile) != engine.profile:
-        yield f"the note profile is {notes['profile']}, the engine signed {engine.profile}"
-    noted = {names.DATA_PARALLEL: "1", **notes}  # as in the engine's: without the note it is 1
-    for name, stated in {names.DATA_PARALLEL: 1, **engine.conditions.notes}.items():
-        if noted.get(name) != str(stated):
-            yield f"the note {name} is {noted.get(name)}, the engine signed {stated}"
-    for name in notes.keys() & {names.LOADED, *names.SETTINGS} - engine.conditions.notes.keys():
-        yield f"the note {name} is {notes[name]}, the engine signed none"
-
-
-def observation_of(label: Label, notes: Mapping[str, str], proof: Proof) -> Observation:
+def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
     """Returns what the engine signed of a run, and how its client states that it sent it."""
-    answered = int(notes.get("requests", "0"))
-    failed = int(notes.get("failed", "0"))
-    complete = not failed and "refused" not in notes
+    answered = [call for call in run.calls if call.fate == "answered"]
+    complete = len(answered) == len(run.calls)
     counts = RequestCounts(
-        sent=answered + failed,
-        answered=answered,
+        sent=sum(call.fate != "refused" for call in run.calls),
+        answered=len(answered),
         output_tokens=proof.generated_tokens if complete else None,
         input_tokens=sum(each.prompt_tokens for each in proof.requests) if complete else None,
     )
-    stated = arrivals_of(notes)
     return Observation(
         label=label,
         slots=frozenset({proof.before.snapshot.slots_total}),
@@ -142,70 +114,114 @@ def observation_of(label: Label, notes: Mapping[str, str], proof: Proof) -> Obse
         decoding=[each.decoding for each in proof.requests],
         in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],
         clock_slack=proof.adjusted_s + ROUNDING_S,
-        arrivals=None if stated is None else Arrivals(stated),
-        at_once=int(notes["at_once"]) if "at_once" in notes else None,
+        arrivals=run.scenario.arrivals,
+        at_once=run.scenario.clients,
     )
 
 
-def _batch(row: Row, notes: Mapping[str, str], found: Recomputed) -> Iterator[str]:
-    column = max(1, round(found.batch_mean))
-    if row.batch != column:
-        yield f"batch is {row.batch}, by the engine's steps {column}"
-    for name, value in (
-        (names.BATCH_MEAN, found.batch_mean),
-        (names.BATCH_MAX, found.batch_max),
-        (names.PREFIX_HIT_RATIO, found.prefix_hit_ratio),
-    ):
-        # Means and ratios are rounded to three digits after the point.
-        if name not in notes or abs(float(notes[name]) - value) > 0.001 + _ROUNDING * value:
-            yield f"the note {name} is {notes.get(name)}, by the engine's counters {value:.6g}"
+def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
+    """Returns what a row of this run states. Raises ValueError for a run without figures."""
+    state, whole = proof.before.snapshot, figures(run.served)
+    some = [served for call in run.of_class if (served := call.served) is not None]
+    latencies = measured.latency_notes(figures(some).times_s, 1000) if some else {}
+    own = {
+        "model_id": is_given(run.engine.model_id, state),
+        "model_name": run.engine.model_name != last_part(run.engine.model_id),
+    }
+    return Measured(
+        label=run.measurement_type,
+        engine=measured.engine_of(state),
+        model_id=run.engine.model_id,
+        model_name=run.engine.model_name,
+        requests=whole.requests,
+        input_tokens=whole.input_tokens,
+        output_tokens=whole.output_tokens,
+        window_s=whole.window_s,
+        tokens_per_s=whole.tokens_per_s,
+        source_tag=f"orch-bench:{proof.before.run}",
+        batches=proof.states.batches,
+        load=run.load,
+        latency_ms=latencies,
+        outcomes=run.outcomes,
+        settings=measured.settings_of(state, proof.states.prefix_hit_ratio),
+        doubts=run.doubts,
+        served_as=run.engine.model,
+        given=[name for name, by_user in own.items() if by_user],
+    )
 
 
-def _tokens(row: Row, notes: Mapping[str, str], proof: Proof) -> Iterator[str]:
-    requests = int(notes.get("requests", "0"))
+def _differences(row: Row, rebuilt: Measured) -> Iterator[str]:
+    """Yields the columns and notes that are not what the evidence gives."""
+    anew = rebuilt.row()
+    for name in COLUMNS:
+        stated, value = getattr(row, name), getattr(anew, name)
+        if name == "throughput_tokens_per_sec":
+            rounding = 1e-4 + (_DIGITS + _TIME_S / rebuilt.window_s) * value
+            if abs(stated - value) > rounding:
+                yield f"throughput is {stated:.6g} tokens/s, the evidence gives {value:.6g}"
+        elif name != "scenario_notes" and stated != value:
+            yield f"{name} is {stated!r}, the evidence gives {value!r}"
+    notes, known = parse_notes(row.scenario_notes), parse_notes(anew.scenario_notes)
+    for name in {**known, **notes}:
+        there, here = notes.get(name, "absent"), known.get(name, "absent")
+        if name != names.GOODPUT_SHARE and there != here and not _rounded(name, there, here):
+            yield f"the note {name} is {there}, the evidence gives {here}"
+
+
+def _rounded(name: str, stated: str, value: str) -> bool:
+    """Returns whether two notes are one number of which more is known than they have digits."""
+    decimals = next((least for end, least in _DECIMALS.items() if name.endswith(end)), None)
+    if decimals is None or "absent" in (stated, value):
+        return False
+    return abs(float(stated) - float(value)) <= decimals + _DIGITS * float(value)
+
+
+def _goodput(row: Row, run: RecordedRun) -> Iterator[str]:
+    """Compares the goodput with the requests; one at a bound may be on either side of it."""
+    stated, calls, bounds = parse_notes(row.scenario_notes), run.of_class, run.scenario.slo_ms
+    if not bounds:
+        if names.GOODPUT_SHARE in stated:
+            yield f"{names.GOODPUT_SHARE} is {stated[names.GOODPUT_SHARE]}, there was no SLO"
+        return
+    served = [served for call in calls if (served := call.served) is not None]
+    least, most = (
+        sum(each.meets(bounds, slack_s) for each in served) / max(1, len(calls))
+        for slack_s in (-_TIME_S, _TIME_S)
+    )
+    share = stated.get(names.GOODPUT_SHARE)
+    if share is None or not least - 1e-4 <= float(share) <= most + 1e-4:
+        yield f"{names.GOODPUT_SHARE} is {share or 'absent'}, the evidence gives {most:.4g}"
+
+
+def _model(row: Row, run: RecordedRun, proof: Proof) -> Iterator[str]:
+    engine = proof.before.snapshot
+    if run.engine.model not in engine.models:
+        yield f"the model {run.engine.model!r} is not one that the engine served"
+    if (objection := model_objection(row.model_id, engine)) is not None:
+        yield f"model_id is {row.model_id!r}: {objection}"
+
+
+def _by_the_engine(rebuilt: Measured, proof: Proof, found: Recomputed) -> Iterator[str]:
+    """Compares the client's figures with those by the engine's clock and counters."""
+    requests, tokens = rebuilt.requests, rebuilt.output_tokens
     if len(proof.requests) < requests:
         yield (
             f"{requests} requests were answered, the engine's finished sequences are of "
             f"{len(proof.requests)}: each request must have an id of its own"
         )
-        return
-    if requests * (row.output_tokens + 0.5) < proof.generated_tokens * (1 - FAILED_SHARE):
+    if tokens < found.generated_tokens * (1 - FAILED_SHARE):
         yield (
-            f"{requests} requests of {row.output_tokens} generated tokens are fewer than the "
-            f"{proof.generated_tokens} of the engine's finished sequences: it served others, too"
+            f"the answers have {tokens} generated tokens, the engine's finished sequences "
+            f"{found.generated_tokens}: it served others, too"
         )
-    counts = {
-        "output_tokens": sorted(each.generated_tokens for each in proof.requests),
-        "input_tokens": sorted(each.prompt_tokens for each in proof.requests),
-    }
-    for name, tokens in counts.items():
-        column = getattr(row, name)
-        if len(tokens) == requests:
-            if abs(sum(tokens) / requests - column) > 0.5:
-                yield f"{name} is {column}, by the engine {sum(tokens) / requests:.6g}"
-            continue
-        # Some failed at the client, and any of them may be those.
-        least, most = sum(tokens[:requests]) / requests, sum(tokens[-requests:]) / requests
-        if not least - 0.5 <= column <= most + 0.5:
-            yield (
-                f"{name} is {column}, of {requests} requests of the engine it was {least:.6g} to "
-                f"{most:.6g}"
-            )
-
-
-def _throughput(
-    row: Row, notes: Mapping[str, str], proof: Proof, found: Recomputed
-) -> Iterator[str]:
-    claimed, tokens = row.throughput_tokens_per_sec, found.generated_tokens
-    if claimed > found.tokens_per_s * (1 + WINDOW_SHARE):
-        yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
+    by_engine = f"by the engine {found.tokens_per_s:.6g}"
     longest_s = found.window_s * (1 + WINDOW_SHARE) + WINDOW_S
-    alone = len(proof.requests) == int(notes.get("requests", "0"))
-    if alone and claimed < tokens / longest_s * (1 - _ROUNDING):
-        yield f"throughput is {claimed:.6g} tokens/s, by the engine {found.tokens_per_s:.6g}"
-    if "window_s" in notes:
-        window_s = float(notes["window_s"])
-        if window_s < found.window_s * (1 - WINDOW_SHARE) - 0.001:
-            yield f"window_s is {window_s:g}, by the engine {found.window_s:.6g}"
-        if window_s > proof.between_s:
-            yield f"window_s is {window_s:g}, the statements are {proof.between_s:.6g} s apart"
+    fastest = found.tokens_per_s * (1 + WINDOW_SHARE)
+    slowest = found.generated_tokens / longest_s if len(proof.requests) == requests else 0.0
+    if not slowest * (1 - _DIGITS) <= rebuilt.tokens_per_s <= fastest:
+        yield f"throughput is {rebuilt.tokens_per_s:.6g} tokens/s, {by_engine}"
+    if rebuilt.window_s < found.window_s * (1 - WINDOW_SHARE) - ROUNDING_S:
+        yield f"window_s is {rebuilt.window_s:g}, by the engine {found.window_s:.6g}"
+    if rebuilt.window_s > proof.between_s:
+        apart = f"the statements are {proof.between_s:.6g} s apart"
+        yield f"window_s is {rebuilt.window_s:g}, {apart}"

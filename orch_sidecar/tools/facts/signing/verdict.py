@@ -14,9 +14,12 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
+from pydantic import ValidationError
+
+from orch_sidecar.tools.facts.labels.documents import first_problem
+from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.labels.snapshot import UNKNOWN
 from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
-from orch_sidecar.tools.facts.signing.client_calls import call_contradictions
 from orch_sidecar.tools.facts.signing.evidence_file import (
     EvidenceFile,
     InvalidEvidence,
@@ -179,10 +182,12 @@ def verify_evidence(
 def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row, now_s: float) -> Verified:
     try:
         found = recompute(proof)
+        run = RecordedRun.model_validate(evidence.client_measured.result)
+    except ValidationError as error:
+        raise Unsound(f"the client's result: {first_problem(error)}") from None
     except ValueError as error:
         raise Unsound(str(error)) from None
-    reasons: Sequence[str] = contradictions(row, proof, found)
-    reasons = reasons or call_contradictions(row, evidence.client_measured.result)
+    reasons: Sequence[str] = contradictions(row, run, proof, found)
     reasons = reasons or _of_the_future(proof, now_s)
     verdict = Verdict.FAILED
     if not reasons:

@@ -13,6 +13,8 @@ from typing import Final
 # `batch` is the mean, rounded.
 BATCH_MEAN: Final = "batch_mean"
 BATCH_MAX: Final = "batch_max"
+# Of all requests, those that met the SLO.
+GOODPUT_SHARE: Final = "goodput_share"
 # Of a run of requests for several sequences: the mean number of requests that were decoded at once.
 BATCH_REQUESTS: Final = "batch_requests"
 

@@ -20,6 +20,7 @@ from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from tests.orch_sidecar.tools.facts.signing.signed import (
     BEGIN_S,
+    CLIENTS,
     LOADED,
     Operator,
     SigningEngine,
@@ -57,8 +58,8 @@ def verify(*words: object) -> int:
 def test_verified_table_exits_with_0(facts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(facts, "--trusted", facts.with_name("trusted.yaml")) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{facts}:2: verified (key lab); client-measured: ttft_p50_ms; "
-        "given by hand to orch-bench: model_name 'Tiny'",
+        f"{facts}:2: verified (key lab); client-measured: {', '.join(CLIENTS)}; "
+        "given by hand to orch bench: model_name 'Tiny'",
         "  signed 2026-09-21T14:13:20+00:00 to 2026-09-21T14:13:20+00:00 in 2 statements: "
         f"model tiny, alias, weights sha256:{'w' * 64}, loaded {LOADED}",
         "  by the engine: 300 tokens/s over 0.0599999 s, 3 sequences, batch mean 3, max 3",
@@ -80,8 +81,8 @@ def test_verdicts_are_printed_as_json(facts: Path, capsys: pytest.CaptureFixture
         "statements": 2,
     }
     assert verified["engine"]["generated_tokens"] == 18
-    assert verified["client_measured"] == ["ttft_p50_ms"]
-    assert verified["given"] == {"to": "orch-bench", "values": {"model_name": "Tiny"}}
+    assert verified["client_measured"] == CLIENTS
+    assert verified["given"] == {"to": "orch bench", "values": {"model_name": "Tiny"}}
     assert (unverified["verdict"], unverified["signed"]) == ("unverified", None)
     assert unverified["reasons"] == ["the row has no evidence"]
 

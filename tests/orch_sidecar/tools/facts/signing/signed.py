@@ -11,6 +11,15 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.measured import (
+    Measured,
+    Notes,
+    engine_of,
+    latency_notes,
+    settings_of,
+)
+from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, evidence_of
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, entry_of, parse_trusted
@@ -34,6 +43,13 @@ STEP_S, PROMPT_TOKENS = 0.010, 20
 
 
 LOADED = "0123456789abcdef"
+
+
+# The notes that are the client's word.
+CLIENTS = [
+    *("arrivals", "at_once", "seed", "ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms"),
+    *("latency_p50_ms", "latency_p90_ms", "latency_p95_ms"),
+]
 
 
 class Operator:
@@ -179,57 +195,57 @@ def resigned(
 def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> Row:
     """The row that `orch bench` makes of `SigningEngine.measure`, with changes.
 
-    `notes`: further notes, or others.
+    `notes`: further notes, or others; None: without it.
     """
-    window_s = STEP_S * tokens + 0.002  # the client is a little further away
-    notes: dict[str, str | int | float] = {
-        "input_tokens": PROMPT_TOKENS,
-        "output_tokens": tokens,
-        "batching": "on",
-        "requests": batch,
-        "window_s": round(window_s, 3),
-        "ttft_p50_ms": 11.5,
-        "batch_mean": float(batch),
-        "batch_max": batch,
-        "profile": "cloud",
-        **parse_snapshot(
-            {"engines": [EngineState(FACTS).document(None) | OBSERVED]}
-        ).conditions.notes,
-        "loaded": LOADED,
-        "prefix_hit_ratio": 0.0,
-        "preliminary": "yes",
-    }
-    notes |= changes.pop("notes", {})
-    values: dict[str, Any] = {
-        "model_id": "tiny",
-        "model_name": "tiny",
-        "engine": "vLLM 0.32.0",
-        "precision": "BF16",
-        "gpu": "NVIDIA H100 80GB HBM3",
-        "gpu_count": 2,
-        "batch": batch,
-        "input_tokens": PROMPT_TOKENS,
-        "output_tokens": tokens,
-        "throughput_tokens_per_sec": float(f"{batch * tokens / window_s:.6g}"),
-        "measurement_type": "batched_online",
-        "scenario_notes": format_notes(notes),
-        "source_tag": f"orch-bench:{run}",
-    }
-    values |= changes
-    return Row(**values | {"measurement_type": Label(values["measurement_type"])})
+    window_s, ttft_s = STEP_S * tokens + 0.002, 0.0115  # the client is a little further away
+    state = parse_snapshot({"engines": [EngineState(FACTS).document(None) | OBSERVED]})
+    served = [CompletedRequest(0.0, ttft_s, window_s, PROMPT_TOKENS, tokens)] * batch
+    row = Measured(
+        label=Label.BATCHED_ONLINE,
+        engine=engine_of(state),
+        model_id="tiny",
+        model_name="tiny",
+        requests=batch,
+        input_tokens=batch * PROMPT_TOKENS,
+        output_tokens=batch * tokens,
+        window_s=window_s,
+        tokens_per_s=float(f"{batch * tokens / window_s:.6g}"),
+        source_tag=f"orch-bench:{run}",
+        batches=Batches(tokens, batch, float(batch)),
+        load={"tool": "orch bench", "arrivals": "closed_loop", "at_once": batch, "seed": 1},
+        latency_ms=latency_notes(figures(served).times_s, 1000),
+        settings=settings_of(state, 0.0) | {"loaded": LOADED},
+    ).row()
+    notes = parse_notes(row.scenario_notes) | changes.pop("notes", {})
+    kept: Notes = {name: value for name, value in notes.items() if value is not None}
+    return replace(row, scenario_notes=format_notes(kept), **changes)
 
 
 def result_of(row: Row) -> dict[str, Any]:
     """What the client recorded of this row, as far as the row says."""
     notes = parse_notes(row.scenario_notes)
-    ttft_s, window_s = float(notes.get("ttft_p50_ms", 0)) / 1000, float(notes["window_s"])
+    ttft_s, window_s = float(notes["ttft_p50_ms"]) / 1000, float(notes["window_s"])
     call = [
         *(None, 0.0, ttft_s, window_s, 200, "answered", ""),
         *(row.input_tokens, row.output_tokens, None, None),
     ]
     return {
+        "id": row.source_tag.partition(":")[2],
+        "measurement_type": row.measurement_type.value,
         "client": {"bottleneck": []},
-        "scenario": {"slo_ms": {}},
+        "counts": {"counted_by_events": 0},
+        "engine": {
+            "model": notes.get("served_as", row.model_id),
+            "model_id": row.model_id,
+            "model_name": row.model_name,
+            "given": [],
+        },
+        "scenario": {
+            "arrivals": "closed_loop",
+            "clients": int(notes["at_once"]),
+            "seed": 1,
+            "slo_ms": {},
+        },
         "calls": [call] * int(notes["requests"]),
     }
 
@@ -237,7 +253,7 @@ def result_of(row: Row) -> dict[str, Any]:
 def evidence_and_row(signed: Signed, row: Row | None = None) -> tuple[bytes, Row]:
     """The bytes of an evidence file, and the row that names it."""
     row = row_of() if row is None else row
-    return evidence_of(signed, row, result_of(row) | {"id": signed.run})
+    return evidence_of(signed, row, result_of(row))
 
 
 def fields_of(row: Row) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from orch_sidecar.tools.facts.tables.notes import SETTINGS
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, format_notes, parse_notes
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
+    CLIENTS,
     LOADED,
     NONCE,
     RUN,
@@ -67,7 +68,7 @@ def test_row_of_a_signed_run_is_verified_with_what_was_recomputed(operator: Oper
     assert found.found.tokens_per_s == pytest.approx(300, rel=1e-4)
     assert (found.found.batch_mean, found.found.batch_max) == (3.0, 3)
     assert (found.found.sequences, found.found.generated_tokens) == (3, 18)
-    assert found.only_client == ["ttft_p50_ms"]
+    assert found.only_client == CLIENTS
 
 
 def test_run_between_two_pairs_of_statements_makes_one_row(operator: Operator) -> None:
@@ -151,14 +152,14 @@ def test_settings_that_an_older_engine_does_not_sign_are_no_notes(operator: Oper
     )
     found = verdict_of(measured, row, trusted)
     assert found.verdict is Verdict.FAILED
-    assert any("the engine signed none" in reason for reason in found.reasons)
+    assert any("the evidence gives absent" in reason for reason in found.reasons)
 
 
 def test_rows_without_evidence_are_unverified_and_those_of_traces_not_fresh() -> None:
     found = verdicts(located(row_of()), {}, {})
     assert [each.verdict for each in found] == [Verdict.UNVERIFIED]
     for tag in ("jaeger:orch-sidecar run-1", "otlp:traces.jsonl run-1"):
-        found = verdicts(located(row_of(source_tag=tag)), {}, {})
+        found = verdicts(located(row_of(source_tag=tag, notes={"tool": None})), {}, {})
         assert [each.verdict for each in found] == [Verdict.NOT_FRESH]
 
 

@@ -1,0 +1,206 @@
+"""Holds the requests of a client against those that its engine signed.
+
+Pure. Nobody signed which answer was which finished request, but every answer was one. So, whatever
+the assignment, and in each group of requests with the same numbers of tokens:
+
+- tokens: each answer has the prompt and generated tokens of a request of its own;
+- order: the k-th request came to the engine after the k-th was sent, and the k-th first token and
+  the k-th end were seen after the engine's k-th. The clocks differ by one number, for all of them;
+- lengths: the k-th shortest TTFT and latency are no less than the engine's k-th shortest.
+
+What a client may have seen of an answer earlier than the engine's last token is its last step, as a
+token without text at the end makes no event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from orch_sidecar.tools.facts.labels import intervals
+from orch_sidecar.tools.facts.labels.figures import percentile
+from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun
+from orch_sidecar.tools.facts.labels.thresholds import (
+    CLIENT_LATE_S,
+    CLIENT_LATE_SHARE,
+    CLOCK_RATE,
+    LACKING,
+    LAST_STEP_TOKENS,
+    NOTED_LATE_S,
+    ROUNDING_S,
+    UNLIKELY,
+)
+from orch_sidecar.tools.facts.signing.proof import Proof, SignedRequest
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+
+_UNSCHEDULED = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP)
+
+
+def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
+    """Yields what of a client's requests cannot be, beside what the engine signed of them."""
+    yield from _arrivals(run, proof)
+    answered = [call for call in run.calls if call.served is not None]
+    missing = Counter(map(_tokens_of, answered)) - Counter(map(_tokens, proof.requests))
+    for (prompt, generated), count in sorted(missing.items())[:1]:
+        yield (
+            f"{count} more answers of {prompt} prompt and {generated} generated tokens were "
+            "recorded than the engine finished"
+        )
+    if missing:
+        return
+    slack_s = proof.adjusted_s + ROUNDING_S + NOTED_LATE_S + CLOCK_RATE * proof.window_s
+    # Of a failed request nobody knows which of the engine's it was: no group is complete then.
+    groups = Counter(map(_tokens, proof.requests)) if len(answered) == len(proof.requests) else ()
+    for group in (None, *groups):
+        calls = [call for call in answered if group in (None, _tokens_of(call))]
+        requests = [each for each in proof.requests if group in (None, _tokens(each))]
+        sent = calls if group else [call for call in run.calls if call.sent_s is not None]
+        found = _out_of_order(sent, calls, requests, slack_s) or _too_short(calls, requests)
+        if found:
+            yield found
+            return
+
+
+def _tokens(request: SignedRequest) -> tuple[int, int]:
+    return request.prompt_tokens, request.generated_tokens
+
+
+def _tokens_of(call: Call) -> tuple[int, int]:
+    return call.input_tokens or 0, call.output_tokens or 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """The least that an answer took in the engine, in seconds since it arrived there."""
+
+    first_token_s: float
+    last_token_s: float
+
+
+def _engine(request: SignedRequest) -> _Engine:
+    first_s = min(leaf.queued_s + leaf.prefill_s for leaf in request.leaves)
+    last_s = 0.0
+    for leaf in request.leaves:
+        steps = leaf.generated_tokens - 1
+        share = max(0.0, 1 - LAST_STEP_TOKENS / steps) if steps > 0 else 0.0
+        last_s = max(last_s, leaf.queued_s + leaf.prefill_s + share * leaf.decode_s)
+    return _Engine(first_s, last_s)
+
+
+def _out_of_order(
+    sent: Sequence[Call],
+    answered: Sequence[Call],
+    requests: Sequence[SignedRequest],
+    slack_s: float,
+) -> str | None:
+    """Returns why no difference of the clocks explains the order of times; None: one does."""
+    came = sorted(each.arrived_s for each in requests)
+    went = sorted(call.sent_s for call in sent if call.sent_s is not None)
+    if len(went) < len(came):
+        return f"the engine finished {len(came)} requests, of which {len(went)} were sent"
+    latest = min((there - here for there, here in zip(came, went, strict=False)), default=0.0)
+    seen: tuple[tuple[str, list[float], list[float]], ...] = (
+        (
+            "ended",
+            sorted(call.ended_s for call in answered if call.ended_s is not None),
+            sorted(each.arrived_s + _engine(each).last_token_s for each in requests),
+        ),
+        (
+            "began to come",
+            sorted(call.first_s for call in answered if call.first_s is not None),
+            sorted(each.arrived_s + _engine(each).first_token_s for each in requests),
+        ),
+    )
+    for what, here, there in seen:
+        if here and len(here) == len(answered):
+            pairs = zip(there, here, strict=False)
+            early_s = max(engine_s - client_s for engine_s, client_s in pairs) - latest
+            if early_s > slack_s:
+                return (
+                    f"answers {what} {early_s:.3f} s before the engine had made them, wherever "
+                    "its clock stood when they were sent"
+                )
+    return None
+
+
+def _too_short(answered: Sequence[Call], requests: Sequence[SignedRequest]) -> str | None:
+    """Returns the shortest times that are below the engine's; None: there are none."""
+    took = [call.served for call in answered]
+    times: tuple[tuple[str, list[float], Callable[[SignedRequest], float]], ...] = (
+        (
+            "TTFT",
+            [each.ttft_s for each in took if each is not None and each.ttft_s is not None],
+            lambda request: _engine(request).first_token_s,
+        ),
+        (
+            "latency",
+            [each.latency_s for each in took if each is not None],
+            lambda request: _engine(request).last_token_s,
+        ),
+    )
+    for name, seen_s, least in times:
+        least_s = sorted(map(least, requests))
+        for client_s, engine_s in zip(sorted(seen_s), least_s, strict=False):
+            if client_s < engine_s * (1 - CLOCK_RATE) - ROUNDING_S:
+                return f"a {name} is {client_s:.6g} s, the engine alone took {engine_s:.6g} s"
+    return None
+
+
+def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
+    """Compares the load that is stated with when requests were due, sent and in flight."""
+    kind, scheduled = run.scenario.arrivals, [call for call in run.calls if call.due_s is not None]
+    beside = [call for call in run.calls if call.due_s is None]
+    clients = run.scenario.clients
+    if run.scenario.trace is not None:
+        clients = run.scenario.trace.bulk_clients
+    elif kind in _UNSCHEDULED and scheduled:
+        yield f"arrivals is {kind}, the client's requests had a schedule"
+    if kind not in _UNSCHEDULED and not scheduled:
+        yield f"arrivals is {kind}, the client's requests had no schedule"
+    if beside and clients is not None:
+        yield from _loop(beside, clients, None if scheduled else proof)
+    times = ((call.due_s, call.sent_s) for call in scheduled)
+    late = [sent_s - due_s for due_s, sent_s in times if due_s is not None and sent_s is not None]
+    late_s, most_s = percentile(late, 99) or 0.0, float(CLIENT_LATE_S)
+    if kind is Arrivals.AT_ONCE:
+        most_s = max(most_s, CLIENT_LATE_SHARE * proof.window_s)
+    if late_s > most_s + ROUNDING_S and not run.client.bottleneck:
+        yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
+    rate = run.scenario.rate_per_s
+    if rate is not None and kind in (Arrivals.CONSTANT, Arrivals.POISSON):
+        yield from _rate(kind, rate, sorted(each.due_s or 0.0 for each in scheduled))
+
+
+def _loop(calls: Sequence[Call], clients: int, proof: Proof | None) -> Iterator[str]:
+    """Compares a closed loop with its clients: each has a request in flight, and no more."""
+    known = [each for call in calls if (each := call.in_flight) is not None]
+    inside = [] if proof is None else [each.in_flight for each in proof.requests]
+    # An end that was noted late is no overlap.
+    inside = [each._replace(end=max(each.start, each.end - NOTED_LATE_S)) for each in inside]
+    both = (*intervals.pieces(known), *intervals.pieces(inside))
+    at_once = max((piece.intervals for piece in both), default=0)
+    if at_once > clients:
+        yield f"at_once is {clients}, {at_once} requests were in flight at once"
+    lacking = intervals.missing(known, clients) if len(known) > clients else 0.0
+    if lacking > LACKING:
+        yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
+
+
+def _rate(kind: Arrivals, rate: float, due_s: Sequence[float]) -> Iterator[str]:
+    gaps = [later - earlier for earlier, later in pairwise(due_s)]
+    total, count = sum(gaps), len(gaps)
+    if kind is Arrivals.CONSTANT:
+        wrong = any(abs(gap - 1 / rate) > ROUNDING_S + CLOCK_RATE / rate for gap in gaps)
+    else:
+        wrong = count > 0 and _log_chance(total * rate, count) < math.log(UNLIKELY)
+    if wrong:
+        yield f"rate_per_s is {rate:g}: {count + 1} requests were due within {total:.6g} s"
+
+
+def _log_chance(total: float, gaps: int) -> float:
+    """Returns Chernoff's bound of the chance, as a logarithm, that so many exponential gaps of mean
+    1 are together as far from their expectation as `total`."""
+    return gaps - total + gaps * math.log(total / gaps) if total > 0 else -math.inf
