@@ -62,7 +62,7 @@ SLOW = (
     "test_kernel.py",
     "test_manifests_code.py",
     "test_other_pythons.py",
-    "test_plot.py",
+    "test_picture.py",
     "test_policies.py",
     "test_processes.py",
     "test_runner.py",

@@ -30,18 +30,18 @@ from orch_sidecar.tools.bench.plan.options import (
 )
 from orch_sidecar.tools.bench.plan.output_files import add_report, check_files
 from orch_sidecar.tools.bench.plan.plan import plan_of
+from orch_sidecar.tools.bench.report.run import run_report
+from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
 from orch_sidecar.tools.bench.reports import add_commands, write_report
 from orch_sidecar.tools.bench.results.evidence import with_evidence
 from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound, sweep_text
-from orch_sidecar.tools.bench.results.sweep_plot import plot_sweep
-from orch_sidecar.tools.bench.results.text import result_text
+from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound
 from orch_sidecar.tools.bench.runs.find_rate import find_rate
 from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
 from orch_sidecar.tools.bench.runs.sweep import run_sweep
+from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn
 from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
-from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
@@ -162,25 +162,28 @@ async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int
 
 
 def _report_sweep(found: Sweep, options: argparse.Namespace) -> int:
-    print(sweep_text(found))
+    page = sweep_report(found)
+    print(page.plain)
     output = options.output or Path(f"orch-sweep-{found.results[0].id}.json")
     written = _write(found, output)
     if options.facts is not None:
         for result in found.results:
             _add(result, options.facts, f"concurrency {result.scenario.clients}: ")
     if options.plot is not None and found.points:
-        plot_sweep(found, options.plot)
+        picture = drawn(options.plot.suffix, sweep_title(found), sweep_charts(found))
+        files.write(options.plot, picture)
         print(f"plot: {options.plot}")
-    reported = write_report(found, options.report, output)
+    reported = write_report(page, options.report, output)
     return 0 if written and reported and is_sound(found) else 1
 
 
 def _report(result: Result, options: argparse.Namespace) -> int:
-    print(result_text(result))
+    page = run_report(result)
+    print(page.plain)
     output = options.output or Path(f"orch-bench-{result.id}.json")
     written = _write(result, output)
     added = options.facts is None or _add(result, options.facts)
-    reported = write_report(result, options.report, output)
+    reported = write_report(page, options.report, output)
     return 0 if written and added and reported and result.status not in NO_FACT else 1
 
 

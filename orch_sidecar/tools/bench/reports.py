@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.plan.output_files import add_report, report_beside, report_file
-from orch_sidecar.tools.bench.report.files import Report, compared, read, report_of
+from orch_sidecar.tools.bench.report.files import compared, read, report_of
+from orch_sidecar.tools.drawing.page import Page
+from orch_sidecar.tools.drawing.picture import PlotUnavailable
 from orch_sidecar.tools.facts.tables import files
 
 # A file may have numbers that are too large for any figure.
@@ -19,9 +21,9 @@ with its 95 % confidence interval, the change with its own, and the conditions i
 The intervals are of one run each: they do not contain what changes from run to run."""
 
 
-def write_report(result: Report, wanted: Path | bool | None, beside: Path) -> bool:
+def write_report(page: Page, wanted: Path | bool | None, beside: Path) -> bool:
     """Writes the report that is wanted, and returns whether that succeeded."""
-    return wanted is None or _write(report_of(result), _path(wanted, beside))
+    return wanted is None or _write(page, _path(wanted, beside))
 
 
 def add_commands(commands: Any) -> None:
@@ -51,23 +53,21 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     try:
-        text, page = compared(read(options.before), read(options.after))
+        page = compared(read(options.before), read(options.after))
     except _UNREADABLE as error:
         return _failed("compare", error)
-    print(text)
-    if options.report is None:
-        return 0
-    return 0 if _write(page, _path(options.report, Path("compare"))) else 2
+    print(page.plain)
+    return 0 if write_report(page, options.report, Path("compare")) else 2
 
 
 def _path(wanted: Path | bool, beside: Path) -> Path:
     return wanted if isinstance(wanted, Path) else report_beside(beside)
 
 
-def _write(page: str, path: Path) -> bool:
+def _write(page: Page, path: Path) -> bool:
     try:
-        files.write(path, page)
-    except OSError as error:
+        files.write(path, page.html)
+    except (PlotUnavailable, OSError) as error:
         print(f"no report: {path}: {error}", file=sys.stderr)
         return False
     print(f"report: {path}")

@@ -19,9 +19,8 @@ from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.plan.options import api_key
-from orch_sidecar.tools.facts.comparison import plot
-from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable
-from orch_sidecar.tools.facts.comparison.series import Kind, Panel, Series
+from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
+from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.planning.engine_model import (
@@ -72,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.trace is None:
         raise ValueError("give --trace FILE, the traffic to plan for")
     if options.plot is not None:
-        plot.require(options.plot)
+        require(options.plot)
     profile = profiles.load(options.profile)
     bulk = None if options.bulk_trace is None else trace_of(options, options.bulk_trace)
     traffic = Replay(trace_of(options, options.trace), bulk)
@@ -109,7 +108,8 @@ def _run(options: argparse.Namespace) -> int:
         document = {"slots": slots, "predictions": [asdict(each) for each in found]}
         files.write(options.json, json.dumps(document, indent=1) + "\n")
     if options.plot is not None:
-        _plot(found, options.goodput, options.plot)
+        title = f"{traffic.trace.name} on {model.source}, {slots} slots each"
+        files.write(options.plot, _picture(found, options.goodput, title, options.plot.suffix))
         print(f"plot: {options.plot}")
     return 0 if needed(found, options.goodput) is not None else 1
 
@@ -166,15 +166,13 @@ def _shape(model: EngineModel, slots: int, profile: Profile) -> EngineShape:
     )
 
 
-def _plot(found: Sequence[Prediction], target: float, path: Path) -> None:
-    engines = tuple(float(each.engines) for each in found)
-    goodput = tuple(100 * each.goodput for each in found)
-    series = (
-        Series("within the SLO", Kind.MEASURED, engines, goodput),
-        Series("wanted", Kind.CURVE, (engines[0], engines[-1] + 0.01), (100 * target,) * 2),
-    )
-    panel = Panel("Goodput", "engines", "% of interactive requests", series)
-    plot.draw(path, "Goodput by the number of engines", [panel])
+def _picture(found: Sequence[Prediction], target: float, title: str, suffix: str) -> bytes:
+    engines = [float(each.engines) for each in found]
+    series = Series("within the SLO", engines, [100 * each.goodput for each in found])
+    wanted = Marked(f"wanted {target:.0%}", 100 * target, is_bound=True, horizontal=True)
+    label, unit = "engines", "% of interactive requests"
+    chart = by_size("Goodput", "Predicted.", label, unit, [series], linear=True, marked=[wanted])
+    return drawn(suffix, title, [chart])
 
 
 def parser() -> argparse.ArgumentParser:

@@ -21,14 +21,13 @@ from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.bench.plan.options import add_endpoint
 from orch_sidecar.tools.bench.plan.plan import plan_of
 from orch_sidecar.tools.bench.runs.run import NotMeasurable
-from orch_sidecar.tools.facts.comparison import plot
-from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable
+from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.tune.decision import Decision
 from orch_sidecar.tools.tune.measure import Lengths, Tuning, tune
-from orch_sidecar.tools.tune.plot import plot_curve
+from orch_sidecar.tools.tune.plot import charts_of
 from orch_sidecar.tools.tune.text import curve_text, decision_text
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
@@ -60,7 +59,7 @@ def main(arguments: list[str]) -> None:
     try:
         profiles.load(options.profile)
         files.check_writable(options.output)
-        plot.require(options.plot)
+        require(options.plot)
         uvloop.run(_tune(options))
     except (Interrupted, KeyboardInterrupt):
         _exit("interrupted before anything was decided", 1)
@@ -105,7 +104,8 @@ def _report(found: Tuning, options: argparse.Namespace) -> None:
     files.write(options.output, text)
     profiles.load(str(options.output.resolve()))
     print(f"profile: {options.output}")
-    plot_curve(found.curve, found.decision, options.slo_tpot_ms, options.plot)
+    charts = charts_of(found.curve, found.decision, options.slo_tpot_ms)
+    files.write(options.plot, drawn(options.plot.suffix, source, charts))
     print(f"plot: {options.plot}")
 
 

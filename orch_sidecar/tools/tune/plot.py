@@ -1,47 +1,37 @@
-"""Plots the step-time curve and the tokens per second of each batch."""
+"""Charts of the step-time curve and of the tokens per second of each batch."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
-
-from orch_sidecar.tools.facts.comparison.plot import draw
-from orch_sidecar.tools.facts.comparison.series import Kind, Panel, Series, Style
+from orch_sidecar.tools.bench.report.sweep import fitted
+from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
 from orch_sidecar.tools.tune.decision import Decision
 from orch_sidecar.tools.tune.steps import StepCurve
 
-_POINTS: Final = 60
 
-
-def plot_curve(curve: StepCurve, decision: Decision, tpot_slo_ms: float | None, path: Path) -> None:
-    """Writes the plot. Raises ValueError, PlotUnavailable, OSError."""
-    last = max(curve.largest, decision.slots)
-    at = tuple(last ** (number / _POINTS) for number in range(_POINTS + 1))
-    batches = tuple(float(point.batch) for point in curve.points)
+def charts_of(curve: StepCurve, decision: Decision, tpot_slo_ms: float | None) -> list[Chart]:
+    """Returns the time of a step, and the tokens per second, by batch."""
+    last = float(max(curve.largest, decision.slots))
+    points = curve.points
+    batches = [float(point.batch) for point in points]
+    rates = [1000 * point.batch / point.ms for point in points]
+    off = f"The curve is off by at most {curve.fit.worst_error:.0%}."
     times = [
-        Series("measured", Kind.MEASURED, batches, tuple(p.ms for p in curve.points), Style("")),
-        Series("t0 + c b^alpha", Kind.CURVE, at, tuple(map(curve.ms, at)), Style("--", "", 2)),
+        Series("measured", batches, [point.ms for point in points], Style("")),
+        fitted("t0 + c b^alpha", curve.ms, 1.0, last),
     ]
-    if tpot_slo_ms is not None:
-        bound = (tpot_slo_ms, tpot_slo_ms)
-        times.append(Series("SLO", Kind.CURVE, (at[0], at[-1]), bound, Style(":", "", 1)))
-    rates = tuple(1000 * point.batch / point.ms for point in curve.points)
-    fitted = tuple(1000 * batch / curve.ms(batch) for batch in at)
-    slots = float(decision.slots)
     throughput = [
-        Series("measured", Kind.MEASURED, batches, rates, Style("")),
-        Series("fit", Kind.CURVE, at, fitted, Style("--", "", 2)),
+        Series("measured", batches, rates, Style("")),
+        fitted("fit", lambda batch: 1000 * batch / curve.ms(batch), 1.0, last),
         Series(
             f"{decision.slots} slots",
-            Kind.MEASURED,
-            (slots,),
-            (curve.tokens_per_s(decision.slots),),
-            Style("", "s", 1, hollow=True),
+            [float(decision.slots)],
+            [curve.tokens_per_s(decision.slots)],
+            Style("", "s", 2, hollow=True),
         ),
     ]
+    slo = () if tpot_slo_ms is None else (Marked("SLO", tpot_slo_ms, True, horizontal=True),)
     label = "sequences per step"
-    panels = [
-        Panel("Decode step", label, "ms", tuple(times)),
-        Panel("Throughput", label, "generated tokens per second", tuple(throughput)),
+    return [
+        by_size("Decode step", off, label, "ms", times, linear=True, marked=slo),
+        by_size("Throughput", off, label, "tokens/s", throughput, linear=False),
     ]
-    draw(path, "Step time and throughput by batch", panels)

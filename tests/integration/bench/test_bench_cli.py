@@ -101,8 +101,8 @@ async def test_measurement_is_written_with_a_row_that_passes_the_check(
     secret = ("--header", f"X-Token: {TOKEN}")
     ran = await bench.run(url_of(home), "single-stream", "--requests", "64", *secret, "--report")
     assert ran.code == 0, ran.printed
-    assert "single_stream: PRELIMINARY" in ran.printed
-    assert "tokens/s per stream: p50" in ran.printed
+    assert "single_stream: preliminary" in ran.printed
+    assert "per stream p50, tokens/s" in ran.printed
     result = ran.result
     assert (result.counts.answered, result.scenario.seed) == (64, 0)
     assert result.engine.given == []
@@ -186,7 +186,7 @@ async def test_invalid_result_exits_with_1_and_makes_no_row(
     assert (await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=2)).status == 200
     ran = await bench.ended(process)
     assert ran.code == 1
-    assert "single_stream: INVALID" in ran.printed
+    assert "single_stream: invalid" in ran.printed
     assert "the engine served other clients" in ran.printed
     assert "no row: the result is invalid: the engine accepted 61 requests" in ran.printed
     assert (ran.result.status, ran.rows) == ("invalid", [])
@@ -204,8 +204,11 @@ async def test_silent_endpoint_makes_a_row_to_be_confirmed_of_what_is_typed(
     typed = ("--engine", "vLLM 0.32.0", "--precision", "BF16", "--gpu", "H100", "--gpu-count", "1")
     ran = await bench.run(engine.url, *words, *typed)
     assert ran.code == 0, ran.printed
-    assert "batched_online: UNVERIFIED" in ran.printed
-    assert "given by the user, not reported by the engine: engine, precision, gpu" in ran.printed
+    assert "batched_online: unverified" in ran.printed
+    assert (
+        "Given by the user, not reported by the engine:\n  engine\n  precision\n  gpu"
+        in ran.printed
+    )
     [row] = ran.rows
     assert (row.measurement_type, row.batch) == (Label.TO_BE_CONFIRMED, 3)
 
@@ -218,7 +221,8 @@ async def test_interruption_writes_what_there_is_as_incomplete_and_exits_with_1(
     process.send_signal(signal.SIGINT)
     ran = await bench.ended(process)
     assert ran.code == 1
-    assert "single_stream: INCOMPLETE\n  the user interrupted the run" in ran.printed
+    assert "single_stream: incomplete" in ran.printed
+    assert "\nWhy:\n  the user interrupted the run" in ran.printed
     result = ran.result
     assert (result.status, ran.rows) == ("incomplete", [])
     assert result.counts.answered >= 8

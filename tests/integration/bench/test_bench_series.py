@@ -188,8 +188,8 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     table = files.read(tmp_path / "f.csv")
     assert [placed.row.batch for placed in valid_rows(table)] == [2, 4]
     assert check(table, confirmed=True) == []
-    assert b"t0 + c b^alpha" in plot.read_bytes()
-    assert "fit: " in (tmp_path / "sweep.html").read_text(encoding="utf-8")
+    assert b"<!-- Time per output token -->" in plot.read_bytes()
+    assert "Time per output token" in (tmp_path / "sweep.html").read_text(encoding="utf-8")
 
 
 async def test_sweep_whose_endpoint_fails_keeps_its_results(
@@ -207,7 +207,7 @@ async def test_sweep_whose_endpoint_fails_keeps_its_results(
     found = sweep_of(tmp_path)
     assert [point.clients for point in found.points] == [2]
     assert not found.complete
-    why = "INCOMPLETE: at 4 clients: GET /v1/capabilities: refused"
+    why = "Incomplete:\n  at 4 clients: GET /v1/capabilities: refused"
     assert why in capsys.readouterr().out
     with pytest.raises(EndpointError):
         await run("sweep", "--concurrency", "2,4", "--duration", "0.2")

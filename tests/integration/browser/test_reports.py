@@ -14,9 +14,9 @@ from tests.integration.browser.conftest import Open
 from tests.orch_sidecar.tools.bench.report.sample_reports import hostile, online, sweep
 
 PAGES = {
-    "run": lambda: run_report(hostile()),
-    "sweep": lambda: sweep_report(sweep()),
-    "compare": lambda: compare_report(online(), hostile()),
+    "run": lambda: run_report(hostile()).html,
+    "sweep": lambda: sweep_report(sweep()).html,
+    "compare": lambda: compare_report(online(), hostile()).html,
 }
 
 # Texts of pictures that reach beyond their picture, where they are not shown.

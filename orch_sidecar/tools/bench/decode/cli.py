@@ -38,6 +38,7 @@ from orch_sidecar.tools.bench.decode.report import (
 from orch_sidecar.tools.bench.decode.schedule import poisson_ms
 from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
 from orch_sidecar.tools.bench.report.decode import decode_report
+from orch_sidecar.tools.drawing.picture import PlotUnavailable, require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import Progress
 
@@ -71,17 +72,18 @@ def run(options: argparse.Namespace) -> int:
     try:
         report = Path(_REPORT) if options.report is True else options.report
         if report is not None:
+            require()
             files.check_writable(report)
         found = _by_formula(options) if options.step_time is not None else _on_device(options)
         if options.json not in (None, "-"):
             Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         if report is not None:
-            files.write(report, decode_report(found))
+            files.write(report, decode_report(found).html)
             _print(options, f"report: {report}")
     except InvalidOptions as error:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 2
-    except (DeviceUnavailable, OSError) as error:
+    except (DeviceUnavailable, PlotUnavailable, OSError) as error:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 1
     if options.json == "-":

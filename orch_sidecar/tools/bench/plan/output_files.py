@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.bench.plan.options import InvalidOptions
-from orch_sidecar.tools.facts.comparison import plot
+from orch_sidecar.tools.drawing.picture import require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import COLUMNS
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
@@ -42,7 +42,7 @@ def report_beside(path: Path) -> Path:
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Raises InvalidOptions, or what `plot.require` raises, where a result could not be written."""
+    """Raises InvalidOptions, or what `picture.require` raises, where no result could be written."""
     given: dict[str, Path] = {
         f"--{name} {path}": path
         for name in ("output", "facts", "plot", "report")
@@ -67,7 +67,9 @@ def check_files(options: argparse.Namespace) -> None:
             "use --facts to append to it"
         )
     if getattr(options, "plot", None) is not None:
-        plot.require(options.plot)
+        require(options.plot)
+    if getattr(options, "report", None) is not None:
+        require()
     if options.facts is not None:
         try:
             files.check_appendable(options.facts)

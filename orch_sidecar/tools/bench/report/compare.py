@@ -1,95 +1,151 @@
-"""The report of two results side by side."""
+"""Two results side by side: their figures with confidence intervals, and their conditions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.bench.drawing.chart import Chart, Look, Marked, Series
-from orch_sidecar.tools.bench.drawing.page import Page, badge, colored
-from orch_sidecar.tools.bench.drawing.scales import linear, of_times
-from orch_sidecar.tools.bench.report.comparison import Compared, Comparison, comparison_of
-from orch_sidecar.tools.bench.report.conditions import CLIENT, ENGINE, LOAD, conditions_of
-from orch_sidecar.tools.bench.report.measures import Times, times_of
+from orch_sidecar.tools.bench.report.conditions import (
+    CLIENT,
+    ENGINE,
+    LOAD,
+    Condition,
+    conditions_of,
+    differing,
+)
+from orch_sidecar.tools.bench.report.figures import time_axis
+from orch_sidecar.tools.bench.report.intervals import Change, change
+from orch_sidecar.tools.bench.report.measures import Measure, Times, measures_of, times_of
 from orch_sidecar.tools.bench.report.requests import by_class, requests_of
-from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, KINDS, began
+from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, verdict
 from orch_sidecar.tools.bench.report.sweep import clients_text
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
-from orch_sidecar.tools.bench.results.text import arrivals_text
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Marked, Series, Style, by_size
+from orch_sidecar.tools.drawing.page import Page
+from orch_sidecar.tools.drawing.texts import NONE
 
 # Points of a cumulative distribution: more are not visible.
 _MOST_POINTS: Final = 200
+_HEAD: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
 
 
-def compare_report(before: Result, after: Result) -> str:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A figure of two results; `change`: None where the first is 0."""
+
+    before: Measure
+    after: Measure
+    change: Change | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the second is better: a finding only where the interval leaves no doubt."""
+        found = self.change
+        if self.before.estimate.drifts or self.after.estimate.drifts:
+            return "unknown: drifts"
+        if found is None or found.interval is None:
+            return "unknown: too short"
+        if not found.is_shown:
+            return "no difference shown"
+        return "better" if (found.value > 0) is self.before.larger_is_better else "worse"
+
+    @property
+    def change_text(self) -> str:
+        """The change with its interval."""
+        found = self.change
+        if found is None:
+            return NONE
+        text = self._percent(found.value)
+        if found.interval is not None:
+            low, high = map(self._percent, found.interval)
+            text += f" ({low} to {high})"
+        return text
+
+    def _percent(self, value: float) -> str:
+        # A share changes by percentage points: 40 % to 50 % is not 25 %.
+        return f"{100 * value:+.1f} {'%' if self.before.relative else 'points'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two results, the figures of both, and the conditions in which they differ."""
+
+    before: Result
+    after: Result
+    figures: Sequence[Compared]
+    differing: Sequence[tuple[Condition, Condition]]
+
+    @property
+    def objections(self) -> list[str]:
+        """Why the difference in figures may be that of something else, a sentence for each."""
+        return [
+            f"{one.title}: {one.text or 'unknown'} and {other.text or 'unknown'} ({one.why})"
+            for one, other in self.differing
+            if one.why
+        ]
+
+
+def comparison_of(before: Result, after: Result) -> Comparison:
+    """Compares the figures that both results have. Raises ValueError."""
+    second = {(each.of, each.name): each for each in measures_of(after)}
+    figures = [
+        Compared(each, other, change(each.estimate, other.estimate, relative=each.relative))
+        for each in measures_of(before)
+        if (other := second.get((each.of, each.name))) is not None
+    ]
+    return Comparison(before, after, figures, differing(before, after))
+
+
+def compare_report(before: Result, after: Result) -> Page:
     """Returns the page of two results. Raises ValueError as `run_report` does."""
     found = comparison_of(before, after)
     page = Page(_title(before, after))
-    for letter, result in _lettered(before, after):
-        kind, _ = KINDS[result.status]
-        name = f" {letter}: {result.engine.model_name}, {result.measurement_type.value}, "
-        page.text(
-            badge(result.status.value, kind), name, f"{arrivals_text(result)}, {began(result)}"
-        )
-        if result.reasons:
-            page.note(kind, f"Why {letter} is {result.status.value}", result.reasons)
+    verdict(page, before, "a")
+    verdict(page, after, "b")
     _objections(page, found)
     page.section("Figures")
     _table(page, found.figures)
-    page.text(INTERVALS_TEXT, soft=True)
-    page.text(
+    page.remark(INTERVALS_TEXT)
+    page.remark(
         "A change is shown only where its interval does not contain 0. Two runs of the same system "
-        "may differ by more than that: repeat both, in turns, before you decide on a small change.",
-        soft=True,
+        "may differ by more than that: repeat both, in turns, before you decide on a small change."
     )
-    charts = list(_charts(before, after))
-    if charts:
-        page.section("Distributions")
-        page.charts(charts)
+    page.section("Distributions")
+    page.charts(_charts(before, after))
     _conditions(page, found)
-    page.text(f"a: result {before.id}. b: result {after.id}.", soft=True)
-    return page.html
+    page.remark(f"a: result {before.id}. b: result {after.id}.")
+    return page
 
 
-def compare_sweeps_report(before: Sweep, after: Sweep) -> str:
+def compare_sweeps_report(before: Sweep, after: Sweep) -> Page:
     """Returns the page of two sweeps: the concurrencies that both have. Raises ValueError."""
-    pairs = pairs_of(before, after)
-    first, second = before.results[0], after.results[0]
-    page = Page(_title(first, second))
-    page.text(f"Two sweeps, of {began(first)} and {began(second)}.", soft=True)
-    compared = {clients: comparison_of(one, other) for clients, (one, other) in pairs.items()}
-    _objections(page, next(iter(compared.values())))
-    page.section("Curves")
-    page.charts(list(_sweep_charts(before, after)))
-    for clients, found in compared.items():
-        page.section(clients_text(clients))
-        _table(page, found.figures)
-    page.text(INTERVALS_TEXT, soft=True)
-    _conditions(page, next(iter(compared.values())))
-    return page.html
-
-
-def pairs_of(before: Sweep, after: Sweep) -> dict[int, tuple[Result, Result]]:
-    """Returns the results of both sweeps by the clients that both have. Raises ValueError."""
     second = {each.scenario.clients: each for each in after.results}
-    pairs = {
-        clients: (each, second[clients])
+    compared = {
+        clients: comparison_of(each, second[clients])
         for each in before.results
         if (clients := each.scenario.clients) is not None and clients in second
     }
-    if not pairs:
+    if not compared:
         raise ValueError("the sweeps have no concurrency in common: there is nothing to compare")
-    return pairs
+    first, other = before.results[0], after.results[0]
+    page = Page(_title(first, other))
+    page.text(f"Two sweeps: a, of {began(first)}, and b, of {began(other)}.")
+    _objections(page, next(iter(compared.values())))
+    page.section("Curves")
+    page.charts(_sweep_charts(before, after))
+    for clients, found in compared.items():
+        page.section(clients_text(clients))
+        _table(page, found.figures)
+    page.remark(INTERVALS_TEXT)
+    _conditions(page, next(iter(compared.values())))
+    return page
 
 
 def _title(before: Result, after: Result) -> str:
     names = dict.fromkeys([before.engine.model_name, after.engine.model_name])
     return f"{' and '.join(names)}: two runs compared"
-
-
-def _lettered(before: Result, after: Result) -> Iterator[tuple[str, Result]]:
-    yield from (("a", before), ("b", after))
 
 
 def _objections(page: Page, found: Comparison) -> None:
@@ -101,19 +157,17 @@ def _table(page: Page, figures: Sequence[Compared]) -> None:
     if not figures:
         page.text("There is no figure that both have.")
         return
-    page.table(
-        ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is"),
-        [
-            (
-                each.before.title_and_unit,
-                each.before.text,
-                each.after.text,
-                each.change_text,
-                colored(each.verdict, {"better": "good", "worse": "bad"}.get(each.verdict, "")),
-            )
-            for each in figures
-        ],
-    )
+    rows = [
+        (
+            each.before.title_and_unit,
+            each.before.text,
+            each.after.text,
+            each.change_text,
+            each.verdict,
+        )
+        for each in figures
+    ]
+    page.table(_HEAD, rows, kinds={"better": "good", "worse": "bad"})
 
 
 def _conditions(page: Page, found: Comparison) -> None:
@@ -121,14 +175,11 @@ def _conditions(page: Page, found: Comparison) -> None:
     if not found.differing:
         page.text("Nothing that the results record.")
     else:
-        page.table(
-            ("condition", "a", "b", "what that means"),
-            [
-                (one.title, one.text or "unknown", other.text or "unknown", one.why)
-                for one, other in found.differing
-            ],
-            texts=4,
-        )
+        rows = [
+            (one.title, one.text or "unknown", other.text or "unknown", one.why)
+            for one, other in found.differing
+        ]
+        page.table(("condition", "a", "b", "what that means"), rows, texts=4)
     page.section("What is the same")
     changed = {(one.group, one.name) for one, _ in found.differing}
     page.facts(
@@ -155,31 +206,27 @@ def _charts(before: Result, after: Result) -> Iterator[Chart]:
 
 def _cumulative(before: Times, after: Times, of: str) -> Chart:
     bounds = {each.bound_ms for each in (before, after) if each.bound_ms is not None}
-    values = [*before.values, *after.values, *bounds]
-    marks = [Marked("SLO", bound, is_bound=True) for bound in sorted(bounds)]
     return Chart(
         title=f"{before.title}, {of} requests" if of else before.title,
         about=f"Share of the requests up to each time; {len(before.values)} requests in a, "
         f"{len(after.values)} in b.",
-        x_label="ms",
-        y_label="% of the requests",
-        x=of_times(values),
-        y=linear([0.0, 100.0]),
-        series=[_share("a", before.values, 0), _share("b", after.values, 1, dashed=True)],
-        marked=marks,
-    )
+        x=time_axis([*before.values, *after.values, *bounds]),
+        y=Axis("% of the requests", high=100.0),
+        series=[_share("a", before.values, Style("-", "")),
+                _share("b", after.values, Style("--", "", 1))],
+        marked=[Marked("SLO", bound, is_bound=True) for bound in sorted(bounds)],
+    )  # fmt: skip
 
 
-def _share(name: str, values: Sequence[float], color: int, *, dashed: bool = False) -> Series:
+def _share(name: str, values: Sequence[float], style: Style) -> Series:
     """Returns the cumulative distribution of values: steps where they are few."""
     ordered, count = sorted(values), len(values)
     every = max(1, count // _MOST_POINTS)
-    at = [*range(0, count - 1, every), count - 1]
     xs, ys = [ordered[0]], [0.0]
-    for number in at:
+    for number in [*range(0, count - 1, every), count - 1]:
         xs += [ordered[number]] * 2
         ys += [ys[-1], 100 * (number + 1) / count]
-    return Series(name, Look.LINE, xs, ys, color, dashed)
+    return Series(name, xs, ys, style)
 
 
 def _sweep_charts(before: Sweep, after: Sweep) -> Iterator[Chart]:
@@ -193,11 +240,9 @@ def _sweep_charts(before: Sweep, after: Sweep) -> Iterator[Chart]:
             points = [(float(p.clients), getattr(p, name)) for p in sweep.points if p.is_sound]
             known = [(x, y) for x, y in points if y is not None]
             if known:
-                xs, ys = map(list, zip(*known, strict=True))
-                line = Series(letter, Look.LINE, xs, ys, number, dashed=bool(number))
-                series += [line, Series(f"{letter}, measured", Look.DOTS, xs, ys, number)]
+                xs, ys = zip(*known, strict=True)
+                style = Style("--" if number else "-", "s" if number else "o", number)
+                series.append(Series(letter, xs, ys, style))
         if series:
-            x = linear([x for each in series for x in each.xs], least=0.0)
-            y = linear([y for each in series for y in each.ys], least=0.0)
             about = "Sound points of both sweeps."
-            yield Chart(title, about, "concurrent requests", unit, x, y, series)
+            yield by_size(title, about, "concurrent requests", unit, series, linear=False)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.drawing.scales import number_text
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import Result, TraceDocument
+from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, TRACE_DIGITS, Arrivals
 
 LOAD, ENGINE, CLIENT = "Load", "Engine", "Client"
 
 # Beyond those of rows: what else makes two runs answers to different questions.
 _MATTERS: Final = {
     **DIFFERENCES,
-    "arrivals": "other loads: queues and batches form differently",
-    "rate": "other loads: queues and batches form differently",
-    "clients": "other loads: queues and batches form differently",
-    "burstiness": "other loads: queues and batches form differently",
-    "trace": "other loads: queues and batches form differently",
+    "measurement_type": "different ways of batching",
+    **dict.fromkeys(
+        ("arrivals", "rate", "clients", "burstiness", "trace"),
+        "other loads: queues and batches form differently",
+    ),
     "prompts": "other work: prompts and answers of other lengths or texts",
     "slots": "batches of other sizes",
     "profile": "other rules of admission and other batches",
@@ -63,8 +63,8 @@ def conditions_of(result: Result) -> list[Condition]:
 
 
 def _load(result: Result) -> dict[str, Any]:
-    scenario, trace, hits = result.scenario, result.scenario.trace, result.prefix_hit_ratio
-    found: dict[str, Any] = {
+    scenario, hits = result.scenario, result.prefix_hit_ratio
+    return {
         "measurement_type": result.measurement_type.value,
         "verdict": result.status.value,
         "arrivals": scenario.arrivals.value.replace("_", " "),
@@ -78,20 +78,8 @@ def _load(result: Result) -> dict[str, Any]:
         "seed": scenario.seed,
         "cache salt": "of this run" if scenario.cache_salt else "none",
         "prefix_hit_ratio": None if hits is None else f"{100 * hits:.0f} %",
-        "trace": None,
+        "trace": None if scenario.trace is None else _trace(scenario.trace),
     }
-    if trace is not None:
-        until = "the end" if trace.window_s[1] is None else f"{trace.window_s[1]:g} s"
-        found["trace"] = (
-            f"{trace.name} ({trace.sha256[:16]}), {trace.requests} requests from "
-            f"{trace.window_s[0]:g} s to {until}, times by {trace.time_factor:g}, lengths by "
-            f"{trace.length_factor:g}"
-        )
-        if trace.bulk_clients:
-            found["trace"] += f", beside {trace.bulk_clients} clients with bulk requests"
-        if trace.bulk_name is not None:
-            found["trace"] += f", beside {trace.bulk_requests} bulk requests of {trace.bulk_name}"
-    return found
 
 
 def _engine(result: Result) -> dict[str, Any]:
@@ -142,3 +130,42 @@ def differing(one: Result, other: Result) -> list[tuple[Condition, Condition]]:
     ]
     pairs += [(replace(each, text=""), each) for each in found.values()]
     return [(before, after) for before, after in pairs if before.text != after.text]
+
+
+def engine_text(result: Result) -> str:
+    """Describes the engine, its hardware and its slots in one line."""
+    engine = result.engine
+    name = " ".join(part for part in (engine.engine, engine.engine_version) if part)
+    parts = [
+        name or "an unknown engine",
+        engine.precision,
+        f"{engine.gpu_count} x {engine.gpu}" if engine.gpu and engine.gpu_count else engine.gpu,
+        f"profile {engine.profile}, slots: {engine.slots_total}" if engine.slots_total else None,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def arrivals_text(result: Result) -> str:
+    """Describes how requests arrived."""
+    scenario = result.scenario
+    if scenario.rate_per_s is not None:
+        shape = "" if scenario.burstiness is None else f" of burstiness {scenario.burstiness:g}"
+        return f"{scenario.arrivals} arrivals{shape} at {scenario.rate_per_s:.4g}/s"
+    if scenario.trace is not None:
+        return _trace(scenario.trace)
+    name = scenario.arrivals.replace("_", " ")
+    closed = scenario.arrivals is Arrivals.CLOSED_LOOP
+    return f"{name} of {scenario.clients}" if closed else name
+
+
+def _trace(trace: TraceDocument) -> str:
+    from_s, until_s = trace.window_s
+    parts = [f"{trace.requests} requests of the trace {trace.name} ({trace.sha256[:TRACE_DIGITS]})"]
+    if from_s or until_s is not None:
+        parts.append(f"from {from_s:g} s" + ("" if until_s is None else f" to {until_s:g} s"))
+    parts.append(f"times by {trace.time_factor:g}, lengths by {trace.length_factor:g}")
+    if trace.bulk_clients:
+        parts.append(f"beside {trace.bulk_clients} clients with bulk requests")
+    if trace.bulk_name is not None:
+        parts.append(f"beside {trace.bulk_requests} bulk requests of {trace.bulk_name}")
+    return ", ".join(parts)

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from orch_sidecar.tools.bench.decode.report import SCHEMA
-from orch_sidecar.tools.bench.drawing.chart import Chart, Look, Series
-from orch_sidecar.tools.bench.drawing.page import Card, Page
-from orch_sidecar.tools.bench.drawing.scales import linear, number_text
-from orch_sidecar.tools.bench.report.sweep import fitted
+from orch_sidecar.tools.bench.report.figures import bars_by_batch
+from orch_sidecar.tools.bench.report.sweep import fitted, formula_text
 from orch_sidecar.tools.bench.results.fit import Curve
+from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
+from orch_sidecar.tools.drawing.page import Card, Page
+from orch_sidecar.tools.drawing.texts import number_text
 
 _NO_LABEL: Final = (
     "These are decode steps of a device without an engine: they measure a kernel and no service, "
@@ -86,7 +87,7 @@ class DecodeResult(_Part):
     sweep: _Sweep | None
 
 
-def decode_report(document: Mapping[str, Any]) -> str:
+def decode_report(document: Mapping[str, Any]) -> Page:
     """Returns the page of a result file. Raises ValueError where it is none."""
     found = DecodeResult.model_validate(document)
     device = found.device or {}
@@ -101,8 +102,8 @@ def decode_report(document: Mapping[str, Any]) -> str:
         _run(page, run)
     page.section("What was measured, and how")
     page.facts(_facts(found))
-    page.text(f"Schema {SCHEMA}.", soft=True)
-    return page.html
+    page.remark(f"Schema {SCHEMA}.")
+    return page
 
 
 def _sweep(page: Page, sweep: _Sweep) -> None:
@@ -117,21 +118,19 @@ def _sweep(page: Page, sweep: _Sweep) -> None:
     )
     page.section("By batch")
     batches = [float(point.batch) for point in points]
-    curve = []
+    rates = [point.tokens_per_s for point in points]
+    times = [
+        Series("p95", batches, [point.step_ms.p95 for point in points], Style("", "s", 2)),
+        Series("p50", batches, [point.step_ms.p50 for point in points], Style("")),
+    ]
+    about = "Median and 95th percentile."
     if sweep.fit is not None:
         found = Curve(sweep.fit.t0, sweep.fit.c, sweep.fit.alpha)
-        name = f"fit: {number_text(found.t0)} + {number_text(found.c)} · b^{found.alpha:g}"
-        curve.append(fitted(name, found, batches[0], batches[-1]))
-    rates = [point.tokens_per_s for point in points]
-    medians = [point.step_ms.p50 for point in points]
-    slow = [point.step_ms.p95 for point in points]
-    times = [
-        *curve,
-        Series("p95", Look.DOTS, batches, slow, 2),
-        Series("p50", Look.DOTS, batches, medians),
-    ]
-    throughput = [Series("tokens/s", Look.DOTS, batches, rates, joined=True)]
-    about = "Median and 95th percentile, and the fit of the medians."
+        times.append(fitted(f"fit: {formula_text(found)}", found.at, batches[0], batches[-1]))
+        about += (
+            f" Largest deviation of a median from the fit: {100 * sweep.fit.worst_error:.1f} %."
+        )
+    throughput = [Series("tokens/s", batches, rates)]
     page.charts(
         [
             _chart("Throughput", "Tokens/s of the median step.", "tokens/s", throughput),
@@ -155,8 +154,6 @@ def _sweep(page: Page, sweep: _Sweep) -> None:
             for point in points
         ],
     )
-    if sweep.fit is not None:
-        page.text(f"Largest deviation from the fit: {100 * sweep.fit.worst_error:.1f} %.")
 
 
 _HEAD: Final = (
@@ -180,24 +177,19 @@ def _run(page: Page, run: _Run) -> None:
         ]
     )
     batches = sorted(run.step_ms)
-    xs = [float(batch) for batch in batches]
-    whole = range(batches[0], batches[-1] + 1)
-    edges = [batch - 0.5 for batch in (*whole, whole.stop)]
-    counts = [float(run.step_ms[n].steps) if n in run.step_ms else 0.0 for n in whole]
-    steps = Series("steps", Look.BARS, edges, counts)
-    medians = Series("p50", Look.DOTS, xs, [run.step_ms[batch].p50 for batch in batches])
+    counts = {batch: float(run.step_ms[batch].steps) for batch in batches}
+    medians = [run.step_ms[batch].p50 for batch in batches]
     page.charts(
         [
-            _chart("Steps by batch", "How many steps had each batch.", "steps", [steps]),
-            _chart("Time of a step", "Median, by batch.", "ms", [medians]),
+            bars_by_batch("Steps by batch", "How many steps had each batch.", "steps", counts),
+            _chart("Time of a step", "Median, by batch.", "ms",
+                   [Series("p50", [float(batch) for batch in batches], medians, Style(""))]),
         ]
-    )
+    )  # fmt: skip
 
 
 def _chart(title: str, about: str, y_label: str, series: list[Series]) -> Chart:
-    xs = [x for each in series for x in each.xs]
-    y = linear([y for each in series for y in each.ys], least=0.0)
-    return Chart(title, about, "sequences in the step", y_label, linear(xs, least=0.0), y, series)
+    return by_size(title, about, "sequences in the step", y_label, series, linear=True)
 
 
 def _facts(found: DecodeResult) -> dict[str, list[tuple[str, str]]]:
@@ -208,8 +200,8 @@ def _facts(found: DecodeResult) -> dict[str, list[tuple[str, str]]]:
     if found.device is not None:
         groups["Device"] = [(_words(name), _value(each)) for name, each in found.device.items()]
     if found.formula is not None:
-        curve = found.formula
-        text = f"{curve.t0:g} + {curve.c:g} · b^{curve.alpha:g} ms"
+        curve = Curve(found.formula.t0, found.formula.c, found.formula.alpha)
+        text = f"{formula_text(curve)} ms"
         groups["Formula"] = [("time of a step", text)]
     return groups
 

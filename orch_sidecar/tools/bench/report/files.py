@@ -10,13 +10,13 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from orch_sidecar.tools.bench.decode.report import SCHEMA as DECODE
-from orch_sidecar.tools.bench.report.compare import compare_report, compare_sweeps_report, pairs_of
-from orch_sidecar.tools.bench.report.comparison import comparison_of, comparison_text
+from orch_sidecar.tools.bench.report.compare import compare_report, compare_sweeps_report
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.report.run import run_report
-from orch_sidecar.tools.bench.report.sweep import clients_text, sweep_report
+from orch_sidecar.tools.bench.report.sweep import sweep_report
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
+from orch_sidecar.tools.drawing.page import Page
 
 Report = Result | Sweep | Mapping[str, Any]
 
@@ -56,26 +56,19 @@ def read(path: Path) -> Report:
     raise UnreadableResult(f"{path}: its schema is {str(schema)[:80]!r}: {_RULE}")
 
 
-def report_of(result: Report) -> str:
+def report_of(result: Report) -> Page:
     """Returns the page of a result. Raises ValueError."""
     if isinstance(result, Result):
         return run_report(result)
     return sweep_report(result) if isinstance(result, Sweep) else decode_report(result)
 
 
-def compared(before: Report, after: Report) -> tuple[str, str]:
-    """Compares two results of one kind; returns the text for a terminal, and the page.
-
-    Raises ValueError for results that cannot be compared.
-    """
+def compared(before: Report, after: Report) -> Page:
+    """Compares two results of one kind. Raises ValueError for results that cannot be compared."""
     if isinstance(before, Result) and isinstance(after, Result):
-        return comparison_text(comparison_of(before, after)), compare_report(before, after)
+        return compare_report(before, after)
     if isinstance(before, Sweep) and isinstance(after, Sweep):
-        parts = [
-            f"{clients_text(clients)}:\n{comparison_text(comparison_of(*pair))}"
-            for clients, pair in pairs_of(before, after).items()
-        ]
-        return "\n\n".join(parts), compare_sweeps_report(before, after)
+        return compare_sweeps_report(before, after)
     raise ValueError(
         "only two runs, or two sweeps, can be compared: results of different kinds, and those of "
         "`orch bench decode`, cannot"

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.bench.drawing.scales import number_text
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.report.intervals import (
     SECTIONS,
@@ -17,7 +16,8 @@ from orch_sidecar.tools.bench.report.intervals import (
 )
 from orch_sidecar.tools.bench.report.requests import TimedRequest, by_class, requests_of, slo_of
 from orch_sidecar.tools.bench.report.timeline import bins_of, tokens
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import Result, Status
+from orch_sidecar.tools.drawing.texts import NONE, number_text
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import ServiceClass
@@ -72,7 +72,7 @@ class Measure:
         """Its interval; `-` where the run is too short for one, `drifts` where it is unsteady."""
         value, margin = self.estimate.value, self.estimate.margin
         if margin is None:
-            return "drifts" if self.estimate.drifts else "-"
+            return "drifts" if self.estimate.drifts else NONE
         low, high = max(0.0, value - margin), value + margin
         if self.unit == SHARE:
             high = min(1.0, high)
@@ -89,14 +89,23 @@ def _number(value: float, unit: str) -> str:
 def measures_of(result: Result) -> list[Measure]:
     """Returns the figures of a run; none without an answer. Raises ValueError."""
     requests = requests_of(result)
-    found = [*_throughput(requests), *_goodput(requests, slo_of(result))]
+    found = [*_throughput(requests)]
+    if result.status is not Status.INVALID:  # an SLO is not kept by what was not measured
+        found += _goodput(requests, slo_of(result))
     for name, members in by_class(requests).items():
         for times in times_of(result, members):
-            for at, p in PERCENTILES.items():
+            for at, p in percentiles_of(len(times.values)).items():
                 estimate = of_percentile(times.values, p)
                 if estimate is not None:
                     found.append(Measure(f"{times.name} {at}", "ms", estimate, of=name))
+        if result.measurement_type is not Label.OFFLINE:
+            found += _per_stream(members, name)
     return found
+
+
+def percentiles_of(count: int) -> dict[str, float]:
+    """Returns the percentiles that so many values can give: one of them is beyond it at least."""
+    return {at: p for at, p in PERCENTILES.items() if p <= 50 or count * (100 - p) >= 100}
 
 
 def times_of(result: Result, requests: Sequence[TimedRequest], of: str = "") -> list[Times]:
@@ -131,6 +140,15 @@ def _throughput(requests: Sequence[TimedRequest]) -> Iterator[Measure]:
     yield Measure("throughput", "tokens/s", generated, larger_is_better=True)
     answers = of_rate(bins.spread(_ends(completed)), seconds)
     yield Measure("answers", "requests/s", answers, larger_is_better=True)
+
+
+def _per_stream(requests: Sequence[TimedRequest], of: str) -> Iterator[Measure]:
+    """Yields the median of an answer's tokens over its latency: what one user gets."""
+    answered = sorted(_completed(requests), key=lambda each: each.arrived_s)
+    rates = [each.output_tokens / each.latency_s for each in answered if each.latency_s > 0]
+    estimate = of_percentile(rates, 50.0)
+    if estimate is not None:
+        yield Measure("per stream p50", "tokens/s", estimate, larger_is_better=True, of=of)
 
 
 def _goodput(requests: Sequence[TimedRequest], slo: Slo) -> Iterator[Measure]:

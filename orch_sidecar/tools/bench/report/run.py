@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from orch_sidecar.tools.bench.drawing.page import Card, Page, badge
-from orch_sidecar.tools.bench.drawing.scales import number_text
-from orch_sidecar.tools.bench.report.conditions import CLIENT, ENGINE, LOAD, conditions_of
+from orch_sidecar.tools.bench.report.conditions import (
+    CLIENT,
+    ENGINE,
+    LOAD,
+    arrivals_text,
+    conditions_of,
+    engine_text,
+)
 from orch_sidecar.tools.bench.report.figures import (
-    batch_and_queue,
     distribution,
     goodput_by_rate,
+    over_time,
     steps_by_batch,
-    throughput_over_time,
 )
 from orch_sidecar.tools.bench.report.intervals import SECTIONS
 from orch_sidecar.tools.bench.report.measures import SHARE, Measure, measures_of, times_of
-from orch_sidecar.tools.bench.report.requests import TimedRequest, by_class, requests_of
-from orch_sidecar.tools.bench.results.result import Result, Status
-from orch_sidecar.tools.bench.results.text import arrivals_text
+from orch_sidecar.tools.bench.report.requests import by_class, requests_of
+from orch_sidecar.tools.bench.results.result import Counts, FiguresDocument, Result, Status
+from orch_sidecar.tools.drawing.page import Card, Page, badge
+from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -46,11 +51,12 @@ INTERVALS_TEXT: Final = (
     f"Intervals cover 95 %. They follow from {SECTIONS} consecutive sections of the run, so they "
     "allow for requests that wait for each other, and not for what another run, another day or "
     "another machine would change. A dash: the run is too short for one. Drifts: the sections "
-    "follow a trend, as while a queue grows; a longer run has another figure."
+    "follow a trend, as while a queue grows; a longer run has another figure. A percentile is "
+    "missing where no request can be beyond it."
 )
 
 
-def run_report(result: Result) -> str:
+def run_report(result: Result) -> Page:
     """Returns the page of a run. Raises ValueError for a result whose calls are not requests."""
     requests, measures = requests_of(result), measures_of(result)
     page = Page(f"{result.engine.model_name}: {result.measurement_type.value.replace('_', ' ')}")
@@ -58,45 +64,46 @@ def run_report(result: Result) -> str:
     page.cards(_cards(result, measures))
     page.section("What was measured, and how")
     conditions(page, result)
-    if measures:
-        page.section("Figures")
-        _figures(page, result, measures)
+    page.section("Figures")
+    _figures(page, result, measures)
     for name, members in by_class(requests).items():
-        _distributions(page, result, name, members)
-    over_time = [*throughput_over_time(requests), *batch_and_queue(result, requests)]
-    if over_time:
-        page.section("Over time")
-        page.charts(over_time)
-    more = [*steps_by_batch(result), *goodput_by_rate(result)]
-    if more:
-        page.section("Batches" if not result.trials else "Batches, and the search for the rate")
-        page.charts(more)
+        charts = [distribution(times) for times in times_of(result, members, name)]
+        if charts:
+            page.section(f"Distributions, {name} requests" if name else "Distributions")
+            page.charts(charts)
+    for title, found in (
+        ("Over time", [*over_time(result, requests)]),
+        ("Batches", [*steps_by_batch(result)]),
+        ("The search for the rate", [*goodput_by_rate(result)]),
+    ):
+        if found:
+            page.section(title)
+            page.charts(found)
     page.section("Requests")
     _outcomes(page, result)
-    page.text(f"Result {result.id}, schema {result.schema_version}.", soft=True)
-    return page.html
+    page.remark(f"Result {result.id}, schema {result.schema_version}.")
+    return page
 
 
-def verdict(page: Page, result: Result) -> None:
-    """Appends the verdict with its reasons, and what was measured in one line."""
+def verdict(page: Page, result: Result, letter: str = "") -> None:
+    """Appends the verdict with its reasons, and what was measured in one line.
+
+    `letter`: names the run where there are two.
+    """
     kind, meaning = KINDS[result.status]
-    engine = result.engine
-    parts = [
-        " ".join(part for part in (engine.engine, engine.engine_version) if part),
-        engine.precision,
-        f"{engine.gpu_count} x {engine.gpu}" if engine.gpu_count else engine.gpu,
-        f"profile {engine.profile}, {engine.slots_total} slots" if engine.profile else None,
-        arrivals_text(result),
-        began(result),
-    ]
-    page.text(badge(result.status.value, kind), f" {meaning}")
-    page.text(" · ".join(part for part in parts if part), soft=True)
+    name = f"{letter}: {result.engine.model_name}, " if letter else ""
+    status = f"{result.measurement_type}: {result.status.value}"
+    page.text(name, badge(status, kind), f" · {meaning}")
+    load = f"{arrivals_text(result)}, prompts: {result.scenario.prompts}"
+    page.text(f"{engine_text(result)} · {load} · {began(result)}")
     if result.reasons:
         page.note("bad" if kind == "bad" else "warn", "Why", result.reasons)
-    if result.shortfalls:
+    if result.shortfalls and not letter:
         page.note("warn", "What it lacks to be published", result.shortfalls)
+    if result.engine.given:
+        page.note("warn", "Given by the user, not reported by the engine", result.engine.given)
     if result.client.bottleneck:
-        page.note("warn", "The client may have limited the figures", result.client.bottleneck)
+        page.note("warn", "The client may be the bottleneck", result.client.bottleneck)
 
 
 def began(result: Result) -> str:
@@ -107,7 +114,7 @@ def began(result: Result) -> str:
 def conditions(page: Page, result: Result) -> None:
     """Appends the meaning of the label and all conditions."""
     label = result.measurement_type
-    page.text(f"{label.value}: {LABELS.get(label, '')}.")
+    page.remark(f"{label.value}: {LABELS.get(label, '')}.")
     found = conditions_of(result)
     page.facts(
         {
@@ -121,7 +128,7 @@ def conditions(page: Page, result: Result) -> None:
     )
     signed = result.evidence.signed is not None
     missing = f": {result.evidence.missing}" if result.evidence.missing else ""
-    page.text("Evidence: ", "signed by the engine" if signed else f"none{missing}", ".")
+    page.remark(f"Evidence: {'signed by the engine' if signed else f'none{missing}'}.")
 
 
 def _cards(result: Result, measures: Sequence[Measure]) -> Iterator[Card]:
@@ -135,35 +142,47 @@ def _cards(result: Result, measures: Sequence[Measure]) -> Iterator[Card]:
             known = each.estimate.margin is not None
             yield Card(each.title, each.value_text, unit, each.interval_text if known else "")
     if result.batches is not None:
-        found_steps = result.batches
-        more = f"largest {found_steps.largest}, {found_steps.steps} steps"
-        yield Card("batch, mean", number_text(found_steps.mean), "", more)
+        yield Card("batch, mean", number_text(result.batches.mean), "", _steps_text(result))
+
+
+def _steps_text(result: Result) -> str:
+    found = result.batches
+    return "" if found is None else f"largest {found.largest}, {found.steps} steps"
 
 
 def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
-    early = _early(result)
-    rows = [
-        (
-            each.title_and_unit,
-            each.value_text,
-            each.interval_text,
-            number_text(early[each.title]) if each.title in early else "-",
+    if measures:
+        early = _early(result)
+        rows = [
+            (each.title_and_unit, each.value_text, each.interval_text,
+             number_text(early.get(each.title)))
+            for each in measures
+        ]  # fmt: skip
+        page.table(("figure", "measured", "95 % interval", "by early stopping"), rows)
+        page.remark(INTERVALS_TEXT)
+        page.remark(
+            "By early stopping: MLPerf's estimate, which the true percentile does not exceed with "
+            "a confidence of 99 %."
         )
-        for each in measures
-    ]
-    page.table(("figure", "measured", "95 % interval", "by early stopping"), rows)
-    page.text(INTERVALS_TEXT, soft=True)
-    page.text(
-        "By early stopping: MLPerf's estimate, which the true percentile does not exceed with a "
-        "confidence of 99 %.",
-        soft=True,
-    )
+    lines = []
+    if result.figures is not None and result.figures.itl_ms is not None:
+        gap = result.figures.itl_ms
+        lines.append(f"gap between events: p50 {gap.p50:.2f} ms, p99 {gap.p99:.2f} ms")
+    if result.batches is not None:
+        mean = f"batch mean {result.batches.mean:.2f}, {_steps_text(result)}"
+        lines.append(f"decode steps of the engine: {mean}")
+    if result.prefix_hit_ratio:
+        share = f"{result.prefix_hit_ratio:.1%}"
+        lines.append(f"{share} of the prompt tokens were in its prefix cache")
+    page.list(lines)
 
 
 def _early(result: Result) -> dict[str, float]:
     """Returns MLPerf's estimates by the titles of the figures that they are of."""
-    groups = {name: each.figures for name, each in result.classes.items()}
-    found = {}
+    groups: dict[str, FiguresDocument | None] = {
+        name: each.figures for name, each in result.classes.items()
+    }
+    found: dict[str, float] = {}
     for name, figures in (groups or {"": result.figures}).items():
         if figures is None or result.measurement_type is Label.OFFLINE:
             continue
@@ -174,33 +193,26 @@ def _early(result: Result) -> dict[str, float]:
             "wait": figures.queue_ms,
         }
         for kind, spread in spreads.items():
-            for at in PERCENTILES if spread is not None else ():
-                if spread is not None and at in spread.early:
-                    found[f"{name} {kind} {at}".strip()] = spread.early[at]
+            early = {} if spread is None else spread.early
+            found |= {f"{name} {kind} {at}".strip(): early[at] for at in PERCENTILES if at in early}
     return found
 
 
-def _distributions(page: Page, result: Result, name: str, members: Sequence[TimedRequest]) -> None:
-    charts = [distribution(times) for times in times_of(result, members, name)]
-    if charts:
-        page.section(f"Distributions, {name} requests" if name else "Distributions")
-        page.charts(charts)
-
-
 def _outcomes(page: Page, result: Result) -> None:
-    groups = {name: each.counts for name, each in result.classes.items()} or {"all": result.counts}
-    head = ("requests", "sent", "answered", "refused", "failed", "cut")
+    groups: dict[str, Counts] = {name: each.counts for name, each in result.classes.items()}
     page.table(
-        head,
+        ("requests", "sent", "answered", "refused", "failed", "cut"),
         [
             (name, *(str(n) for n in (c.sent, c.answered, c.refused, c.failed, c.cut)))
-            for name, c in groups.items()
+            for name, c in (groups or {"all": result.counts}).items()
         ],
     )
-    counts = result.counts
+    counts, client = result.counts, result.client
     lines = [f"{count} x {reason}" for reason, count in counts.reasons.items()]
     if counts.of_other_length:
         lines.append(f"{counts.of_other_length} did not have the requested number of tokens")
     if counts.counted_by_events:
         lines.append(f"{counts.counted_by_events} reported no usage: their events were counted")
+    late = "" if client.late_ms is None else f"{client.late_ms.p99:.1f} ms late (p99), "
+    lines.append(f"client: {late}{client.cpu_share:.0%} of one core")
     page.list(lines)

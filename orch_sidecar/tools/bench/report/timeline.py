@@ -88,10 +88,3 @@ def waiting(requests: Sequence[TimedRequest]) -> Iterator[Span]:
     for each in requests:
         if each.sent_s is not None and each.queue_ms is not None and each.admitted_s is not None:
             yield each.sent_s, each.admitted_s
-
-
-def starting(requests: Sequence[TimedRequest]) -> Iterator[Span]:
-    """Yields when each request had been admitted, and had no token yet."""
-    for each in requests:
-        if each.admitted_s is not None and each.first_s is not None:
-            yield min(each.admitted_s, each.first_s), each.first_s

@@ -6,37 +6,39 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.commands.terminal import add_command, print_error, print_json
 from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
-from orch_sidecar.tools.facts.comparison.chart import chart_of
-from orch_sidecar.tools.facts.comparison.chart_plot import draw_chart
 from orch_sidecar.tools.facts.comparison.compare import compare
-from orch_sidecar.tools.facts.comparison.plot import PlotUnavailable, require
-from orch_sidecar.tools.facts.comparison.report import as_document, as_text
+from orch_sidecar.tools.facts.comparison.report import as_document, as_page, charts_of, title_of
 from orch_sidecar.tools.facts.tables.check import check, valid_rows
-from orch_sidecar.tools.facts.tables.files import read
+from orch_sidecar.tools.facts.tables.files import read, write
 
 if TYPE_CHECKING:
     from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _DESCRIPTION: Final = """Compares facts by their batch.
 
-A set has only rows that agree in model_id, engine and its version, precision, gpu, gpu_count,
-input_tokens, output_tokens and measurement_type, and whose notes state the same kind of arrivals
-(open loop, closed loop, all at once, or none), the same engine settings (speculative decoding,
-quantization, type of the KV cache, prefix cache, attention backend, tensor, pipeline and data
-parallel; unknown ones are a value of their own) and about the same share of prefix cache hits. Rows
-that are preliminary, were cut, have values given by the user, were limited by the client, or have
-verified evidence (by the keys of --trusted, see `orch facts verify`) are apart from others.
+A set has only rows that agree in model_id, engine and its version, precision, gpu and gpu_count, in
+the lengths of prompts and answers (to a tenth), in the trace that was replayed, in the engine's
+settings (speculative decoding, quantization, type of the KV cache, prefix cache, attention backend,
+parallelism, the model as loaded; unknown ones are a value of their own) and in about the same share
+of prefix cache hits.
+
+In a set the ways of batching stand side by side: each label, and for each label open loops, closed
+loops, what came all at once, and each set-up of the scheduler. Rows that are preliminary, were cut,
+have values given by the user, were limited by the client, or have verified evidence (by the keys of
+--trusted, see `orch facts verify`) are points of their own, with a remark. Nothing is averaged over
+any of these.
 
 A batch is the mean number of sequences per decode step. Speed-up and efficiency (speed-up over the
-growth of the batch) are relative to the smallest batch of the set; several rows for one batch count
-as their median. Sets that differ in a single condition are listed with it. Rows that are
-to_be_confirmed are excluded. The files must be without faults."""
+growth of the batch) are relative to the smallest batch of the same way; several rows for one batch
+count as their median, a run and its traces once. Sets that differ in a single condition are listed
+with it. Rows that are to_be_confirmed are excluded. The files must be without faults."""
 
 _EPILOG: Final = """examples:
   orch facts compare tps_model_gpu.csv
-  orch facts compare facts/*.csv --plot batches.svg
+  orch facts compare facts/*.csv --plot batches.svg --report batches.html
   orch facts compare tps_model_gpu.csv --trusted trusted.yaml
   orch facts compare tps_model_gpu.csv --json"""
 
@@ -49,17 +51,18 @@ def add_commands(commands: Commands) -> None:
     add("files", nargs="+", type=Path, metavar="FILE", help="tables of facts")
     plot_help = "plot tokens/s, TTFT and speed-up to this file (.png or .svg)"
     add("--plot", type=Path, metavar="FILE", help=plot_help)
+    add("--report", type=Path, metavar="HTML", help="write a page with the tables and pictures")
     add("--json", action="store_true", help="print the comparison as JSON")
     add("--trusted", type=Path, metavar="KEYS", help="the keys by which evidence is verified")
     parser.set_defaults(run=_compare)
 
 
 def _compare(options: argparse.Namespace) -> int:
-    if options.plot is not None:
+    if options.plot is not None or options.report is not None:
         try:
             require(options.plot)
         except (ValueError, PlotUnavailable) as error:
-            options.usage.error(f"--plot: {error}")
+            options.usage.error(f"--plot, --report: {error}")
     tables = [read(path) for path in options.files]
     faults = [fault for table in tables for fault in check(table)]
     if faults:
@@ -68,13 +71,17 @@ def _compare(options: argparse.Namespace) -> int:
         return 1
     verifier = verifier_of(tables, read_trusted(options.trusted))
     found = compare([located for table in tables for located in valid_rows(table)], verifier)
+    page = as_page(found)
     if options.json:
         print_json(as_document(found))
     else:
-        print(as_text(found))
+        print(page.plain)
     if not found.sets:
         print_error("orch facts compare: the files have no row that can be compared")
         return 1
     if options.plot is not None:
-        draw_chart(options.plot, chart_of(found))
+        picture = drawn(options.plot.suffix, title_of(found), charts_of(found))
+        write(options.plot, picture)
+    if options.report is not None:
+        write(options.report, page.html)
     return 0

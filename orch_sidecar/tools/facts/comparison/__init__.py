@@ -1,5 +1,4 @@
-"""Comparisons of facts that were measured under the same conditions, as text, JSON and plots.
+"""Comparisons of facts that were measured under the same conditions, as text, JSON and charts.
 
-Pure but for `axes`, `text_width`, `plot` and `chart_plot`, which load matplotlib when they draw;
-the last two write files. May import `facts.evidence` and `facts.tables`.
+Pure but for `report`. May import `facts.tables`.
 """

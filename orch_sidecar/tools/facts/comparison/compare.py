@@ -1,9 +1,9 @@
 """Compares facts that were measured under the same conditions.
 
-Pure. Only rows that agree in everything but the batch are related to each other. Engines of
-different versions are different engines. `measurement_type` is a condition, too, so that a
-single-stream figure is never averaged with, or divided by, a batched one. Sets that differ in one
-condition only are listed with it.
+Pure. A set has the rows of one model on one engine with work of about the same lengths. In it the
+ways of batching stand side by side: a single-stream figure is never averaged with a batched one,
+nor an open loop with a closed one. A point is the rows of one way for one batch that can be
+trusted alike. Sets that differ in one condition only are listed with it.
 
 Figures per sequence and efficiencies divide by the mean number of sequences in a decode step, which
 the column `batch` has rounded: an open loop's largest batch is several times its mean.
@@ -11,17 +11,25 @@ the column `batch` has rounded: an open loop's largest batch is several times it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from orch_sidecar.tools.facts.comparison.conditions import (
+    CLIENT_LIMITED,
+    CUT,
     DIFFERENCES,
     Conditions,
-    Evidence,
+    Loop,
+    bands,
     conditions_of,
+    loop_of,
     number_note,
+    remarks_of,
+    scheduling_of,
 )
+from orch_sidecar.tools.facts.tables.agreement.runs import run_of
 from orch_sidecar.tools.facts.tables.check import LocatedRow, identity
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
@@ -42,12 +50,14 @@ class FigureRange:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One batch of a set, from the `rows` rows with this value in the column `batch`.
+    """One batch of a way, from the `rows` rows with this value in the column `batch`.
 
-    `batch_mean`: sequences per decode step, the mean over the rows (of a row without the note: its
-    column). `batch_max`: the largest step of all rows. `speedup`: the median over that of the
-    smallest batch of the set. `efficiency`: the speed-up over the growth of the mean batch; a
-    perfectly parallel engine has 1. TTFT: the medians of the notes. None where no row has a note.
+    `remarks`: what limits the trust in all of them. `batch_mean`: sequences per decode step, the
+    mean over the rows (of a row without the note: its column). `batch_max`: the largest step of
+    all rows. `speedup`: the median over that of the smallest batch of the way. `efficiency`: the
+    speed-up over the growth of the mean batch; a perfectly parallel engine has 1. Both are None of
+    what the client limited or was cut. `over_single`: the median over that of a single stream of
+    the set. TTFT: the medians of the notes. None where no row has a note.
     """
 
     batch: int
@@ -56,18 +66,40 @@ class Point:
     rows: int
     tokens_per_s: FigureRange
     tokens_per_s_per_sequence: float
-    speedup: float
-    efficiency: float
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
+    remarks: tuple[str, ...]
+    speedup: float | None = None
+    efficiency: float | None = None
+    over_single: float | None = None
+
+    @property
+    def is_base(self) -> bool:
+        """Whether other figures may be related to it."""
+        return not {CUT, CLIENT_LIMITED} & set(self.remarks)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The rows of a set with one label, one kind of arrivals, and one set-up of the scheduler.
+
+    `name`: the label, with the arrivals unless the label implies them, and with the set-up where
+    the set has several. `points`: by batch, smallest first.
+    """
+
+    name: str
+    measurement_type: Label
+    arrivals: Loop
+    scheduling: str
+    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparableSet:
-    """Rows that were measured under the same conditions, by batch, smallest first."""
+    """Rows that were measured under the same conditions, by the way in which they were batched."""
 
     conditions: Conditions
-    points: tuple[Point, ...]
+    ways: tuple[Way, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +110,7 @@ class Separation:
     """
 
     condition: str
-    values: tuple[str | int, ...]
+    values: tuple[str, ...]
     alike: Conditions
 
 
@@ -99,13 +131,49 @@ class Comparison:
     left_out: tuple[ExcludedRow, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """A row with what decides where it stands."""
+
+    located: LocatedRow
+    notes: dict[str, str]
+    remarks: tuple[str, ...]
+
+    @property
+    def batch(self) -> int:
+        return self.located.row.batch
+
+    @property
+    def batch_mean(self) -> float:
+        return number_note(self.notes, BATCH_MEAN) or self.batch
+
+
 def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Comparison:
     """Groups rows into comparable sets, in the order of their first rows.
 
-    Without a verifier no evidence is verified.
+    Without a verifier no evidence is verified. Of a row that is repeated, and of the rows that
+    `orch bench` and the traces make of one run, one is counted: one with verified evidence first.
     """
-    by_conditions: dict[Conditions, list[LocatedRow]] = {}
-    left_out = []
+    kept, left_out = _confirmed(rows)
+    facts = [_fact(each, verifier) for each in kept]
+    inputs = bands(each.row.input_tokens for each in kept)
+    outputs = bands(each.row.output_tokens for each in kept)
+    found: dict[tuple[str, ...], list[_Fact]] = {}
+    for fact in facts:
+        conditions = conditions_of(fact.located.row, inputs, outputs)
+        found.setdefault(tuple(conditions.values()), []).append(fact)
+    sets = []
+    for values, members in found.items():
+        once, repeated = _once(members)
+        left_out += repeated
+        sets.append(ComparableSet(dict(zip(DIFFERENCES, values, strict=True)), _ways(once)))
+    separations = tuple(_separations([each.conditions for each in sets]))
+    return Comparison(tuple(sets), separations, tuple(left_out))
+
+
+def _confirmed(rows: Sequence[LocatedRow]) -> tuple[list[LocatedRow], list[ExcludedRow]]:
+    """Returns the rows whose batching is known, each once, and why the others are left out."""
+    kept, left_out = [], []
     places: dict[tuple[str | float, ...], str] = {}
     for located in rows:
         first = places.setdefault(identity(located.record), located.place)
@@ -115,78 +183,120 @@ def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Com
             why = f"{Label.TO_BE_CONFIRMED}: it is unknown how the engine was batching"
             left_out.append(ExcludedRow(located.place, why))
         else:
-            conditions = conditions_of(located.row, _evidence(located, verifier))
-            by_conditions.setdefault(conditions, []).append(located)
-    sets = tuple(ComparableSet(alike, _points(of_set)) for alike, of_set in by_conditions.items())
-    return Comparison(sets, _separations(list(by_conditions)), tuple(left_out))
+            kept.append(located)
+    return kept, left_out
 
 
-def _evidence(located: LocatedRow, verifier: Verifier | None) -> Evidence:
-    has_evidence = EVIDENCE in parse_notes(located.row.scenario_notes)
-    verified = verifier is not None and has_evidence and verifier(located)
-    return Evidence.VERIFIED if verified else Evidence.UNVERIFIED
+def _fact(located: LocatedRow, verifier: Verifier | None) -> _Fact:
+    notes = parse_notes(located.row.scenario_notes)
+    verified = verifier is not None and EVIDENCE in notes and verifier(located)
+    return _Fact(located, notes, remarks_of(notes, verified))
 
 
-def _points(rows: Sequence[LocatedRow]) -> tuple[Point, ...]:
-    by_batch: dict[int, list[LocatedRow]] = {}
-    for located in sorted(rows, key=lambda located: located.row.batch):
-        by_batch.setdefault(located.row.batch, []).append(located)
-    smallest, *_ = by_batch.values()
-    base_tokens_per_s, base_mean = _figure_range(smallest).median, _batch_mean(smallest)
-    points = []
-    for batch, of_batch in by_batch.items():
-        figure, mean = _figure_range(of_batch), _batch_mean(of_batch)
-        largest = _notes(of_batch, BATCH_MAX)
-        speedup = figure.median / base_tokens_per_s
-        point = Point(
-            batch=batch,
-            batch_mean=mean,
-            batch_max=int(max(largest)) if largest else None,
-            rows=len(of_batch),
-            tokens_per_s=figure,
-            tokens_per_s_per_sequence=figure.median / mean,
-            speedup=speedup,
-            efficiency=speedup / (mean / base_mean),
-            ttft_p50_ms=_median_note(of_batch, TTFT_P50_NOTE),
-            ttft_p95_ms=_median_note(of_batch, TTFT_P95_NOTE),
+def _once(facts: Sequence[_Fact]) -> tuple[list[_Fact], list[ExcludedRow]]:
+    """Returns one row of each run and batch: those of a run and of its traces are one figure."""
+    chosen: dict[tuple[object, ...], _Fact] = {}
+    left_out = []
+    for fact in sorted(facts, key=lambda each: "evidence verified" not in each.remarks):
+        located = fact.located
+        run = run_of(located.row.source_tag) or located.place
+        kept = chosen.setdefault((run, located.row.measurement_type, fact.batch), fact)
+        if kept.located.row.source_tag == located.row.source_tag:
+            chosen[located.place, located.row.measurement_type, fact.batch] = fact
+        else:
+            why = f"is of the same run as {kept.located.place}, which is counted once"
+            left_out.append(ExcludedRow(located.place, why))
+    places = {each.located.place for each in chosen.values()}
+    return [each for each in facts if each.located.place in places], left_out
+
+
+def _ways(facts: Sequence[_Fact]) -> tuple[Way, ...]:
+    """Returns the ways in the order of the labels, related to a single stream if there is one."""
+    found: dict[tuple[Label, Loop, str], list[_Fact]] = {}
+    for fact in facts:
+        label = fact.located.row.measurement_type
+        loop, scheduling = loop_of(label, fact.notes), scheduling_of(fact.notes)
+        found.setdefault((label, loop, scheduling), []).append(fact)
+    count = Counter((label, loop) for label, loop, _ in found)
+    order = [*Label, *Loop]
+    ways = [
+        Way(_name(way, several=count[way[:2]] > 1), *way, _points(found[way]))
+        for way in sorted(found, key=lambda way: (order.index(way[0]), order.index(way[1])))
+    ]
+    single = next((way for way in ways if way.measurement_type is Label.SINGLE_STREAM), None)
+    base = next((point for point in single.points if point.is_base), None) if single else None
+    if base is None:
+        return tuple(ways)
+    return tuple(
+        replace(
+            way,
+            points=tuple(
+                replace(each, over_single=each.tokens_per_s.median / base.tokens_per_s.median)
+                for each in way.points
+            ),
         )
-        points.append(point)
-    return tuple(points)
+        for way in ways
+    )
 
 
-def _batch_mean(rows: Sequence[LocatedRow]) -> float:
-    means = (number_note(parse_notes(each.row.scenario_notes), BATCH_MEAN) for each in rows)
-    return fmean(mean or each.row.batch for mean, each in zip(means, rows, strict=True))
+def _name(way: tuple[Label, Loop, str], *, several: bool) -> str:
+    label, loop, scheduling = way
+    implied = {Label.SINGLE_STREAM: Loop.CLOSED, Label.OFFLINE: Loop.AT_ONCE}
+    words = [label.value] if implied.get(label) is loop else [label.value, loop.value]
+    return ", ".join([*words, scheduling] if several else words)
 
 
-def _figure_range(rows: Sequence[LocatedRow]) -> FigureRange:
-    figures = [located.row.throughput_tokens_per_sec for located in rows]
-    return FigureRange(median(figures), min(figures), max(figures))
+def _points(facts: Sequence[_Fact]) -> tuple[Point, ...]:
+    """Returns the points of a way, related to its smallest batch."""
+    found: dict[tuple[int, tuple[str, ...]], list[_Fact]] = {}
+    for fact in facts:
+        found.setdefault((fact.batch, fact.remarks), []).append(fact)
+    points = [_point(found[key]) for key in sorted(found)]
+    base = next((point for point in points if point.is_base), None)
+    if base is None:
+        return tuple(points)
+    return tuple(_related(point, base) if point.is_base else point for point in points)
 
 
-def _median_note(rows: Sequence[LocatedRow], name: str) -> float | None:
-    values = _notes(rows, name)
-    return median(values) if values else None
+def _point(facts: Sequence[_Fact]) -> Point:
+    figures = [each.located.row.throughput_tokens_per_sec for each in facts]
+    mean, middle = fmean(each.batch_mean for each in facts), median(figures)
+    largest = list(_notes(facts, BATCH_MAX))
+    ttft = (list(_notes(facts, name)) for name in (TTFT_P50_NOTE, TTFT_P95_NOTE))
+    p50, p95 = (median(times) if times else None for times in ttft)
+    return Point(
+        batch=facts[0].batch,
+        batch_mean=mean,
+        batch_max=int(max(largest)) if largest else None,
+        rows=len(facts),
+        tokens_per_s=FigureRange(middle, min(figures), max(figures)),
+        tokens_per_s_per_sequence=middle / mean,
+        ttft_p50_ms=p50,
+        ttft_p95_ms=p95,
+        remarks=facts[0].remarks,
+    )
 
 
-def _notes(rows: Sequence[LocatedRow], name: str) -> list[float]:
-    """Returns the values of a note, of the rows that have it."""
-    values = (number_note(parse_notes(each.row.scenario_notes), name) for each in rows)
-    return [value for value in values if value is not None]
+def _related(point: Point, base: Point) -> Point:
+    speedup = point.tokens_per_s.median / base.tokens_per_s.median
+    return replace(
+        point, speedup=speedup, efficiency=speedup / (point.batch_mean / base.batch_mean)
+    )
 
 
-def _separations(found: Sequence[Conditions]) -> tuple[Separation, ...]:
-    """Finds sets that differ in exactly one condition, by condition."""
-    apart = []
+def _notes(facts: Sequence[_Fact], name: str) -> Iterator[float]:
+    """Yields the values of a note, of the rows that have it."""
+    return (value for each in facts if (value := number_note(each.notes, name)) is not None)
+
+
+def _separations(found: Sequence[Conditions]) -> Iterator[Separation]:
+    """Yields the sets that differ in exactly one condition, by condition."""
     for name in DIFFERENCES:
-        alike: dict[tuple[object, ...], list[Conditions]] = {}
+        alike: dict[tuple[str, ...], list[Conditions]] = {}
         for conditions in found:
-            # Arrivals depend on the label, and may differ with it.
-            same = {name, "arrivals"} if name == "measurement_type" else {name}
-            others = tuple(getattr(conditions, other) for other in DIFFERENCES if other not in same)
+            others = tuple(conditions[other] for other in DIFFERENCES if other != name)
             alike.setdefault(others, []).append(conditions)
         for group in alike.values():
-            values = tuple(dict.fromkeys(getattr(each, name) for each in group))
+            values = tuple(dict.fromkeys(each[name] for each in group))
             if len(values) > 1:
-                apart.append(Separation(name, values, group[0]))
-    return tuple(apart)
+                yield Separation(name, values, group[0])

@@ -1,12 +1,14 @@
-"""Derives from a row the conditions under which it was measured, and what limits the trust in it.
+"""Derives from a row the conditions under which it was measured, and describes them.
 
 Pure. A condition that a row does not note is `unknown`, which is a value of its own: it equals no
-value that is known.
+value that is known. How the engine was batching, how requests arrived, and what limits the trust
+in a figure are no conditions of a set: rows that differ in them stand side by side in it, and are
+never averaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -17,10 +19,16 @@ from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 
 UNKNOWN: Final = "unknown"
 NONE: Final = "none"
+_ANY_KNOWN: Final = "*"
 
 # A chat template or a few repeated tokens at the start of random prompts are found in any prefix
 # cache; below this share they change no figure.
 _FEW_HITS: Final = 0.01
+
+# Mean lengths of one workload differ by a few tokens from run to run, and by the tokens of a chat
+# template. Within a tenth the work differs by a tenth at most.
+_BAND_SHARE: Final = 0.1
+_BAND_TOKENS: Final = 4
 
 
 class Loop(StrEnum):
@@ -29,139 +37,170 @@ class Loop(StrEnum):
     OPEN = "open loop"  # a schedule
     CLOSED = "closed loop"  # the answer to another request
     AT_ONCE = "all at once"
-    UNKNOWN = UNKNOWN
-
-
-class Evidence(StrEnum):
-    """Whether signed evidence of a row was verified."""
-
-    VERIFIED = "verified"
-    UNVERIFIED = "unverified"  # or there is none
+    UNKNOWN = "arrivals unknown"
 
 
 _LOOPS: Final = {
     Arrivals.ONE_BY_ONE: Loop.CLOSED,
     Arrivals.CLOSED_LOOP: Loop.CLOSED,
     Arrivals.AT_ONCE: Loop.AT_ONCE,
-    Arrivals.CONSTANT: Loop.OPEN,
-    Arrivals.POISSON: Loop.OPEN,
-    Arrivals.GAMMA: Loop.OPEN,
-    Arrivals.REPEATED_GAPS: Loop.OPEN,
-    Arrivals.TRACE: Loop.OPEN,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """What all rows of a set have in common: columns, and notes by their names.
+class Condition:
+    """What all rows of a set agree in.
 
-    `arrivals`: the kind of arrivals in the notes. `traffic`: the trace that was replayed.
-    `prefix_hit_ratio`: its band. `given`: the columns that the user declared. `preliminary`, `cut`,
-    `client_bottleneck`: whether it is noted.
+    `why`: why rows that differ in it are apart. `spelled`: how a value reads in a line, and `none`
+    how the value `none` does. `usual`: values that are not worth a word, unless others occur;
+    `named`: of known values that are usual otherwise, those that are worth one.
     """
 
-    model_id: str
-    engine: str
-    precision: str
-    gpu: str
-    gpu_count: int
-    input_tokens: int
-    output_tokens: int
-    measurement_type: Label
-    arrivals: Loop = Loop.UNKNOWN
-    traffic: str = NONE
-    speculative: str = UNKNOWN
-    quantization: str = UNKNOWN
-    kv_cache_dtype: str = UNKNOWN
-    prefix_caching: str = UNKNOWN
-    attention_backend: str = UNKNOWN
-    tensor_parallel: str = UNKNOWN
-    pipeline_parallel: str = UNKNOWN
-    data_parallel: str = UNKNOWN
-    loaded: str = UNKNOWN
-    max_num_batched_tokens: str = UNKNOWN
-    long_prefill_token_threshold: str = UNKNOWN
-    async_scheduling: str = UNKNOWN
-    prefill_schedule_interval: str = UNKNOWN
-    execution: str = UNKNOWN
-    kv_offload: str = UNKNOWN
-    max_loras: str = UNKNOWN
-    prefix_hit_ratio: str = UNKNOWN
-    given: str = NONE
-    preliminary: bool = False
-    cut: bool = False
-    client_bottleneck: bool = False
-    evidence: Evidence = Evidence.UNVERIFIED
+    name: str
+    why: str
+    spelled: str = "{}"
+    none: str = ""
+    usual: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
 
 
-# Why rows that differ in one of these are not compared.
-DIFFERENCES: Final = {
-    "model_id": "different models",
-    "engine": "different engines, or versions of one",
-    "precision": "different precisions",
-    "gpu": "different accelerators",
-    "gpu_count": "different numbers of accelerators",
-    "input_tokens": "prompts of different lengths",
-    "output_tokens": "answers of different lengths",
-    "measurement_type": "different ways of batching, whose ratio has no meaning",
-    "arrivals": "loads that wait for answers, loads that do not, or unknown ones",
-    "traffic": "different traces, parts of one, factors, or bulk work beside them",
-    "speculative": "steps with and without drafted tokens, or different drafts",
-    "quantization": "weights of different quantization",
-    "kv_cache_dtype": "KV caches of different types",
-    "prefix_caching": "engines with and without a prefix cache",
-    "attention_backend": "different attention kernels",
-    "tensor_parallel": "layers divided over different numbers of ranks",
-    "pipeline_parallel": "layers distributed over different numbers of ranks",
-    "data_parallel": "whole engines and single ranks, or ranks of different numbers",
-    "loaded": "models of other configurations or sizes, or weights that mean nothing and real ones",
-    "max_num_batched_tokens": "steps of different sizes",
-    "long_prefill_token_threshold": "different shares of a step for one long prompt",
-    "async_scheduling": "engines that schedule a step during the one before, and others",
-    "prefill_schedule_interval": "different numbers of steps between those that take new prompts",
-    "execution": "eager engines and compiled ones, or other CUDA graphs",
-    "kv_offload": "KV caches with and without memory of the host, or different memories",
-    "max_loras": "engines with and without LoRA, or for different numbers of adapters",
-    "prefix_hit_ratio": "different shares of prompt tokens that were found in the prefix cache",
-    "given": "columns that the user declared instead of the engine",
-    "preliminary": "runs that were too short to be published, and others",
-    "cut": "scenarios of which requests are missing, and whole ones",
-    "client_bottleneck": "figures that the client may have limited, and others",
-    "evidence": "figures with and without verified evidence",
+_SETTINGS: Final = {
+    each.name: each
+    for each in (
+        Condition("speculative", "steps with and without drafted tokens, or different drafts",
+                  "speculative decoding {}", "no speculative decoding", (NONE,)),
+        Condition("quantization", "weights of different quantization",
+                  "quantization {}", "no quantization", (NONE,)),
+        # The types in which models are published.
+        Condition("kv_cache_dtype", "KV caches of different types",
+                  "KV cache {}", usual=("bfloat16", "float16", "float32")),
+        Condition("prefix_caching", "engines with and without a prefix cache",
+                  "prefix cache {}", usual=("on",)),
+        # vLLM chooses it by the accelerator.
+        Condition("attention_backend", "different attention kernels",
+                  "attention {}", usual=(_ANY_KNOWN,)),
+        Condition("tensor_parallel", "layers divided over different numbers of ranks",
+                  "tensor parallel {}", usual=("1",)),
+        Condition("pipeline_parallel", "layers distributed over different numbers of ranks",
+                  "pipeline parallel {}", usual=("1",)),
+        Condition(names.DATA_PARALLEL,
+                  "whole engines and single ranks, or ranks of different numbers",
+                  "one rank of data parallel {}", usual=("1",)),
+        Condition(names.LOADED, "models of other configurations or sizes, or weights that mean "
+                  "nothing and real ones", "loaded as {}", usual=(_ANY_KNOWN,)),
+        # What engines of older releases do not report is no surprise.
+        Condition("async_scheduling", "engines that schedule a step during the one before, and "
+                  "others", "asynchronous scheduling {}", usual=(_ANY_KNOWN, UNKNOWN)),
+        Condition("execution", "eager engines and compiled ones, or other CUDA graphs",
+                  "execution {}", usual=(_ANY_KNOWN, UNKNOWN), named=("eager",)),
+        Condition("kv_offload", "KV caches with and without memory of the host, or different "
+                  "memories", "KV offload {}", "no KV offload", (NONE, UNKNOWN)),
+        Condition("max_loras", "engines with and without LoRA, or for different numbers of "
+                  "adapters", "LoRA adapters {}", usual=("0", UNKNOWN)),
+    )
+}  # fmt: skip
+
+# How an engine is set up to batch comes with its label, as one slot does with a single stream:
+# rows that differ in these stand side by side, too.
+SCHEDULING: Final = {
+    "max_num_batched_tokens": "steps of {} tokens",
+    "long_prefill_token_threshold": "long prompts by {} tokens",
+    "prefill_schedule_interval": "prompts every {} steps",
 }
 
 
-def conditions_of(row: Row, evidence: Evidence) -> Conditions:
-    """Returns the conditions of a valid row. The caller has verified its evidence, or has not."""
+CONDITIONS: Final = (
+    Condition("model_id", "different models"),
+    Condition("engine", "different engines, or versions of one"),
+    Condition("precision", "different precisions"),
+    Condition("gpu", "different accelerators"),
+    Condition("gpu_count", "different numbers of accelerators",
+              "accelerators: {}"),
+    Condition("input_tokens", "prompts of different lengths", "{} tokens in"),
+    Condition("output_tokens", "answers of different lengths", "{} tokens out"),
+    Condition("traffic", "different traces, parts of one, factors, or bulk work beside them",
+              none="no trace", usual=(NONE,)),
+    *(_SETTINGS[name] for name in names.ENGINE if name not in SCHEDULING),
+    Condition(names.PREFIX_HIT_RATIO,
+              "different shares of prompt tokens that were found in the prefix cache",
+              "prefix cache hits {}", "no prefix cache hits", (NONE,)),
+)  # fmt: skip
+# Why rows that differ in a condition are not compared.
+DIFFERENCES: Final = {each.name: each.why for each in CONDITIONS}
+
+Conditions = Mapping[str, str]  # by their names
+
+
+def bands(values: Iterable[int]) -> dict[int, str]:
+    """Returns the band of each length: `512`, or `498 to 520`.
+
+    A band begins at the smallest length that is in none, and has those up to a tenth above it.
+    """
+    found: list[list[int]] = []
+    for value in sorted(set(values)):
+        if found and value <= found[-1][0] + max(_BAND_TOKENS, _BAND_SHARE * found[-1][0]):
+            found[-1].append(value)
+        else:
+            found.append([value])
+    return {
+        value: str(band[0]) if len(band) == 1 else f"{band[0]} to {band[-1]}"
+        for band in found
+        for value in band
+    }
+
+
+def conditions_of(row: Row, inputs: Mapping[int, str], outputs: Mapping[int, str]) -> Conditions:
+    """Returns the conditions of a valid row. `inputs`, `outputs`: the bands of lengths."""
     notes = parse_notes(row.scenario_notes)
-    engine = {name: notes.get(name, UNKNOWN) for name in names.ENGINE}
     # Noted above 1; a row without any conditions knows nothing of ranks, either.
     alone = "1" if names.CONDITIONS[-1] in notes else UNKNOWN
-    return Conditions(
-        model_id=row.model_id,
-        engine=row.engine,
-        precision=row.precision,
-        gpu=row.gpu,
-        gpu_count=row.gpu_count,
-        input_tokens=row.input_tokens,
-        output_tokens=row.output_tokens,
-        measurement_type=row.measurement_type,
-        arrivals=_loop(notes),
-        traffic=_traffic(notes),
-        **engine | {names.DATA_PARALLEL: notes.get(names.DATA_PARALLEL, alone)},
-        prefix_hit_ratio=_prefix_hits(notes),
-        given=",".join(sorted(notes.get(names.GIVEN, NONE).split(","))),
-        preliminary=names.PRELIMINARY in notes,
-        cut=names.CUT in notes,
-        client_bottleneck=names.CLIENT_BOTTLENECK in notes,
-        evidence=evidence,
+    known = {
+        "model_id": row.model_id,
+        "engine": row.engine,
+        "precision": row.precision,
+        "gpu": row.gpu,
+        "gpu_count": str(row.gpu_count),
+        "input_tokens": inputs[row.input_tokens],
+        "output_tokens": outputs[row.output_tokens],
+        "traffic": _traffic(notes),
+        names.DATA_PARALLEL: notes.get(names.DATA_PARALLEL, alone),
+        names.PREFIX_HIT_RATIO: _prefix_hits(notes),
+    }
+    return {name: known.get(name) or notes.get(name, UNKNOWN) for name in DIFFERENCES}
+
+
+def loop_of(label: Label, notes: Mapping[str, str]) -> Loop:
+    """Returns the kind of arrivals. A single stream is a closed loop of one, noted or not."""
+    arrivals = names.arrivals_of(notes)
+    if label is Label.SINGLE_STREAM:
+        return Loop.CLOSED
+    if arrivals not in set(Arrivals):
+        return Loop.UNKNOWN
+    return _LOOPS.get(Arrivals(arrivals), Loop.OPEN)
+
+
+def scheduling_of(notes: Mapping[str, str]) -> str:
+    """Describes how the scheduler is set up; what is not noted is unknown."""
+    return ", ".join(
+        spelled.format(notes.get(name, UNKNOWN)) for name, spelled in SCHEDULING.items()
     )
 
 
-def _loop(notes: Mapping[str, str]) -> Loop:
-    """Returns the kind of arrivals; unknown values of the note count as none."""
-    arrivals = names.arrivals_of(notes)
-    return _LOOPS[Arrivals(arrivals)] if arrivals in set(Arrivals) else Loop.UNKNOWN
+def remarks_of(notes: Mapping[str, str], verified: bool) -> tuple[str, ...]:
+    """Returns what limits the trust in a row, or strengthens it."""
+    given = ", ".join(sorted(notes[names.GIVEN].split(","))) if names.GIVEN in notes else ""
+    found = {
+        "evidence verified": verified,
+        "preliminary": names.PRELIMINARY in notes,
+        CUT: names.CUT in notes,
+        CLIENT_LIMITED: names.CLIENT_BOTTLENECK in notes,
+        f"{given} given by the user": given,
+    }
+    return tuple(text for text, holds in found.items() if holds)
+
+
+CUT: Final = "requests cut off"
+CLIENT_LIMITED: Final = "the client may be the bottleneck"
 
 
 def _traffic(notes: Mapping[str, str]) -> str:
@@ -191,3 +230,43 @@ def _prefix_hits(notes: Mapping[str, str]) -> str:
 def number_note(notes: Mapping[str, str], name: str) -> float | None:
     """Returns a note as a number; None where it is missing."""
     return float(notes[name]) if name in notes else None
+
+
+def varied(sets: Sequence[Conditions], *, known: bool = False) -> list[str]:
+    """Returns the conditions in which sets differ; `known`: in values that are known, or that only
+    some of the sets have and a description does not miss otherwise."""
+    found = []
+    for condition in CONDITIONS:
+        ignored = {UNKNOWN} if known and UNKNOWN not in condition.usual else set()
+        if len({each[condition.name] for each in sets} - ignored) > 1:
+            found.append(condition.name)
+    return found
+
+
+def describe(
+    conditions: Conditions, *, without: Collection[str] = (), always: Collection[str] = ()
+) -> str:
+    """Formats conditions in one line, except for those in `without` and usual values.
+
+    `always`: the conditions whose usual values are named, too.
+    """
+    shown = [each for each in CONDITIONS if each.name not in without]
+    settings = [each for each in shown if each.usual and each.name != "traffic"]
+    parts = []
+    if len(settings) > 1 and all(conditions[each.name] == UNKNOWN for each in settings):
+        shown = [each for each in shown if each not in settings]
+        parts.append("engine settings unknown")
+    texts = {each.name: _text(each, conditions[each.name], each.name in always) for each in shown}
+    count = conditions["gpu_count"]
+    if "gpu" in texts and texts.pop("gpu_count", "") and count != "0":
+        texts["gpu"] = f"{count} x {texts['gpu']}"
+    return ", ".join([*filter(None, texts.values()), *parts])
+
+
+def _text(condition: Condition, value: str, always: bool) -> str:
+    """Formats one condition; empty where it is not worth a word."""
+    named = value in (UNKNOWN, *condition.named) or ":" in value
+    any_usual = _ANY_KNOWN in condition.usual and not named
+    if not always and (any_usual or value in condition.usual):
+        return ""
+    return condition.none if value == NONE else condition.spelled.format(value)

@@ -1,52 +1,54 @@
-"""Formats a comparison as text for people and as a document for programs.
-
-Pure.
-"""
+"""Shows a comparison: as a page for people, as a document for programs, and as charts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from string import ascii_uppercase
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.comparison.compare import ComparableSet, Comparison, Point
-from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
-from orch_sidecar.tools.facts.comparison.describe import (
-    contrasting_conditions,
-    describe,
-    differing_conditions,
-    value_text,
+from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
+from orch_sidecar.tools.drawing.page import Page
+from orch_sidecar.tools.drawing.texts import NONE, number_text
+from orch_sidecar.tools.facts.comparison.compare import (
+    ComparableSet,
+    Comparison,
+    Point,
+    Way,
 )
+from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, describe, varied
+from orch_sidecar.tools.facts.tables.row import Label
 
-_HEADER: Final = ("rows", "tokens/s", "min", "max", "per sequence", "speed-up", "efficiency")
-_TTFT_HEADER: Final = ("TTFT p50 ms", "p95 ms")
+_LINES: Final = {Label.SINGLE_STREAM: "-", Label.BATCHED_ONLINE: "--", Label.OFFLINE: "-."}
+_BATCH: Final = "mean batch (sequences per decode step)"
+LINEAR: Final = "linear scaling"
+_SET_COLORS: Final = 5  # the sixth is that of linear scaling
 
 
-def as_text(comparison: Comparison) -> str:
-    """Formats a table for each set, then the separated sets and the excluded rows."""
-    contrasts = contrasting_conditions(comparison.sets)
-    parts = [_set_text(of_set, contrasts) for of_set in comparison.sets]
+def as_page(comparison: Comparison) -> Page:
+    """Returns a table for each set, the charts, then the separated sets and the excluded rows."""
+    sets = comparison.sets
+    page = Page(title_of(comparison))
+    contrasts = varied([each.conditions for each in sets], known=True)
+    letters = iter(_letters())
+    for of_set in sets:
+        page.section(describe(of_set.conditions, always=contrasts))
+        _table(page, of_set, letters)
+    if sets:
+        page.text(
+            "Speed-up and efficiency are relative to the smallest batch of the same way of "
+            "batching; x single is the tokens/s of all over what a single stream gets."
+        )
+        page.section("Charts")
+        page.charts(charts_of(comparison))
     if comparison.apart:
-        heading = "not compared, since one condition differs:"
-        parts.append("\n".join([heading, *_separations(comparison)]))
+        page.section("not compared, since one condition differs:")
+        page.list(_separations(comparison))
     if comparison.left_out:
-        excluded = [f"  {each.place}: {each.why}" for each in comparison.left_out]
-        parts.append("\n".join(["excluded:", *excluded]))
-    return "\n\n".join(parts)
-
-
-def _separations(comparison: Comparison) -> Iterator[str]:
-    """Formats, by condition, why it separates sets, and its values."""
-    varied = differing_conditions(comparison.sets)
-    contrasts = contrasting_conditions(comparison.sets)
-    for condition, of_condition in groupby(comparison.apart, key=lambda each: each.condition):
-        yield f"  {condition}: {DIFFERENCES[condition]}"
-        without = [name for name in DIFFERENCES if name == condition or name not in varied]
-        for each in of_condition:
-            alike = describe(each.alike, without=without, always=contrasts)
-            values = ", ".join(map(value_text, each.values))
-            yield f"    {values} ({alike})" if alike else f"    {values}"
+        page.section("excluded:")
+        page.list(f"{each.place}: {each.why}" for each in comparison.left_out)
+    return page
 
 
 def as_document(comparison: Comparison) -> dict[str, Any]:
@@ -57,48 +59,129 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
     return found
 
 
-def _set_text(of_set: ComparableSet, contrasts: Collection[str]) -> str:
-    points = of_set.points
-    with_ttft = any((point.ttft_p50_ms, point.ttft_p95_ms) != (None, None) for point in points)
-    with_peak = any(point.batch_max is not None for point in points)
-    header = ["batch", *(["peak"] if with_peak else []), *_HEADER]
-    rows = [[*header, *(_TTFT_HEADER if with_ttft else ())]]
-    rows += [_cells(point, with_peak, with_ttft) for point in points]
-    footer = (
-        f"speed-up and efficiency relative to batch {batch_text(points[0].batch_mean)}"
-        if len(points) > 1
-        else "only one batch: there is no other to compare it with"
+def title_of(comparison: Comparison) -> str:
+    """Returns the conditions that all sets share."""
+    sets = [each.conditions for each in comparison.sets]
+    return describe(sets[0], without=varied(sets)) if sets else "Nothing to compare"
+
+
+def charts_of(comparison: Comparison) -> list[Chart]:
+    """Returns throughput, TTFT and speed-up by batch, with a letter for each way of each set.
+
+    A color is a set's, and a line's style a label's. Raises ValueError for a comparison without a
+    set.
+    """
+    if not comparison.sets:
+        raise ValueError("the comparison has no set to draw")
+    named = list(_named(comparison))
+
+    def series(y: Callable[[Point], float | None], *, least: int = 1) -> list[Series]:
+        found = []
+        for name, way, style in named:
+            points = [(each.batch_mean, y(each)) for each in way.points]
+            known = [(x, value) for x, value in points if value is not None]
+            if len(known) >= least:
+                xs, ys = zip(*known, strict=True)
+                found.append(Series(name, xs, ys, style, shared=True))
+        return found
+
+    speedups = series(lambda point: point.speedup, least=2)
+    if speedups:
+        most = max(each.xs[-1] / each.xs[0] for each in speedups)
+        grown = [
+            Series(s.name, [x / s.xs[0] for x in s.xs], s.ys, s.style, shared=True)
+            for s in speedups
+        ]
+        linear = Series(LINEAR, [1.0, most], [1.0, most], Style(":", "", _SET_COLORS), shared=True)
+        speedups = [*grown, linear]
+    ranges = "The median of each batch." if _has_ranges(comparison) else ""
+    charts = [
+        ("Throughput", ranges, _BATCH, "generated tokens/s",
+         series(lambda point: point.tokens_per_s.median)),
+        ("Time to first token", "The medians of p50.", _BATCH, "ms",
+         series(lambda point: point.ttft_p50_ms)),
+        ("Speed-up", f"Over the smallest batch; dotted: {LINEAR}.", "growth of the mean batch",
+         "speed-up", speedups),
+    ]  # fmt: skip
+    return [by_size(*chart, linear=False) for chart in charts if chart[-1]]
+
+
+def _has_ranges(comparison: Comparison) -> bool:
+    return any(
+        point.rows > 1 for each in comparison.sets for way in each.ways for point in way.points
     )
-    return f"{describe(of_set.conditions, always=contrasts)}\n\n{_aligned(rows)}\n{footer}"
 
 
-def batch_text(batch_mean: float) -> str:
-    """Formats a mean number of sequences per step: `32`, `7.85`."""
-    return f"{batch_mean:.2f}".rstrip("0").rstrip(".")
+def _letters() -> Iterator[str]:
+    yield from ascii_uppercase
+    number = len(ascii_uppercase)
+    while True:
+        number += 1
+        yield str(number)
 
 
-def _cells(point: Point, with_peak: bool, with_ttft: bool) -> list[str]:
-    figures = point.tokens_per_s
-    peak = "-" if point.batch_max is None else str(point.batch_max)
-    cells = [
-        batch_text(point.batch_mean),
-        *([peak] if with_peak else []),
-        str(point.rows),
-        *(f"{value:.2f}" for value in (figures.median, figures.least, figures.most)),
-        f"{point.tokens_per_s_per_sequence:.2f}",
-        f"{point.speedup:.2f}",
-        f"{point.efficiency:.2f}",
+def _named(comparison: Comparison) -> Iterator[tuple[str, Way, Style]]:
+    """Yields each way of each set with what distinguishes it, and its look."""
+    sets = [each.conditions for each in comparison.sets]
+    shared = [name for name in DIFFERENCES if name not in varied(sets)]
+    contrasts = varied(sets, known=True)
+    letters = _letters()
+    for number, of_set in enumerate(comparison.sets):
+        subject = describe(of_set.conditions, without=shared, always=contrasts)
+        for way in of_set.ways:
+            name = ", ".join(filter(None, (subject, way.name)))
+            style = Style(_LINES[way.measurement_type], f"${next(letters)}$", number % _SET_COLORS)
+            yield name, way, style
+
+
+def _separations(comparison: Comparison) -> Iterator[str]:
+    """Formats, by condition, why it separates sets, and its values."""
+    sets = [each.conditions for each in comparison.sets]
+    differing, contrasts = varied(sets), varied(sets, known=True)
+    for condition, of_condition in groupby(comparison.apart, key=lambda each: each.condition):
+        yield f"{condition}: {DIFFERENCES[condition]}"
+        without = [name for name in DIFFERENCES if name == condition or name not in differing]
+        for each in of_condition:
+            alike = describe(each.alike, without=without, always=contrasts)
+            values = ", ".join(each.values)
+            yield f"  {values} ({alike})" if alike else f"  {values}"
+
+
+_HEAD: Final = (
+    "", "batching", "batch", "peak", "rows", "tokens/s", "min", "max", "per sequence", "speed-up",
+    "efficiency", "x single", "TTFT p50 ms", "p95 ms", "remarks",
+)  # fmt: skip
+_TEXTS: Final = 2
+
+
+def _table(page: Page, of_set: ComparableSet, letters: Iterator[str]) -> None:
+    """Appends the points of a set, with the columns that any of them has."""
+    rows = [
+        _cells(letter, way, point)
+        for way, letter in zip(of_set.ways, letters, strict=False)
+        for point in way.points
     ]
-    if with_ttft:
-        times = (point.ttft_p50_ms, point.ttft_p95_ms)
-        cells += ["-" if value is None else f"{value:.1f}" for value in times]
-    return cells
+    used = [at for at in range(len(_HEAD)) if any(row[at] not in (NONE, "") for row in rows)]
+    page.table([_HEAD[at] for at in used], [[row[at] for at in used] for row in rows], _TEXTS)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Formats columns of equal width, aligned right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
+def _cells(letter: str, way: Way, point: Point) -> Sequence[str]:
+    figures, single = point.tokens_per_s, point.rows == 1
+    ends = (NONE, NONE) if single else tuple(f"{x:.2f}" for x in (figures.least, figures.most))
+    return (
+        letter,
+        way.name,
+        f"{point.batch_mean:.2f}".rstrip("0").rstrip("."),
+        NONE if point.batch_max is None else str(point.batch_max),
+        str(point.rows),
+        f"{figures.median:.2f}",
+        *ends,
+        f"{point.tokens_per_s_per_sequence:.2f}",
+        *(
+            NONE if value is None else f"{value:.2f}"
+            for value in (point.speedup, point.efficiency, point.over_single)
+        ),
+        number_text(point.ttft_p50_ms),
+        number_text(point.ttft_p95_ms),
+        ", ".join(point.remarks),
     )

@@ -14,6 +14,7 @@ from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.notes import ENGINE
 from orch_sidecar.tools.facts.tables.publish import csvw_of
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
+from tests.orch_sidecar.tools.drawing.html_reader import Page
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, fact, fields
 
@@ -162,16 +163,16 @@ class TestCompare:
     def test_prints_a_table_for_each_set(self, run: Run, valid: Path) -> None:
         code, out, err = run("compare", valid)
         assert (code, err) == (0, "")
-        assert "tokens out, single_stream, engine settings unknown\n" in out
-        assert "tokens out, batched_online, engine settings unknown\n" in out
-        assert "not compared" in out
+        assert "tokens out, engine settings unknown\n" in out
+        assert "A  single_stream " in out
+        assert "B  batched_online, arrivals unknown " in out
 
     def test_prints_everything_as_json(self, run: Run, valid: Path) -> None:
         code, out, _ = run("compare", "--json", valid)
         assert code == 0
         document = json.loads(out)
         assert set(document) == {"sets", "apart", "left_out"}
-        online = document["sets"][1]["points"]
+        online = document["sets"][0]["ways"][1]["points"]
         assert [point["batch"] for point in online] == [8, 32]
         assert online[1]["speedup"] == pytest.approx(2461.67 / 700)
 
@@ -180,6 +181,16 @@ class TestCompare:
         path = tmp_path / f"p.{suffix}"
         assert run("compare", valid, "--plot", path)[0] == 0
         assert path.stat().st_size > 5000
+
+    def test_report_has_the_table_and_the_pictures(
+        self, run: Run, valid: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "p.html"
+        assert run("compare", valid, "--report", path)[0] == 0
+        page = Page(path.read_text(encoding="utf-8"))
+        assert page.charts == ["Throughput", "Speed-up"]
+        assert len(page.all("table")) == 1
+        assert page.loads_nothing()
 
     def test_file_with_faults_is_not_compared(self, run: Run, valid: Path, legacy: Path) -> None:
         code, out, err = run("compare", valid, legacy)
@@ -204,9 +215,10 @@ class TestCompare:
     ) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        code, out, err = run("compare", valid, "--plot", tmp_path / "p.png")
-        assert (code, out) == (2, "")
-        assert "pip install matplotlib" in err
+        for words in (("--plot", tmp_path / "p.png"), ("--report", tmp_path / "p.html")):
+            code, out, err = run("compare", valid, *words)
+            assert (code, out) == (2, "")
+            assert "pip install matplotlib" in err
         assert run("compare", valid)[0] == 0
 
 

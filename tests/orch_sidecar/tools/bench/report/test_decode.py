@@ -10,7 +10,7 @@ import pytest
 
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.report.decode import decode_report
-from tests.orch_sidecar.tools.bench.drawing.html_reader import Page
+from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 
 def document(folder: Path, *words: str) -> dict[str, Any]:
@@ -44,26 +44,26 @@ def swept(batches: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
 
 
 def test_each_window_has_its_figures_and_pictures(tmp_path: Path) -> None:
-    page = Page(decode_report(document(tmp_path, "--window-ms", "6,2")))
+    page = Page(decode_report(document(tmp_path, "--window-ms", "6,2")).html)
     assert page.loads_nothing()
     assert page.charts == ["Steps by batch", "Time of a step"] * 2
     assert "Admission window of 6 ms" in page.text
-    assert "0.5 + 0.08 · b^1 ms" in page.text
+    assert "0.5 + 0.08 · b ms" in page.text
     assert "make no row of a table" in page.text
 
 
 def test_sweep_shows_the_curve_and_the_device() -> None:
-    page = Page(decode_report(swept()))
+    page = Page(decode_report(swept()).html)
     assert page.charts == ["Throughput", "Time of a step"]
     assert "Decode steps on NVIDIA H100 <80GB> HBM3" in page.text
-    assert "fit: 0.5 + 1 · b^1" in page.texts
+    assert "fit: 0.5 + 1 · b" in page.texts
     assert "The weights fit in the processor's cache" in page.text
 
 
 def test_sweep_of_one_batch_has_no_fit() -> None:
     found = swept((4,))
     found["sweep"]["fit"] = None
-    assert Page(decode_report(found)).charts == ["Throughput", "Time of a step"]
+    assert Page(decode_report(found).html).charts == ["Throughput", "Time of a step"]
 
 
 def test_damaged_file_is_an_error() -> None:

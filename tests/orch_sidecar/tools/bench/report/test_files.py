@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from orch_sidecar.tools.bench import cli
-from tests.orch_sidecar.tools.bench.drawing.html_reader import Page
 from tests.orch_sidecar.tools.bench.report.sample_reports import online, sweep
 from tests.orch_sidecar.tools.bench.report.test_decode import swept
+from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 
 def written(path: Path, document: BaseModel | dict[str, object]) -> Path:
@@ -67,8 +67,8 @@ def test_sweeps_are_compared_in_a_terminal(
     a = written(tmp_path / "a.json", sweep(clients=(1, 2)))
     assert bench("compare", a, a) == 0
     printed = capsys.readouterr().out
-    assert "1 client:\n" in printed
-    assert "2 clients:\n" in printed
+    assert "\n1 client\n" in printed
+    assert "\n2 clients\n" in printed
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from typing import Any
+
+from orch_sidecar.tools.bench.load.call import ClientHealth
 from orch_sidecar.tools.bench.report.run import run_report
+from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Status, Trial
 from orch_sidecar.tools.bench.results.summary import result_of
-from tests.orch_sidecar.tools.bench.drawing.html_reader import Page
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.report.sample_reports import (
     HOSTILE,
     hostile,
@@ -14,19 +20,24 @@ from tests.orch_sidecar.tools.bench.report.sample_reports import (
 )
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
+    ONLINE,
     SINGLE,
+    answered,
     in_a_row,
     refused,
     result,
+    run,
     unverified,
 )
+from tests.orch_sidecar.tools.drawing.html_reader import Page
+from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 TIMES = ["Time to first token", "Time per output token", "Latency, until the last token"]
 
 
 def test_report_states_what_was_measured_and_how() -> None:
     found = online()
-    page = Page(run_report(found))
+    page = Page(run_report(found).html)
     assert page.loads_nothing()
     for text in (
         found.engine.model_name, "batched_online", "preliminary", "poisson arrivals at 10/s",
@@ -42,14 +53,14 @@ def test_report_shows_the_figures_of_the_result_with_intervals() -> None:
     found = online()
     assert found.figures is not None
     assert found.figures.ttft_ms is not None
-    text = Page(run_report(found)).text
+    text = Page(run_report(found).html).text
     assert f"{found.figures.ttft_ms.p95:.4g}"[:4] in text
     assert f"{found.figures.tokens_per_s:.4g}"[:4] in text
     assert " to " in text
 
 
 def test_report_has_every_picture() -> None:
-    assert Page(run_report(online())).charts == [
+    assert Page(run_report(online()).html).charts == [
         *TIMES, "Wait for a slot, by the sidecar's report", "Throughput", "Batch and queue",
         "Decode steps by batch",
     ]  # fmt: skip
@@ -60,14 +71,14 @@ def test_search_for_a_rate_shows_goodput_by_rate() -> None:
         Trial(rate_per_s=rate, requests=100, share=share, kept=share >= 0.99)
         for rate, share in ((4.0, 1.0), (8.0, 1.0), (16.0, 0.4), (11.3, 0.97))
     ]
-    page = Page(run_report(online().model_copy(update={"trials": trials})))
+    page = Page(run_report(online().model_copy(update={"trials": trials})).html)
     assert page.charts[-1] == "Goodput by rate"
-    assert "not met: 6.4 at 16 requests sent per second" in page.texts
-    assert "largest 8/s" in page.texts
+    assert {"all within the SLO", "met", "not met"} <= set(page.texts)
+    assert "The largest that was met: 8/s." in page.text
 
 
 def test_model_name_that_is_markup_is_shown_as_text() -> None:
-    text = run_report(hostile())
+    text = run_report(hostile()).html
     page = Page(text)
     assert page.loads_nothing()
     assert "<script" not in text
@@ -75,7 +86,7 @@ def test_model_name_that_is_markup_is_shown_as_text() -> None:
 
 
 def test_two_classes_have_distributions_of_their_own() -> None:
-    page = Page(run_report(of_two_classes()))
+    page = Page(run_report(of_two_classes()).html)
     text = page.text
     assert page.texts.count("SLO 200") == 1, "it is that of interactive requests"
     assert "Distributions, interactive requests" in text
@@ -86,33 +97,33 @@ def test_invalid_run_is_marked_before_any_figure() -> None:
     found = online().model_copy(
         update={"status": Status.INVALID, "reasons": ["the engine served other clients"]}
     )
-    text = Page(run_report(found)).text
+    text = Page(run_report(found).html).text
     assert text.index("the engine served other clients") < text.index("tokens/s")
     assert "its figures do not hold" in text
 
 
 def test_offline_run_shows_no_latency() -> None:
-    page = Page(run_report(result(in_a_row(40), OFFLINE)))
+    page = Page(run_report(result(in_a_row(40), OFFLINE)).html)
     assert not set(TIMES) & set(page.charts)
     assert "Throughput" in page.charts
 
 
 def test_single_stream_run_has_a_report() -> None:
-    page = Page(run_report(result(in_a_row(70, every_s=0.5, due=False), SINGLE)))
+    page = Page(run_report(result(in_a_row(70, every_s=0.5, due=False), SINGLE)).html)
     assert "one request at a time" in page.text
     assert page.charts[:3] == TIMES
 
 
 def test_run_without_an_answer_still_states_why() -> None:
     found = result([refused(0.0, "queue_full")])
-    page = Page(run_report(found))
+    page = Page(run_report(found).html)
     assert "no request was answered completely" in page.text
     assert "1 x queue_full" in page.text
     assert "Time to first token" not in page.charts
 
 
 def test_run_without_reports_of_the_engine_shows_no_batches() -> None:
-    page = Page(run_report(result_of(unverified(in_a_row(30)))))
+    page = Page(run_report(result_of(unverified(in_a_row(30)))).html)
     assert "Decode steps by batch" not in page.charts
     assert "does not report what its engine did" in page.text
 
@@ -121,13 +132,95 @@ def test_restarted_engine_has_no_picture_of_its_steps() -> None:
     found = online(30)
     before, after = found.capabilities
     swapped = found.model_copy(update={"capabilities": [after, before]})
-    assert "Decode steps by batch" not in Page(run_report(swapped)).charts
+    assert "Decode steps by batch" not in Page(run_report(swapped).html).charts
 
 
 def test_single_answer_of_one_token_has_a_report() -> None:
     found = result([*in_a_row(1, tokens=1)])
-    assert "Time per output token" not in Page(run_report(found)).charts
+    assert "Time per output token" not in Page(run_report(found).html).charts
 
 
 def test_report_of_many_requests_stays_small() -> None:
-    assert len(run_report(online(5000))) < 200_000
+    assert len(run_report(online(5000)).html) < 300_000
+
+
+class TestTerminal:
+    def test_run_is_told_in_a_few_lines(self) -> None:
+        lines = run_report(result(in_a_row(10, due=False), SINGLE)).plain.splitlines()
+        assert lines[:6] == [
+            "tiny: single stream",
+            "single_stream: preliminary · The label is earned, but the run is too short to be "
+            "published.",
+            "vllm 0.32.0, FP32, CPU (test), profile home, slots: 1 · one by one, prompts: "
+            "synthetic, 32 in, 11 out · 2026-11-21 21:17:15 UTC",
+            "What it lacks to be published:",
+            "  10 queries, MLPerf's estimate of the 90th percentile takes at least 64",
+            "  1.1 s, MLPerf's minimum duration is 600 s",
+        ]
+        split = [re.split(" {2,}", line) for line in lines]
+        cells = {cell[0]: cell[1] for cell in split if len(cell) > 2}
+        assert (cells["throughput, tokens/s"], cells["latency p90, ms"]) == ("100", "200")
+        assert cells["per stream p50, tokens/s"] == "55"
+        assert "  gap between events: p50 10.00 ms, p99 10.00 ms" in lines
+        assert "  decode steps of the engine: batch mean 1.00, largest 1, 80 steps" in lines
+        assert "  client: 0.0 ms late (p99), 10% of one core" in lines
+
+    def test_percentiles_that_a_short_run_cannot_give_are_hidden(self) -> None:
+        text = run_report(result(in_a_row(19))).plain
+        assert "TTFT p90" in text
+        assert "TTFT p95" not in text
+        assert "TTFT p95" in run_report(result(in_a_row(20))).plain
+
+    def test_share_of_the_prefix_cache_is_shown(self) -> None:
+        cache = {"queries_total": 320, "hits_total": 80}
+        steps = {"4": [25, 0.5]}
+        after = snapshot(requests_total=110, steps_by_batch=steps, prefix_cache=cache)
+        text = run_report(result(in_a_row(10), after=after)).plain
+        assert "  25.0% of the prompt tokens were in its prefix cache\n" in text
+
+    def test_problems_are_shown(self) -> None:
+        odd = answered(0.0, length_as_requested=False, counted_by_events=True)
+        text = run_report(
+            result(
+                [*in_a_row(10), refused(0.0), odd],
+                after=snapshot(epoch="e2"),
+                client_health=ClientHealth((0.0,), 0.95),
+                given=IdentityOverrides(model_name="Tiny"),
+            )
+        ).plain
+        for line in (
+            "Why:",
+            "  the engine was restarted",
+            "Given by the user, not reported by the engine:",
+            "  model_name",
+            "  1 x queue_full",
+            "  1 did not have the requested number of tokens",
+            "  1 reported no usage: their events were counted",
+            "The client may be the bottleneck:",
+            "  it used 95% of one core",
+        ):
+            assert line in text.splitlines()
+        assert "goodput" not in text, "an SLO is not kept by what was not measured"
+
+    def test_arrivals_are_shown(self) -> None:
+        def told(**changes: Any) -> str:
+            return run_report(result(in_a_row(10), replace(ONLINE, **changes))).plain
+
+        assert "poisson arrivals at 10/s, prompts" in told()
+        gamma = told(arrivals=Arrivals.GAMMA, burstiness=0.5)
+        assert "gamma arrivals of burstiness 0.5 at 10/s, prompts" in gamma
+        closed = told(arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients=8)
+        assert "closed loop of 8, prompts" in closed
+
+    def test_endpoint_without_capabilities_is_unknown(self) -> None:
+        text = run_report(result_of(unverified(in_a_row(10)))).plain
+        assert "\nan unknown engine · " in text
+        assert "how its engine batched is unknown" in text
+        typed = IdentityOverrides(engine="x 1", precision="BF16", gpu="H100", gpu_count=2)
+        text = run_report(result_of(unverified(in_a_row(10), given=typed))).plain
+        assert "\nx 1, BF16, 2 x H100 · " in text
+
+    def test_interrupted_run_is_incomplete(self) -> None:
+        text = run_report(result_of(run(in_a_row(10), stopped=True))).plain
+        assert "batched_online: incomplete" in text
+        assert "\nWhy:\n  the user interrupted the run\n" in text

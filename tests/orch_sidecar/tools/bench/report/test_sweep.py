@@ -5,14 +5,14 @@ from __future__ import annotations
 from orch_sidecar.tools.bench.report.sweep import sweep_report
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import sweep_of
-from tests.orch_sidecar.tools.bench.drawing.html_reader import Page
 from tests.orch_sidecar.tools.bench.report.sample_reports import sweep
+from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 
 def test_report_has_the_curves_with_the_fit() -> None:
     found = sweep()
     assert found.fit is not None
-    page = Page(sweep_report(found))
+    page = Page(sweep_report(found).html)
     assert page.loads_nothing()
     assert page.charts == [
         "Throughput", "Time to first token", "Time per output token", "Goodput",
@@ -30,18 +30,19 @@ def test_point_that_is_not_sound_is_drawn_apart() -> None:
     results[2] = results[2].model_copy(
         update={"status": Status.INVALID, "reasons": ["other clients"]}
     )
-    page = Page(sweep_report(sweep_of(results)))
+    page = Page(sweep_report(sweep_of(results)).html)
     assert "not sound" in page.texts
     assert "measured, not sound" in page.texts
     assert "4 clients: other clients" in page.texts
+    assert "not sound, and not counted: 1, 4 clients" in page.text
 
 
 def test_incomplete_sweep_names_what_ended_it() -> None:
     found = sweep_of(sweep(clients=(1, 2)).results, "at 4 clients: interrupted")
-    page = Page(sweep_report(found))
+    page = Page(sweep_report(found).html)
     assert "at 4 clients: interrupted" in page.texts
     assert "was not fitted" in page.text
 
 
 def test_sweep_of_one_point_has_a_report() -> None:
-    assert "Throughput" in Page(sweep_report(sweep(clients=(2,)))).charts
+    assert "Throughput" in Page(sweep_report(sweep(clients=(2,))).html).charts

@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth
+from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
-from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound, sweep_of, sweep_text
-from orch_sidecar.tools.bench.results.sweep_plot import plot_sweep
-from orch_sidecar.tools.facts.comparison.series import Panel, Series
+from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound, sweep_of
+from orch_sidecar.tools.drawing.chart import Series
+from orch_sidecar.tools.drawing.picture import drawn
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
@@ -46,6 +46,10 @@ def engine(clients: int, batch: int) -> dict[str, Any]:
     count, seconds = steps.get(str(batch), [0, 0.0])
     steps[str(batch)] = [count + 100, seconds + 1.0]
     return {"after": snapshot(requests_total=100 + 5 * clients, steps_by_batch=steps)}
+
+
+def text_of(found: Sweep) -> str:
+    return sweep_report(found).plain
 
 
 def swept(*sizes: int, slots: int = 64) -> Sweep:
@@ -120,7 +124,7 @@ def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) 
 def test_two_batches_determine_no_curve() -> None:
     found = swept(1, 2)
     assert found.fit is None
-    assert "not fitted, which needs three different batches" in sweep_text(found)
+    assert "not fitted, which needs three different batches" in text_of(found)
 
 
 def invalid(clients: int) -> Result:
@@ -159,43 +163,59 @@ def test_speed_up_is_relative_to_the_first_sound_point(
         each is None for each in speed_ups
     ]
     assert is_sound(found) is is_good
-    text = sweep_text(found)
+    text = text_of(found)
     clients = "1 client" if base == 1 else f"{base} clients"
-    ending = "none, as no point is sound" if base is None else f"are relative to {clients}"
+    ending = "no speed-up, as no point is sound" if base is None else f"are relative to {clients}."
     assert ending in text
-    assert bool(re.search(r" -  +-  +invalid\n", text)) is (None in speed_ups)
+    assert bool(re.search(r" -  +- +invalid\n", text)) is (None in speed_ups)
 
 
-def series_of(found: Sweep, monkeypatch: pytest.MonkeyPatch) -> dict[str, Series]:
-    """Returns what is plotted, by title and name."""
-    panels: list[Panel] = []
-    keep: Any = lambda path, title, shown: panels.extend(shown)  # noqa: E731 (one line)
-    monkeypatch.setattr("orch_sidecar.tools.bench.results.sweep_plot.draw", keep)
-    plot_sweep(found, Path("p.png"))
-    return {f"{panel.title}: {each.name}": each for panel in panels for each in panel.series}
+def series_of(found: Sweep) -> dict[str, Series]:
+    """Returns what is drawn, by title and name."""
+    return {f"{each.title}: {s.name}": s for each in sweep_charts(found) for s in each.series}
 
 
-def test_invalid_point_is_plotted_apart_and_is_no_base_of_linear_scaling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_invalid_point_is_drawn_apart_and_is_no_base_of_what_is_in_proportion() -> None:
     found = sweep_of([invalid(1), sound(2), sound(4), sound(8)])
-    shown = series_of(found, monkeypatch)
-    assert shown["Throughput: measured"].xs == (2, 4, 8)
-    ideal = shown["Throughput: linear scaling"]
-    assert ideal.xs == (2, 4, 8)
+    shown = series_of(found)
+    assert shown["Throughput: measured"].xs == [2, 4, 8]
+    ideal = shown["Throughput: in proportion"]
+    assert list(ideal.xs) == [2, 8]
     assert ideal.ys[0] == found.points[1].tokens_per_s
-    apart = [each for name, each in shown.items() if name.endswith(": not counted")]
-    assert [each.xs for each in apart] == 4 * [(1,)]
+    assert ideal.ys[1] == pytest.approx(4 * ideal.ys[0])
+    apart = [each for name, each in shown.items() if name.endswith(", not sound")]
+    assert [each.xs for each in apart] == 3 * [[1]], "five requests have no p95"
     assert {(each.style.line, each.style.hollow) for each in apart} == {("", True)}
-    fitted = shown["Time per output token: t0 + c b^alpha"]
+    [fitted] = [each for name, each in shown.items() if "fit: " in name]
     assert (fitted.xs[0], fitted.xs[-1]) == pytest.approx((2, 8))
 
 
-def test_sweep_without_a_sound_point_has_no_linear_scaling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown = series_of(sweep_of([invalid(2), invalid(4)]), monkeypatch)
-    assert all(name.endswith(": not counted") for name in shown)
+def test_sweep_without_a_sound_point_has_no_other_series() -> None:
+    shown = series_of(sweep_of([invalid(2), invalid(4)]))
+    assert shown
+    assert all(name.endswith(", not sound") for name in shown)
+
+
+def test_curve_that_is_far_off_is_not_drawn_but_said_to_be() -> None:
+    found = swept(1, 2, 4, 8)
+    assert found.fit is not None
+    bad = found.model_copy(update={"fit": found.fit.model_copy(update={"worst_error": 0.43})})
+    assert any("fit: " in name for name in series_of(found))
+    assert not any("fit: " in name for name in series_of(bad))
+    said = "No curve t0 + c · b^alpha describes the time per token: the best is 43.0 % off."
+    assert said in [each.about for each in sweep_charts(bad)]
+    assert said in text_of(bad)
+
+
+def test_picture_names_label_lengths_hardware_and_what_limits_points() -> None:
+    found = sweep_of([point(2, client_health=ClientHealth((), 0.99)), invalid(4)])
+    title = sweep_title(found)
+    for part in ("tiny: batched_online", "synthetic, 32 in, 11 out", "vllm 0.32.0", "CPU (test)"):
+        assert part in title
+    about = sweep_charts(found)[0].about
+    assert "preliminary, too short to be published: 2 clients" in about
+    assert "the client may be the bottleneck: 2 clients" in about
+    assert "not sound, and not counted: 4 clients" in about
 
 
 def test_point_of_one_client_is_unbatched_with_its_reason_below_the_table() -> None:
@@ -204,18 +224,18 @@ def test_point_of_one_client_is_unbatched_with_its_reason_below_the_table() -> N
     assert found.results[0].status is Status.UNBATCHED
     with pytest.raises(NoFact, match="the result is unbatched"):
         row_of(found.results[0])
-    table, _, below = sweep_text(found).partition("TPOT =")
+    table, _, below = text_of(found).partition("Time per token =")
     assert "unbatched" in table
     assert "invalid" not in table
     assert "nothing was batched" not in table
     assert "\n  1 client: no step decoded more than one sequence: nothing was batched" in below
-    assert "x and eff. are relative to 1 client\n" in below
+    assert "efficiency are relative to 1 client.\n" in below
 
 
 def test_client_bottleneck_is_reported() -> None:
     found = sweep_of([point(2, client_health=ClientHealth((), 0.99))])
     assert found.points[0].client_bottleneck
-    assert "  2 clients: the client may be the bottleneck" in sweep_text(found)
+    assert "  the client may be the bottleneck: all" in text_of(found)
 
 
 def test_concurrency_at_which_nothing_was_answered_has_no_point() -> None:
@@ -224,15 +244,15 @@ def test_concurrency_at_which_nothing_was_answered_has_no_point() -> None:
     assert (found.points[0].speed_up, len(found.results)) == (1.0, 2)
     nothing = [answered(0.0, output_tokens=0)]
     assert sweep_of([point(2, nothing)]).points == []
-    assert "TPOT" in sweep_text(sweep_of([point(2, nothing)]))
+    assert "was not fitted" in text_of(sweep_of([point(2, nothing)]))
 
 
 def test_sweep_that_ended_early_is_marked_incomplete() -> None:
     assert swept(2).complete
-    assert "INCOMPLETE" not in sweep_text(swept(2))
+    assert "Incomplete" not in text_of(swept(2))
     found = sweep_of([point(2)], "at 4 clients: it was stopped")
     assert not found.complete
-    assert sweep_text(found).endswith("\nINCOMPLETE: at 4 clients: it was stopped")
+    assert "\nIncomplete:\n  at 4 clients: it was stopped\n" in text_of(found)
 
 
 def test_without_the_engines_steps_the_batch_is_that_of_the_clients() -> None:
@@ -251,22 +271,18 @@ def test_sweep_reads_back_as_it_was_written() -> None:
     assert Sweep.model_validate_json(written) == found
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
 @pytest.mark.parametrize("sizes", [(1,), (1, 2, 4, 8, 16)])
-def test_plot_shows_every_panel(tmp_path: Path, suffix: str, sizes: tuple[int, ...]) -> None:
-    path = tmp_path / f"sweep{suffix}"
-    plot_sweep(swept(*sizes, slots=8), path)
-    content = path.read_bytes()
-    assert content.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
-    if suffix == ".svg":
-        assert (b"t0 + c b^alpha" in content) is (len(sizes) > 2)
+def test_plot_shows_every_chart(sizes: tuple[int, ...]) -> None:
+    found = swept(*sizes, slots=8)
+    svg = drawn(".svg", sweep_title(found), sweep_charts(found))
+    for title in (b"Throughput", b"Time to first token", b"Time per output token"):
+        assert b"<!-- " + title + b" -->" in svg
+    assert (b"<!-- fit: " in svg) is (len(sizes) > 2)
 
 
-def test_answers_that_were_not_streamed_are_plotted_by_their_throughput(tmp_path: Path) -> None:
+def test_answers_that_were_not_streamed_are_drawn_by_their_throughput() -> None:
     whole = [answered(0.1 * number, event_s=[]) for number in range(10)]
     found = sweep_of([point(2, whole), point(4, whole)])
     assert found.points[0].ttft_p50_ms is None
-    assert " -  " in sweep_text(found)
-    path = tmp_path / "sweep.png"
-    plot_sweep(found, path)
-    assert path.exists()
+    assert " -  " in text_of(found)
+    assert [each.title for each in sweep_charts(found)] == ["Throughput"]

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from orch_sidecar.tools.facts.comparison.compare import Comparison, compare
-from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, Evidence
-from orch_sidecar.tools.facts.comparison.report import as_document, as_text
+from orch_sidecar.tools.facts.comparison.compare import Comparison, Point, compare
+from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, SCHEDULING
+from orch_sidecar.tools.facts.comparison.report import as_page
 from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.notes import ENGINE
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
@@ -42,6 +42,14 @@ def located(*rows: Row) -> list[LocatedRow]:
 
 def compared(*rows: Row) -> Comparison:
     return compare(located(*rows))
+
+
+def text_of(found: Comparison) -> str:
+    return as_page(found).plain
+
+
+def points(found: Comparison) -> list[Point]:
+    return [point for each in found.sets for way in each.ways for point in way.points]
 
 
 @dataclass(frozen=True)
@@ -87,16 +95,8 @@ WAYS: Final = (
         "loaded", ("dummy:" + "0" * 16, "0" * 16), "loaded as dummy:0000000000000000"),
     Way("random weights beside unknown ones", {"loaded": "random:" + "0" * 16}, {},
         "loaded", ("random:" + "0" * 16, "unknown"), "loaded as random:0000000000000000"),
-    Way("steps of another size", {"max_num_batched_tokens": 512}, {"max_num_batched_tokens": 8192},
-        "max_num_batched_tokens", ("512", "8192"), "steps of 512 tokens"),
-    Way("long prompts by parts", {"long_prefill_token_threshold": 256},
-        {"long_prefill_token_threshold": 0},
-        "long_prefill_token_threshold", ("256", "0"), "long prompts by 256 tokens"),
     Way("scheduling between steps", {"async_scheduling": "off"}, {"async_scheduling": "on"},
         "async_scheduling", ("off", "on"), "asynchronous scheduling off"),
-    Way("prompts in one step of four", {"prefill_schedule_interval": 4},
-        {"prefill_schedule_interval": 1},
-        "prefill_schedule_interval", ("4", "1"), "prompts every 4 steps"),
     Way("an eager engine", {"execution": "eager"}, {"execution": "vllm_compile+full"},
         "execution", ("eager", "vllm_compile+full"), "execution eager"),
     Way("a KV cache in the host's memory", {"kv_offload": "OffloadingConnector:8"},
@@ -105,7 +105,7 @@ WAYS: Final = (
     Way("adapters", {"max_loras": 4}, {"max_loras": 0},
         "max_loras", ("4", "0"), "LoRA adapters 4"),
     Way("a setting beside an older engine, which does not report it", {"max_loras": 0}, {},
-        "max_loras", ("0", "unknown"), "scheduling unknown"),
+        "max_loras", ("0", "unknown"), "LoRA adapters unknown"),
     Way("an engine that does not report it", {"speculative": None}, {},
         "speculative", ("unknown", "none"), "speculative decoding unknown"),
     Way("one repeated prompt", {"prefix_hit_ratio": 0.97}, {},
@@ -116,36 +116,82 @@ WAYS: Final = (
         "prefix_hit_ratio", ("below 5 %", "none"), "prefix cache hits below 5 %"),
     Way("hits that are not reported", {"prefix_hit_ratio": None}, {},
         "prefix_hit_ratio", ("unknown", "none"), "prefix cache hits unknown"),
-    Way("declared hardware", {"given": "gpu,gpu_count"}, {},
-        "given", ("gpu,gpu_count", "none"), "gpu,gpu_count given by the user"),
-    Way("other declared columns", {"given": "precision"}, {"given": "gpu"},
-        "given", ("precision", "gpu"), "precision given by the user"),
-    Way("too short to be published", {"preliminary": "yes"}, {},
-        "preliminary", (True, False), ", preliminary"),
-    Way("a part of a scenario", {"cut": "before"}, {},
-        "cut", (True, False), "requests cut off"),
-    Way("a client that was too slow", {"client_bottleneck": "yes"}, {},
-        "client_bottleneck", (True, False), "the client may be the bottleneck"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_rows_that_were_not_measured_alike_make_no_common_median(way: Way) -> None:
     found = compared(measured(610, **way.first), measured(147, **way.second))
-    medians = [point.tokens_per_s.median for each in found.sets for point in each.points]
-    assert medians == [610, 147]
-    values = tuple(getattr(each.conditions, way.condition) for each in found.sets)
+    assert [point.tokens_per_s.median for point in points(found)] == [610, 147]
+    values = tuple(each.conditions[way.condition] for each in found.sets)
     assert values == way.values
     [apart] = found.apart
     assert (apart.condition, apart.values) == (way.condition, way.values)
-    text = as_text(found)
+    text = text_of(found)
     assert f"{way.condition}: {DIFFERENCES[way.condition]}" in text
-    assert way.in_text in text.splitlines()[0] + text.split("\n\n")[2]
+    assert way.in_text in text
     assert "378" not in text
 
 
+LIMITS: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "declared hardware": ({"given": "gpu,gpu_count"}, "gpu, gpu_count given by the user"),
+    "a declared precision": ({"given": "precision"}, "precision given by the user"),
+    "too short to be published": ({"preliminary": "yes"}, "preliminary"),
+    "a part of a scenario": ({"cut": "before"}, "requests cut off"),
+    "a client that was too slow": (
+        {"client_bottleneck": "yes"},
+        "the client may be the bottleneck",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_rows_that_are_not_trusted_alike_are_points_of_their_own_with_a_remark(name: str) -> None:
+    notes, remark = LIMITS[name]
+    found = compared(measured(610), measured(147, **notes))
+    assert len(found.sets) == 1
+    assert [(each.tokens_per_s.median, each.remarks) for each in points(found)] == [
+        (610, ()),
+        (147, (remark,)),
+    ]
+    text = text_of(found)
+    assert text.count(remark) == 1
+    assert "378" not in text
+
+
+@pytest.mark.parametrize("notes", [{"cut": "before"}, {"client_bottleneck": "yes"}])
+def test_nothing_is_related_to_what_was_cut_or_limited_by_the_client(notes: dict[str, Any]) -> None:
+    small, large = points(compared(measured(100, batch=2, **notes), measured(400, batch=8)))
+    assert (small.speedup, large.speedup) == (None, 1)
+    alone = points(compared(measured(100, batch=2, **notes)))
+    assert [each.speedup for each in alone] == [None]
+
+
 def test_ways_cover_every_note_that_is_a_condition() -> None:
-    assert {*ENGINE, "prefix_hit_ratio"} <= {way.condition for way in WAYS}
+    noted = {*ENGINE, "prefix_hit_ratio"} - {*SCHEDULING}
+    assert noted <= {way.condition for way in WAYS}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("max_num_batched_tokens", (512, 8192), "steps of 512 tokens"),
+        ("long_prefill_token_threshold", (256, 0), "long prompts by 256 tokens"),
+        ("prefill_schedule_interval", (4, None), "prompts every 4 steps"),
+    ],
+)
+def test_schedulers_that_are_set_up_otherwise_stand_side_by_side(
+    name: str, values: tuple[int, int | None], words: str
+) -> None:
+    first: dict[str, Any] = {name: values[0]}
+    second: dict[str, Any] = {name: values[1]}
+    found = compared(measured(610, **first), measured(147, **second))
+    assert len(found.sets) == 1
+    assert [point.tokens_per_s.median for point in points(found)] in ([610, 147], [147, 610])
+    text = text_of(found)
+    assert words in text
+    assert "steps of" not in text_of(compared(measured(610, **first))), "alone it is no word worth"
+    assert "378" not in text
 
 
 def test_same_conditions_are_one_set_however_they_are_spelled() -> None:
@@ -154,10 +200,10 @@ def test_same_conditions_are_one_set_however_they_are_spelled() -> None:
         measured(110, prefix_hit_ratio=0.0099),
         measured(120, tensor_parallel="1"),
     )
-    [found] = compared(*rows).sets
-    assert found.points[0].rows == 3
+    [point] = points(compared(*rows))
+    assert point.rows == 3
     declared = (measured(100, given="gpu,engine"), measured(110, given="engine,gpu"))
-    assert len(compared(*declared).sets) == 1
+    assert len(points(compared(*declared))) == 1
     half_hit = (measured(100, prefix_hit_ratio=0.46), measured(110, prefix_hit_ratio=0.54))
     assert len(compared(*half_hit).sets) == 1
 
@@ -166,13 +212,13 @@ def test_rank_is_unknown_where_the_engines_configuration_is() -> None:
     [reported] = compared(measured(100)).sets
     nothing: dict[str, Any] = dict.fromkeys(SETTINGS)
     [silent] = compared(measured(100, **nothing)).sets
-    found = (reported.conditions.data_parallel, silent.conditions.data_parallel)
+    found = tuple(each.conditions["data_parallel"] for each in (reported, silent))
     assert found == ("1", "unknown")
 
 
 def test_no_hits_are_unknown_where_the_cache_is_off() -> None:
     [found] = compared(measured(100, prefix_caching="off", prefix_hit_ratio=None)).sets
-    assert found.conditions.prefix_hit_ratio == "none"
+    assert found.conditions["prefix_hit_ratio"] == "none"
 
 
 class TestEvidence:
@@ -185,32 +231,31 @@ class TestEvidence:
             measured(800),
         )
         found = compare(rows, lambda each: EVIDENCE in each.row.scenario_notes)
-        kinds = [each.conditions.evidence for each in found.sets]
-        assert kinds == [Evidence.VERIFIED, Evidence.UNVERIFIED]
-        assert [each.points[0].rows for each in found.sets] == [1, 2]
-        assert "evidence verified" in as_text(found)
-        assert "evidence: figures with and without verified evidence" in as_text(found)
+        assert [(each.rows, each.remarks) for each in points(found)] == [
+            (2, ()),
+            (1, ("evidence verified",)),
+        ]
+        assert text_of(found).count("evidence verified") == 1
 
     def test_without_a_verifier_no_evidence_is_verified(self) -> None:
-        [found] = compared(measured(100, evidence=EVIDENCE), measured(110)).sets
-        assert found.conditions.evidence is Evidence.UNVERIFIED
+        [point] = points(compared(measured(100, evidence=EVIDENCE), measured(110)))
+        assert (point.rows, point.remarks) == (2, ())
 
     def test_row_that_names_no_evidence_is_never_verified(self) -> None:
-        [found] = compare(located(measured(100)), lambda _: True).sets
-        assert found.conditions.evidence is Evidence.UNVERIFIED
+        [point] = points(compare(located(measured(100)), lambda _: True))
+        assert point.remarks == ()
 
 
 class TestBatch:
     def test_open_loop_is_divided_by_its_mean_batch_and_not_by_its_largest(self) -> None:
         """Mean 1.65, peak 5: 170 tokens/s are 103 per sequence, not 34."""
         row = measured(170, batch=2, arrivals="poisson", batch_mean=1.65, batch_max=5)
-        [of_set] = (found := compared(row)).sets
-        [point] = of_set.points
+        [point] = points(found := compared(row))
         assert (point.batch, point.batch_mean, point.batch_max) == (2, 1.65, 5)
         assert point.tokens_per_s_per_sequence == pytest.approx(170 / 1.65)
-        header, values = as_text(found).splitlines()[2:4]
-        assert header.split()[:3] == ["batch", "peak", "rows"]
-        assert values.split()[:3] == ["1.65", "5", "1"]
+        header, values = text_of(found).splitlines()[3:5]
+        assert header.split()[:4] == ["batching", "batch", "peak", "rows"]
+        assert values.split()[4:7] == ["1.65", "5", "1"]
         assert "103.03" in values
 
     def test_means_that_round_to_one_batch_are_one_point(self) -> None:
@@ -219,8 +264,7 @@ class TestBatch:
             measured(600, batch=8, batch_mean=7.8, batch_max=8),
             measured(620, batch=8, batch_mean=7.9, batch_max=9),
         )
-        [of_set] = compared(*rows).sets
-        two, eight = of_set.points
+        two, eight = points(compared(*rows))
         assert (eight.batch, eight.batch_max) == (8, 9)
         assert eight.batch_mean == pytest.approx(7.85)
         assert eight.tokens_per_s_per_sequence == pytest.approx(610 / 7.85)
@@ -229,42 +273,28 @@ class TestBatch:
         assert two.efficiency == 1
 
     def test_row_without_the_mean_counts_by_its_column(self) -> None:
-        [of_set] = (found := compared(measured(200, batch=2))).sets
-        assert (of_set.points[0].batch_mean, of_set.points[0].batch_max) == (2, None)
-        assert "peak" not in as_text(found)
+        [point] = points(found := compared(measured(200, batch=2)))
+        assert (point.batch_mean, point.batch_max) == (2, None)
+        assert "peak" not in text_of(found)
 
 
 class TestText:
     def test_usual_conditions_are_not_listed(self) -> None:
-        heading = as_text(compared(measured(100))).splitlines()[0]
+        heading = text_of(compared(measured(100))).splitlines()[0]
         assert heading == (
             "meta-llama/Llama-3.1-8B-Instruct, vLLM 0.32.0, BF16, 4 x H100, 512 tokens in, "
-            "512 tokens out, batched_online, closed loop"
+            "512 tokens out, loaded as unknown"
         )
 
     def test_usual_condition_is_named_beside_another_one(self) -> None:
-        text = as_text(compared(measured(100), measured(300, speculative="ngram:3")))
-        assert "closed loop, no speculative decoding\n" in text
-        assert "closed loop, speculative decoding ngram:3\n" in text
+        text = text_of(compared(measured(100), measured(300, speculative="ngram:3")))
+        assert "512 tokens out, no speculative decoding, loaded as unknown\n" in text
+        assert "512 tokens out, speculative decoding ngram:3, loaded as unknown\n" in text
         assert "quantization" not in text
 
     def test_unknown_settings_are_named_once(self) -> None:
-        text = as_text(compared(fact(gpu_count=4), measured(100)))
-        assert "batched_online, engine settings unknown\n" in text
-        assert text.count("unknown") == 1
-
-    def test_remarks_have_plain_values(self) -> None:
-        rows = (measured(100), measured(90, preliminary="yes", source="x"))
-        text = as_text(compared(*rows))
-        assert "  preliminary: runs that were too short to be published, and others" in text
-        assert text.endswith("\n    no, yes")
-
-    def test_document_has_every_condition(self) -> None:
-        row = measured(100, speculative="ngram:3", cut="before")
-        conditions = as_document(compared(row))["sets"][0]["conditions"]
-        assert set(DIFFERENCES) == set(conditions)
-        assert (conditions["speculative"], conditions["cut"]) == ("ngram:3", True)
-        assert conditions["evidence"] == "unverified"
+        text = text_of(compared(fact(gpu_count=4), measured(100)))
+        assert "512 tokens out, engine settings unknown\n" in text
 
 
 def test_single_stream_with_speculation_is_apart_from_single_stream_without() -> None:
@@ -276,4 +306,4 @@ def test_single_stream_with_speculation_is_apart_from_single_stream_without() ->
         )
         for each, how in ((610.0, "ngram:3"), (147.0, "none"))
     ]
-    assert [each.points[0].tokens_per_s.median for each in compared(*rows).sets] == [610, 147]
+    assert [each.tokens_per_s.median for each in points(compared(*rows))] == [610, 147]

@@ -29,7 +29,7 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self._open:
+        if "style" not in self._open:  # of the page: pictures have none
             self.texts.append(data)
 
     @property
@@ -47,9 +47,13 @@ class Page(HTMLParser):
         return [text.partition("</h3>")[0] for text in titles]
 
     def loads_nothing(self) -> bool:
-        """Whether nothing runs in it, and nothing comes from elsewhere."""
+        """Whether nothing runs in it, and nothing comes from elsewhere: a shape of a picture may
+        be used again by its id."""
         names = {name for name, _ in self.tags}
         attributes = {name for _, found in self.tags for name in found}
-        active = {"script", "link", "iframe", "object", "embed", "img", "use", "image", "a"}
+        active = {"script", "link", "iframe", "object", "embed", "img", "image", "a"}
         handlers = {name for name in attributes if name.startswith("on")}
-        return not (names & active or handlers or attributes & {"src", "href", "xlink:href"})
+        targets = [value for _, found in self.tags for name, value in found.items()
+                   if name in ("src", "href", "xlink:href")]  # fmt: skip
+        ids = {f"#{found['id']}" for _, found in self.tags if "id" in found}
+        return not (names & active or handlers or set(targets) - ids)

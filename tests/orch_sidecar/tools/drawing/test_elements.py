@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.bench.drawing.elements import add, coordinate, element, html_of
-from tests.orch_sidecar.tools.bench.drawing.html_reader import Page
+from orch_sidecar.tools.drawing.elements import add, element, html_of
+from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 HOSTILE = """<script>alert(1)</script>"'&<img src=x onerror=alert(1)>]]>--></style></title>"""
 
@@ -36,10 +36,3 @@ def test_names_of_attributes_have_dashes() -> None:
         "class": "x",
         "aria-hidden": "true",
     }
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.0, "1"), (0.5, "0.5"), (1.239, "1.24"), (100.0, "100"), (-0.001, "-0")]
-)
-def test_coordinates_are_short(value: float, text: str) -> None:
-    assert coordinate(value) == text

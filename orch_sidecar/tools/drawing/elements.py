@@ -1,4 +1,4 @@
-"""Builds HTML and SVG as a tree, and writes it.
+"""Builds HTML as a tree, and writes it.
 
 Texts and attributes become markup only here, by the standard library's serializer: a model's name
 that looks like a tag is shown as it is. Characters that would hide or reorder a text are replaced.
@@ -20,10 +20,10 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 Child = Element | str
 
 
-def element(tag: str, *children: Child, **attributes: str | float) -> Element:
+def element(tag: str, *children: Child, **attributes: str) -> Element:
     """Returns an element. In the names of attributes `_` stands for `-`; a last `_` is dropped."""
     names = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
-    made = Element(tag, {name: _attribute(value) for name, value in names.items()})
+    made = Element(tag, {name: shown(value) for name, value in names.items()})
     return add(made, *children)
 
 
@@ -47,12 +47,3 @@ def shown(text: str) -> str:
 def html_of(root: Element) -> str:
     """Returns the document of its root element."""
     return f"<!DOCTYPE html>\n{tostring(root, encoding='unicode', method='html')}\n"
-
-
-def _attribute(value: str | float) -> str:
-    return shown(value) if isinstance(value, str) else coordinate(value)
-
-
-def coordinate(value: float) -> str:
-    """Formats a length: to a hundredth of a pixel, without zeros at the end."""
-    return f"{value:.2f}".rstrip("0").rstrip(".")

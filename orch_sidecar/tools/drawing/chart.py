@@ -1,0 +1,127 @@
+"""Says what a chart shows: series of points on a pair of axes, and lines that mark values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+# Sizes, as of batches, that span more than this are crowded on a linear axis.
+_WIDE: Final = 4.0
+
+
+class Look(StrEnum):
+    """How the values of a series are drawn."""
+
+    POINTS = "points"  # marked, and joined by a line, as the style says
+    BARS = "bars"  # between edges, of which there is one more than values
+    STEPS = "steps"  # the same, as a line
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a series looks. `line`, `marker`: in matplotlib's notation (`$A$` is a letter), empty
+    for none.
+
+    `color`: an index into `picture.COLORS`, which repeat. `hollow`: what does not count.
+    """
+
+    line: str = "-"
+    marker: str = "o"
+    color: int = 0
+    hollow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one style. `margins`: half the interval around each y, None for none. `shared`:
+    several charts of a picture have a series of this name, which it explains once.
+
+    Raises ValueError where the numbers of xs and ys do not fit, and without a point.
+    """
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    style: Style = Style()
+    look: Look = Look.POINTS
+    margins: Sequence[float | None] = ()
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        edges = 0 if self.look is Look.POINTS else 1
+        if not self.ys or len(self.xs) != len(self.ys) + edges:
+            raise ValueError(
+                f"{self.name}: {len(self.xs)} x and {len(self.ys)} y must be {edges or 'no'} more "
+                "x than y, and at least one y"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A value of an axis that a line marks. `is_bound`: it must not be exceeded."""
+
+    name: str
+    at: float
+    is_bound: bool = False
+    horizontal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis. `label`: with the unit. `low`, `high`: its ends; None: where the values end, and 0
+    at the lower end of one that is not `log`. `ticks`: empty for round numbers."""
+
+    label: str
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+    ticks: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Series on one pair of axes. `about`: what it shows and hides, in words."""
+
+    title: str
+    about: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    marked: Sequence[Marked] = ()
+
+
+def by_size(
+    title: str,
+    about: str,
+    x_label: str,
+    y_label: str,
+    series: Sequence[Series],
+    *,
+    linear: bool,
+    marked: Sequence[Marked] = (),
+) -> Chart:
+    """Returns a chart by the size of a batch, a load or a fleet.
+
+    Both axes are linear from 0, so that what grows by a constant is straight; or, unless `linear`,
+    both are logarithmic where the sizes are far apart, so that what is proportional is straight.
+    """
+    measured = [each for each in series if each.style.marker] or series
+    xs = sorted({x for each in measured for x in each.xs})
+    wide = not linear and xs[0] > 0 and xs[-1] >= _WIDE * xs[0]
+    log = wide and all(y > 0 for each in series for y in each.ys)
+    x = Axis(x_label, log, ticks=_ticks(xs, log))
+    return Chart(title, about, x, Axis(y_label, log), series, marked)
+
+
+def _ticks(xs: Sequence[float], log: bool) -> Sequence[float]:
+    """Returns the sizes as ticks, none where their numbers would lie over each other."""
+    apart = xs[-1] / 14
+    pairs = list(pairwise(xs))
+    if log:
+        roomy = all(after >= 1.3 * before for before, after in pairs)
+    else:
+        roomy = all(after - before >= apart for before, after in pairs)
+    return xs if roomy and len(xs) <= 10 else ()

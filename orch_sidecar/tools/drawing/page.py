@@ -1,0 +1,171 @@
+"""A page that grows from top to bottom: one HTML file, and its words on a terminal.
+
+The file has no scripts and loads nothing. A terminal gets the texts, notes, lists and tables; what
+needs a picture, or only explains one, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from xml.etree.ElementTree import Element
+
+from orch_sidecar.tools.drawing.chart import Chart
+from orch_sidecar.tools.drawing.elements import Child, element, html_of
+from orch_sidecar.tools.drawing.picture import element_of
+from orch_sidecar.tools.drawing.texts import aligned
+
+# The page loads nothing, whatever a name in it contains.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+_STYLE: Final = Path(__file__).with_name("page.css")
+_NUMBER: Final = {"class": "number"}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One figure that a reader looks for first. `more`: its interval, or what it is made of."""
+
+    name: str
+    value: str
+    unit: str = ""
+    more: str = ""
+
+
+class Page:
+    """A page with its title. Charts are drawn when `html` is asked for."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._parts: list[Element | Sequence[Chart]] = [element("h1", title)]
+        self._lines = [title]
+        self._heading = ""
+
+    @property
+    def html(self) -> str:
+        """The whole file. Raises what `picture.require` raises, if it has charts."""
+        head = element(
+            "head",
+            element("meta", charset="utf-8"),
+            element("meta", **{"http-equiv": "Content-Security-Policy"}, content=_POLICY),
+            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            element("title", self._title),
+            element("style", _STYLE.read_text(encoding="utf-8")),
+        )
+        main, number = element("main"), 0
+        for part in self._parts:
+            if isinstance(part, Element):
+                main.append(part)
+                continue
+            main.append(element("div", *map(_figure, part, range(number, 99)), class_="figures"))
+            number += len(part)
+        return html_of(element("html", head, element("body", main), lang="en"))
+
+    @property
+    def plain(self) -> str:
+        """Its words, for a terminal."""
+        return "\n".join(self._lines)
+
+    def section(self, title: str) -> None:
+        """Begins a section; a terminal shows the title of one that has words."""
+        self._parts.append(element("h2", title))
+        self._heading = title
+
+    def text(self, *parts: Child) -> None:
+        """Appends a paragraph."""
+        self._parts.append(element("p", *parts))
+        self._say("".join(each if isinstance(each, str) else each.text or "" for each in parts))
+
+    def remark(self, text: str) -> None:
+        """Appends a paragraph that explains, which a terminal leaves out."""
+        self._parts.append(element("p", text, class_="soft"))
+
+    def note(self, kind: str, title: str, lines: Iterable[str]) -> None:
+        """Appends a note that stands out. `kind`: good, warn or bad."""
+        found = list(lines)
+        listed = element("ul", *(element("li", line) for line in found))
+        self._parts.append(element("div", element("strong", title), listed, class_=f"note {kind}"))
+        self._say(f"{title}:", *(f"  {line}" for line in found))
+
+    def list(self, lines: Iterable[str]) -> None:
+        """Appends lines as a list, nothing without lines."""
+        found = list(lines)
+        if found:
+            self._parts.append(element("ul", *(element("li", line) for line in found)))
+            self._say(*(f"  {line}" for line in found))
+
+    def cards(self, cards: Iterable[Card]) -> None:
+        """Appends the figures that a reader looks for first."""
+        self._parts.append(element("dl", *map(_card, cards), class_="cards"))
+
+    def charts(self, charts: Iterable[Chart]) -> None:
+        """Appends charts, side by side where there is place; nothing without one."""
+        self._parts += filter(None, [list(charts)])
+
+    def table(
+        self,
+        head: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        texts: int = 1,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
+        """Appends a table. `texts`: the columns from the left that have texts, not numbers.
+
+        `kinds`: the cells that stand out, and whether they are good, warn or bad.
+        """
+        found, kind = list(rows), kinds or {}
+
+        def cell(tag: str, at: int, text: str, **more: str) -> Element:
+            look = {} if at < texts else _NUMBER
+            child = element("span", text, class_=kind[text]) if text in kind else text
+            return element(tag, child, **look, **more)
+
+        named = [cell("th", at, text, scope="col") for at, text in enumerate(head)]
+        body = [
+            element(
+                "tr",
+                element("th", row[0], scope="row"),
+                *(cell("td", at, text) for at, text in enumerate(row[1:], 1)),
+            )
+            for row in found
+        ]
+        made = element("table", element("thead", element("tr", *named)), element("tbody", *body))
+        self._parts.append(element("div", made, class_="wide", tabindex="0"))
+        self._say(*aligned(head, found, texts))
+
+    def facts(self, groups: Mapping[str, Iterable[tuple[str, str]]]) -> None:
+        """Appends groups of names and their texts, side by side where there is place."""
+        made = (_facts(*group) for group in groups.items())
+        self._parts.append(element("div", *made, class_="columns"))
+
+    def _say(self, *lines: str) -> None:
+        if self._heading:
+            self._lines += ["", self._heading]
+            self._heading = ""
+        self._lines += lines
+
+
+def _figure(chart: Chart, number: int) -> Element:
+    caption = element("figcaption", element("h3", chart.title), element("p", chart.about))
+    return element("figure", caption, element_of(chart, number))
+
+
+def _facts(title: str, rows: Iterable[tuple[str, str]]) -> Element:
+    made = [
+        element("tr", element("th", name, scope="row"), element("td", text)) for name, text in rows
+    ]
+    table = element("table", element("tbody", *made), class_="facts")
+    return element("div", element("h3", title), table)
+
+
+def badge(text: str, kind: str) -> Element:
+    """Returns a word in a frame. `kind`: good, warn or bad."""
+    return element("span", text, class_=f"badge {kind}")
+
+
+def _card(card: Card) -> Element:
+    value = element("dd", element("b", card.value), f" {card.unit}" if card.unit else "")
+    if card.more:
+        value.append(element("span", card.more, class_="soft"))
+    return element("div", element("dt", card.name), value)

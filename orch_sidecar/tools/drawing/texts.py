@@ -1,0 +1,31 @@
+"""Formats numbers, and tables of them for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+NONE = "-"
+
+
+def number_text(value: float | None) -> str:
+    """Formats a number with four significant digits, and all digits of large ones; NONE of None."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0"
+    digits = min(6, max(0, 3 - math.floor(math.log10(abs(value)))))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
+    """Returns the lines of a table. `texts`: the columns from the left that are aligned left."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if at < texts else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]

@@ -1,0 +1,203 @@
+"""Pictures: what is drawn where, by the marks and texts of matplotlib's own figure."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style, by_size
+from orch_sidecar.tools.drawing.elements import html_of
+from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, element_of, require
+from tests.orch_sidecar.tools.drawing.html_reader import Page
+
+MEASURED = Series("measured", (1, 2, 4, 8), (90, 180, 360, 720))
+FITTED = Series("fitted", (1, 4, 8), (91, 318, 562), Style("--", "", 1))
+
+
+def sized(*series: Series, linear: bool = False, marked: Sequence[Marked] = ()) -> Chart:
+    return by_size(
+        "Throughput", "of one engine", "batch", "tokens/s", series, linear=linear, marked=marked
+    )
+
+
+def shown(chart: Chart) -> Page:
+    return Page(html_of(element_of(chart, 7)))
+
+
+def marks_of(chart: Chart) -> list[tuple[float, float]]:
+    """Returns where the markers of the first series lie."""
+    root = element_of(chart, 1)
+    lines = [
+        [(float(use.get("x", "0")), float(use.get("y", "0"))) for use in group.findall("use")]
+        for group in root.iter("g")
+        if group.get("clip-path")
+    ]
+    return next(points for points in lines if len(points) == len(chart.series[0].xs))
+
+
+def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
+    return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
+
+
+def test_what_is_proportional_is_straight_on_axes_by_size() -> None:
+    found = slopes(marks_of(sized(MEASURED)))
+    assert found == pytest.approx([found[0]] * 3)
+    gaps = [x for x, _ in marks_of(sized(MEASURED))]
+    assert gaps[1] - gaps[0] == pytest.approx(gaps[3] - gaps[2]), "batches double"
+
+
+def test_what_grows_by_a_constant_is_straight_on_linear_axes() -> None:
+    steps = Series("steps", (1, 2, 4, 8), (5, 6, 8, 12))
+    found = slopes(marks_of(sized(steps, linear=True)))
+    assert found == pytest.approx([found[0]] * 3)
+
+
+def test_sizes_that_are_near_make_linear_axes_from_0() -> None:
+    near = sized(Series("near", (2, 3), (90, 170)))
+    assert not near.x.log
+    assert "0" in shown(near).texts
+    assert not sized(Series("none", (1, 8), (0, 5))).x.log, "0 has no logarithm"
+
+
+def test_measured_sizes_are_the_ticks_unless_they_are_too_near() -> None:
+    assert sized(MEASURED, FITTED).x.ticks == [1, 2, 4, 8]
+    assert sized(Series("near", (1, 1.98, 3.9, 7.8, 7.9), (1, 2, 3, 4, 5))).x.ticks == ()
+    assert sized(Series("near", (1, 1.1, 16), (1, 2, 3)), linear=True).x.ticks == ()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(1e-3, 1e9), min_size=2, max_size=5))
+def test_any_figures_have_ticks_around_them(values: list[float]) -> None:
+    chart = sized(Series("any", range(1, 4 * len(values), 4), values))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page = shown(chart)
+    numbers = [
+        float(text.replace(",", ""))
+        for text in page.texts
+        if re.fullmatch(r"[\d.,]+(e[+-]?\d+)?", text)
+    ]
+    assert max(numbers) >= 0.09 * max(values)
+
+
+def test_names_are_no_formulas_and_stay_text() -> None:
+    odd = r"_$\no_such$ <b>"
+    chart = by_size(odd, odd, odd, odd, [Series(odd, (1,), (1,)), FITTED], linear=True)
+    page = shown(chart)
+    assert page.loads_nothing()
+    assert list(page.texts).count(odd) == 5
+    assert len(drawn(".svg", odd, [chart])) > 5000
+
+
+def test_every_look_is_drawn() -> None:
+    looks = [
+        Series("bars", (0, 1, 2), (5, 3), look=Look.BARS),
+        Series("steps", (0, 1, 2), (5, 1), Style("--", color=1), Look.STEPS),
+        Series("points", (1, 2), (3, 4), margins=(0.5, None)),
+        Series("hollow", (2,), (5,), Style("", hollow=True)),
+    ]
+    chart = Chart("all", "", Axis("ms"), Axis("requests"), looks)
+    page = shown(chart)
+    assert {each.name for each in looks} <= set(page.texts)
+    fills = " ".join(each.get("style", "") for each in page.all("path") + page.all("use"))
+    assert "fill: var(--s0)" in fills
+    assert "fill: var(--paper)" in fills, "what does not count is hollow"
+    assert "stroke: var(--s1)" in fills
+
+
+def test_lines_have_their_names_and_near_ones_share_a_place() -> None:
+    marks = [
+        Marked("p50 2", 2), Marked("p95 5", 5), Marked("p99 5.1", 5.1),
+        Marked("SLO 7", 7, is_bound=True), Marked("8 slots", 400, horizontal=True),
+    ]  # fmt: skip
+    page = shown(sized(MEASURED, linear=True, marked=marks))
+    assert {"p50 2", "p95 5, p99 5.1", "SLO 7", "8 slots"} <= set(page.texts)
+    assert any("var(--bad)" in each.get("style", "") for each in page.all("path"))
+
+
+def test_line_above_all_points_is_in_the_picture() -> None:
+    chart = sized(MEASURED, linear=True, marked=[Marked("far", 5000, horizontal=True)])
+    assert {"4000", "far"} <= set(shown(chart).texts)
+
+
+def test_single_series_needs_no_legend() -> None:
+    assert "measured" not in shown(sized(MEASURED)).texts
+    assert "measured" in shown(sized(MEASURED, FITTED)).texts
+
+
+def test_picture_has_a_title_and_words_for_who_cannot_see_it() -> None:
+    page = shown(sized(MEASURED))
+    [picture] = page.all("svg")
+    assert (picture["role"], picture["class"]) == ("img", "chart")
+    assert picture["aria-labelledby"] == "picture-7-title picture-7-about"
+    assert [text for text in page.texts if text.strip()][:2] == ["Throughput", "of one engine"]
+
+
+def test_png_has_all_charts_beside_each_other_and_a_title() -> None:
+    one, two = (drawn(".PNG", "a title", [sized(MEASURED, FITTED)] * n) for n in (1, 2))
+    assert one.startswith(b"\x89PNG\r\n\x1a\n")
+    wide, twice = (int.from_bytes(each[16:20]) for each in (one, two))
+    assert 1.6 * wide < twice < 2.4 * wide
+    svg = drawn(".svg", "Llama on H100", [sized(MEASURED, FITTED)]).decode()
+    for words in ("Llama on H100", "Throughput", "of one engine", "tokens/s", "batch", "fitted"):
+        assert f"<!-- {words} -->" in svg
+
+
+def test_series_of_several_charts_are_named_once() -> None:
+    letter = Series("A long name", (1, 2), (3, 4), Style(marker="$A$"), shared=True)
+    svg = drawn(".svg", "a title", [sized(letter)] * 2).decode()
+    assert svg.count("<!-- A long name -->") == 1
+
+
+@pytest.mark.parametrize("name", ["組織/模型-8B-指示", 300 * "m", "a b " * 60])
+def test_odd_names_are_drawn_without_a_warning(name: str) -> None:
+    series = [Series(f"{name}{n}", (1, 8), (n, 10), shared=n > 1) for n in (1, 2, 3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert drawn(".png", name, [sized(*series)] * 3)
+        assert element_of(sized(*series), 1) is not None
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_equal_charts_make_equal_bytes(suffix: str) -> None:
+    assert drawn(suffix, "t", [sized(MEASURED)]) == drawn(suffix, "t", [sized(MEASURED)])
+
+
+@pytest.mark.parametrize("name", ["p.gif", "p", "p.pdf"])
+def test_other_suffix_is_rejected(name: str) -> None:
+    with pytest.raises(ValueError, match=r"must be \.png or \.svg"):
+        require(Path(name))
+
+
+def test_plot_without_a_chart_is_rejected() -> None:
+    with pytest.raises(ValueError, match="at least one chart"):
+        drawn(".png", "a title", [])
+
+
+@pytest.mark.parametrize(("xs", "ys"), [((), ()), ((1.0,), ()), ((1.0, 2.0), (1.0,))])
+def test_inconsistent_points_are_rejected(xs: tuple[float, ...], ys: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^s: \d "):
+        Series("s", xs, ys)
+
+
+def test_without_matplotlib_the_error_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PlotUnavailable, match="pip install matplotlib"):
+        require(Path("p.png"))
+
+
+def test_matplotlib_is_not_loaded_before_something_is_drawn() -> None:
+    code = "import orch_sidecar.tools.facts.cli, sys; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
