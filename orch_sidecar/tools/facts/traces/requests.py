@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from pydantic import Field
+
 from orch_sidecar.tools.facts.traces.sequence import (
     SEQUENCE_SPAN,
     EngineSequence,
     parse_sequence,
 )
-from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
+from orch_sidecar.tools.facts.traces.span import Attributes, Kind, Link, Span
 
 _ENGINE_SPAN: Final = "engine.request"
 _WAIT_SPAN: Final = "admission.wait"
 
 # Only the server spans of a sidecar have this attribute.
 _REQUEST_ID: Final = "orch.request_id"
-_COALESCED: Final = "orch.coalesced"
 
 
 class Outcome(StrEnum):
@@ -165,7 +166,7 @@ def build_traffic(spans: Iterable[Span]) -> Traffic:
     request_spans = (
         span for trace in traces.values() for span in trace.values() if _is_request(span)
     )
-    leaders = {link for span in request_spans if span.flag(_COALESCED) for link in span.links}
+    leaders = {link for span in request_spans if _server(span).coalesced for link in span.links}
     requests: list[Request] = []
     unfinished: list[Unfinished] = []
     orphans: list[EngineSequence] = []
@@ -177,7 +178,7 @@ def build_traffic(spans: Iterable[Span]) -> Traffic:
             orphans += [parse_sequence(span) for span in under if _is_orphan(span, trace)]
             if span_id is not None:
                 server = trace[span_id]
-                if server.whole("orch.cost") or _outcome(server) is not Outcome.SERVED:
+                if _server(server).cost or _outcome(server) is not Outcome.SERVED:
                     requests.append(_request(server, under, leaders))
                 continue
             pending = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
@@ -217,42 +218,72 @@ def _unfinished(pending: list[Span]) -> Unfinished:
     return Unfinished(
         start_ns=min(span.start_ns for span in pending),
         end_ns=max(ends, default=None),
-        pool=pending[0].text("orch.pool"),
+        pool=_server(pending[0]).pool,
     )
 
 
-def _outcome(server: Span) -> Outcome:
-    return _OUTCOMES.get(server.text("orch.outcome") or "", Outcome.REFUSED)
+def _outcome(span: Span) -> Outcome:
+    return _OUTCOMES.get(_server(span).outcome, Outcome.REFUSED)
+
+
+class _Server(Attributes):
+    """The attributes of a server span; those of other spans of a sidecar are among them."""
+
+    outcome: str = Field("", validation_alias="orch.outcome")
+    scenario: str | None = Field(None, validation_alias="orch.scenario")
+    run: str | None = Field(None, validation_alias="orch.run")
+    measurement_type: str | None = None
+    model: str | None = Field(None, validation_alias="gen_ai.request.model")
+    pool: str | None = Field(None, validation_alias="orch.pool")
+    profile: str | None = Field(None, validation_alias="orch.profile")
+    service_class: str | None = Field(None, validation_alias="orch.class")
+    cost: int = Field(0, validation_alias="orch.cost")
+    stream: bool = Field(False, validation_alias="orch.stream")
+    first_byte_s: float | None = Field(None, validation_alias="orch.first_byte_s")
+    last_token_s: float | None = Field(None, validation_alias="orch.last_token_s")
+    input_tokens: int | None = Field(None, validation_alias="gen_ai.usage.input_tokens")
+    output_tokens: int | None = Field(None, validation_alias="gen_ai.usage.output_tokens")
+    coalesced: bool = Field(False, validation_alias="orch.coalesced")
+    parts: int = Field(0, validation_alias="orch.parts")
+
+
+def _server(span: Span) -> _Server:
+    return span.parsed(_Server)
 
 
 def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
-    first_s = server.number("orch.first_byte_s") if server.flag("orch.stream") else None
-    last_s = server.number("orch.last_token_s") if server.flag("orch.stream") else None
+    stated = _server(server)
+
+    def at_ns(after_s: float | None) -> int | None:
+        known = stated.stream and after_s is not None
+        return server.start_ns + round(after_s * 1e9) if known and after_s is not None else None
+
+    last_ns = at_ns(stated.last_token_s)
     return Request(
         trace_id=server.trace_id,
         span_id=server.span_id,
-        scenario=server.text("orch.scenario"),
-        run=server.text("orch.run"),
-        measurement_type=server.text("measurement_type"),
-        model=server.text("gen_ai.request.model"),
-        pool=server.text("orch.pool"),
-        profile=server.text("orch.profile"),
-        service_class=server.text("orch.class"),
+        scenario=stated.scenario,
+        run=stated.run,
+        measurement_type=stated.measurement_type,
+        model=stated.model,
+        pool=stated.pool,
+        profile=stated.profile,
+        service_class=stated.service_class,
         outcome=_outcome(server),
-        requested_sequences=server.whole("orch.cost") or 0,
+        requested_sequences=stated.cost,
         start_ns=server.start_ns,
-        end_ns=server.end_ns if last_s is None else server.start_ns + round(last_s * 1e9),
+        end_ns=server.end_ns if last_ns is None else last_ns,
         closed_ns=server.end_ns,
-        first_byte_ns=None if first_s is None else server.start_ns + round(first_s * 1e9),
-        input_tokens=server.whole("gen_ai.usage.input_tokens"),
-        output_tokens=server.whole("gen_ai.usage.output_tokens"),
+        first_byte_ns=at_ns(stated.first_byte_s),
+        input_tokens=stated.input_tokens,
+        output_tokens=stated.output_tokens,
         waited=tuple(
             sorted((span.start_ns, span.end_ns) for span in under if span.name == _WAIT_SPAN)
         ),
         attempts=_attempts(under),
-        coalesced=server.flag(_COALESCED),
+        coalesced=stated.coalesced,
         coalesced_leader=Link(server.trace_id, server.span_id) in leaders,
-        divided=bool(server.whole("orch.parts")),
+        divided=stated.parts > 0,
     )
 
 

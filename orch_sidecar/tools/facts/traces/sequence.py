@@ -6,13 +6,13 @@ None, and what needs it is not satisfied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from orch_sidecar.tools.facts.labels.snapshot import EngineConditions
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.span import Attributes, Parsed, Span
 
 _FIELDS: Final = fields(EngineConditions)
 
@@ -27,8 +27,7 @@ UNCOUNTED_STEPS: Final = 2
 _STOPPING_STEPS: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCounters:
+class EngineCounters(Attributes):
     """The engine's counters, since its epoch, as a sequence ended.
 
     `request_number`: of the HTTP request, from 1, among all generating requests that entered the
@@ -38,29 +37,27 @@ class EngineCounters:
     tokens that a step can generate of a sequence, above 1 with speculative decoding.
     """
 
-    request_number: int
-    requests_total: int
-    decode_steps: int
-    decode_sequences: int
-    engine_steps: int
-    tokens_per_step: int
+    request_number: int = Field(validation_alias="orch.request_number")
+    requests_total: int = Field(validation_alias="orch.requests_total")
+    decode_steps: int = Field(validation_alias="orch.decode_steps_total")
+    decode_sequences: int = Field(validation_alias="orch.decode_sequences_total")
+    engine_steps: int = Field(validation_alias="orch.engine_steps")
+    tokens_per_step: int = Field(validation_alias="orch.tokens_per_step")
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCache:
+class PrefixCache(Attributes):
     """Prompt tokens looked up and found in the prefix cache since the epoch of the engine.
 
     `_before`: when the sequence arrived; the others: when it ended.
     """
 
-    queries_before: int
-    hits_before: int
-    queries: int
-    hits: int
+    queries_before: int = Field(validation_alias="orch.prefix_cache.queries_before")
+    hits_before: int = Field(validation_alias="orch.prefix_cache.hits_before")
+    queries: int = Field(validation_alias="orch.prefix_cache.queries_total")
+    hits: int = Field(validation_alias="orch.prefix_cache.hits_total")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSequence:
+class EngineSequence(Attributes):
     """One sequence in the engine, from its arrival there to its last token.
 
     `prompt`: the engine's id of its prompt; the sequences of one prompt share it, and its tokens.
@@ -75,29 +72,29 @@ class EngineSequence:
     start_ns: int
     end_ns: int
     engine: str | None
-    pool: str | None
-    profile: str | None
-    measurement_type: str | None
+    pool: str | None = Field(None, validation_alias="orch.pool")
+    profile: str | None = Field(None, validation_alias="orch.profile")
+    measurement_type: str | None = None
     prompt: str
-    input_tokens: int
-    output_tokens: int
-    max_tokens: int | None
-    slots: int | None
-    steps: int
-    batch_max: int | None
-    batch_mean: float | None
-    queue_s: float
-    decode_s: float
-    inference_s: float
+    input_tokens: int = Field(0, validation_alias="gen_ai.usage.input_tokens")
+    output_tokens: int = Field(0, validation_alias="gen_ai.usage.output_tokens")
+    max_tokens: int | None = Field(None, validation_alias="gen_ai.request.max_tokens")
+    slots: int | None = Field(None, validation_alias="orch.slots_total")
+    steps: int = Field(0, validation_alias="orch.steps")
+    batch_max: int | None = Field(None, validation_alias="orch.batch_size.max")
+    batch_mean: float | None = Field(None, validation_alias="orch.batch_size.mean")
+    queue_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_queue")
+    decode_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_model_decode")
+    inference_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_model_inference")
     counters: EngineCounters | None
     prefix_cache: PrefixCache | None
     conditions: EngineConditions | None
-    engine_version: str | None
-    precision: str | None
-    gpu: str | None
-    gpu_count: int | None
-    served_as: str | None
-    weights: str | None
+    engine_version: str | None = Field(None, validation_alias="orch.engine_version")
+    precision: str | None = Field(None, validation_alias="orch.precision")
+    gpu: str | None = Field(None, validation_alias="orch.gpu")
+    gpu_count: int | None = Field(None, validation_alias="orch.gpu_count")
+    served_as: str | None = Field(None, validation_alias="gen_ai.request.model")
+    weights: str | None = Field(None, validation_alias="orch.weights")
 
     @property
     def first_ns(self) -> int:
@@ -125,73 +122,31 @@ class EngineSequence:
 
 def parse_sequence(span: Span) -> EngineSequence:
     """Parses a span of the engine. Raises ValueError for an attribute of the wrong type."""
-    return EngineSequence(
+    stated = span.attributes
+    instance = stated.get("orch.epoch") or span.resource.get("service.instance.id")
+    return span.parsed(
+        EngineSequence,
         start_ns=span.start_ns,
         end_ns=span.end_ns,
-        engine=_engine(span),
-        pool=span.text("orch.pool"),
-        profile=span.text("orch.profile"),
-        measurement_type=span.text("measurement_type"),
-        prompt=span.text("gen_ai.request.id") or span.span_id,
-        input_tokens=span.whole("gen_ai.usage.input_tokens") or 0,
-        output_tokens=span.whole("gen_ai.usage.output_tokens") or 0,
-        max_tokens=span.whole("gen_ai.request.max_tokens"),
-        slots=span.whole("orch.slots_total"),
-        steps=span.whole("orch.steps") or 0,
-        batch_max=span.whole("orch.batch_size.max"),
-        batch_mean=span.number("orch.batch_size.mean"),
-        queue_s=span.number("gen_ai.latency.time_in_queue") or 0.0,
-        decode_s=span.number("gen_ai.latency.time_in_model_decode") or 0.0,
-        inference_s=span.number("gen_ai.latency.time_in_model_inference") or 0.0,
-        counters=_counters(span),
-        prefix_cache=_prefix_cache(span),
+        engine=None if instance is None else str(instance),
+        prompt=stated.get("gen_ai.request.id") or span.span_id,
+        counters=_whole(span, EngineCounters),
+        prefix_cache=_whole(span, PrefixCache),
         conditions=_conditions(span),
-        engine_version=span.text("orch.engine_version"),
-        precision=span.text("orch.precision"),
-        gpu=span.text("orch.gpu"),
-        gpu_count=span.whole("orch.gpu_count"),
-        served_as=span.text("gen_ai.request.model"),
-        weights=span.text("orch.weights"),
     )
 
 
-def _engine(span: Span) -> str | None:
-    """Returns the engine instance that made a span; a restart changes it."""
-    instance = span.text("orch.epoch") or span.resource.get("service.instance.id")
-    return None if instance is None else str(instance)
-
-
-def _wholes(span: Span, *names: str) -> list[int] | None:
-    """Returns integer attributes, None unless the span has all of them."""
-    values = [value for name in names if (value := span.whole(name)) is not None]
-    return values if len(values) == len(names) else None
-
-
-def _counters(span: Span) -> EngineCounters | None:
-    values = _wholes(
-        span,
-        "orch.request_number",
-        "orch.requests_total",
-        "orch.decode_steps_total",
-        "orch.decode_sequences_total",
-        "orch.engine_steps",
-        "orch.tokens_per_step",
-    )
-    return None if values is None else EngineCounters(*values)
-
-
-def _prefix_cache(span: Span) -> PrefixCache | None:
-    names = ("queries_before", "hits_before", "queries_total", "hits_total")
-    values = _wholes(span, *(f"orch.prefix_cache.{name}" for name in names))
-    return None if values is None else PrefixCache(*values)
+def _whole(span: Span, model: type[Parsed]) -> Parsed | None:
+    """Returns the attributes of a model, None unless the span has all of them."""
+    names = (str(field.validation_alias) for field in model.model_fields.values())
+    return span.parsed(model) if all(name in span.attributes for name in names) else None
 
 
 def _conditions(span: Span) -> EngineConditions | None:
     """Returns the conditions of the engine, None unless the span has those of every engine."""
-    stated: dict[str, Any] = {
-        each.name: span.attributes.get(f"orch.{each.name}") for each in _FIELDS
-    }
+    stated = ((each.name, span.attributes.get(f"orch.{each.name}")) for each in _FIELDS)
+    known: dict[str, Any] = {name: value for name, value in stated if value is not None}
     try:
-        return EngineConditions(**{name: v for name, v in stated.items() if v is not None})
+        return EngineConditions(**known)
     except ValidationError:
         return None

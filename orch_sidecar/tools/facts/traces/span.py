@@ -7,16 +7,28 @@ to a quarter of a microsecond.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orch_sidecar.tools.facts.labels.documents import first_problem
 
 # A map within an attribute is a tuple of pairs.
 Value: TypeAlias = "str | bool | int | float | bytes | tuple[Value, ...] | None"
 
 SERVICE = "service.name"
+
+
+class Attributes(BaseModel):
+    """Attributes of a span by their names. Some storage backends keep every one as text."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
+Parsed = TypeVar("Parsed", bound=Attributes)
 
 
 class Kind(StrEnum):
@@ -62,48 +74,12 @@ class Span:
     def service(self) -> str:
         return str(self.resource.get(SERVICE, ""))
 
-    def text(self, name: str) -> str | None:
-        """Returns an attribute as text; None if it is missing or empty."""
-        value = self.attributes.get(name)
-        return None if value is None or value == "" else str(value)
-
-    def whole(self, name: str) -> int | None:
-        """Returns an integer attribute, None if it is missing. Raises ValueError."""
-        value = self.number(name)
-        if value is None:
-            return None
-        if value != int(value):
-            raise self._invalid(name, "a whole number")
-        return int(value)
-
-    def number(self, name: str) -> float | None:
-        """Returns a numeric attribute, None if it is missing. Raises ValueError."""
-        value = self.attributes.get(name)
-        if value is None:
-            return None
-        # Some storage backends keep every attribute as text.
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise self._invalid(name, "a number")
+    def parsed(self, model: type[Parsed], **more: object) -> Parsed:
+        """Returns the attributes that a model names, and what is given; one that is empty is
+        missing. Raises ValueError for an attribute that is not what the model says."""
+        stated = {name: value for name, value in self.attributes.items() if value not in (None, "")}
         try:
-            number = float(value)
-        except ValueError:
-            raise self._invalid(name, "a number") from None
-        if not math.isfinite(number):
-            raise self._invalid(name, "a finite number")
-        return number
-
-    def flag(self, name: str) -> bool:
-        """Returns a boolean attribute, False if it is missing. Raises ValueError."""
-        value = self.attributes.get(name, False)
-        if isinstance(value, bool):
-            return value
-        if value in ("true", "false"):
-            return value == "true"
-        raise self._invalid(name, "true or false")
-
-    def _invalid(self, name: str, rule: str) -> ValueError:
-        value = self.attributes[name]
-        return ValueError(
-            f"span {self.span_id} ({self.name}) of trace {self.trace_id}: "
-            f"{name} is {value!r}, must be {rule}"
-        )
+            return model.model_validate({**stated, **more})
+        except ValidationError as error:
+            place = f"span {self.span_id} ({self.name}) of trace {self.trace_id}"
+            raise ValueError(f"{place}: {first_problem(error)}") from None

@@ -129,6 +129,12 @@ def _key(span: Span) -> tuple[str, str]:
     return span.trace_id, span.span_id
 
 
+def _number(span: Span, name: str) -> Any:
+    """A number that is stored as one, 0 where it is missing."""
+    value = span.attributes.get(name)
+    return value if isinstance(value, int | float) else 0
+
+
 def _counters(
     sequences: list[Span], starts: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], dict[str, Value]]:
@@ -139,13 +145,13 @@ def _counters(
     tokens = 0
     for span in sorted(sequences, key=lambda span: (span.end_ns, span.start_ns)):
         at = span.attributes
-        steps = span.whole("orch.steps") or 0
-        beside = round(steps * (span.number("orch.batch_size.mean") or 0.0))
+        steps = _number(span, "orch.steps")
+        beside = round(steps * _number(span, "orch.batch_size.mean"))
         before = max((each[1:] for each in ended if each[0] <= span.start_ns), default=(0, 0))
         latest = max((each[1:] for each in ended), default=(0, 0))
         total = max(latest[0], before[0] + steps), max(latest[1], before[1] + beside)
         ended.append((span.end_ns, *total))
-        prompt = span.whole("gen_ai.usage.input_tokens") or 0
+        prompt = _number(span, "gen_ai.usage.input_tokens")
         found[_key(span)] = {
             "orch.profile": SIDECAR_PROFILE,
             "orch.slots_total": 1 if at["measurement_type"] == "single_stream" else 8,

@@ -241,7 +241,7 @@ def test_unreachable_server_exits_with_2(run: Run) -> None:
         ('{"resourceSpans":[]}\n{}', "x.jsonl:2: no traces"),
         (
             json.dumps(export_of(one(1, 0, 1, decode={"orch.steps": "x"}))),
-            "orch.steps is 'x', must",
+            "orch.steps is 'x': ",
         ),
     ],
 )
