@@ -46,7 +46,7 @@ class ParentLease:
         return min(cost, self.cost)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.handled and not any(where.owns(own.id) for where, own in self.granted)
 
 
@@ -168,10 +168,10 @@ class ParentLeases:
         """Spends the leases that are over."""
         if not self._handled:
             return
-        over = [request for request in self._handled if request.over]
+        over = [request for request in self._handled if request.is_over]
         if not over:
             return
-        self._handled = [request for request in self._handled if not request.over]
+        self._handled = [request for request in self._handled if not request.is_over]
         for request in over:
             assert request.lease is not None
             del self._present[request.lease]

@@ -364,22 +364,27 @@ class PoolRegistry:
 
     def _observe(self, pool: Pool) -> None:
         """Has the pool report its changes to all that need them; a single one nobody compares."""
+        leases, gate = self._parent_leases, pool.gate
         note = None if self._single else partial(self._shortlist.changed.add, pool)
-        leases, state = self._parent_leases, pool.state
-        pool.gate.on_change = note
-        pool.gate.claims.on_parent_offers = None if leases is None else leases.offered
-        if leases is None:
-            return
-        changed = leases.changed
+        gate.on_change = note if leases is None else _ChangeReporter(pool, note, leases).report
+        gate.claims.on_parent_offers = None if leases is None else leases.offered
 
-        def report() -> None:
-            nonlocal state
-            if note is not None:
-                note()
-            before, state = state, pool.state
-            changed(at_once=state is not before)
 
-        pool.gate.on_change = report
+class _ChangeReporter:
+    """Reports the changes of a pool to parent sidecars, and to those that compare it."""
+
+    def __init__(self, pool: Pool, note: Callable[[], None] | None, leases: ParentLeases) -> None:
+        """`note`: None where nobody compares it."""
+        self._pool = pool
+        self._note = note
+        self._leases = leases
+        self._state = pool.state  # as reported
+
+    def report(self) -> None:
+        if self._note is not None:
+            self._note()
+        before, self._state = self._state, self._pool.state
+        self._leases.changed(at_once=self._state is not before)
 
 
 def _use(name: str, served_by: str | None) -> PrefixUse:

@@ -116,7 +116,9 @@ class Route:
             result = await self._admit.handle(request, pool, ask, why)
             if isinstance(result, Sent) or request.cancelled is not None:
                 return result
-            if result.reached_engine and _is_lost(request, result):
+            last = result.reached_engine and _is_last(request, result)
+            request.lost = result.refusal if result.reached_engine else request.lost
+            if last:
                 return NotSent(result.refusal)
             if result.refusal.moved:
                 request.moved = True
@@ -175,11 +177,10 @@ class Route:
             request.begin_attempt()
 
 
-def _is_lost(request: Request, result: NotSent) -> bool:
-    """Whether a request whose engine was lost is not to be tried again."""
-    lost_before, request.lost = request.lost, result.refusal
+def _is_last(request: Request, result: NotSent) -> bool:
+    """Whether a request of which an engine was lost is not tried again."""
     # A parent sidecar may ask one other pool, too: this one then asks none.
-    return result.retry is Retry.NO or bool(lost_before or request.parent_lease)
+    return result.retry is Retry.NO or bool(request.lost or request.parent_lease)
 
 
 def _nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotSent:
