@@ -48,14 +48,16 @@ class TicketIds:
 
     def __init__(self) -> None:
         self.instance = os.urandom(8).hex()
-        self._random: list[str] = []  # each is used once
+        self._begun: list[str] = []  # ids less their costs; each is used once
 
     def new(self, cost: int) -> str:
         """Returns a new id for `cost` sequences."""
-        if not self._random:
+        if not self._begun:
             block = os.urandom(_BLOCK_BYTES).hex()  # one system call for many ids
-            self._random = [block[at : at + 32] for at in range(0, len(block), 32)]
-        return f"{self.instance}.{self._random.pop()}.{cost}"
+            self._begun = [
+                f"{self.instance}.{block[at : at + 32]}." for at in range(0, len(block), 32)
+            ]
+        return f"{self._begun.pop()}{cost}"
 
 
 class Ticket:

@@ -72,8 +72,8 @@ class Admit:
         """Forwards the request once it has its slots. `why`: it was placed here."""
         gate, record, since_s = pool.gate, request.record, self._loop.time()
         record.pool, record.placement = pool.name, why
-        record.service_class = ask.service_class
-        record.labels = pool.class_labels[ask.service_class]
+        record.service_class = service_class = ask.service_class
+        record.labels = pool.class_labels[service_class]
         parent = request.parent_lease
         ask.parent = "" if parent is None else parent.instance
         if gate.reserve.interactive.retries or gate.reserve.bulk.retries:

@@ -59,8 +59,8 @@ class Forward:
             if waited and (obstacle := _obstacle(request)) is not None:
                 return obstacle
             if sink is None:
-                writer = HeadWriter if request.http.method == "HEAD" else ClientWriter
-                sink = writer(request.http, request.record)
+                heads_only = ticket is None and request.http.method == "HEAD"
+                sink = (HeadWriter if heads_only else ClientWriter)(request.http, request.record)
             rejection = None if ticket is None else pool.rejection
             response = EngineResponse(
                 sink,

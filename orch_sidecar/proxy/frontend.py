@@ -122,6 +122,7 @@ class Frontend:
         headers, names = http.headers, names_of(http.raw_headers)
         record, name = self._identify(http, endpoint or unknown(path), names)
         traced = self._tracing.spans is not None or TRACEPARENT in headers
+        method = record.identity.method
         trace = self._tracing.begin(record, headers) if traced else None
         request: Request | None = None
         outcome: Outcome | Reason = CANCELLED
@@ -133,7 +134,7 @@ class Frontend:
                 isinstance(key, Refusal)
                 or name is None
                 or endpoint is None
-                or (endpoint.method != http.method and (http.method, endpoint.method) != _HEAD)
+                or (endpoint.method != method and (method, endpoint.method) != _HEAD)
             ):
                 refusal = self._refused(http, path, endpoint, key, name)
             else:
