@@ -79,7 +79,7 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     if faults:
         raise ValueError("; ".join(faults))
     with locked(path):
-        table, measured = _appendable(path), Measurements()
+        table, measured = check_appendable(path), Measurements()
         measured.add_new(valid_rows(table))
         added, contradicted = measured.add_new(
             LocatedRow(Record("the row to be added", 1, row_fields(row)), row) for row in rows
@@ -91,9 +91,18 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     return len(added)
 
 
-def check_appendable(path: Path) -> None:
-    """Raises what `append` would raise for this file, whatever the rows. Writes nothing."""
-    _appendable(path)
+def check_appendable(path: Path) -> Table:
+    """Returns the table of a file to which rows can be appended, with a header at least.
+
+    Raises what `append` would raise for this file, whatever the rows. Writes nothing.
+    """
+    table = read(path) if path.exists() else Table(str(path))
+    if table.header is None:
+        table = with_records(table, [COLUMNS])
+    fault = header_fault(table)
+    if fault is not None:
+        raise UnreadableFile(str(fault))
+    return table
 
 
 def check_writable(path: Path) -> None:
@@ -123,14 +132,3 @@ def _temporary_beside(path: Path) -> Path:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.new")
     temporary.open("xb").close()
     return temporary
-
-
-def _appendable(path: Path) -> Table:
-    """Returns the table of a file, with a header at least. Raises UnreadableFile."""
-    table = read(path) if path.exists() else Table(str(path))
-    if table.header is None:
-        table = with_records(table, [COLUMNS])
-    fault = header_fault(table)
-    if fault is not None:
-        raise UnreadableFile(str(fault))
-    return table
