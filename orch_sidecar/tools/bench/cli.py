@@ -37,9 +37,8 @@ from orch_sidecar.tools.bench.results.evidence import with_evidence
 from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound
-from orch_sidecar.tools.bench.runs.find_rate import find_rate
 from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
-from orch_sidecar.tools.bench.runs.sweep import run_sweep
+from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn
 from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.facts.tables import files

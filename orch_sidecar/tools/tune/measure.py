@@ -16,7 +16,7 @@ from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs.run import measure
-from orch_sidecar.tools.bench.runs.sweep import run_sweep
+from orch_sidecar.tools.bench.runs.series import run_sweep
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.engine import EngineShape

@@ -40,7 +40,7 @@ def run(
     cloud: Running, tmp_path: Path, interrupted: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """The command's work, here: in a process of its own it waits a second for each look."""
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.find_rate.LEAST_REQUESTS", 20)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.LEAST_REQUESTS", 20)
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
     prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -92,7 +92,7 @@ async def test_rate_at_which_nothing_is_batched_keeps_its_slo_and_earns_no_label
     run: Run, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Decoding(engine).most = 1
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.rate_search.MAX_TRIALS", 2)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.MAX_TRIALS", 2)
     assert await run(*SEARCH, "--burstiness", "inf", "--slo-latency-ms", "10000") == 1
     result = result_of(tmp_path)
     assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(25, True), (50, True)]
@@ -144,7 +144,7 @@ async def test_search_that_ends_between_trials_keeps_its_results(
             return await measured.pop()(*arguments, **more)
         raise error
 
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.find_rate.measure", once)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.measure", once)
     assert await run(*SEARCH, "--slo-latency-ms", "6000") == 1
     result = result_of(tmp_path)
     assert (result.status, result.reasons[0]) == ("incomplete", f"the search ended early: {error}")
@@ -202,7 +202,7 @@ async def test_sweep_whose_endpoint_fails_keeps_its_results(
             return await measured.pop()(*arguments)
         raise EndpointError("GET /v1/capabilities: refused")
 
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.sweep.measure", once)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.measure", once)
     assert await run("sweep", "--concurrency", "2,4", "--duration", "0.2") == 1
     found = sweep_of(tmp_path)
     assert [point.clients for point in found.points] == [2]

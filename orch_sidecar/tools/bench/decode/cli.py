@@ -21,7 +21,6 @@ from orch_sidecar.tools.bench.decode.options import (
     DESCRIPTION,
     EPILOG,
     NREQ,
-    InvalidOptions,
     add_arguments,
 )
 from orch_sidecar.tools.bench.decode.report import (
@@ -37,6 +36,7 @@ from orch_sidecar.tools.bench.decode.report import (
 )
 from orch_sidecar.tools.bench.decode.schedule import poisson_ms
 from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
+from orch_sidecar.tools.bench.plan.options import InvalidOptions
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, require
 from orch_sidecar.tools.facts.tables import files

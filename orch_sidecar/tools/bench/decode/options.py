@@ -26,10 +26,6 @@ EPILOG: Final = """examples:
                                                   sequences takes 0.567 + 0.0833 b ms"""
 
 
-class InvalidOptions(Exception):
-    """Options that contradict each other; the message names them and the rule."""
-
-
 # Of a schedule without --nreq: the requests of two seconds at the default rate, and no more than
 # steps serve in that time, so that the command takes less than five seconds anywhere.
 NREQ: Final = 160

@@ -9,8 +9,7 @@ from orch_sidecar.tools.bench.report.intervals import of_share
 from orch_sidecar.tools.bench.report.measures import Times, percentiles_of
 from orch_sidecar.tools.bench.report.requests import TimedRequest
 from orch_sidecar.tools.bench.report.timeline import Bins, bins_of, generating, tokens, waiting
-from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.runs.rate_search import KEPT_SHARE
+from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.labels.figures import percentile

@@ -196,6 +196,10 @@ class BatchesDocument(Document):
     mean: float
 
 
+# Of a trial's requests, those that must meet the SLO. MLPerf Server: the 99th percentile does.
+KEPT_SHARE: Final = 0.99
+
+
 class Trial(Document):
     """One rate that was tried, and the share of its requests that met the SLO."""
 

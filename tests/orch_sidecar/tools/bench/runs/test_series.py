@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.runs.rate_search import MAX_TRIALS, PRECISION, RateSearch, kept
+from orch_sidecar.tools.bench.runs.series import MAX_TRIALS, PRECISION, RateSearch, kept
 from tests.orch_sidecar.tools.bench.sample_results import (
     ONLINE,
     answered,

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 import pytest
 
 from orch_sidecar.tools.bench.decode.figures import TimedStep
-from orch_sidecar.tools.bench.decode.timing import EventTimer, HostTimer, Stopwatch
+from orch_sidecar.tools.bench.decode.measure import EventTimer, HostTimer, Stopwatch
 
 
 def spin(ms: float) -> None:
