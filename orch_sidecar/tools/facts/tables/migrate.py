@@ -46,7 +46,8 @@ def migrate(table: Table) -> tuple[Table, list[str]]:
 
 def _rewritten(record: Record, faults: Sequence[Fault]) -> tuple[str, ...]:
     """Returns the fields with a current label and notes, as they are where it is not known how."""
-    if not faults or any(fault.name not in _REWRITTEN for fault in faults):
+    ragged = len(record.fields) != len(COLUMNS)
+    if not faults or ragged or any(fault.name not in _REWRITTEN for fault in faults):
         return record.fields
     values = dict(zip(COLUMNS, record.fields, strict=True))
     old, text = values["measurement_type"], " ".join(values["scenario_notes"].split())

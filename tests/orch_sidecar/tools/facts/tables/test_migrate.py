@@ -60,6 +60,16 @@ def test_row_with_another_fault_is_unchanged_and_reported(
     assert fault in step
 
 
+@pytest.mark.parametrize("missing", COLUMNS)
+def test_ragged_row_is_unchanged_wherever_its_fault_is(missing: str) -> None:
+    values = dict(zip(COLUMNS, fields(measurement_type="aggregate"), strict=True))
+    row = tuple(value for name, value in values.items() if name != missing)
+    for ragged in (row, (*values.values(), "x"), ()):
+        found, [step] = migrate(table(ragged))
+        assert found.rows[0].fields == ragged
+        assert step.startswith("t.csv:2: unchanged: ")
+
+
 def test_valid_rows_and_other_headers_need_no_step() -> None:
     assert migrate(table(fields())) == (table(fields()), [])
     other = parse("t.csv", "model,label\nm,aggregate\n")
