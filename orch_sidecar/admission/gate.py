@@ -64,15 +64,15 @@ class Ticket:
     """A request's attempt to get slots of an engine: to be ended, whatever happens in between.
 
     `id`: of the lease that it may get, too. `request`: what it asks for. `queued`: how, if it was
-    not decided at once. `owner`: None from the moment at which nobody answers for it any more: it
-    is about to end, or reconciliation ends it. `movable`: another address of the pool may take it
-    over while it waits; only of one that was queued.
+    not decided at once. `outcome`: None until it is decided. `owner`: None from the moment at which
+    nobody answers for it any more: it is about to end, or reconciliation ends it. `movable`:
+    another address of the pool may take it over while it waits; only of one that was queued.
     """
 
-    __slots__ = ("_decided", "_gate", "_outcome", "id", "movable", "owner", "queued", "request")
+    __slots__ = ("_decided", "_gate", "id", "movable", "outcome", "owner", "queued", "request")
 
     movable: bool
-    _outcome: Outcome | None  # None until it is decided
+    outcome: Outcome | None
     _decided: asyncio.Future[None]  # of one that was queued
 
     def __init__(self, gate: Gate, owner: Owner, request: AdmissionRequest) -> None:
@@ -90,7 +90,7 @@ class Ticket:
             except asyncio.CancelledError:
                 self._gate.left[self.request.service_class] += 1
                 raise
-        outcome = self._outcome
+        outcome = self.outcome
         if type(outcome) is Refusal and not outcome.moved:
             self._gate.refused[self.request.service_class, outcome.reason] += 1
         assert outcome is not None, "it has been decided"
@@ -141,8 +141,8 @@ class Ticket:
             gate.waiting.pop(self.id, None) is not None or self.id in controller.queues
         ):
             gate._perform(controller.leave(self.id, now))
-        if type(self._outcome) is Refusal:
-            self._refused(self._outcome, now)
+        if type(self.outcome) is Refusal:
+            self._refused(self.outcome, now)
             return
         if not ended:
             gate.ledger.abandon(self.id)
@@ -223,7 +223,7 @@ class Gate:
             again = since_s is not None
             self._perform(controller.dispatch(now) if again else controller.take_displaced())
         else:
-            ticket._outcome = outcome
+            ticket.outcome = outcome
             if controller.displaced or self.waiting:
                 self._perform(controller.take_displaced())
             elif self.on_change is not None:
@@ -306,7 +306,7 @@ class Gate:
 
     def _queue(self, ticket: Ticket, queued: Queued) -> None:
         """Has a ticket wait, and requests give up their slots for it if that was decided."""
-        ticket.queued, ticket.movable, ticket._outcome = queued, False, None
+        ticket.queued, ticket.movable, ticket.outcome = queued, False, None
         ticket._decided = self._loop.create_future()
         self.waiting[ticket.id] = ticket
         for lease_id in self.controller.reclaim.take():
@@ -319,7 +319,7 @@ class Gate:
         ticket = self.waiting.pop(ticket_id, None)
         if ticket is None:
             return False
-        ticket._outcome = outcome
+        ticket.outcome = outcome
         if not ticket._decided.done():
             ticket._decided.set_result(None)
         return True

@@ -228,11 +228,12 @@ class Sidecar:
         pools.shut_down()
         queued = sum(pool.queues.depth for pool in pools)
         logger.info("draining: %d running, %d queued", len(self.watchdog.responses()), queued)
+        ended = frontend.request_ended = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 while frontend.active and not self._drain_aborted:
-                    await frontend.request_ended.wait()
-                    frontend.request_ended.clear()
+                    await ended.wait()
+                    ended.clear()
         if frontend.active:
             logger.warning("draining ends with %d unfinished requests", frontend.active)
         for pool in pools:
@@ -261,7 +262,8 @@ class Sidecar:
     def abort_drain(self) -> None:
         """Makes `stop` end the remaining requests immediately."""
         self._drain_aborted = True
-        self.frontend.request_ended.set()
+        if self.frontend.request_ended is not None:
+            self.frontend.request_ended.set()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

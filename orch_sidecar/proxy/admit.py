@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from orch_sidecar.admission.gate import Ticket
@@ -46,7 +45,6 @@ _AWAY: Final = frozenset(
         Reason.API_VERSION_MISMATCH,
     }
 )
-_NO_REASON: Final = frozenset[Reason]()
 _ONLY: Final = PlacementReason.ONLY
 _REQUEUE: Final = Retry.REQUEUE
 
@@ -78,16 +76,15 @@ class Admit:
         ask.parent = "" if parent is None else parent.instance
         if gate.reserve.interactive.retries or gate.reserve.bulk.retries:
             ask.identity = _identity(request.body)
-        rejection, elsewhere = None, _BUSY
+        rejection = None
         ticket = request.attempt.ticket = gate.open(request, ask)
         try:
             while True:
-                if ticket.queued is None:
-                    outcome = await ticket.lease()
-                else:
-                    outcome, elsewhere = await self._wait(request, pool, ticket), _NO_REASON
-                if isinstance(outcome, Refusal):
-                    return _refused(request, ask, outcome, elsewhere)
+                outcome = ticket.outcome
+                if type(outcome) is not Lease:
+                    outcome = await self._wait(request, pool, ticket)
+                    if isinstance(outcome, Refusal):
+                        return _refused(request, ticket, outcome)
                 record.admitted = time.monotonic_ns()
                 record.lease = outcome.id
                 if parent is not None:
@@ -104,7 +101,7 @@ class Admit:
                 if outcome.reclaimed:  # the time that it had its slots is not waited
                     since_s += self._loop.time() - outcome.granted_at
                 self._end(request, pool, ticket, rejection)
-                rejection, elsewhere = None, _NO_REASON
+                rejection = None
                 request.begin_attempt_here(result.refusal.reason)
                 ticket = request.attempt.ticket = gate.open(request, ask, since_s)
         finally:
@@ -112,10 +109,11 @@ class Admit:
             self._end(request, pool, ticket, rejection)
 
     async def _wait(self, request: Request, pool: Pool, ticket: Ticket) -> Lease | Refusal:
-        """Waits for the slots; another address of the pool may take the request over, and its
-        client may be shown its place."""
+        """Waits for the slots, unless they are refused at once; another address of the pool may
+        take the request over, and its client may be shown its place."""
         record, attempt, queued = request.record, request.attempt, ticket.queued
-        assert queued is not None
+        if queued is None:
+            return await ticket.lease()
         if record.lease is None:  # it had no slots before
             record.queued, record.queue_position = time.monotonic_ns(), queued.position
         record.predicted_start_ms = queued.predicted_start_ms
@@ -191,12 +189,12 @@ def _return_of(request: Request, pool: Pool, result: NotSent, lease: Lease) -> _
     return _Return(LONGEST_PAUSE_MS) if unreached and waited else None
 
 
-def _refused(
-    request: Request, ask: AdmissionRequest, refusal: Refusal, elsewhere: Collection[Reason]
-) -> NotSent:
+def _refused(request: Request, ticket: Ticket, refusal: Refusal) -> NotSent:
     """The pool has no slots for the request."""
     if refusal.retry_after_ms is not None and not refusal.moved:
-        ask.identity = _identity(request.body)  # by which its retry is known
+        ticket.request.identity = _identity(request.body)  # by which its retry is known
     if refusal.moved or refusal.reason in _AWAY:
         return NotSent(refusal, Retry.ANY_POOL)
-    return NotSent(refusal, Retry.OTHER_POOL if refusal.reason in elsewhere else Retry.NO)
+    at_once = ticket.queued is None and request.record.lease is None
+    elsewhere = at_once and refusal.reason in _BUSY
+    return NotSent(refusal, Retry.OTHER_POOL if elsewhere else Retry.NO)

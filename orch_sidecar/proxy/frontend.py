@@ -107,7 +107,8 @@ class Frontend:
         self._salts = salts
         self._ids: list[str] = []  # each is used once
         self.active = 0
-        self.request_ended = asyncio.Event()
+        # Set as each request ends, while the sidecar stops.
+        self.request_ended: asyncio.Event | None = None
 
     def configure(self, settings: SidecarSettings) -> None:
         """Applies these settings to new requests."""
@@ -157,12 +158,12 @@ class Frontend:
             raise
         except Exception:
             outcome, status = Reason.INTERNAL_ERROR, 500
-            if request is not None and request.sink is not None:
-                request.sink.interrupt()
+            _interrupt(request)
             raise  # ClientConnection.handle_error logs it and answers
         finally:
             self.active -= 1
-            self.request_ended.set()
+            if self.request_ended is not None:
+                self.request_ended.set()
             if request is not None and name is not None:
                 self._ended(request, name)
             record.end(outcome, status)
@@ -365,3 +366,9 @@ class Frontend:
                 text = f"the {X_ORCH_LEASE} is spent: it has been used or revoked"
                 return Refusal(Reason.LEASE_SPENT, text)
         return encoding_refusal(headers) if endpoint.method == "POST" else None
+
+
+def _interrupt(request: Request | None) -> None:
+    """Resets the connection of a request whose response has begun while it was queued."""
+    if request is not None and request.sink is not None:
+        request.sink.interrupt()

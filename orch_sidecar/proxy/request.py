@@ -39,8 +39,7 @@ class Waiting(Protocol):
         """Returns its place in a queue, at the event loop's time `now`. None: it is not known."""
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt:  # no dataclass: nearly all that is made keeps its first values
     """One try to get a request answered: at one pool, or by the generation of another request.
 
     `ticket`: of its slots, None where it takes none. `waiting`: while it waits. `response`: of the
