@@ -113,12 +113,12 @@ async def test_stream_of_an_engine_that_hangs_ends_and_that_of_one_that_is_heard
     for client, name in ((hung, "a"), (reading, "b")):
         client.start(CHAT, [("X-Orch-Pool", name)])
     await eventually(lambda: len(engine.generating) == len(b.generating) == 1)
-    engine.faults.mute = True
+    engine.faults.mute, engine.faults.stream_status = True, 500
     response = await hung.response()
     assert response.body.startswith(b'data: a\n\ndata: {"error": ')
     assert b"engine_timeout" in response.body
     assert len(running.sidecar.watchdog.responses()) == 1, "the other one goes on"
-    engine.faults.mute = False
+    engine.faults.mute, engine.faults.stream_status = False, 200
     ended.set()
     assert (await reading.response()).body == b"data: a\n\n"
     await all_ready(running)

@@ -205,7 +205,7 @@ async def test_three_seconds_of_silence_are_stale_and_nothing_is_admitted_on_a_g
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
     """Only what hangs is unhealthy: what has ended is started again by whoever runs it."""
-    engine.faults.mute = True
+    engine.faults.mute, engine.faults.stream_status = True, 500
     begin = asyncio.get_running_loop().time()
     await state_is(sidecar, "stale")
     assert asyncio.get_running_loop().time() - begin > 1.5
@@ -217,7 +217,7 @@ async def test_three_seconds_of_silence_are_stale_and_nothing_is_admitted_on_a_g
     await engine.stop()
     await state_is(sidecar, "down")
     assert (await client.get("/health")).status == 200, "it loads, perhaps"
-    engine.faults.mute = False
+    engine.faults.mute, engine.faults.stream_status = False, 200
     await engine.start()
     await sidecar.ready()
     assert (await client.post()).status == 200
