@@ -6,10 +6,10 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Final, NamedTuple, Protocol
 
 from orch_sidecar.api.refusal import Reason, Refusal
+from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.profile import ServiceClass
 
 
@@ -105,67 +105,6 @@ class StepTime:
     def token_ms(self, batch: int) -> float:
         """Milliseconds per token of each of `batch` sequences."""
         return self.ms(batch) / self.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class KvGroup:
-    """`count` equal groups of layers, in each of which a sequence of L tokens takes
-
-        min(ceil(L / block_tokens), blocks_most) + blocks_extra
-
-    blocks. During prefill `blocks_reading` replaces `blocks_most`, if all tokens of a step belong
-    to one prompt. None: no such bound.
-    """
-
-    block_tokens: int
-    blocks_most: int | None = None
-    blocks_reading: int | None = None
-    blocks_extra: int = 0
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class KvCache:
-    """The KV cache: a pool of blocks that all groups of layers share."""
-
-    blocks_total: int
-    groups: tuple[KvGroup, ...]
-
-    def blocks_of(self, tokens: float, *, reading: bool = False) -> int:
-        """Blocks of a sequence of this many tokens, after the prefill of its prompt.
-
-        `reading`: the most that it takes during the prefill.
-        """
-        total = 0
-        for group in self.groups:
-            most = group.blocks_most
-            if reading and group.blocks_reading is not None:
-                most = group.blocks_reading
-            blocks = ceil(tokens / group.block_tokens)
-            if most is not None and blocks > most:
-                blocks = most
-            total += group.count * (blocks + group.blocks_extra)
-        return total
-
-    def swing(self, tokens: float) -> int:
-        """Blocks that a sequence of this many tokens frees and takes again, as the start of its
-        sliding window moves from one block to the next."""
-        return sum(
-            group.count
-            for group in self.groups
-            if group.blocks_most is not None
-            and 1 < group.blocks_most <= ceil(tokens / group.block_tokens)
-        )
-
-    @property
-    def reading_most(self) -> int:
-        """The most blocks that all prompts of a step take during prefill, beyond those that they
-        keep: they share the tokens of the step."""
-        return sum(
-            group.count * (group.blocks_reading - group.blocks_most)
-            for group in self.groups
-            if group.blocks_reading is not None and group.blocks_most is not None
-        )
 
 
 @dataclass(slots=True)

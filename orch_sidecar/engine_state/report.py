@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from orch_sidecar.admission.types import EngineReport, KvCache, KvGroup, StepTime
+from orch_sidecar.admission.types import EngineReport, StepTime
 from orch_sidecar.engine_state.document import InvalidReport
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.lease_protocol import Claim
 
 # The fields of a report; changes of other fields do not concern admission.
@@ -102,19 +103,7 @@ def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:
     blocks, entries = document.get("kv_blocks_total"), document.get("kv_groups")
     if not blocks or not entries:
         return None
-    return KvCache(
-        blocks,
-        tuple(
-            KvGroup(
-                entry["block_tokens"],
-                entry.get("blocks_most"),
-                entry.get("blocks_reading"),
-                entry.get("blocks_extra", 0),
-                entry.get("count", 1),
-            )
-            for entry in entries
-        ),
-    )
+    return KvCache(blocks, tuple(map(KvGroup.of, entries)))
 
 
 def _scheduled(document: Mapping[str, Any], foreign: int) -> int | None:

@@ -50,7 +50,7 @@ def test_blocks_are_counted_as_vllm_gives_them_out(cores: Any, model: str, batch
         assert core.taken == 0
         assert decoding == cache.blocks_of(tokens), tokens
         most = min(tokens, prompt + batches - 1)
-        assert reading <= sum(group.blocks_in_prefill(most) for group in cache.groups), tokens
+        assert reading <= cache.blocks_of(most, reading=True), tokens
 
 
 def test_a_sequence_takes_many_times_its_tokens_where_layers_are_grouped(cores: Any) -> None:

@@ -11,11 +11,11 @@ from fastapi import FastAPI
 from tests.patience import HANG_S
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, US
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.lease_protocol import API_VERSION
 from vllm_plugin.endpoint import CapabilitiesEndpoint
 from vllm_plugin.state.conditions import Conditions
 from vllm_plugin.state.engine_state import EngineState
-from vllm_plugin.state.kv_cache import KvCache, KvGroup
 
 LOADED = "0123456789abcdef"
 STREAM = f"/v1/capabilities/stream?instance={US}&api_version={API_VERSION}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vllm_plugin.compatibility import hooks
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.profile import Profile
 from vllm_plugin.enforcement import enforce
 from vllm_plugin.enforcement.enforce import WORKER_EXTENSION
@@ -23,7 +24,7 @@ from vllm_plugin.state.conditions import (
 )
 from vllm_plugin.state.engine_facts import EngineFacts, Hardware, features_of, rate_limits_of
 from vllm_plugin.state.engine_state import EngineState
-from vllm_plugin.state.kv_cache import KvCache, KvGroup, Scheduling, groups_of
+from vllm_plugin.state.kv_cache import Scheduling, groups_of
 
 logger = logging.getLogger("vllm.orch")
 

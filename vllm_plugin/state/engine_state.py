@@ -11,13 +11,13 @@ from dataclasses import asdict
 from time import time
 from typing import Any, Final
 
+from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.lease_protocol import API_VERSION, Claim, ClaimCall, parse_lease
 from vllm_plugin.contracts.slot_claims import SlotClaims
 from vllm_plugin.speed.engine_speed import EngineSpeed, Occupancy, SchedulerReport
 from vllm_plugin.speed.lora import NO_LORA
 from vllm_plugin.state.adapter_use import AdapterUse
 from vllm_plugin.state.engine_facts import EngineFacts
-from vllm_plugin.state.kv_cache import KvCache
 from vllm_plugin.state.leases import Leases, Rejected
 from vllm_plugin.state.prefix_cache import PrefixCache
 from vllm_plugin.state.readiness import READY, STALLED, NotReady, Readiness

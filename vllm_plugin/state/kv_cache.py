@@ -8,10 +8,11 @@ engine core's cache managers (`EngineCore.get_kv_cache_group_metadata`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 
 _FULL_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 _SLIDING_KINDS: Final = frozenset({"sliding_window", "sliding_window_mla"})
@@ -45,63 +46,6 @@ def bytes_per_token(text_config: Any, kv_cache_dtype: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class KvGroup:
-    """Layers that share blocks. A sequence of L tokens takes
-
-        min(ceil(L / block_tokens), blocks_most) + blocks_extra
-
-    blocks. During prefill `blocks_reading` replaces `blocks_most`, for the case that all tokens of
-    a step are of one prompt. None: there is no such bound.
-    """
-
-    block_tokens: int
-    blocks_most: int | None = None
-    blocks_reading: int | None = None
-    blocks_extra: int = 0
-
-    def blocks_of(self, tokens: int) -> int:
-        """Returns the blocks of a sequence of so many tokens after prefill."""
-        return _capped(_ceil(tokens, self.block_tokens), self.blocks_most) + self.blocks_extra
-
-    def blocks_in_prefill(self, tokens: int) -> int:
-        """Returns the most blocks that a prompt of so many tokens takes during prefill."""
-        most = self.blocks_reading or self.blocks_most
-        return _capped(_ceil(tokens, self.block_tokens), most) + self.blocks_extra
-
-    def document(self, count: int) -> dict[str, int]:
-        """Returns its entry in the engine's state, for `count` equal groups."""
-        fields = {
-            "count": count,
-            "block_tokens": self.block_tokens,
-            "blocks_most": self.blocks_most,
-            "blocks_reading": self.blocks_reading,
-            "blocks_extra": self.blocks_extra or None,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class KvCache:
-    """A pool of blocks, and the groups that use them; without groups their use is unknown."""
-
-    blocks_total: int = 0
-    groups: tuple[KvGroup, ...] = ()
-
-    def blocks_of(self, tokens: int) -> int:
-        """Returns the blocks of a sequence of so many tokens after prefill, in all groups."""
-        return sum(group.blocks_of(tokens) for group in self.groups)
-
-    def document(self, ctx_max: int) -> dict[str, Any]:
-        """Returns its part of the engine's state; `kv_tokens_total`: for sequences of `ctx_max`."""
-        longest = self.blocks_of(ctx_max)
-        return {
-            "kv_tokens_total": self.blocks_total * ctx_max // longest if longest else 0,
-            "kv_blocks_total": self.blocks_total,
-            "kv_groups": [group.document(count) for group, count in Counter(self.groups).items()],
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Scheduling:
     """The parts of an engine's configuration that determine the blocks of a sequence.
 
@@ -131,14 +75,14 @@ def groups_of(rows: Iterable[Mapping[str, Any]], engine: Scheduling) -> tuple[Kv
     Groups of unknown kinds are merged into one, which takes the blocks that vLLM computes for the
     longest sequence beyond the other groups', in proportion to the length.
     """
-    known, blocks, unknown = [], 0, 0
+    known, unknown = [], 0
     for row in rows:
         group = _group(row, engine)
         if group is None:
             unknown += 1
-            continue
-        known.append(group)
-        blocks += group.blocks_in_prefill(engine.ctx_max)
+        else:
+            known.append(group)
+    blocks = KvCache(0, tuple(known)).blocks_of(engine.ctx_max, reading=True)
     rest = max(unknown, (engine.ctx_max_blocks or 0) - blocks) if unknown else 0
     if rest:
         known.append(KvGroup(max(1, engine.ctx_max // rest)))
@@ -195,7 +139,3 @@ def _chunked(block: int, chunk: int, extra: int, engine: Scheduling) -> KvGroup:
 
 def _ceil(tokens: int, block: int) -> int:
     return -(-tokens // block)
-
-
-def _capped(blocks: int, most: int | None) -> int:
-    return blocks if most is None else min(blocks, most)

@@ -10,13 +10,8 @@ from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.types import (
-    NO_KV_NEED,
-    AdmissionRequest,
-    EngineReport,
-    KvCache,
-    KvNeed,
-)
+from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, EngineReport, KvNeed
+from vllm_plugin.contracts.kv_cache import KvCache
 
 # The engine preempts when the cache is full. The rest is a margin for what cannot be predicted.
 FULL_USAGE: Final = 0.9

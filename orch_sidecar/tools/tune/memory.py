@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orch_sidecar.admission.types import KvCache
 from orch_sidecar.engine_state.report import report_of
+from vllm_plugin.contracts.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True)

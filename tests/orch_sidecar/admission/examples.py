@@ -13,13 +13,12 @@ from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,
     EngineReport,
-    KvCache,
-    KvGroup,
     Lease,
     Queued,
     StepTime,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.profile import (
     AdmissionRules,
     BatchBounds,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.types import AdmissionRequest, KvCache, KvGroup, StepTime
+from orch_sidecar.admission.types import AdmissionRequest, StepTime
 from tests.orch_sidecar.admission.examples import bulk_only, kv_of
 from tests.orch_sidecar.admission.examples import class_rules as of
 from tests.orch_sidecar.admission.examples import rules as rules_of
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.profile import BatchBounds, FullQueue, ServiceClass
 
 PICK = st.integers(0, 1000)  # an index into whatever there is, modulo its length

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.admission.types import EngineReport, KvCache, KvGroup, StepTime
+from orch_sidecar.admission.types import EngineReport, StepTime
 from orch_sidecar.engine_state.document import InvalidReport
 from orch_sidecar.engine_state.report import decode_steps_of, models_of, report_of, step_time_of
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 
 NEEDED: dict[str, Any] = {"epoch": "e", "slots_total": 4, "foreign": 1}
 FIT: dict[str, Any] = {

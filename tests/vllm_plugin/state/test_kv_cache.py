@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from vllm_plugin.adapters.vllm_config import kv_cache_of, scheduling_of
-from vllm_plugin.state.kv_cache import KvCache, KvGroup, Scheduling, bytes_per_token, groups_of
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
+from vllm_plugin.state.kv_cache import Scheduling, bytes_per_token, groups_of
 
 ENGINE = Scheduling(ctx_max=32_768, ctx_max_blocks=None, batches=1, batch_tokens=2048)
 ASYNC = replace(ENGINE, batches=2)

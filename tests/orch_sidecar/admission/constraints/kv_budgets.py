@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.types import EngineReport, KvCache, KvNeed
+from orch_sidecar.admission.types import EngineReport, KvNeed
 from tests.orch_sidecar.admission.examples import bulk, kv_of
+from vllm_plugin.contracts.kv_cache import KvCache
 
 
 class LeasedBudget(KvBudget):

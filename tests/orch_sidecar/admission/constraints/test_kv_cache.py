@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.admission.constraints.kv_cache import FULL_USAGE, UNSEEN_S
 from orch_sidecar.admission.ledger import MAX_UNSEEN_PROMPTS
-from orch_sidecar.admission.types import NO_KV_NEED, KvCache, KvGroup, KvNeed
+from orch_sidecar.admission.types import NO_KV_NEED, KvNeed
 from tests.orch_sidecar.admission.constraints.kv_budgets import (
     LeasedBudget,
     budget_of,
@@ -15,6 +15,7 @@ from tests.orch_sidecar.admission.constraints.kv_budgets import (
     need,
 )
 from tests.orch_sidecar.admission.examples import kv_of
+from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 
 # As of Gemma 3: five of six groups look 1024 tokens back, and a step prefills 2048.
 SLIDING = KvGroup(16, 65, 193, count=5)
