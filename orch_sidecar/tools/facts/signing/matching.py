@@ -15,10 +15,11 @@ token without text at the end makes no event.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
+from typing import Final, TypeVar
 
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.figures import percentile
@@ -36,7 +37,11 @@ from orch_sidecar.tools.facts.labels.thresholds import (
 from orch_sidecar.tools.facts.signing.proof import Proof, SignedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
-_UNSCHEDULED = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP)
+# Prompt and generated ones.
+_Tokens = tuple[int, int]
+_Any = TypeVar("_Any")
+
+_UNSCHEDULED: Final = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP)
 
 
 def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
@@ -52,23 +57,30 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
     if missing:
         return
     slack_s = proof.adjusted_s + ROUNDING_S + NOTED_LATE_S + CLOCK_RATE * proof.window_s
-    # Of a failed request nobody knows which of the engine's it was: no group is complete then.
-    groups = Counter(map(_tokens, proof.requests)) if len(answered) == len(proof.requests) else ()
-    for group in (None, *groups):
-        calls = [call for call in answered if group in (None, _tokens_of(call))]
-        requests = [each for each in proof.requests if group in (None, _tokens(each))]
-        sent = calls if group else [call for call in run.calls if call.sent_s is not None]
-        found = _out_of_order(sent, calls, requests, slack_s) or _too_short(calls, requests)
-        if found:
-            yield found
-            return
+    groups = [(run.calls, answered, proof.requests)]
+    if len(answered) == len(proof.requests):
+        # Of a failed request nobody knows which of the engine's it was: no group is whole then.
+        calls, requests = _grouped(answered, _tokens_of), _grouped(proof.requests, _tokens)
+        groups += [(calls[tokens], calls[tokens], requests[tokens]) for tokens in requests]
+    problems = (
+        _out_of_order(sent, own, inside, slack_s) or _too_short(own, inside)
+        for sent, own, inside in groups
+    )
+    yield from islice(filter(None, problems), 1)
 
 
-def _tokens(request: SignedRequest) -> tuple[int, int]:
+def _grouped(each: Iterable[_Any], tokens: Callable[[_Any], _Tokens]) -> dict[_Tokens, list[_Any]]:
+    found: dict[_Tokens, list[_Any]] = defaultdict(list)
+    for one in each:
+        found[tokens(one)].append(one)
+    return found
+
+
+def _tokens(request: SignedRequest) -> _Tokens:
     return request.prompt_tokens, request.generated_tokens
 
 
-def _tokens_of(call: Call) -> tuple[int, int]:
+def _tokens_of(call: Call) -> _Tokens:
     return call.input_tokens or 0, call.output_tokens or 0
 
 
