@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from orch_sidecar.tools.bench.results.result import EngineDocument
-from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
+from orch_sidecar.tools.facts.labels.model import name_model
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.row import format_engine, is_path, last_part
 
@@ -58,10 +58,7 @@ def identity(model: str, snapshot: Snapshot | None, given: IdentityOverrides) ->
             gpu_count=given.gpu_count,
             given=given.names,
         )
-    own = {
-        "model_id": is_given(model_id, snapshot),
-        "model_name": model_name != last_part(model_id),
-    }
+    own = name_model(model_id, model_name, snapshot.models, [snapshot.weights]).given
     return EngineDocument(
         engine=snapshot.engine,
         engine_version=snapshot.engine_version,
@@ -77,7 +74,7 @@ def identity(model: str, snapshot: Snapshot | None, given: IdentityOverrides) ->
         gpu_count=snapshot.gpu_count,
         conditions=snapshot.conditions.notes,
         epoch=snapshot.epoch,
-        given=[name for name in given.names if own.get(name, False)],
+        given=[name for name in given.names if name in own],
     )
 
 
@@ -97,9 +94,9 @@ def contradictions(snapshot: Snapshot, given: IdentityOverrides) -> list[str]:
         and str(value).casefold() != str(report).casefold()
     ]
     if given.model_id is not None:
-        objection = model_objection(given.model_id, snapshot)
-        if objection is not None:
-            wrong.append(f"--model-id {given.model_id!r}: {objection}")
+        model = name_model(given.model_id, None, snapshot.models, [snapshot.weights])
+        if model.objection is not None:
+            wrong.append(f"--model-id {given.model_id!r}: {model.objection}")
     return wrong
 
 

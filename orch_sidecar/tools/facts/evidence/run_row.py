@@ -30,8 +30,8 @@ from orch_sidecar.tools.facts.labels.measured import (
     engine_of,
     settings_of,
 )
+from orch_sidecar.tools.facts.labels.model import name_model
 from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
-from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.tables.row import Label, Row, is_path, last_part
 
 
@@ -64,9 +64,9 @@ def _proven(
     label = measured.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(engine.measurement_type)
-    wrong = model_objection(model_id, engine)
-    if wrong is not None:
-        return Rejection("model", model_id, wrong)
+    model = name_model(model_id, source.model_name, engine.models, [engine.weights])
+    if model.objection is not None:
+        return Rejection("model", model_id, model.objection)
     reasons = _objections(measured, states, label)
     if reasons:
         return Rejection("measurement_type", label.value, "; ".join(reasons))
@@ -77,14 +77,12 @@ def _proven(
         known = measured.latency_ms.items()
         latency_ms = {name: value for name, value in known if not name.startswith("tpot_")}
         measured = replace(measured, latency_ms=latency_ms)
-    named = source.model_name not in (None, last_part(model_id))
-    given = {"model_id": is_given(model_id, engine), "model_name": named}
     return replace(
         _measured(measured, source, model_id, engine_of(engine)),
         label=label,
         batches=states.batches,
         settings=settings_of(engine, states.prefix_hit_ratio),
-        given=[name for name, by_user in given.items() if by_user],
+        given=model.given,
     ).row()
 
 

@@ -18,9 +18,9 @@ from orch_sidecar.tools.facts.labels.figures import figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import Measured
+from orch_sidecar.tools.facts.labels.model import Model, name_model
 from orch_sidecar.tools.facts.labels.observation import Observation, RequestCounts
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
-from orch_sidecar.tools.facts.labels.served_model import is_given, model_objection
 from orch_sidecar.tools.facts.labels.thresholds import (
     FAILED_SHARE,
     ROUNDING_S,
@@ -30,7 +30,7 @@ from orch_sidecar.tools.facts.labels.thresholds import (
 from orch_sidecar.tools.facts.signing.matching import impossible_times
 from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, last_part, parse_notes
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row, parse_notes
 
 # A recorded time is rounded to a microsecond, a note to six digits after a rounding to three or
 # four decimals.
@@ -86,7 +86,7 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof, found: Recomputed) 
         return [f"of the client's requests: {error}"]
     return [
         *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
-        *_model(row, run, proof),
+        *_other_model(run, proof),
         *_differences(row, rebuilt),
         *_goodput(row, run),
         *_by_the_engine(rebuilt, proof, found),
@@ -124,15 +124,12 @@ def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
     state, whole = proof.before.snapshot, figures(run.served)
     some = [served for call in run.of_class if (served := call.served) is not None]
     latencies = measured.latency_notes(figures(some).times_s, 1000) if some else {}
-    own = {
-        "model_id": is_given(run.engine.model_id, state),
-        "model_name": run.engine.model_name != last_part(run.engine.model_id),
-    }
+    model = _model(run, proof)
     return Measured(
         label=run.measurement_type,
         engine=measured.engine_of(state),
-        model_id=run.engine.model_id,
-        model_name=run.engine.model_name,
+        model_id=model.id,
+        model_name=model.name,
         requests=whole.requests,
         input_tokens=whole.input_tokens,
         output_tokens=whole.output_tokens,
@@ -146,7 +143,7 @@ def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
         settings=measured.settings_of(state, proof.states.prefix_hit_ratio),
         doubts=run.doubts,
         served_as=run.engine.model,
-        given=[name for name, by_user in own.items() if by_user],
+        given=model.given,
     )
 
 
@@ -193,12 +190,16 @@ def _goodput(row: Row, run: RecordedRun) -> Iterator[str]:
         yield f"{names.GOODPUT_SHARE} is {share or 'absent'}, the evidence gives {most:.4g}"
 
 
-def _model(row: Row, run: RecordedRun, proof: Proof) -> Iterator[str]:
-    engine = proof.before.snapshot
-    if run.engine.model not in engine.models:
+def _model(run: RecordedRun, proof: Proof) -> Model:
+    state, known = proof.before.snapshot, run.engine
+    return name_model(known.model_id, known.model_name, state.models, [state.weights])
+
+
+def _other_model(run: RecordedRun, proof: Proof) -> Iterator[str]:
+    if run.engine.model not in proof.before.snapshot.models:
         yield f"the model {run.engine.model!r} is not one that the engine served"
-    if (objection := model_objection(row.model_id, engine)) is not None:
-        yield f"model_id is {row.model_id!r}: {objection}"
+    if (objection := _model(run, proof).objection) is not None:
+        yield f"model_id is {run.engine.model_id!r}: {objection}"
 
 
 def _by_the_engine(rebuilt: Measured, proof: Proof, found: Recomputed) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.measured import Engine, Measured, Notes, latency_notes
+from orch_sidecar.tools.facts.labels.model import Model, name_model
 from orch_sidecar.tools.facts.labels.objection import Objection, Reason
 from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.tables.check import invalid_fields
@@ -22,7 +23,6 @@ from orch_sidecar.tools.facts.tables.row import (
     Row,
     format_engine,
     is_path,
-    last_part,
 )
 from orch_sidecar.tools.facts.traces.counters import prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
@@ -100,38 +100,24 @@ class _Draft:
         self._precision = self._fact("precision", key.precision, declared.precision)
         self._gpu = self._fact("gpu", key.gpu, declared.gpu)
         self._gpu_count = self._fact("gpu_count", key.gpu_count, declared.gpu_count)
-        self._model_id = self._model(declared.model_id)
-        self._model_name = declared.model_name or last_part(self._model_id)
-        if self._model_name != last_part(self._model_id):
-            self._declared.append("model_name")
+        self._named = self._model(declared)
+        self._declared += self._named.given
         if key.conditions is None and scenario.sequences:
             detail = f"the spans of the engine do not contain its {', '.join(CONDITIONS)}"
             self.objections.append(Objection(Reason.NOT_SAID, detail))
 
-    def _model(self, declared: str | None) -> str:
-        """Returns the model's id: a name the engine serves, or what it loaded.
-
-        A model that is served by its path has no id of its own: the user's is noted as given.
-        """
-        requested = self._scenario.key.model
-        found = self._scenario.sequences
+    def _model(self, declared: Declared) -> Model:
+        """Returns the model, by the names that the engine serves, and what it loaded."""
+        requested, found = self._scenario.key.model, self._scenario.sequences
         served = {requested, *(each.served_as for each in found if each.served_as)}
-        weights = {each.weights for each in found if each.weights}
-        model_id = declared or requested
-        if is_path(model_id):
-            detail = f"the model {model_id!r} is a path: name the model with --model-id"
-            self.objections.append(Objection(Reason.NOT_SAID, detail))
-        elif model_id in served | weights:
-            pass
-        elif is_path(requested) and all(map(is_path, weights)):
-            self._declared.append("model_id")
-        else:
-            names = ", ".join(map(repr, sorted(served | weights)))
-            detail = (
-                f"model_id: the engine serves {names}, which contradicts --model-id {declared!r}"
-            )
-            self.objections.append(Objection(Reason.CONTRADICTION, detail))
-        return model_id
+        loaded = {each.weights for each in found if each.weights}
+        names = declared.model_id or requested, declared.model_name
+        model = name_model(*names, sorted(served), sorted(loaded))
+        if model.objection is not None:
+            reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
+            detail = f"the model {model.id!r}: {model.objection}"
+            self.objections.append(Objection(reason, detail))
+        return model
 
     def _fact(self, name: str, traced: _Fact | None, declared: _Fact | None) -> _Fact | None:
         """Returns either value; objects where both are missing or contradict each other."""
@@ -164,8 +150,8 @@ class _Draft:
         row = Measured(
             label=seen.label,
             engine=Engine(self._engine, self._precision, self._gpu, self._gpu_count),
-            model_id=self._model_id,
-            model_name=self._model_name,
+            model_id=self._named.id,
+            model_name=self._named.name,
             requests=measured.requests,
             input_tokens=measured.input_tokens,
             output_tokens=measured.output_tokens,

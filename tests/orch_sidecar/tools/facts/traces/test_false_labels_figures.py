@@ -216,7 +216,7 @@ def test_requests_outside_of_the_interval_are_a_cut() -> None:
         (Declared(gpu_count=8), "gpu_count: the spans contain 0"),
         (Declared(engine="vLLM 0.33.0"), "engine: the spans contain 'vLLM 0.32.0'"),
         (Declared(precision="FP8"), "precision: the spans contain 'FP32'"),
-        (Declared(model_id="org/Big-70B"), "model_id: the engine serves 'tiny'"),
+        (Declared(model_id="org/Big-70B"), "the model 'org/Big-70B': the engine serves tiny"),
     ],
 )
 def test_declared_value_that_the_engine_contradicts_makes_no_row(

@@ -177,7 +177,7 @@ def test_model_that_the_engine_does_not_serve_is_an_objection() -> None:
     assert objections_of(one(1, 0, 1), given=Declared(model_id="org/Model-70B")) == [
         (
             "contradiction",
-            "model_id: the engine serves 'model', which contradicts --model-id 'org/Model-70B'",
+            "the model 'org/Model-70B': the engine serves model (loaded as model), not this",
         )
     ]
 
