@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import pytest
 
+from orch_sidecar.tools.facts.traces.span import Span
 from tests.orch_sidecar.tools.facts.traces.alterations import (
     ATTEMPT,
     SEQUENCE,
     SERVER,
+    WAIT,
     Alteration,
     Spans,
     both,
@@ -54,6 +56,11 @@ def nested(number: int, *, below: int) -> Alteration:
         return [*spans, replace(copy, trace_id=trace_id, parent_id=parent_id, span_id="f" * 16)]
 
     return alter
+
+
+def waited_for_a_second(span: Span) -> Span:
+    """One that began so much earlier."""
+    return replace(span, start_ns=span.start_ns - 10**9)
 
 
 LOAD = [
@@ -99,6 +106,25 @@ LOAD = [
         "cloud",
         one_after_another(6, 0),
         "never_batched",
+    ),
+    Case("thirty alone and a pair", "cloud", one_after_another(30, 2), "mostly_alone"),
+    Case(
+        "requests for four sequences one after another, and a pair",
+        "cloud",
+        both(one_after_another(6, 2), set_to(SEQUENCE, {"orch.batch_size.max": 4})),
+        "mostly_alone",
+    ),
+    Case(
+        "requests for sixteen sequences one after another, and two at once",
+        "offline",
+        both(one_after_another(6, 2), set_to(SEQUENCE, {"orch.batch_size.max": 8})),
+        "mostly_alone",
+    ),
+    Case(
+        "a slot that somebody else had, who left no span",
+        "home",
+        both(*(changed(name, waited_for_a_second, [0]) for name in (SERVER, WAIT))),
+        "other_traffic",
     ),
     Case(
         "no step with two sequences",
