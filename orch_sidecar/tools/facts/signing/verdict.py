@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from pydantic import ValidationError
@@ -54,35 +55,46 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The sequences that an engine finished between two statements, by their numbers."""
-
-    epoch: str
-    first: int
-    last: int
-
-    def shares(self, other: Work) -> bool:
-        """Returns whether a sequence is in both."""
-        return self.epoch == other.epoch and self.first <= other.last and other.first <= self.last
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verified:
-    """The verdict on one row. `evidence`: the digest of its file, None without one. `found`: what
-    was recomputed. `work`: what the engine did, None where it is unknown. `only_client`: the notes
-    that only the client measured. `row`, `proof`: what the evidence is of, and what was signed."""
+    """The verdict on one row. `evidence`: the digest of its file, None without one. `row`, `proof`:
+    what the evidence is of, and what was signed; None where it does not hold."""
 
     verdict: Verdict
     reasons: Sequence[str] = ()
     evidence: str | None = None
-    nonce: str | None = None
-    signer: str | None = None
-    found: Recomputed | None = None
-    only_client: Sequence[str] = field(default=())
-    work: Work | None = None
     row: Row | None = None
     proof: Proof | None = None
+
+    @property
+    def nonce(self) -> str | None:
+        return None if self.proof is None else self.proof.before.nonce
+
+    @property
+    def signer(self) -> str | None:
+        """The name of the trusted key that certified the engine's."""
+        return None if self.proof is None else self.proof.signer
+
+    @cached_property
+    def found(self) -> Recomputed | None:
+        """What the engine's clock and counters give."""
+        return None if self.proof is None else recompute(self.proof)
+
+    @property
+    def only_client(self) -> Sequence[str]:
+        """The notes that are the client's word."""
+        return () if self.row is None else client_measured(self.row)
+
+    def repeats(self, other: Verified) -> str | None:
+        """Returns what of another row's run it has, too: one run makes one row."""
+        if self.proof is None or other.proof is None:
+            return None
+        if self.nonce is not None and self.nonce == other.nonce:
+            return "the nonce"
+        here, there = self.proof.leaves, other.proof.leaves
+        same_epoch = self.proof.before.epoch == other.proof.before.epoch
+        apart = here[0].number > there[-1].number or there[0].number > here[-1].number
+        return "the engine's sequences" if same_epoch and not apart else None
 
 
 def verify_table(
@@ -94,30 +106,15 @@ def verify_table(
     """Returns the verdict on each row. `read`: returns the content of the evidence file with a
     digest, None if there is none. `now_s`: the checker's clock; nothing was signed after it."""
     verdicts: list[tuple[LocatedRow, Verified]] = []
-    nonces: dict[str, str] = {}
     for located in rows:
         verdict = verify_row(located.record.fields, located.row, read, trusted, now_s)
-        if verdict.nonce is not None:
-            first = nonces.setdefault(verdict.nonce, located.place)
-            if first != located.place:
-                reason = f"the nonce of {first}: one run makes one row"
+        for earlier, other in verdicts:
+            if (repeated := verdict.repeats(other)) is not None:
+                reason = f"it has {repeated} of {earlier.place}: one run makes one row"
                 verdict = replace(verdict, verdict=Verdict.FAILED, reasons=(reason,))
-        same = _of_the_same_work(verdict, verdicts)
-        if verdict.verdict is not Verdict.FAILED and same is not None:
-            reason = f"the engine's sequences are those of {same}, too: one run makes one row"
-            verdict = replace(verdict, verdict=Verdict.FAILED, reasons=(reason,))
+                break
         verdicts.append((located, verdict))
     return verdicts
-
-
-def _of_the_same_work(
-    verdict: Verified, earlier: Iterable[tuple[LocatedRow, Verified]]
-) -> str | None:
-    """Returns the place of an earlier row that was made of the same sequences, None without one."""
-    for located, other in earlier:
-        if verdict.work is not None and other.work is not None and verdict.work.shares(other.work):
-            return located.place
-    return None
 
 
 def verified_places(
@@ -199,19 +196,7 @@ def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row, now_s: fl
             verdict, reasons = Verdict.UNVERIFIED, (unknown,)
         else:
             verdict = Verdict.VERIFIED
-    work = Work(proof.before.epoch, proof.leaves[0].number, proof.leaves[-1].number)
-    return Verified(
-        verdict,
-        reasons,
-        name,
-        evidence.signed.nonce,
-        proof.signer,
-        found,
-        client_measured(row),
-        work,
-        row,
-        proof,
-    )
+    return Verified(verdict, reasons, name, row, proof)
 
 
 def _of_the_future(proof: Proof, now_s: float) -> list[str]:

@@ -86,7 +86,7 @@ def test_run_between_two_pairs_of_statements_makes_one_row(operator: Operator) -
     found, again = verdicts(located(row, row_too), contents, operator.trusted())
     assert found.verdict is Verdict.VERIFIED
     assert again.verdict is Verdict.FAILED
-    assert "the engine's sequences are those of" in again.reasons[0]
+    assert "it has the engine's sequences of" in again.reasons[0]
 
 
 def test_row_whose_signer_nobody_trusts_is_never_verified(operator: Operator) -> None:
