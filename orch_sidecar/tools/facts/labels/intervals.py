@@ -45,9 +45,19 @@ def most(intervals: Iterable[Interval]) -> int:
     return max((piece.sequences for piece in pieces(intervals)), default=0)
 
 
-def covered(intervals: Iterable[Interval]) -> float:
-    """Returns the length of the time in which there was one interval at least."""
-    return sum(piece.end - piece.start for piece in pieces(intervals) if piece.intervals)
+def uncovered(intervals: Iterable[Interval], by: Iterable[Interval]) -> float:
+    """Returns how long intervals lasted, together, while there was none of the others."""
+    changes = sorted(
+        change
+        for kind, some in ((0, intervals), (1, by))
+        for each in some
+        for change in ((each.start, kind, 1), (each.end, kind, -1))
+    )
+    total, there = 0.0, [0, 0]
+    for (at, kind, change), (until, *_) in pairwise(changes):
+        there[kind] += change
+        total += 0.0 if there[1] else there[0] * (until - at)
+    return total
 
 
 def share_together(intervals: Iterable[Interval]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from orch_sidecar.tools.facts.labels.intervals import Interval, covered
+from orch_sidecar.tools.facts.labels.intervals import Interval, uncovered
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.labels.thresholds import UNEXPLAINED_WAIT
@@ -18,6 +18,7 @@ from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.contradictions import contradictions
 from orch_sidecar.tools.facts.traces.counters import counter_objections
 from orch_sidecar.tools.facts.traces.occupancy import (
+    ABORT_WITHIN_NS,
     engine_occupancies,
     foreign_sequences,
     sequences_beside_untraced,
@@ -84,21 +85,15 @@ def _waits(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
     first of these has no number among theirs. What waited for it is no time of this engine alone.
     """
     busy = [
-        Interval(attempt.start_ns, attempt.end_ns)
+        Interval(attempt.start_ns, attempt.end_ns + ABORT_WITHIN_NS * (attempt in request.aborted))
         for request in traffic.requests
         if request.pool == scenario.key.pool
         for attempt in request.attempts
     ]
-    waited_ns = total_ns = 0.0
-    for request in scenario.ended(Outcome.SERVED):
-        total_ns += request.end_ns - request.start_ns
-        for start_ns, end_ns in request.waited:
-            within = [
-                Interval(max(each.start, start_ns), min(each.end, end_ns))
-                for each in busy
-                if each.start < end_ns and each.end > start_ns
-            ]
-            waited_ns += end_ns - start_ns - covered(within)
+    served = scenario.ended(Outcome.SERVED)
+    total_ns = sum(request.end_ns - request.start_ns for request in served)
+    waits = [Interval(*waited) for request in served for waited in request.waited]
+    waited_ns = uncovered(waits, busy)
     if waited_ns > UNEXPLAINED_WAIT * total_ns:
         detail = (
             f"requests waited {waited_ns / 1e9:.3f} s for admission while none that is traced was "
