@@ -31,16 +31,17 @@ are sent in a burst. Such a benchmark is rejected.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from orch_sidecar.tools.facts.evidence.measured import (
     InvalidRun,
     MeasuredRun,
     Rejection,
-    first_rejection,
     parse_claim,
+    read_run,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.measured import latency_notes
@@ -154,23 +155,14 @@ class _Report(_Model):
 
 def read(document: object) -> list[MeasuredRun | Rejection]:
     """Returns a run or a rejection for each benchmark, one rejection for another file."""
-    try:
-        report = _Report.model_validate(document)
-    except ValidationError as error:
-        return [first_rejection(error)]
-    return [_read(report, benchmark) for benchmark in report.benchmarks]
+    report = read_run(lambda: _Report.model_validate(document))
+    if isinstance(report, Rejection):
+        return [report]
+    return [read_run(partial(_measured, report, benchmark)) for benchmark in report.benchmarks]
 
 
-def _read(report: _Report, benchmark: dict[str, Any]) -> MeasuredRun | Rejection:
-    try:
-        return _measured(report, _Benchmark.model_validate(benchmark))
-    except ValidationError as error:
-        return first_rejection(error)
-    except InvalidRun as error:
-        return error.rejection
-
-
-def _measured(report: _Report, benchmark: _Benchmark) -> MeasuredRun:
+def _measured(report: _Report, document: dict[str, Any]) -> MeasuredRun:
+    benchmark = _Benchmark.model_validate(document)
     strategy, made = benchmark.config.strategy, benchmark.scheduler_metrics.requests_made
     for name, phase in (
         ("warmup", benchmark.config.warmup),

@@ -5,9 +5,9 @@ Pure. Knows no file format, and not whether the label was earned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +16,8 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.agreement.load import load_contradiction
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,17 @@ class InvalidRun(ValueError):
         super().__init__(str(self.rejection))
 
 
-def first_rejection(error: ValidationError) -> Rejection:
-    """Converts the first error in the fields of a file to a rejection."""
+def read_run(read: Callable[[], _Found]) -> _Found | Rejection:
+    """Returns what is read of a file, or the rejection that reading it raises."""
+    try:
+        return read()
+    except ValidationError as error:
+        return _first_rejection(error)
+    except InvalidRun as error:
+        return error.rejection
+
+
+def _first_rejection(error: ValidationError) -> Rejection:
     wrong = first_problem(error)
     name = wrong.place or "file"
     if wrong.missing:

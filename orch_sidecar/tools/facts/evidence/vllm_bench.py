@@ -35,15 +35,15 @@ import math
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from orch_sidecar.tools.facts.evidence.measured import (
     ACCEPTANCE_LENGTH,
     InvalidRun,
     MeasuredRun,
     Rejection,
-    first_rejection,
     parse_claim,
+    read_run,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.measured import LATENCIES, latency_notes
@@ -111,21 +111,15 @@ class _Result(BaseModel):
 
 def read(document: object) -> list[MeasuredRun | Rejection]:
     """Returns the run in a file, or in one line of a file of `--append-result`."""
-    return [_read(document)]
+    return [read_run(lambda: _read(document))]
 
 
-def _read(document: object) -> MeasuredRun | Rejection:
-    try:
-        if not isinstance(document, dict):
-            raise InvalidRun(
-                "file", type(document).__name__, f"must be an object, as {TOOL} writes it"
-            )
-        _objections(document)
-        return _measured(_Result.model_validate(document))
-    except ValidationError as error:
-        return first_rejection(error)
-    except InvalidRun as error:
-        return error.rejection
+def _read(document: object) -> MeasuredRun:
+    if not isinstance(document, dict):
+        rule = f"must be an object, as {TOOL} writes it"
+        raise InvalidRun("file", type(document).__name__, rule)
+    _objections(document)
+    return _measured(_Result.model_validate(document))
 
 
 def _objections(document: dict[str, Any]) -> None:

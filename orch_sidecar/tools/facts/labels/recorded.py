@@ -144,9 +144,9 @@ class RecordedRun(BaseModel):
 
     @property
     def of_class(self) -> Sequence[Call]:
-        """The calls that latencies and goodput are of: the interactive ones where both are."""
-        classes = {call.service_class for call in self.calls}
-        if not {ServiceClass.INTERACTIVE, ServiceClass.BULK} <= classes:
+        """The calls that latencies and goodput are of: where bulk work ran, the others."""
+        trace = self.scenario.trace
+        if trace is None or not (trace.bulk_clients or trace.bulk_sha256):
             return self.calls
         return [call for call in self.calls if call.service_class == ServiceClass.INTERACTIVE]
 
