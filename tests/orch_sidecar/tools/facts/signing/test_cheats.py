@@ -265,3 +265,22 @@ def test_requests_of_one_id_prove_no_lengths() -> None:
     after = resigned(signed.after, of_one_id, engine.private)
     found = reasons(signed.model_copy(update={"leaves": lines, "after": after}), row_of())
     assert "3 requests were answered, the engine's finished sequences are of 1" in "; ".join(found)
+
+
+def test_replayed_trace_beside_bulk_work_has_the_latencies_of_interactive_requests() -> None:
+    trace = {
+        "sha256": "0123456789abcdef" * 4, "window_s": [0.0, None], "time_factor": 1.0,
+        "length_factor": 1.0, "bulk_clients": 1,
+    }  # fmt: skip
+    load = {"arrivals": "trace", "clients": None, "seed": 1, "slo_ms": {}, "trace": trace}
+    interactive = [*call(due_s=0.0)[:-1], "interactive"]
+    bulk = [*call(first_s=0.05)[:-1], "bulk"]
+    result = result_of(row_of()) | {"scenario": load, "calls": [interactive, interactive, bulk]}
+    notes = {
+        "at_once": None, "arrivals": "trace:0123456789abcdef", "trace_window": "0:",
+        "trace_time": 1, "trace_lengths": 1, "bulk_clients": 1, "latency_of": "interactive",
+    }  # fmt: skip
+    signed = SigningEngine().measure()
+    assert reasons(signed, row_of(notes=notes), result) == []
+    of_all = "; ".join(reasons(signed, row_of(notes=notes | {"ttft_p95_ms": 46.15}), result))
+    assert f"the note ttft_p95_ms is 46.15, {GIVES} 11.5" in of_all
