@@ -1,14 +1,13 @@
 """Converts the run of another tool, and the evidence for its label, to a row or a rejection.
 
 Pure. A file alone proves nothing about the engine: its row is `to_be_confirmed`, and the label
-that the file claims becomes a note. With snapshots of the engine from both ends of the run,
-`verdict` judges; a run that did not earn its label is rejected.
+that the file claims becomes a note. With states of the engine from both ends of the run it is
+judged (`labels.judge`); a run that did not earn its label is rejected.
 
-The column `batch` is the mean number of sequences in a decode step, rounded, as the engine counted
-it. Without snapshots it is unknown, and the tool's
-concurrency limit (`--max-concurrency`) does not replace it: a limit is not an observation. The
-row then has the largest number of answers that overlapped by the tool's own times, with the note
-`batch_is=overlap`; a file without these times and with a limit above one is rejected.
+Without states the batch is unknown, and the tool's concurrency limit (`--max-concurrency`) does not
+replace it: a limit is not an observation. The row then has the largest number of answers that
+overlapped by the tool's own times, with the note `batch_is=overlap`; a file without these times and
+with a limit above one is rejected.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
-from orch_sidecar.tools.facts.traces.clocks import engine_ahead_ns
-from orch_sidecar.tools.facts.traces.occupancy import ABORT_WITHIN_NS
+from orch_sidecar.tools.facts.traces.occupancy import ABORT_WITHIN_NS, engine_ahead_ns
 from orch_sidecar.tools.facts.traces.requests import Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.sequence import UNCOUNTED_STEPS, EngineSequence

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from orch_sidecar.tools.facts.traces.clocks import engine_ahead_ns
 from orch_sidecar.tools.facts.traces.requests import Outcome, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.sequence import EngineSequence
@@ -33,6 +32,25 @@ class Occupancy:
     released_ns: int
     sequences: int
     in_scenario: bool
+
+
+def engine_ahead_ns(scenario: Scenario) -> int:
+    """Returns by how much the engine's clock is ahead of the sidecar's at least, negative behind.
+
+    It is the smallest difference by which all sequences lie within their requests; 0 where none
+    is needed, or there is none. Hosts that keep their clocks by NTP differ by some milliseconds,
+    which is as long as the pause between two runs.
+    """
+    ahead: list[int] = []
+    behind: list[int] = []
+    for request in scenario.ended(Outcome.SERVED):
+        for each in request.sequences:
+            ahead.append(each.end_ns - request.closed_ns)
+            behind.append(each.start_ns - request.start_ns)
+    least, most = max(ahead, default=0), min(behind, default=0)
+    if least > most:
+        return 0
+    return least if least > 0 else min(most, 0)
 
 
 def engine_occupancies(scenario: Scenario, traffic: Traffic) -> list[Occupancy]:
