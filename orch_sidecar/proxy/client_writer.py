@@ -101,12 +101,12 @@ class ClientWriter(Sink):
 
     def __init__(self, http: web.BaseRequest, record: RequestRecord) -> None:
         """Raises CancelledError if the client is gone: aiohttp is about to cancel the handler."""
-        transport = http.transport
+        client: Any = http.protocol
+        transport: asyncio.Transport | None = client.transport
         if transport is None:
             raise asyncio.CancelledError
         http11 = http.version >= HttpVersion11
         self.transport = transport
-        client: Any = http.protocol
         self.client: ClientConnection = client
         self.silence_limit_s: SilenceLimit | None = None
         self.extra = b""

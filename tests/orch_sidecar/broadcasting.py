@@ -129,7 +129,9 @@ def record_of(request_id: str, **more: Any) -> RequestRecord:
 
 def http_of(transport: asyncio.Transport, *, http10: bool = False) -> web.BaseRequest:
     """What a writer needs of a request."""
-    protocol = SimpleNamespace(response=None, writing_paused=False, origin_fields={})
+    protocol = SimpleNamespace(
+        response=None, writing_paused=False, origin_fields={}, transport=transport
+    )
     version = HttpVersion10 if http10 else HttpVersion11
     http = SimpleNamespace(
         method="POST", transport=transport, version=version, keep_alive=True, protocol=protocol

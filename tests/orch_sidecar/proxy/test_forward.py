@@ -99,7 +99,8 @@ async def test_cancelled_request_is_not_sent() -> None:
 
 async def test_client_that_disconnects_while_connecting_closes_the_connection_unused() -> None:
     pool, request = pool_of(), request_of()
-    request.http.transport = None  # type: ignore[misc]
+    protocol: Any = request.http.protocol
+    protocol.transport = None
     with pytest.raises(asyncio.CancelledError):
         await Forward().handle(request, pool)
     [connection] = pool.connections.opened
