@@ -158,10 +158,11 @@ class ClientWriter(Sink):
             assert self._source is not None
             self._source.stop()  # the handler of this request is about to be cancelled
             return
-        out = data
         if self.frames:
-            out = chunk(data) + LAST_CHUNK if last else chunk(data)
-        transport.write(out if self.started else self.start() + out)
+            data = chunk(data) + LAST_CHUNK if last else chunk(data)
+        if not self.started:
+            data = self.start() + data
+        transport.write(data)
         mark = self._token_mark
         if mark is not None and mark in data:
             # An event that is cut in its mark by the engine's connection counts as part of none.
