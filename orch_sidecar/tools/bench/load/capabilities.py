@@ -27,14 +27,13 @@ READY: Final = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """A capabilities document, the snapshot of the pool in it, and the state of its engine.
+    """A capabilities document, and the snapshot of the pool in it.
 
     `idle`: False where the engine did not become idle in time.
     """
 
     document: Any
     snapshot: Snapshot
-    state: str
     idle: bool = True
 
 
@@ -50,7 +49,7 @@ async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilitie
         snapshot = parse_snapshot(document, pool)
     except InvalidSnapshot as error:
         raise EndpointError(f"{endpoint.url}{_PATH}: {error}") from error
-    return Capabilities(document, snapshot, _state(document, snapshot.pool))
+    return Capabilities(document, snapshot)
 
 
 async def wait_until_idle(
@@ -65,18 +64,16 @@ async def wait_until_idle(
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + IDLE_TIMEOUT_S
-    found = await _read_existing(endpoint, pool)
+    found, begun = await _read_existing(endpoint, pool), since.snapshot
     while True:
         await asyncio.sleep(REPORT_INTERVAL_S)
         before, found = found, await _read_existing(endpoint, pool)
-        idle = before.snapshot == found.snapshot and not found.snapshot.in_engine
-        complete = found.state == READY and _counts(found.snapshot, since.snapshot, requests)
+        now = found.snapshot
+        idle = before.snapshot == now and not now.in_engine
+        counted = now.requests_total >= begun.requests_total + requests
+        complete = now.state == READY and (counted or now.epoch != begun.epoch)
         if (idle and complete) or loop.time() > deadline_s:
             return replace(found, idle=idle)
-
-
-def _counts(found: Snapshot, since: Snapshot, requests: int) -> bool:
-    return found.epoch != since.epoch or found.requests_total >= since.requests_total + requests
 
 
 async def accepted_of_others(
@@ -110,11 +107,3 @@ async def _read_existing(endpoint: Endpoint, pool: str | None) -> Capabilities:
     if found is None:
         raise EndpointError(f"{endpoint.url}{_PATH} no longer exists")
     return found
-
-
-def _state(document: Any, pool: str) -> str:
-    """Returns the state of the pool's engine, READY if the document has none."""
-    for entry in document["engines"]:
-        if isinstance(entry, Mapping) and entry.get("pool") == pool:
-            return str(entry.get("state", READY))
-    return READY

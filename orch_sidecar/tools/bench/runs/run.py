@@ -205,8 +205,10 @@ def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> N
     if found is not None:
         reasons += [each.detail for each in cannot_earn(label, found.snapshot)]
         reasons += contradictions(found.snapshot, plan.given)
-        if found.state != READY:
-            reasons.append(f"the pool {found.snapshot.pool!r} is {found.state}: it must be ready")
+        if found.snapshot.state != READY:
+            reasons.append(
+                f"the pool {found.snapshot.pool!r} is {found.snapshot.state}: it must be ready"
+            )
         if plan.model not in found.snapshot.models:
             served = ", ".join(found.snapshot.models)
             reasons.append(f"the pool does not serve the model {plan.model!r}, but {served}")
@@ -282,8 +284,8 @@ async def _afterwards(
         return None, "interrupted before the engine's next report"
     except EndpointError as error:
         return None, str(error)
-    if found.state != READY:
-        return None, f"the engine is {found.state}"
+    if found.snapshot.state != READY:
+        return None, f"the engine is {found.snapshot.state}"
     return found, ""
 
 
