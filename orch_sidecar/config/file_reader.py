@@ -37,7 +37,7 @@ class FileReader:
         """Returns or raises what the call does. Raises ReadTimeout."""
         if self._running is not None and not self._running.done():
             raise self._timeout()
-        result: Future[_Result] = _start(call)
+        result: Future[_Result] = in_daemon_thread(call)
         self._running = result  # type: ignore[assignment] # only asked whether it has ended
         try:
             async with asyncio.timeout(MAX_READ_S):
@@ -48,7 +48,7 @@ class FileReader:
     def read_at_start(self, call: Callable[[], _Result]) -> _Result:
         """Does the same where no event loop runs yet: it blocks."""
         try:
-            return _start(call).result(MAX_READ_S)
+            return in_daemon_thread(call).result(MAX_READ_S)
         except TimeoutError:
             raise self._timeout() from None
 
@@ -58,7 +58,7 @@ class FileReader:
         )
 
 
-def _start(call: Callable[[], _Result]) -> Future[_Result]:
+def in_daemon_thread(call: Callable[[], _Result]) -> Future[_Result]:
     """Calls in a thread that does not prevent the process from exiting."""
     future: Future[_Result] = Future()
     future.set_running_or_notify_cancel()  # like a read, it cannot be cancelled
@@ -71,5 +71,5 @@ def _start(call: Callable[[], _Result]) -> Future[_Result]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=work, name="read files", daemon=True).start()
+    threading.Thread(target=work, name="blocking call", daemon=True).start()
     return future

@@ -81,7 +81,9 @@ class KvCache:
     def document(self, ctx_max: int) -> dict[str, Any]:
         """Returns its part of the engine's state; `kv_tokens_total`: for sequences of `ctx_max`."""
         longest = self.blocks_of(ctx_max)
-        counted = (asdict(replace(each, count=n)) for each, n in Counter(self.groups).items())
+        counted = (
+            asdict(replace(each, count=n * each.count)) for each, n in Counter(self.groups).items()
+        )
         return {
             "kv_tokens_total": self.blocks_total * ctx_max // longest if longest else 0,
             "kv_blocks_total": self.blocks_total,

@@ -6,17 +6,16 @@ Follows no redirect: the fields of the request may hold keys, which are for the 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import gzip
 import ipaddress
 import socket
-import threading
 import time
 import zlib
 from collections.abc import AsyncIterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, cast
 from urllib.request import getproxies, proxy_bypass
@@ -31,6 +30,7 @@ from orch_sidecar.api.headers import (
     CONTENT_TYPE,
     RETRY_AFTER,
 )
+from orch_sidecar.config.file_reader import in_daemon_thread
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict, accepted, readable
 from orch_sidecar.observability.otlp.responses import status_message
 from orch_sidecar.observability.otlp.settings import Compression, ExportSettings
@@ -133,17 +133,8 @@ class _NameThreads:
     """
 
     async def getaddrinfo(self, host: str, port: int, **hints: int) -> list[Any]:
-        found: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
-        found.set_running_or_notify_cancel()
-
-        def look_up() -> None:
-            try:
-                found.set_result(socket.getaddrinfo(host, port, **hints))
-            except Exception as error:  # noqa: BLE001 - raised where it is awaited
-                found.set_exception(error)
-
-        threading.Thread(target=look_up, name="resolve collector", daemon=True).start()
-        return await asyncio.wrap_future(found)
+        look_up = partial(socket.getaddrinfo, host, port, **hints)
+        return await asyncio.wrap_future(in_daemon_thread(look_up))
 
     async def getnameinfo(self, address: Any, flags: int) -> tuple[str, str]:
         return socket.getnameinfo(address, flags)  # of a number: asks nobody
