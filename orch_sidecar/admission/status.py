@@ -94,7 +94,7 @@ class AdmissionStatus(NamedTuple):
 
 def classes_of(rules: AdmissionRules) -> tuple[ServiceClass, ...]:
     """The service classes that `rules` define."""
-    return tuple(ServiceClass) if rules.interactive is not None else (BULK,)
+    return (INTERACTIVE, BULK) if rules.interactive is not None else (BULK,)
 
 
 def status_of(

@@ -15,11 +15,8 @@ import aiohttp
 from pydantic import SecretStr
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
-from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.status import classes_of
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
@@ -101,7 +98,13 @@ class Pool:
         self.profile = profile
         self.admission = controller = AdmissionController(rules)
         controller.keeps_queue = keeps_queue
-        self.gate, self.queues = Gate(controller, lasted_s), controller.queues
+        self.gate = Gate(controller, lasted_s)
+        self.ledger, self.queues = controller.ledger, controller.queues
+        self.claims = self.gate.claims
+            controller.ledger,
+            controller.queues,
+            self.gate.claims,
+        )
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
         # The first lines of every request head.
         self.address = field_line(HOST, self.connections.authority.decode())
@@ -147,16 +150,6 @@ class Pool:
             # Of a tier `backpressure.fields` has the class.
             BULK: b"" if self.tier else (_BULK_PRIORITY if priorities else b"") + _BULK_CLASS,
         }
-
-    @property
-    def claims(self) -> EngineClaims:
-        """What is claimed of the engine's slots, where others use them, too."""
-        return self.gate.claims
-
-    @property
-    def ledger(self) -> Ledger:
-        """The slots of the engine and the leases that own them."""
-        return self.gate.ledger
 
     @property
     def state(self) -> PoolState:
@@ -246,7 +239,8 @@ class Pool:
             return None
         # What the next request of the most urgent class has to expect.
         pace_s, now = admission.service_times.pace_s(), self.connections.loop.time()
-        free = admission.constraints.free(classes_of(admission.rules)[0], now)
+        urgent = BULK if admission.rules.interactive is None else INTERACTIVE
+        free = admission.constraints.free(urgent, now)
         kind, models = self._kind, watcher.models
         if (
             kind is None
