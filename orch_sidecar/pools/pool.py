@@ -101,10 +101,6 @@ class Pool:
         self.gate = Gate(controller, lasted_s)
         self.ledger, self.queues = controller.ledger, controller.queues
         self.claims = self.gate.claims
-            controller.ledger,
-            controller.queues,
-            self.gate.claims,
-        )
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
         # The first lines of every request head.
         self.address = field_line(HOST, self.connections.authority.decode())
