@@ -201,6 +201,17 @@ def test_traces_of_a_measurement_make_the_same_row(outcomes: Outcomes, profile: 
     )
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_run_and_its_traces_meet_in_one_set(outcomes: Outcomes, profile: str) -> None:
+    facts = outcomes[profile].facts
+    traced = facts.with_name(f"traced-{profile}.csv")
+    compared = json.loads(orch("facts", "compare", str(facts), str(traced), "--json"))
+    [of_set] = compared["sets"]
+    [way] = of_set["ways"]
+    assert [point["rows"] for point in way["points"]] == [1]
+    assert ["the same run" in each["why"] for each in compared["left_out"]] == [True]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("profile", PROFILES)
 def test_figures_of_a_run_and_of_its_traces_agree(outcomes: Outcomes, profile: str) -> None:

@@ -85,6 +85,7 @@ class Arrivals(StrEnum):
     GAMMA = "gamma"
     REPEATED_GAPS = "repeated_gaps"  # exponential gaps, each of which occurs several times
     TRACE = "trace"
+    OPEN_LOOP = "open_loop"  # a schedule of one of these kinds, as the times of spans show it
 
 
 def arrivals_of(notes: Mapping[str, str]) -> str | None:

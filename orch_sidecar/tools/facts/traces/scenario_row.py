@@ -24,6 +24,7 @@ from orch_sidecar.tools.facts.tables.row import (
     format_engine,
     is_path,
 )
+from orch_sidecar.tools.facts.traces.arrivals import arrivals_of
 from orch_sidecar.tools.facts.traces.counters import prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
@@ -141,8 +142,11 @@ class _Draft:
         assert self._gpu is not None
         assert self._gpu_count is not None
         scenario, key = self._scenario, self._scenario.key
-        measured, seen = figures(_completed(scenario)), observation_of(scenario)
+        completed, seen = _completed(scenario), observation_of(scenario)
+        measured = figures(completed)
         load: Notes = {"scenario": scenario_name(scenario)}
+        if (arrivals := arrivals_of(completed, seen.label)) is not None:
+            load["arrivals"] = arrivals
         if key.run is not None:
             load["run"] = key.run
         ends = ("before", scenario.before), ("after", scenario.after)

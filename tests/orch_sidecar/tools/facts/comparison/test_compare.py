@@ -26,7 +26,7 @@ from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
 from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
 from tests.orch_sidecar.tools.facts.comparison.real_names import sets
-from tests.orch_sidecar.tools.facts.rows import fact
+from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
 
 SINGLE, ONLINE, OFFLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE
 
@@ -211,6 +211,34 @@ def test_run_and_its_traces_meet_in_one_set_and_are_counted_once() -> None:
     assert (point.rows, point.tokens_per_s.median) == (2, 450)
     assert [each.place for each in found.left_out] == ["t.csv:3"]
     assert "is of the same run as t.csv:2" in text_of(found)
+
+
+def test_honest_rows_of_one_model_make_one_set() -> None:
+    """A sweep, an open loop, a single user and an offline run, by the client and by traces; of
+    lengths that differ a little, at two profiles, some of them short, and one by a slow client."""
+    home, cloud = {"max_num_batched_tokens": 8192}, {"max_num_batched_tokens": 2048}
+    found = compared(
+        at(1, 92.0, SINGLE, notes=SETTINGS | home | {"arrivals": "one_by_one"}),
+        at(1, 91.0, SINGLE, notes=SETTINGS | home, input_tokens=513),
+        *(
+            at(batch, 80.0 * batch, input_tokens=512 + batch, notes=SETTINGS | cloud | more
+               | {"arrivals": "closed_loop"})
+            for batch, more in ((2, {}), (4, {"preliminary": "yes"}), (8, {}),
+                                (16, {"client_bottleneck": "yes"}))
+        ),
+        *(
+            at(6, 470.0 + number, notes=SETTINGS | cloud | {"arrivals": kind})
+            for number, kind in enumerate(("poisson", "constant", "open_loop"))
+        ),
+        at(120, 5000.0, OFFLINE, notes=SETTINGS | cloud | {"arrivals": "at_once"}),
+        at(120, 5010.0, OFFLINE, notes=SETTINGS | cloud | {"arrivals": "at_once"}),
+    )  # fmt: skip
+    [of_set] = found.sets
+    assert [(way.name, sum(point.rows for point in way.points)) for way in of_set.ways] == [
+        ("single_stream", 2), ("batched_online, open loop", 3), ("batched_online, closed loop", 4),
+        ("offline", 2),
+    ]  # fmt: skip
+    assert found.apart == found.left_out == ()
 
 
 class TestReport:
