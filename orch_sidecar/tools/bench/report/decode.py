@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from orch_sidecar.tools.bench.decode.figures import Sweep
 from orch_sidecar.tools.bench.decode.report import SCHEMA
 from orch_sidecar.tools.bench.report.figures import bars_by_batch
 from orch_sidecar.tools.bench.report.sweep import fitted, formula_text
@@ -14,6 +16,7 @@ from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
 from orch_sidecar.tools.drawing.page import Card, Page
 from orch_sidecar.tools.drawing.texts import number_text
+from orch_sidecar.tools.facts.labels.figures import Spread
 
 _NO_LABEL: Final = (
     "These are decode steps of a device without an engine: they measure a kernel and no service, "
@@ -21,82 +24,55 @@ _NO_LABEL: Final = (
 )
 
 
-class _Part(BaseModel):
-    """What the report uses of a part of the file."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
 # A batch beyond this is a damaged file.
-_Batch = Annotated[int, Field(ge=1, le=100_000)]
+_MOST_BATCH: Final = 100_000
 
 
-class _Spread(_Part):
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-    most: float
+@dataclass(frozen=True, slots=True)
+class _Steps(Spread):
+    """The times of the steps of one batch."""
 
-
-class _Steps(_Spread):
     steps: int
 
 
-class _Fit(_Part):
-    t0: float
-    c: float
-    alpha: float
-    worst_error: float = 0.0
-
-
-class _Point(_Part):
-    batch: _Batch
-    steps: int
-    step_ms: _Spread
-    gap_ms: _Spread | None
-    tokens_per_s: float
-    speed_up: float
-    efficiency: float
-
-
-class _Sweep(_Part):
-    points: Annotated[list[_Point], Field(min_length=1)]
-    fit: _Fit | None
-
-
-class _Run(_Part):
+class _Run(BaseModel):
     window_ms: float
     tokens: int
     tokens_per_s_device: float
     tokens_per_s: float
-    ttft_ms: _Spread
-    e2e_ms: _Spread
+    ttft_ms: Spread
+    e2e_ms: Spread
     steps: int
-    step_ms: Annotated[dict[_Batch, _Steps], Field(min_length=1)]
+    step_ms: Annotated[dict[int, _Steps], Field(min_length=1)]
 
 
-class DecodeResult(_Part):
+class DecodeResult(BaseModel):
     """The file, as far as the report uses it."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     schema_version: Literal["orch.bench.decode/1"] = Field(alias="schema")
     config: dict[str, Any]
     device: dict[str, Any] | None
-    formula: _Fit | None
+    formula: Curve | None
     runs: list[_Run]
-    sweep: _Sweep | None
+    sweep: Sweep | None
 
 
 def decode_report(document: Mapping[str, Any]) -> Page:
     """Returns the page of a result file. Raises ValueError where it is none."""
     found = DecodeResult.model_validate(document)
+    points = found.sweep.points if found.sweep is not None else ()
+    batches = [*(point.batch for point in points), *(b for run in found.runs for b in run.step_ms)]
+    if not all(1 <= batch <= _MOST_BATCH for batch in batches):
+        raise ValueError(f"a batch is {max(batches)}: it must be from 1 to {_MOST_BATCH}")
     device = found.device or {}
     page = Page(f"Decode steps on {device.get('name') or 'a formula'}")
     page.note("warn", "No measurement of a service", [_NO_LABEL])
     if device.get("cache_bytes") and device["weight_bytes"] <= device["cache_bytes"]:
         text = "The weights fit in the processor's cache: steps are faster than from memory."
         page.note("warn", "Small model", [text])
-    if found.sweep is not None:
+    if found.sweep is not None and points:
         _sweep(page, found.sweep)
     for run in found.runs:
         _run(page, run)
@@ -106,7 +82,7 @@ def decode_report(document: Mapping[str, Any]) -> Page:
     return page
 
 
-def _sweep(page: Page, sweep: _Sweep) -> None:
+def _sweep(page: Page, sweep: Sweep) -> None:
     points = sweep.points
     first, last = points[0], points[-1]
     page.cards(
@@ -125,8 +101,9 @@ def _sweep(page: Page, sweep: _Sweep) -> None:
     ]
     about = "Median and 95th percentile."
     if sweep.fit is not None:
-        found = Curve(sweep.fit.t0, sweep.fit.c, sweep.fit.alpha)
-        times.append(fitted(f"fit: {formula_text(found)}", found.at, batches[0], batches[-1]))
+        times.append(
+            fitted(f"fit: {formula_text(sweep.fit)}", sweep.fit.at, batches[0], batches[-1])
+        )
         about += (
             f" Largest deviation of a median from the fit: {100 * sweep.fit.worst_error:.1f} %."
         )
@@ -200,8 +177,7 @@ def _facts(found: DecodeResult) -> dict[str, list[tuple[str, str]]]:
     if found.device is not None:
         groups["Device"] = [(_words(name), _value(each)) for name, each in found.device.items()]
     if found.formula is not None:
-        curve = Curve(found.formula.t0, found.formula.c, found.formula.alpha)
-        text = f"{formula_text(curve)} ms"
+        text = f"{formula_text(found.formula)} ms"
         groups["Formula"] = [("time of a step", text)]
     return groups
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.report.intervals import (
     SECTIONS,
     Estimate,
@@ -14,11 +13,13 @@ from orch_sidecar.tools.bench.report.intervals import (
     of_rate,
     of_share,
 )
-from orch_sidecar.tools.bench.report.requests import TimedRequest, by_class, requests_of, slo_of
+from orch_sidecar.tools.bench.report.requests import by_class, requests_of, served
 from orch_sidecar.tools.bench.report.timeline import bins_of, tokens
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text
+from orch_sidecar.tools.facts.labels import early_stopping
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest
+from orch_sidecar.tools.facts.labels.recorded import Call
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -39,7 +40,8 @@ class Times:
 @dataclass(frozen=True, slots=True)
 class Measure:
     """A figure. `of`: the class of the requests, empty for all. `larger_is_better`: what a change
-    means. `relative`: whether a change of it is a share of its value."""
+    means. `relative`: whether a change of it is a share of its value. `early`: of a percentile,
+    MLPerf's estimate, None of too few values."""
 
     name: str
     unit: str
@@ -47,6 +49,7 @@ class Measure:
     larger_is_better: bool = False
     relative: bool = True
     of: str = ""
+    early: float | None = None
 
     @property
     def title(self) -> str:
@@ -91,13 +94,16 @@ def measures_of(result: Result) -> list[Measure]:
     requests = requests_of(result)
     found = [*_throughput(requests)]
     if result.status is not Status.INVALID:  # an SLO is not kept by what was not measured
-        found += _goodput(requests, slo_of(result))
+        found += _goodput(requests, result.scenario.slo_ms)
     for name, members in by_class(requests).items():
         for times in times_of(result, members):
             for at, p in percentiles_of(len(times.values)).items():
                 estimate = of_percentile(times.values, p)
                 if estimate is not None:
-                    found.append(Measure(f"{times.name} {at}", "ms", estimate, of=name))
+                    early = early_stopping.estimate(sorted(times.values), p)
+                    found.append(
+                        Measure(f"{times.name} {at}", "ms", estimate, of=name, early=early)
+                    )
         if result.measurement_type is not Label.OFFLINE:
             found += _per_stream(members, name)
     return found
@@ -108,7 +114,7 @@ def percentiles_of(count: int) -> dict[str, float]:
     return {at: p for at, p in PERCENTILES.items() if p <= 50 or count * (100 - p) >= 100}
 
 
-def times_of(result: Result, requests: Sequence[TimedRequest], of: str = "") -> list[Times]:
+def times_of(result: Result, requests: Sequence[Call], of: str = "") -> list[Times]:
     """Returns the times of answered requests; none of an offline run, where all wait for all.
 
     `of`: their class, where there are two: the SLO is that of interactive ones.
@@ -116,11 +122,11 @@ def times_of(result: Result, requests: Sequence[TimedRequest], of: str = "") -> 
     if result.measurement_type is Label.OFFLINE:
         return []
     bounds = {} if of == ServiceClass.BULK else result.scenario.slo_ms
-    answered = sorted(_completed(requests), key=lambda each: each.arrived_s)
+    answered = sorted(served(requests), key=lambda each: each.arrived_s)
     ttft = [1000 * each.ttft_s for each in answered if each.ttft_s is not None]
     tpot = [1000 * each.tpot_s for each in answered if each.tpot_s is not None]
     latency = [1000 * each.latency_s for each in answered]
-    wait = [each.queue_ms for each in requests if each.completed and each.queue_ms is not None]
+    wait = [each.queue_ms for each in requests if each.served and each.queue_ms is not None]
     found = [
         Times("TTFT", "Time to first token", ttft, bounds.get("ttft")),
         Times("TPOT", "Time per output token", tpot, bounds.get("tpot")),
@@ -130,8 +136,8 @@ def times_of(result: Result, requests: Sequence[TimedRequest], of: str = "") -> 
     return [times for times in found if times.values]
 
 
-def _throughput(requests: Sequence[TimedRequest]) -> Iterator[Measure]:
-    completed = list(_completed(requests))
+def _throughput(requests: Sequence[Call]) -> Iterator[Measure]:
+    completed = list(served(requests))
     bins = bins_of(completed, SECTIONS)
     if bins is None:
         return
@@ -142,36 +148,32 @@ def _throughput(requests: Sequence[TimedRequest]) -> Iterator[Measure]:
     yield Measure("answers", "requests/s", answers, larger_is_better=True)
 
 
-def _per_stream(requests: Sequence[TimedRequest], of: str) -> Iterator[Measure]:
+def _per_stream(requests: Sequence[Call], of: str) -> Iterator[Measure]:
     """Yields the median of an answer's tokens over its latency: what one user gets."""
-    answered = sorted(_completed(requests), key=lambda each: each.arrived_s)
+    answered = sorted(served(requests), key=lambda each: each.arrived_s)
     rates = [each.output_tokens / each.latency_s for each in answered if each.latency_s > 0]
     estimate = of_percentile(rates, 50.0)
     if estimate is not None:
         yield Measure("per stream p50", "tokens/s", estimate, larger_is_better=True, of=of)
 
 
-def _goodput(requests: Sequence[TimedRequest], slo: Slo) -> Iterator[Measure]:
+def _goodput(requests: Sequence[Call], bounds_ms: Mapping[str, float]) -> Iterator[Measure]:
     """Yields the goodput of the class that has an SLO: the interactive one, where there are two."""
     classes = by_class(requests)
     name = ServiceClass.INTERACTIVE.value if ServiceClass.INTERACTIVE in classes else ""
     members = classes.get(name, [])
-    bins = bins_of(list(_completed(members)), SECTIONS)
-    if not slo.bounds or bins is None:
+    bins = bins_of(list(served(members)), SECTIONS)
+    if not bounds_ms or bins is None:
         return
-    made = [each.completed for each in members]
-    kept = [each is not None and slo.kept_by(each) for each in made]
+    made = [each.served for each in members]
+    kept = [each is not None and each.meets(bounds_ms) for each in made]
     share = of_share(kept)
     assert share is not None, "a class has members"
     yield Measure("within the SLO", SHARE, share, larger_is_better=True, relative=False, of=name)
-    good = [each for each in made if each is not None and slo.kept_by(each)]
+    good = [each for each in made if each is not None and each.meets(bounds_ms)]
     per_s = of_rate(bins.spread(_ends(good)), bins.end_s - bins.begin_s)
     yield Measure("goodput", "requests/s", per_s, larger_is_better=True, of=name)
 
 
 def _ends(completed: Iterable[CompletedRequest]) -> Iterator[tuple[tuple[float, float], float]]:
     return (((each.ended_s, each.ended_s), 1.0) for each in completed)
-
-
-def _completed(requests: Sequence[TimedRequest]) -> Iterator[CompletedRequest]:
-    return (made for each in requests if (made := each.completed) is not None)

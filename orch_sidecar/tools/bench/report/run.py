@@ -22,10 +22,9 @@ from orch_sidecar.tools.bench.report.figures import (
 from orch_sidecar.tools.bench.report.intervals import SECTIONS
 from orch_sidecar.tools.bench.report.measures import SHARE, Measure, measures_of, times_of
 from orch_sidecar.tools.bench.report.requests import by_class, requests_of
-from orch_sidecar.tools.bench.results.result import Counts, FiguresDocument, Result, Status
+from orch_sidecar.tools.bench.results.result import Counts, Result, Status
 from orch_sidecar.tools.drawing.page import Card, Page, badge
 from orch_sidecar.tools.drawing.texts import number_text
-from orch_sidecar.tools.facts.labels.figures import PERCENTILES
 from orch_sidecar.tools.facts.tables.row import Label
 
 LABELS: Final = {
@@ -152,10 +151,9 @@ def _steps_text(result: Result) -> str:
 
 def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
     if measures:
-        early = _early(result)
         rows = [
             (each.title_and_unit, each.value_text, each.interval_text,
-             number_text(early.get(each.title)))
+             number_text(each.early))
             for each in measures
         ]  # fmt: skip
         page.table(("figure", "measured", "95 % interval", "by early stopping"), rows)
@@ -175,27 +173,6 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
         share = f"{result.prefix_hit_ratio:.1%}"
         lines.append(f"{share} of the prompt tokens were in its prefix cache")
     page.list(lines)
-
-
-def _early(result: Result) -> dict[str, float]:
-    """Returns MLPerf's estimates by the titles of the figures that they are of."""
-    groups: dict[str, FiguresDocument | None] = {
-        name: each.figures for name, each in result.classes.items()
-    }
-    found: dict[str, float] = {}
-    for name, figures in (groups or {"": result.figures}).items():
-        if figures is None or result.measurement_type is Label.OFFLINE:
-            continue
-        spreads = {
-            "TTFT": figures.ttft_ms,
-            "TPOT": figures.tpot_ms,
-            "latency": figures.latency_ms,
-            "wait": figures.queue_ms,
-        }
-        for kind, spread in spreads.items():
-            early = {} if spread is None else spread.early
-            found |= {f"{name} {kind} {at}".strip(): early[at] for at in PERCENTILES if at in early}
-    return found
 
 
 def _outcomes(page: Page, result: Result) -> None:

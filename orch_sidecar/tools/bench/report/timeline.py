@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from orch_sidecar.tools.bench.report.requests import TimedRequest
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.recorded import Call
 
 Span = tuple[float, float]
 
@@ -66,25 +66,31 @@ def bins_of(completed: Sequence[CompletedRequest], count: int) -> Bins | None:
     return Bins(begin_s, end_s, count) if end_s > begin_s else None
 
 
-def tokens(requests: Sequence[TimedRequest]) -> Iterator[tuple[Span, float]]:
+def tokens(requests: Sequence[Call]) -> Iterator[tuple[Span, float]]:
     """Yields the tokens of each answer, and the time in which they came."""
     for each in requests:
-        made = each.completed
+        made = each.served
         if made is None:
             continue
-        from_s = made.first_token_s if each.first_s is not None else each.admitted_s
+        from_s = made.first_token_s if each.first_s is not None else _admitted_s(each)
         yield (made.ended_s if from_s is None else from_s, made.ended_s), float(made.output_tokens)
 
 
-def generating(requests: Sequence[TimedRequest]) -> Iterator[Span]:
+def generating(requests: Sequence[Call]) -> Iterator[Span]:
     """Yields when each request generated: from its first token to its last."""
     for each in requests:
         if each.first_s is not None and each.ended_s is not None:
             yield each.first_s, each.ended_s
 
 
-def waiting(requests: Sequence[TimedRequest]) -> Iterator[Span]:
+def waiting(requests: Sequence[Call]) -> Iterator[Span]:
     """Yields when each request waited for a slot, by the sidecar's report."""
     for each in requests:
-        if each.sent_s is not None and each.queue_ms is not None and each.admitted_s is not None:
-            yield each.sent_s, each.admitted_s
+        admitted_s = _admitted_s(each)
+        if each.sent_s is not None and each.queue_ms is not None and admitted_s is not None:
+            yield each.sent_s, admitted_s
+
+
+def _admitted_s(call: Call) -> float | None:
+    """Returns when it left the queue of the sidecar; when it was sent, where it reports no wait."""
+    return None if call.sent_s is None else call.sent_s + (call.queue_ms or 0.0) / 1000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import chain, count, groupby
 from string import ascii_uppercase
 from typing import Any, Final
 
@@ -31,10 +31,9 @@ def as_page(comparison: Comparison) -> Page:
     sets = comparison.sets
     page = Page(title_of(comparison))
     contrasts = varied([each.conditions for each in sets], known=True)
-    letters = iter(_letters())
-    for of_set in sets:
+    for of_set, ways in _lettered(comparison):
         page.section(describe(of_set.conditions, always=contrasts))
-        _table(page, of_set, letters)
+        _table(page, ways)
     if sets:
         page.text(
             "Speed-up and efficiency are relative to the smallest batch of the same way of "
@@ -94,9 +93,8 @@ def charts_of(comparison: Comparison) -> list[Chart]:
         ]
         linear = Series(LINEAR, [1.0, most], [1.0, most], Style(":", "", _SET_COLORS), shared=True)
         speedups = [*grown, linear]
-    ranges = "The median of each batch." if _has_ranges(comparison) else ""
     charts = [
-        ("Throughput", ranges, _BATCH, "generated tokens/s",
+        ("Throughput", "The median of each batch.", _BATCH, "generated tokens/s",
          series(lambda point: point.tokens_per_s.median)),
         ("Time to first token", "The medians of p50.", _BATCH, "ms",
          series(lambda point: point.ttft_p50_ms)),
@@ -106,18 +104,11 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     return [by_size(*chart, linear=False) for chart in charts if chart[-1]]
 
 
-def _has_ranges(comparison: Comparison) -> bool:
-    return any(
-        point.rows > 1 for each in comparison.sets for way in each.ways for point in way.points
-    )
-
-
-def _letters() -> Iterator[str]:
-    yield from ascii_uppercase
-    number = len(ascii_uppercase)
-    while True:
-        number += 1
-        yield str(number)
+def _lettered(comparison: Comparison) -> Iterator[tuple[ComparableSet, dict[str, Way]]]:
+    """Yields each set with its ways by their letters, which go on from set to set."""
+    letters = chain(ascii_uppercase, map(str, count(len(ascii_uppercase) + 1)))
+    for of_set in comparison.sets:
+        yield of_set, {letter: way for way, letter in zip(of_set.ways, letters, strict=False)}
 
 
 def _named(comparison: Comparison) -> Iterator[tuple[str, Way, Style]]:
@@ -125,13 +116,12 @@ def _named(comparison: Comparison) -> Iterator[tuple[str, Way, Style]]:
     sets = [each.conditions for each in comparison.sets]
     shared = [name for name in DIFFERENCES if name not in varied(sets)]
     contrasts = varied(sets, known=True)
-    letters = _letters()
-    for number, of_set in enumerate(comparison.sets):
+    for number, (of_set, ways) in enumerate(_lettered(comparison)):
         subject = describe(of_set.conditions, without=shared, always=contrasts)
-        for way in of_set.ways:
+        for letter, way in ways.items():
             name = ", ".join(filter(None, (subject, way.name)))
-            style = Style(_LINES[way.measurement_type], f"${next(letters)}$", number % _SET_COLORS)
-            yield name, way, style
+            line = _LINES[way.measurement_type]
+            yield name, way, Style(line, f"${letter}$", number % _SET_COLORS)
 
 
 def _separations(comparison: Comparison) -> Iterator[str]:
@@ -154,13 +144,9 @@ _HEAD: Final = (
 _TEXTS: Final = 2
 
 
-def _table(page: Page, of_set: ComparableSet, letters: Iterator[str]) -> None:
+def _table(page: Page, ways: Mapping[str, Way]) -> None:
     """Appends the points of a set, with the columns that any of them has."""
-    rows = [
-        _cells(letter, way, point)
-        for way, letter in zip(of_set.ways, letters, strict=False)
-        for point in way.points
-    ]
+    rows = [_cells(letter, way, point) for letter, way in ways.items() for point in way.points]
     used = [at for at in range(len(_HEAD)) if any(row[at] not in (NONE, "") for row in rows)]
     page.table([_HEAD[at] for at in used], [[row[at] for at in used] for row in rows], _TEXTS)
 

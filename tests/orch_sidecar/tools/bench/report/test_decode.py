@@ -20,8 +20,8 @@ def document(folder: Path, *words: str) -> dict[str, Any]:
     return found
 
 
-def spread(value: float) -> dict[str, float]:
-    return {"mean": value, "p50": value, "p90": value, "p95": value, "p99": value, "most": value}
+def spread(value: float) -> dict[str, Any]:
+    return dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "most"), value) | {"early": {}}
 
 
 def swept(batches: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_sweep_of_one_batch_has_no_fit() -> None:
 def test_damaged_file_is_an_error() -> None:
     found = swept()
     found["sweep"]["points"][0]["batch"] = 10**12
-    with pytest.raises(ValueError, match="less than or equal to 100000"):
+    with pytest.raises(ValueError, match="must be from 1 to 100000"):
         decode_report(found)
 
 

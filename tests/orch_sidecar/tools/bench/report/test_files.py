@@ -110,7 +110,7 @@ def test_calls_that_are_none_are_an_error(
     found = online(5)
     a = written(tmp_path / "a.json", found.model_copy(update={"calls": [[1.0]]}))
     assert bench("report", a) == 2
-    assert "calls[0] has 1 values" in capsys.readouterr().err
+    assert "calls.0.1: Field required: a call must have due_s, sent_s," in capsys.readouterr().err
 
 
 def test_report_never_replaces_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.bench.report.requests import requests_of
+from orch_sidecar.tools.bench.report.requests import requests_of, served
 from orch_sidecar.tools.bench.report.timeline import Bins, bins_of, generating, tokens, waiting
 from tests.orch_sidecar.tools.bench.sample_results import answered, in_a_row, refused, result
 
@@ -22,7 +22,7 @@ def test_mean_is_of_the_time_that_spans_are_open() -> None:
 
 def test_window_is_from_the_first_arrival_to_the_last_end() -> None:
     found = result([answered(0.5), answered(2.0, first_s=0.1)])
-    completed = [made for each in requests_of(found) if (made := each.completed)]
+    completed = list(served(requests_of(found)))
     bins = bins_of(completed, 10)
     assert bins is not None
     assert (bins.begin_s, bins.end_s) == pytest.approx((0.5, 2.2))

@@ -238,7 +238,7 @@ def test_honest_rows_of_one_model_make_one_set() -> None:
         ("single_stream", 2), ("batched_online, open loop", 3), ("batched_online, closed loop", 4),
         ("offline", 2),
     ]  # fmt: skip
-    assert found.apart == found.left_out == ()
+    assert (found.apart, found.left_out) == ((), ())
 
 
 class TestReport:
