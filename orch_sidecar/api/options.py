@@ -244,7 +244,7 @@ def _slo(headers: MultiMapping[str], names: Sequence[istr]) -> float | None:
 
 
 def _flow(headers: MultiMapping[str]) -> bytes:
-    value = next((value for name in FAIRNESS_IDS if (value := headers.get(name))), "")
+    value = next((found for name in FAIRNESS_IDS if (found := headers.get(name))), "")
     return hashlib.sha256(value.encode(errors="surrogateescape")).digest() if value else b""
 
 

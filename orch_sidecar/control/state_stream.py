@@ -72,7 +72,7 @@ class _Stream:
         self.woken.set()
 
 
-class _Channel(StateSubscriber):
+class _Channel:
     """The streams that are sent the same events: one of a parent, or all that name no instance."""
 
     def __init__(
@@ -84,11 +84,11 @@ class _Channel(StateSubscriber):
         private: bool,
     ) -> None:
         """`private`: with what tells of the requests of others."""
-        super().__init__(instance)
+        self.subscriber = StateSubscriber(instance, self._wake)
         self.streams: set[_Stream] = set()
-        self.feed = StateFeed(leases, self, pool, asked_s, private)
+        self.feed = StateFeed(leases, self.subscriber, pool, asked_s, private)
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         for each in self.streams:
             each.woken.set()
 
@@ -234,7 +234,7 @@ class Publisher:
         self, response: web.StreamResponse, stream: _Stream, channel: _Channel, key: ApiKey | None
     ) -> None:
         """Sends the events of a stream. Raises TimeoutError when the reader takes none."""
-        loop, parent = asyncio.get_running_loop(), channel.instance is not None
+        loop, parent = asyncio.get_running_loop(), channel.subscriber.instance is not None
         while not stream.closed and self._authorizer.permits(key, parent=parent):
             channel.look(loop.time())
             stream.woken.clear()
@@ -260,14 +260,14 @@ class Publisher:
     def _subscribe(self, channel: _Channel, pool: PublishedPool) -> None:
         if not self.leases.subscribers:
             self._pools.report_changes(self.leases)
-        self.leases.subscribe(channel)
-        if channel.instance is not None:
-            pool.claims.parents.claim_table.opened(channel.instance)
+        self.leases.subscribe(channel.subscriber)
+        if channel.subscriber.instance is not None:
+            pool.claims.parents.claim_table.opened(channel.subscriber.instance)
 
     def _unsubscribe(self, channel: _Channel, pool: PublishedPool) -> None:
-        if channel.instance is not None:
-            pool.claims.parents.closed(channel.instance)
-        self.leases.unsubscribe(channel)
+        if channel.subscriber.instance is not None:
+            pool.claims.parents.closed(channel.subscriber.instance)
+        self.leases.unsubscribe(channel.subscriber)
         if not self.leases.subscribers:
             self._pools.report_changes(None)
 

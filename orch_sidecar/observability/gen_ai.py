@@ -20,13 +20,13 @@ from vllm_plugin.contracts.profile import BULK, ServiceClass
 PROVIDER: Final = "vllm"
 
 # The bounds that the conventions recommend, seconds.
-_DURATION_BUCKETS: Final = (
+_DURATION_BUCKETS: Final[tuple[float, ...]] = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
 )  # fmt: skip
-_FIRST_TOKEN_BUCKETS: Final = (
+_FIRST_TOKEN_BUCKETS: Final[tuple[float, ...]] = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
-_PER_TOKEN_BUCKETS: Final = (
+_PER_TOKEN_BUCKETS: Final[tuple[float, ...]] = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
 )  # fmt: skip
 

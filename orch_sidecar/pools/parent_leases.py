@@ -11,9 +11,8 @@ Pure. Subscribers are woken on changes and then ask for them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.ledger import Ledger
@@ -50,18 +49,18 @@ class ParentLease:
         return self.handled and not any(where.owns(own.id) for where, own in self.granted)
 
 
-class StateSubscriber(ABC):
-    """A subscriber to the state of a pool, for one sidecar instance."""
+class StateSubscriber:
+    """A subscriber to the state of a pool, for one sidecar instance.
 
-    def __init__(self, instance: str | None) -> None:
+    `wake`: has it look at `pending` and `ended` soon.
+    """
+
+    def __init__(self, instance: str | None, wake: Callable[[], None]) -> None:
         self.instance = instance
+        self.wake = wake
         self.pending = True  # something has changed since the last look
         self.at_once = False  # and is not to wait for its turn
         self.ended: list[str] = []  # leases whose end has not been sent yet
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Has the subscriber look at `pending` and `ended` soon."""
 
 
 class ParentLeases:

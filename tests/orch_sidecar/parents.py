@@ -59,12 +59,12 @@ class FakeSubscriber(StateSubscriber):
     """A subscriber that a test has look."""
 
     def __init__(self, leases: ParentLeases, pool: PublishedPool, instance: str = US) -> None:
-        super().__init__(instance)
+        super().__init__(instance, self._woken)
         self.wakes = 0
         leases.subscribe(self)
         self.feed = StateFeed(leases, self, pool)
 
-    def wake(self) -> None:
+    def _woken(self) -> None:
         self.wakes += 1
 
 

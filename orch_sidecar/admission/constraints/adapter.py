@@ -138,7 +138,7 @@ class Adapters(Constraint):
             return
         # Its statistics lag behind; only they tell of what this sidecar knows by its lease alone.
         adopted = report.adapters_running if self._ledger.adopted > 0 else frozenset()
-        if not report.adapters_foreign <= self._foreign | self._sequences.keys():
+        if not report.adapters_foreign <= self._foreign.union(self._sequences):
             self._begin_turn(now)  # of another user
         self._foreign = report.adapters_foreign | adopted
         self._wanted, self._joinable = report.adapters_wanted, report.adapters_joinable

@@ -119,7 +119,7 @@ class KvBudget(Constraint):
         cache = self.cache
         if cache is None:
             return True
-        limit: float = cache.blocks_total
+        limit = float(cache.blocks_total)
         if self._share != 1.0:
             limit *= self._factor(now)
         own = need.prompt + (need.output or 0) + self._reading(cache, need.reading)

@@ -39,7 +39,7 @@ IDLE_SHARE: Final = 0.03
 IDLE_SAVED_S: Final = 30.0
 
 # For how long a slot that is lent to a bulk request is gone: as measured, within these bounds.
-LENT_BOUNDS_S: Final = (1.0, 60.0)
+LENT_BOUNDS_S: Final[tuple[float, float]] = (1.0, 60.0)
 
 # A hundred responses a second are as informative as all of them.
 LEARN_EVERY_S: Final = 0.01

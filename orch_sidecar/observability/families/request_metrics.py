@@ -12,11 +12,13 @@ from typing import Final
 from orch_sidecar.observability.histogram import Histogram, Traced
 from orch_sidecar.observability.record import OK, RequestRecord
 
-_WAIT_BUCKETS: Final = (
+_WAIT_BUCKETS: Final[tuple[float, ...]] = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300,
 )  # fmt: skip
 _FANOUT_BUCKETS: Final = (1, 2, 3, 4, 8, 16, 32, 64, 128)
-_ERROR_BUCKETS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5)
+_ERROR_BUCKETS: Final[tuple[float, ...]] = (
+    0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5,
+)  # fmt: skip
 
 # The prediction of a shorter wait is always off by a multiple.
 _PREDICTABLE_S: Final = 0.1

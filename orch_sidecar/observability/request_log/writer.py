@@ -49,8 +49,8 @@ class LineWriter:
         self._closing = False
         self._failed = False
         self._torn = False  # the file ends in a part of a line
-        self._thread = threading.Thread(target=self._run, name="request log", daemon=True)
-        self._thread.start()
+        self._writing = threading.Thread(target=self._run, name="request log", daemon=True)
+        self._writing.start()
 
     def write(self, lines: Sequence[Line]) -> None:
         """Queues lines to be written; drops those that exceed the queue."""
@@ -66,7 +66,7 @@ class LineWriter:
         """Writes what it has, for so long at most, and ends. Blocks."""
         self._closing = True
         self._wakes.set()
-        self._thread.join(within_s)
+        self._writing.join(within_s)
 
     def _run(self) -> None:
         while True:
