@@ -4,6 +4,7 @@
 # make test-long  what takes long, the soak included; short forms are in `make test`
 # make soak       clients and faults by chance, for MINUTES (20): what must never happen
 # make install  the environment alone
+# make compiled  a wheel with a request's way compiled, for each Python on this machine
 # make k8s      renders the manifests: the code and profiles that pods get, and the flat files
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ SEED ?=
 MODEL ?=
 UP = $(if $(PROFILE),--profile $(PROFILE)) $(if $(PORT),--port $(PORT)) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry soak k8s clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry soak k8s compiled test-compiled clean
 
 install: $(STAMP)
 
@@ -82,6 +83,7 @@ fast-integration: $(STAMP)
 test-long: $(STAMP)
 	$(PYTEST) -m long
 	EXAMPLES=all $(PYTEST) -m hypothesis
+	$(BIN)/python -m tests.compiled
 	$(BIN)/python -m tests.benchmarks.short_waits
 	$(BIN)/python -m tests.benchmarks.sidecars crashes --minutes 10
 	$(BIN)/python -m tests.benchmarks.sidecars crashes --minutes 10 --scripted
@@ -128,6 +130,17 @@ soak: $(STAMP)
 
 k8s: $(STAMP)
 	$(BIN)/python -m k8s.render
+
+# One wheel for each interpreter: compiled modules run under no other.
+compiled: $(STAMP)
+	@for version in 3.11 3.12 3.13; do \
+	  if command -v python$$version >/dev/null; then \
+	    HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip --python python$$version wheel --quiet --no-deps --wheel-dir dist . || exit 1; \
+	  else echo "there is no Python $$version on this machine: no wheel for it"; fi; \
+	done; ls dist/*.whl
+
+test-compiled: $(STAMP)
+	$(BIN)/python -m tests.compiled
 
 clean:
 	rm -rf $(VENV) .cache build dist

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
+from orch_sidecar.config.installation import VERSION, build
 from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.contracts.profile import ProfileError
 
@@ -99,7 +99,7 @@ def _parser(arguments: Callable[[str], Sequence[argparse.ArgumentParser]]) -> _P
         description="Batching-aware serving for vLLM.",
         epilog="`orch COMMAND --help` describes each command.",
     )
-    text = f"orch {version('orch-sidecar')}"
+    text = f"orch {VERSION} ({build()})"
     parser.add_argument("--version", action="version", version=text, help="print it, and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, text) in _COMMANDS.items():

@@ -25,7 +25,12 @@ PRIVATE_FIELD: Final = "prefix_cache"
 
 
 def head(
-    *, state: str, states: Mapping[str, str], sidecar_version: str, generation: int
+    *,
+    state: str,
+    states: Mapping[str, str],
+    sidecar_version: str,
+    sidecar_build: str,
+    generation: int,
 ) -> dict[str, Any]:
     """Returns the document but for its last field, `engines`: an entry of every configured pool.
 
@@ -35,6 +40,7 @@ def head(
     return {
         "api_version": API_VERSION,
         "sidecar_version": sidecar_version,
+        "sidecar_build": sidecar_build,
         "state": state,
         "generation": generation,
         "pools": dict(states),

@@ -12,7 +12,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
@@ -23,6 +22,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.changes import ReloadState
+from orch_sidecar.config.installation import VERSION, build
 from orch_sidecar.control import capabilities
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.metrics import PIECE_S, Metrics
@@ -83,7 +83,7 @@ class Pages:
         self._metrics = metrics
         self._reloads = reloads
         self._readiness = Readiness(pools)
-        self._version = version("orch-sidecar")
+        self._build = build()
         self._started = int(time.time())
         self.at: Mapping[str, Page] = {
             "/v1/capabilities": lambda _, key: self.capabilities(key),
@@ -109,7 +109,8 @@ class Pages:
         head = capabilities.head(
             state=self._pools.state.value,
             states=states,
-            sidecar_version=self._version,
+            sidecar_version=VERSION,
+            sidecar_build=self._build,
             generation=self._reloads.generation,
         )
         text, comma = json.dumps(head)[:-1] + ', "engines": [', ""

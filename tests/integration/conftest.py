@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,8 +18,8 @@ import pytest
 import uvloop
 
 from orch_sidecar.app.sidecar import Sidecar
+from orch_sidecar.config.resolve import rules_of
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.splitting.stage import Split
 from tests.integration.echo import Echo
 from tests.integration.held import Held
 from tests.integration.otlp import Collect, Collector, grpc_collector, http_collector
@@ -26,6 +27,7 @@ from tests.integration.running import Running, Start, all_ready, eventually, poo
 from tests.integration.scripted_answers import AnswerScript
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.tiers import above
+from vllm_plugin.contracts.profile import AdmissionRules, Profile
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -40,10 +42,33 @@ def pytest_asyncio_loop_factories(
     return factories
 
 
+@pytest.fixture
+def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Skips a test that replaces a name in a compiled module, which does not look it up again."""
+    replace = monkeypatch.setattr
+
+    def setattr(target: Any, *rest: Any, **options: Any) -> None:
+        name = (
+            target.rpartition(".")[0]
+            if isinstance(target, str)
+            else getattr(target, "__name__", "")
+        )
+        module = sys.modules.get(getattr(target, "__module__", name))
+        kept = {"rules_of"}.intersection(str(target).split("."))  # of an interpreted module
+        if str(getattr(module, "__file__", "")).endswith(".so") and not kept:
+            pytest.skip(f"replaces a name in {name}, which is compiled")
+        replace(target, *rest, **options)
+
+    monkeypatch.setattr = setattr  # type: ignore[method-assign]
+    return monkeypatch
+
+
 @pytest.fixture(autouse=True)
-def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test waits for the next attempt to reach an engine."""
-    monkeypatch.setattr("orch_sidecar.pools.engine_watcher.RECONNECT_S", 0.02)
+def reconnects_soon() -> Iterator[None]:
+    """No test waits for the next attempt to reach an engine, but where the module is compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orch_sidecar.pools.engine_watcher.RECONNECT_S", 0.02)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +88,17 @@ def no_freezing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orch_sidecar.app.sidecar.gc", MagicMock())
 
 
+def _without_split(profile: Profile, settings: SidecarSettings) -> AdmissionRules:
+    return rules_of(profile, settings).model_copy(update={"split": False})
+
+
 @pytest.fixture(autouse=True)
 def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests for several sequences run as a whole, as with `split: false`; but where a module
     says DIVIDES, as the profiles say."""
     if not getattr(request.module, "DIVIDES", False):
-        monkeypatch.setattr(Split, "_division", lambda self, call: None)
+        for module in ("orch_sidecar.pools.registry", "orch_sidecar.config.resolve"):
+            monkeypatch.setattr(f"{module}.rules_of", _without_split)
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as exited:
         cli.main(["--version"])
     assert exited.value.code == 0
-    assert capsys.readouterr().out == f"orch {version('orch-sidecar')}\n"
+    assert capsys.readouterr().out == f"orch {version('orch-sidecar')} (pure)\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -87,9 +87,12 @@ async def the_entry(
 
 def test_head_has_what_concerns_all_pools() -> None:
     states = {"mine": "starting"}
-    assert head(state="starting", states=states, sidecar_version="0.1.0", generation=1) == {
+    assert head(
+        state="starting", states=states, sidecar_version="0.1.0", sidecar_build="pure", generation=1
+    ) == {
         "api_version": API_VERSION,
         "sidecar_version": "0.1.0",
+        "sidecar_build": "pure",
         "state": "starting",
         "generation": 1,
         "pools": states,

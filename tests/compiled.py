@@ -1,0 +1,65 @@
+"""`python -m tests.compiled [ARGUMENT...]`: the integration tests on compiled modules.
+
+Compiles what the wheel of `make compiled` has compiled, puts it beside the sources in a copy of the
+tree, and runs pytest there with the arguments, by default those of `make test-integration`. It also
+compares what the simulator decides with the decisions of the interpreted modules.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Final
+
+from orch_sidecar.tools.compiled import compiled, modules
+
+ROOT: Final = Path(__file__).parents[1]
+COPIED: Final = ("orch_sidecar", "vllm_plugin", "profiles", "k8s", "tests")
+ARGUMENTS: Final = ("-q", "-m", "not long and not engine", "tests/integration")
+SIMULATED: Final = ("simulate", "--seconds", "120", "--seed", "7", "--json")
+
+
+def settings() -> dict[str, list[str]]:
+    """Returns the rooms that are compiled, and their modules that are not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+    return {name: hook[name] for name in ("rooms", "interpreted")}
+
+
+def copied(tree: Path) -> Path:
+    """Returns a copy of this tree with the compiled modules beside their sources."""
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.glob("*.*"):
+        if path.is_file():
+            shutil.copy(path, tree / path.name)
+    shutil.copytree(compiled(ROOT, modules(ROOT, **settings())), tree, dirs_exist_ok=True)
+    return tree
+
+
+def simulated(tree: Path) -> bytes:
+    """Returns what the simulator prints with the modules of a tree."""
+    command = [sys.executable, "-m", "orch_sidecar", *SIMULATED]
+    environ = os.environ | {"PYTHONPATH": str(tree)}
+    return subprocess.run(command, cwd=tree, env=environ, capture_output=True, check=True).stdout
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = copied(Path(folder))
+        if simulated(tree) != simulated(ROOT):
+            print("the compiled modules decide otherwise than the interpreted ones")
+            return 1
+        print("the simulator decides alike on compiled and on interpreted modules", flush=True)
+        command = [sys.executable, "-m", "pytest", *(sys.argv[1:] or ARGUMENTS)]
+        environ = os.environ | {"PYTHONPATH": str(tree)}
+        return subprocess.run(command, cwd=tree, env=environ, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

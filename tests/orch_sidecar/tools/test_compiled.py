@@ -1,0 +1,64 @@
+"""What `make compiled` compiles, and what mypyc would compile into something else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.config.installation import build
+from orch_sidecar.tools.compiled import CompilationFailed, modules
+from tests.compiled import ROOT, settings
+
+COMPILED = modules(ROOT, **settings())
+# Leaving them waits for nothing.
+IMMEDIATE = ("asyncio.timeout(", "self._one_at_a_time")
+
+
+def waits_that_show_an_exception(tree: ast.AST) -> Iterator[int]:
+    """The lines that wait while an exception is handled: mypyc shows it meanwhile to all that
+    runs, where a bare `raise` or a `finally` would raise it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try):
+            handled = [*node.finalbody, *(each for one in node.handlers for each in one.body)]
+            for each in handled:
+                yield from (n.lineno for n in ast.walk(each) if isinstance(n, ast.Await))
+        elif isinstance(node, ast.AsyncWith):
+            entered = [ast.unparse(item.context_expr) for item in node.items]
+            if not all(each.startswith(IMMEDIATE) for each in entered):
+                yield node.lineno
+
+
+@pytest.mark.parametrize("module", COMPILED)
+def test_compiled_module_never_waits_while_it_handles_an_exception(module: str) -> None:
+    assert list(waits_that_show_an_exception(ast.parse((ROOT / module).read_text()))) == []
+
+
+def test_waits_while_an_exception_is_handled_are_found() -> None:
+    text = """
+async def f():
+    try:
+        pass
+    except OSError:
+        await g()
+    async with asyncio.timeout(1), a:
+        pass
+    async with asyncio.timeout(1):
+        await g()
+"""
+    assert list(waits_that_show_an_exception(ast.parse(text))) == [6, 7]
+
+
+def test_way_of_a_request_is_compiled_without_what_is_named_as_interpreted() -> None:
+    assert "orch_sidecar/admission/gate.py" in COMPILED
+    assert not [name for name in COMPILED if name.endswith("__init__.py")]
+    assert not {*COMPILED} & {*settings()["interpreted"]}
+    assert build() == "pure"
+
+
+def test_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    with pytest.raises(CompilationFailed, match=r"names room/gone\.py, attic, which is not there"):
+        modules(tmp_path, ["room", "attic"], ["room/gone.py"])
