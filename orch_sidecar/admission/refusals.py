@@ -41,8 +41,8 @@ def shutting_down() -> Refusal:
 def too_large(cost: int, slots_total: int) -> Refusal:
     return Refusal(
         Reason.COST_EXCEEDS_SLOTS,
-        f"the request asks for {cost} sequences at once (n times the number of prompts), and this "
-        f"engine has {slots_total} slots: ask for at most {slots_total}",
+        f"the request asks for {cost} sequences at once (choices times prompts, or items of its "
+        f"list), and this engine has {slots_total} slots: ask for at most {slots_total}",
     )
 
 

@@ -1,9 +1,10 @@
 """Reduces a large JSON body to a small one of the same shape, its outline.
 
 Pure. Parsing blocks the event loop, so a large body is first read in slices, each within a few
-milliseconds. The outline has the complete structure and the complete top level. All other strings
-are empty: they cost nothing, and their content never causes a refusal. A body that would still take
-long to parse (more members, items or digits than any real request has) is rejected beforehand.
+milliseconds. The outline keeps brackets, numbers and the whole top level; below that every string
+is empty, names of members too: they cost nothing, and their content never causes a refusal. A body
+that would still take long to parse (more members, items or digits than any real request has) is
+rejected beforehand.
 
 Errors inside of omitted strings are left to the engine.
 """

@@ -132,12 +132,12 @@ UI_FILES: Final = {PAGE: "index.html"} | {
 
 def _pooling(
     *paths: str,
-    read: Callable[[Document, int | None], GenerationRequest] = generation.inputs,
+    read: Callable[[Document, int | None], GenerationRequest] = generation.input_or_messages,
     operation: str,
     workload: str,
     division: Division | None = Division(("input", "messages")),
 ) -> tuple[Endpoint, ...]:
-    """Endpoints of models that pool: their answers have no tokens, and are not streamed."""
+    """Endpoints whose answers are not streamed: of models that pool, scores and decisions."""
     return tuple(
         Endpoint(
             path, "POST", path,

@@ -101,7 +101,7 @@ def chat_batch(document: Document, ctx_max: int | None) -> GenerationRequest:
     return request
 
 
-def inputs(document: Document, ctx_max: int | None) -> GenerationRequest:
+def input_or_messages(document: Document, ctx_max: int | None) -> GenerationRequest:
     """Reads a request for `/v1/embeddings`, `/classify` or `/pooling`. Raises InvalidBody."""
     if document.get("data") is not None:
         raise InvalidBody(
@@ -382,7 +382,7 @@ _SECOND_OF: Final[dict[str, tuple[str, ...]]] = {
 _INVOKED_APIS: Final[dict[str, Callable[[Document, int | None], GenerationRequest]]] = {
     "messages": chat_batch,
     "prompt": completions,
-    "input": inputs,
+    "input": input_or_messages,
     "query": rerank,
     **dict.fromkeys(_SECOND_OF, scores),
 }

@@ -1,4 +1,4 @@
-"""Authenticates API keys and enforces the class and the limit of each.
+"""Authenticates API keys and enforces their limits; `Frontend` applies their class.
 
 Pure: time is a parameter, seconds of a monotonic clock. Without keys all clients are served and
 have no limits; on the loopback they must then call it by a name of that (`allowed_hosts`). With
@@ -296,8 +296,8 @@ class Authorizer:
         if cost > limit:
             return Refusal(
                 Reason.COST_EXCEEDS_KEY,
-                f"the request needs {cost} sequences at once (n times the number of prompts), but "
-                f"its API key is limited to {limit}: send several smaller requests",
+                f"the request needs {cost} sequences at once (choices times prompts, or items of "
+                f"its list), but its API key is limited to {limit}: send several smaller requests",
             )
         wait_ms = usage.release_rate.retry_after_ms(usage.sequences + cost - limit, now)
         return Refusal(

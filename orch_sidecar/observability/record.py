@@ -192,9 +192,11 @@ class RequestRecord:
         return (time.monotonic_ns() - self.identity.arrived) / 1e6
 
     def server_timing(self) -> bytes:
-        """Returns `Server-Timing`: milliseconds in the queue, and to the first byte."""
-        arrived, first_byte = self.identity.arrived, self.first_byte
-        admitted = arrived if self.admitted is None else self.admitted
+        """Returns `Server-Timing`: milliseconds from arrival to the slots, or until now if it
+        waited and got none, and to the first byte."""
+        arrived, first_byte, admitted = self.identity.arrived, self.first_byte, self.admitted
+        if admitted is None:
+            admitted = arrived if self.queued is None else time.monotonic_ns()
         queue_ms = (admitted - arrived) / 1e6
         if first_byte is None:
             return b"queue;dur=%.2f" % queue_ms

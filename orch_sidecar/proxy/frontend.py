@@ -356,8 +356,8 @@ class Frontend:
         return endpoint.read(outline, depth, ctx_max, outlined=True)
 
     def _inadmissible(self, request: Request) -> Refusal | None:
-        """Enters a request of a parent sidecar; leases of other clients are ignored. A Refusal: the
-        body is not to be read."""
+        """Takes the lease of a parent sidecar; leases of other clients are ignored. A Refusal: it
+        is spent, or the encoding is unreadable, and the body is not to be read."""
         headers, endpoint, key = request.http.headers, request.endpoint, request.key
         lease = headers.get(X_ORCH_LEASE) if endpoint.admitted else None
         if lease is not None and self._authorizer.permits(key, parent=True):

@@ -1,1 +1,4 @@
-"""Decides whether a request can be dispatched now: one module per constraint. Pure."""
+"""Decides whether a request can be dispatched now: one module per constraint. Pure.
+
+`rules` combines them; `demand` and `reclaim` are none themselves.
+"""

@@ -345,7 +345,7 @@ def _too_large(capable: Sequence[PoolSnapshot], request: PlacementRequest) -> Re
         f"{pool.name} has {pool.slots_total} slots and a context of {pool.ctx_max} tokens"
         for pool in capable
     )
-    needs = f"{request.cost} sequences at once (n times the number of prompts)"
+    needs = f"{request.cost} sequences at once (choices times prompts, or items of its list)"
     if request.tokens is not None:
         needs += f" and a context of {request.tokens} tokens"
     return Refusal(Reason.INFEASIBLE, f"no pool is large enough for {needs}: {sizes}")

@@ -83,3 +83,11 @@ def test_server_timing_without_admission_has_no_queueing() -> None:
     assert record.server_timing() == b"queue;dur=0.00"
     record.first_byte = record.identity.arrived + 3 * MS
     assert record.server_timing() == b"queue;dur=0.00, engine;dur=3.00"
+
+
+def test_server_timing_of_a_request_that_waited_in_vain_has_its_wait() -> None:
+    record = exchange_of()
+    record.identity.arrived -= 250 * MS
+    record.queued = record.identity.arrived
+    waited_ms = float(record.server_timing().removeprefix(b"queue;dur="))
+    assert 250.0 <= waited_ms <= record.spent_ms() + 0.01

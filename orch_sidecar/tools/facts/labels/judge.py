@@ -103,9 +103,9 @@ def _alone(seen: Observation) -> _Found:
     shared = min(counted, intervals.share_together(together) if together else 1.0)
     if shared < SHARED_STEPS:
         detail = (
-            f"{shared:.0%} of the decode steps had sequences of several requests, and {seen.label} "
-            f"needs {SHARED_STEPS:.0%}: a request that is alone is not batched, however many "
-            "sequences it has; send more of them at a time"
+            f"{shared:.0%} of the decode steps, or of their time, had sequences of several "
+            f"requests, and {seen.label} needs {SHARED_STEPS:.0%}: a request that is alone is not "
+            "batched, however many sequences it has; send more of them at a time"
         )
         yield Objection(Reason.MOSTLY_ALONE, detail)
 

@@ -24,9 +24,9 @@ class Threshold(float):
 # What a label requires.
 SHARED_STEPS: Final = Threshold(
     0.5, "of the decode steps",
-    "a batched label needs as many with sequences of two or more requests: with fewer the column "
-    "`batch` rounds to the 1 of a single user. The recorded runs that share the least have 0.63 "
-    "(`vllm_bench_cloud`) and 0.85 (traced, `offline`)",
+    "`batched_online` and `offline` need at least this share with sequences of several requests: "
+    "with fewer the column `batch` rounds to the 1 of a single user. The recorded runs that share "
+    "the least have 0.63 (`vllm_bench_cloud`) and 0.85 (traced, `offline`)",
 )  # fmt: skip
 LACKING: Final = Threshold(
     0.1, "of the sequences",
