@@ -48,10 +48,12 @@ class Attempt:  # no dataclass: nearly all that is made keeps its first values
     """
 
     ticket: Ticket | None = None
-    waiting: Waiting | None = None
     response: EngineResponse | None = None
     failure: Refusal | None = None
     generation: Request | None = None
+
+    def __init__(self) -> None:
+        self.waiting: Waiting | None = None  # no value of the class: mypyc gives a protocol none
 
 
 @dataclass(slots=True)
