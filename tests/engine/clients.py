@@ -134,7 +134,7 @@ async def is_ready(http: aiohttp.ClientSession, stack: Stack) -> bool:
 
 def unknown_routes(stack: Stack) -> set[str]:
     """The routes of the engine that are neither served nor in the list of those that are not."""
-    _, document = get_json(f"{stack.engine_url}/openapi.json")
+    _, document = get_json(f"{stack.engine_url}/openapi.json", HANG_S)
     routes = {path.replace("{response_id}", "resp_1") for path in document["paths"]}
     known = {path for path in routes if path in ENDPOINTS or find(path)}
     ours = {path for path in routes if path.startswith(("/v1/capabilities", "/v1/evidence"))}

@@ -176,7 +176,7 @@ HOME: Final[dict[str, tuple[Way, str]]] = {
 }
 CLOUD: Final[dict[str, tuple[Way, str]]] = {
     "honest": (honest_batch, ROW),
-    "one by one": (one_by_one, "one_by_one"),
+    "one by one": (one_by_one, "never_batched"),
     "one by one, four sequences each": (one_by_one_of_four, "one_by_one"),
     "untraced stranger beside": (untraced_stranger_beside, UNTRACED),
     "untraced stranger at the engine": (untraced_stranger_beside_at_engine, UNTRACED),
