@@ -12,6 +12,7 @@ from tests.engine.clients import Seen, body, engine_state, post, session, tracep
 from tests.engine.counters import check_conditions, check_prefix_cache
 from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.engine.receivers import GrpcReceiver
+from tests.patience import HANG_S
 from vllm_plugin.compatibility.vllm_names import HOOKS
 
 
@@ -21,7 +22,7 @@ def engine_log(stack: Stack) -> str:
 
 
 def test_without_a_flag_there_is_one_slot(home: Stack) -> None:
-    _, document = get_json(f"{home.url}/v1/capabilities")
+    _, document = get_json(f"{home.url}/v1/capabilities", HANG_S)
     (engine,) = document["engines"]
     assert (engine["profile"], engine["measurement_type"]) == ("home", "single_stream")
     assert engine["batching"] is False

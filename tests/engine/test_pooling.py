@@ -15,6 +15,7 @@ from openai import OpenAI
 from orch_sidecar.tools.local.stack import Stack, get_json
 from tests.engine.clients import engine_state, session, unknown_routes
 from tests.engine.conftest import Stacks, make_plan
+from tests.patience import HANG_S
 
 POOLS = ("--runner", "pooling", "--convert", "embed", "--enforce-eager")
 TEXTS = [f"text number {number}" for number in range(50)]
@@ -62,7 +63,7 @@ def assert_alike(ours: Any, directly: Any) -> None:
 
 
 def test_state_says_what_it_serves_and_no_batch_is_kept_small(embed: Stack) -> None:
-    _, document = get_json(f"{embed.url}/v1/capabilities")
+    _, document = get_json(f"{embed.url}/v1/capabilities", HANG_S)
     (engine,) = document["engines"]
     assert (engine["measurement_type"], engine["slots_total"]) == ("batched_online", 8)
     assert engine["supported_workloads"] == ["embedding", "pooling", "score", "rerank"]

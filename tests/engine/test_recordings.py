@@ -21,6 +21,7 @@ from orch_sidecar.tools.local.stack import Stack, get_json
 from orch_sidecar.tools.local.up import tiny_model
 from tests.engine.clients import engine_state, session, unknown_routes
 from tests.engine.conftest import Stacks, make_plan
+from tests.patience import HANG_S
 
 RATE = 16_000
 
@@ -73,7 +74,7 @@ def test_long_recordings_run_a_clip_at_a_time(whisper: Stack, client: OpenAI) ->
     with ThreadPoolExecutor(4) as pool:
         ours = list(pool.map(lambda each: text_of(client, each), [SHORT, LONG] * 2))
     assert ours == directly * 2
-    _, document = get_json(f"{whisper.url}/v1/capabilities")
+    _, document = get_json(f"{whisper.url}/v1/capabilities", HANG_S)
     (state,) = document["engines"]
     assert state["supported_workloads"] == ["transcription", "translation"]
     assert (state["peak"], state["waiting"], state["leased"]) == (1, 0, 0)
