@@ -64,9 +64,9 @@ class Ticket:
     """A request's attempt to get slots of an engine: to be ended, whatever happens in between.
 
     `id`: of the lease that it may get, too. `request`: what it asks for. `queued`: how, if it was
-    not decided at once. `outcome`: None until it is decided. `owner`: None from the moment at which
-    nobody answers for it any more: it is about to end, or reconciliation ends it. `movable`:
-    another address of the pool may take it over while it waits; only of one that was queued.
+    not decided at once. `outcome`: None until it is decided. `owner`: what ends it; None once its
+    end has begun, or is left to reconciliation. `movable`: another address of the pool may take it
+    over while it waits; only of one that was queued.
     """
 
     __slots__ = ("_decided", "_gate", "id", "movable", "outcome", "owner", "queued", "request")

@@ -219,14 +219,15 @@ async def test_request_that_is_under_way_before_it_is_refused_before_anything_is
         client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=2000)
     )
     await eventually(lambda: engine.present)
-    told: list[str] = []
+    messages: list[str] = []
     alone = plan(url_of(sidecar), replace(scenario, warm_up=0), restarts=1)
     with pytest.raises(NotMeasurable, match="not idle before the run: it serves requests of oth"):
-        await measure(alone, asyncio.Event(), told.append)
+        await measure(alone, asyncio.Event(), messages.append)
     assert not long.done()
     long.cancel()
     await asyncio.gather(long, return_exceptions=True)
-    assert [text.endswith("the run begins again (1 of 1 times left)") for text in told] == [True]
+    [text] = messages
+    assert text.endswith("the run begins again (1 of 1 times left)")
     assert len(engine.generating) == 1
 
 
@@ -235,14 +236,16 @@ async def test_request_of_others_begins_the_run_again_at_once(
 ) -> None:
     """And where no restart is left it ends at once, invalid."""
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.WATCH_INTERVAL_S", 0.1)
-    client, told = await home.client(), list[str]()
+    client, messages = await home.client(), list[str]()
     prompt: Any = list(range(5))
 
     async def run_beside_others(restarts: int) -> Result:
         begun = len(at_home.generating)
         scenario = replace(SINGLE, least_seconds=1.0 if restarts else 600.0)
         running = asyncio.create_task(
-            measure(plan(url_of(home), scenario, restarts=restarts), asyncio.Event(), told.append)
+            measure(
+                plan(url_of(home), scenario, restarts=restarts), asyncio.Event(), messages.append
+            )
         )
         await eventually(lambda: len(at_home.generating) > begun + 2)
         for _ in range(3):
@@ -253,7 +256,7 @@ async def test_request_of_others_begins_the_run_again_at_once(
     result = await run_beside_others(restarts=2)
     assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
     assert result.counts.sent < len(at_home.generating) - 4
-    [text] = told
+    [text] = messages
     assert re.fullmatch(
         r"(a request|\d requests) of others entered the engine within \d s of the start; "
         r"the run begins again \(2 of 2 times left\)",

@@ -169,7 +169,7 @@ def _verdicts(
 
 
 def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]:
-    """Returns a verdict as JSON. `signed`: what the engine stated of itself and of the run."""
+    """Returns a verdict as JSON. `signed`: the engine's statements about itself and the run."""
     return {
         "file": file,
         "line": line,

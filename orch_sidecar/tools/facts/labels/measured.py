@@ -1,4 +1,4 @@
-"""What a row states, whoever measured it, and the row that it becomes: the one builder of rows.
+"""Builds the row of a measurement from its figures, in one way for all sources.
 
 Pure. Knows no source: `orch bench`, traces, signed evidence and the files of other tools fill it.
 """

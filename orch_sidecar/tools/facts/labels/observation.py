@@ -1,6 +1,6 @@
-"""What is known of a measurement, whoever reports it: the one thing that the judge judges.
+"""Holds what is known of a measurement, in one form for all sources. The judge reads nothing else.
 
-Pure. Its readers are `orch bench`, the files of other tools, signed evidence and traces. What a
+Pure. It is filled by `orch bench`, the files of other tools, signed evidence and traces. What a
 source does not contain is empty or None here.
 """
 
@@ -97,12 +97,12 @@ class States:
 class Observation:
     """A measurement.
 
-    `slots`: of its engines. `in_flight`: its requests, from their arrival to their end, by whoever
-    was nearest to the client; `decoding`: the same from first to last token, by the engine;
-    `in_engine`: its sequences from their arrival there. Each of one clock, whose readings may be
-    wrong by `clock_slack`. `arrivals`, `at_once`: the load and the limit of concurrent requests as
-    whoever sent them states; None where nobody does, or without one. `batch_limited_by`: what kept
-    an offline batch below slots and work, None if unknown.
+    `slots`: of its engines. `in_flight`: its requests from arrival to end, as the client measured
+    them, else the sidecar, else the engine; `decoding`: the same from first to last token, by the
+    engine; `in_engine`: its sequences from their arrival there. Each of one clock, whose readings
+    may be wrong by `clock_slack`. `arrivals`, `at_once`: the load and the limit of concurrent
+    requests, as the client states them; None if it does not, or there is no limit.
+    `batch_limited_by`: what kept an offline batch below slots and work, None if unknown.
     """
 
     label: Label
