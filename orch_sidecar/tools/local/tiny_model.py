@@ -87,8 +87,29 @@ def make(directory: Path, size: str = "tiny") -> None:
         tie_word_embeddings=True,
         orch_random_weights=True,  # rows that are measured with it say so
     )
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(directory)
+    model = LlamaForCausalLM(config).to(torch.float32)
+    _never_end_by_chance(model)
+    model.save_pretrained(directory)
     (directory / "complete").touch()
+
+
+def _never_end_by_chance(model: Any) -> None:
+    """Makes the end of text unlikely after any token but itself, so that responses are as long as
+    they may be: of random weights each token would be the end once in a thousand.
+
+    The first hidden dimension says whether the last token was the end, no layer changes it, and
+    the logits read it with the same tied embedding.
+    """
+    import torch
+
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        # The other values have a standard deviation of 0.02, and layers add to them.
+        embedding[:, 0] = model.config.hidden_size / 512
+        embedding[model.config.eos_token_id, 0] *= -16
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0
+            layer.mlp.down_proj.weight[0] = 0
 
 
 def main() -> None:
