@@ -73,7 +73,7 @@ def cache_directory() -> Path:
 def tiny_model() -> Path:
     """Returns the tiny model's directory. Makes the model if needed, in a separate process: that
     needs torch and this process does not."""
-    directory = cache_directory() / "models" / "tiny-3"
+    directory = cache_directory() / "models" / "tiny-4"
     if not (directory / "complete").exists():
         print(f"making a tiny model in {directory}", flush=True)
         command = [sys.executable, "-m", "orch_sidecar.tools.local.tiny_model", str(directory)]
