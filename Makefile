@@ -5,6 +5,7 @@
 # make soak       clients and faults by chance, for MINUTES (20): what must never happen
 # make install  the environment alone
 # make compiled  a wheel with a request's way compiled, for each Python on this machine
+# make docs     the pages of docs/ as a site, in build/site
 # make k8s      renders the manifests: the code and profiles that pods get, and the flat files
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ SEED ?=
 MODEL ?=
 UP = $(if $(PROFILE),--profile $(PROFILE)) $(if $(PORT),--port $(PORT)) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry soak k8s compiled test-compiled clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry soak docs k8s compiled test-compiled clean
 
 install: $(STAMP)
 
@@ -127,6 +128,9 @@ bench-traffic: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 
 k8s: $(STAMP)
 	$(BIN)/python -m k8s.render

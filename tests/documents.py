@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-SIDECAR: Final = ROOT / "orch_sidecar" / "README.md"
-PROFILES: Final = ROOT / "profiles" / "README.md"
+REFERENCE: Final = ROOT / "docs" / "reference"
 
 _FENCED: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _HEADING: Final = re.compile(r"^(#+) +(.+)$", re.MULTILINE)
@@ -21,7 +20,12 @@ def documents() -> list[Path]:
     """Every page of documentation in the tree."""
     folders = ("k8s", "orch_sidecar", "profiles", "tests", "vllm_plugin")
     below = (path for folder in folders for path in sorted((ROOT / folder).rglob("README.md")))
-    return [*sorted(ROOT.glob("*.md")), *below]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *below]
+
+
+def page(name: str) -> str:
+    """The text of a page of the reference."""
+    return text_of(REFERENCE / f"{name}.md")
 
 
 def text_of(path: Path) -> str:

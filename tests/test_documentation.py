@@ -14,12 +14,12 @@ from orch_sidecar.api.endpoints import ADMIN, ENDPOINTS, PUBLIC
 from orch_sidecar.api.errors import BY_REASON
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from tests.documents import (
-    PROFILES,
+    REFERENCE,
     ROOT,
-    SIDECAR,
     anchors,
     documents,
     links,
+    page,
     quoted,
     rows,
     section,
@@ -106,13 +106,21 @@ def test_readme_has_at_most_200_lines() -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    reached = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
-    assert set(documents()) - {ROOT / "README.md"} <= reached
+    known, reached = set(documents()), {ROOT / "README.md"}
+    new = set(reached)
+    while new:
+        found = {
+            (path.parent / link.partition("#")[0]).resolve() for path in new for link in links(path)
+        }
+        new = found & known - reached
+        reached |= new
+    assert known == reached
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
-    documented = {name: default for name, default, *_ in rows(section(SIDECAR, "Settings"))
-                  if name.startswith("`ORCH_")}  # fmt: skip
+    documented = {
+        name: default for name, default, *_ in rows(page("settings")) if name.startswith("`ORCH_")
+    }
     defaults = {
         f"`ORCH_{name.upper()}`": "" if field.default is None else f"`{field.default}`"
         for name, field in SidecarSettings.model_fields.items()
@@ -121,19 +129,21 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 
 def test_every_field_of_a_pool_is_documented() -> None:
-    documented = [quoted(name)[0] for name, *_ in rows(section(SIDECAR, "Pools"))]
+    documented = [quoted(name)[0] for name, *_ in rows(section(REFERENCE / "settings.md", "Pools"))]
     assert sorted(documented) == sorted(PoolSettings.model_fields)
 
 
 def test_every_key_of_a_profile_is_documented() -> None:
-    documented = {key for name, *_ in rows(section(PROFILES, "Keys")) for key in quoted(name)}
+    documented = {
+        key for name, *_ in rows(section(REFERENCE / "profiles.md", "Keys")) for key in quoted(name)
+    }
     keys = set(Profile.model_fields) - {"admission"} | set(ClassRules.model_fields)
     assert documented == keys | {f"admission.{name}" for name in AdmissionRules.model_fields}
 
 
 def test_every_endpoint_is_documented_with_its_method() -> None:
     documented = set()
-    for _, cells in rows(section(SIDECAR, "Endpoints")):
+    for _, cells in rows(page("endpoints")):
         method = ""
         for name in quoted(cells):
             method, _, path = name.rpartition(" ") if " " in name else (method, "", name)
@@ -146,7 +156,7 @@ def test_every_endpoint_is_documented_with_its_method() -> None:
 
 def test_every_refusal_is_documented_with_its_status() -> None:
     documented: dict[str, int] = {}
-    for names, statuses, _ in rows(section(SIDECAR, "Refusals")):
+    for names, statuses, _ in rows(page("refusals")):
         codes, numbers = quoted(names), [int(status) for status in statuses.split(",")]
         pairs = zip(codes, numbers * (len(codes) // len(numbers)), strict=True)
         documented |= dict(pairs)
@@ -177,7 +187,7 @@ def constants(*packages: str) -> set[str]:
 
 
 def test_every_header_of_the_sidecar_is_documented_and_no_other() -> None:
-    interface = section(SIDECAR, "HTTP interface")
+    interface = "".join(page(name) for name in ("endpoints", "headers", "refusals", "watching"))
     documented = {name.lower() for name in re.findall(r"\b[Xx]-[A-Za-z-]*[A-Za-z]", interface)}
     known = {text.lower() for text in constants("orch_sidecar", "vllm_plugin")}
     ours = {text for text in known if re.fullmatch(r"x-orch-[a-z-]*[a-z]", text)}
@@ -188,7 +198,7 @@ def test_every_header_of_the_sidecar_is_documented_and_no_other() -> None:
 def test_every_span_attribute_is_documented_and_no_other() -> None:
     documented = {
         name
-        for first, *_ in rows(section(SIDECAR, "Traces"))
+        for first, *_ in rows(page("traces"))
         for name in quoted(first)
         if name.startswith("orch.")
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.documents import SIDECAR, quoted, rows, section
+from tests.documents import REFERENCE, quoted, rows, section
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
@@ -121,7 +121,7 @@ async def test_every_metric_is_documented_and_no_other(
 ) -> None:
     documented = {
         quoted(name)[0]: quoted(labels)
-        for name, labels, _ in rows(section(SIDECAR, "Endpoint pickers"))
+        for name, labels, _ in rows(section(REFERENCE / "metrics.md", "Endpoint pickers"))
     }
     found = await read(sidecar)
     assert documented == {name: list(each.samples[0].labels) for name, each in found.items()}

@@ -1,6 +1,6 @@
 """Every threshold by which measurements are judged, with its reason: one table.
 
-Pure. The page on measuring prints it (`orch_sidecar/tools/bench/README.md`). Where copies of a rule
+Pure. The page on measuring prints it (`docs/explanation/labels.md`). Where copies of a rule
 once differed, the stricter holds, unless the reason names the recorded run that it would refuse.
 """
 

@@ -1,6 +1,6 @@
 """Reconstructs requests from the spans of sidecar and engine.
 
-Pure. Knows the names and attributes of this project's spans (orch_sidecar/README.md) and what
+Pure. Knows the names and attributes of this project's spans (docs/reference/traces.md) and what
 they mean for one request. A request is the server span of the sidecar that the client called, and
 all spans below it: one or several attempts to reach the engine, perhaps through another sidecar,
 and a span of the engine for each sequence that it decoded.

@@ -1,6 +1,6 @@
 """One sequence in the engine, as the engine's span `llm_request` shows it.
 
-Pure. Knows the attributes of that span (orch_sidecar/README.md). What a span does not contain is
+Pure. Knows the attributes of that span (docs/reference/traces.md). What a span does not contain is
 None, and what needs it is not satisfied.
 """
 

@@ -212,5 +212,5 @@ def test_requests_that_were_not_served_are_no_objection() -> None:
 
 
 def test_every_reason_is_documented_and_no_other() -> None:
-    table = rows(section(ROOT / "orch_sidecar/tools/bench/README.md", HEADING))
+    table = rows(section(ROOT / "docs/explanation/labels.md", HEADING))
     assert {name for first, *_ in table for name in quoted(first)} == set(Reason)
