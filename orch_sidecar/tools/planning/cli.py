@@ -21,6 +21,7 @@ from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.plan.options import api_key
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
+from orch_sidecar.tools.facts.cost.cost import Prices
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.planning.engine_model import (
@@ -51,6 +52,7 @@ the trace in virtual time, with the admission of the profile."""
 _EPILOG: Final = """examples:
   orch plan --trace conv.csv --url http://127.0.0.1:8080 --slo-ttft-ms 1000 --slo-tpot-ms 100
   orch plan --trace conv.csv --fact tps_model_gpu.csv --slo-ttft-ms 500 --plot plan.png
+  orch plan --trace conv.csv --fact tps_model_gpu.csv --slo-ttft-ms 500 --per-hour 2.50
 
 exit codes: 0 enough engines were found, 1 they were not, 2 bad usage"""
 
@@ -103,9 +105,11 @@ def _run(options: argparse.Namespace) -> int:
         ):
             found.append(each)
             progress.phase(f"predicting {len(found) + 1} engines")
-    print(plan_text(found, options.goodput))
+    hour = None if options.per_hour is None else Prices(options.per_hour).hour(model.accelerators)
+    print(plan_text(found, options.goodput, hour))
     if options.json is not None:
-        document = {"slots": slots, "predictions": [asdict(each) for each in found]}
+        predictions = [asdict(each) for each in found]
+        document = {"slots": slots, "engine_hour": hour, "predictions": predictions}
         files.write(options.json, json.dumps(document, indent=1) + "\n")
     if options.plot is not None:
         title = f"{traffic.trace.name} on {model.source}, {slots} slots each"
@@ -185,6 +189,8 @@ def parser() -> argparse.ArgumentParser:
     add("--goodput", type=share, default=0.95, help="share within the SLO that is wanted (0.95)")
     add("--most", type=count, default=16, help="engines to try at most (16)")
     add("--slots", type=count, help="of each engine; default: those worth having")
+    price_help = "price of an accelerator's hour (of the machine, without one): adds money"
+    add("--per-hour", type=positive, metavar="PRICE", help=price_help)
     add("--plot", type=Path, metavar="FILE", help="write a plot: .png or .svg")
     add("--json", type=Path, metavar="FILE", help="write the predictions")
     add_trace(found)

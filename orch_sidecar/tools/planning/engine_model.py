@@ -34,6 +34,7 @@ class EngineModel:
     """One engine. `source`: of these values, in words. `memory`: None where it is unknown.
 
     `step_tokens`, `chunk_tokens`: of the engine as it runs; None: those of the profile.
+    `accelerators`: that it is spread over, 0 without one.
     """
 
     source: str
@@ -43,6 +44,7 @@ class EngineModel:
     kv_tokens: int | None = None
     step_tokens: int | None = None
     chunk_tokens: int | None = None
+    accelerators: int = 0
 
 
 def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
@@ -65,6 +67,7 @@ def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
         entry.get("kv_tokens_total") or None,
         features.get("max_num_batched_tokens") or None,
         features.get("long_prefill_token_threshold") or None,
+        entry.get("gpu_count") or 0,
     )
 
 
@@ -131,9 +134,10 @@ def of_facts(rows: Sequence[Row], prefill_tokens_per_s: float | None) -> EngineM
             f"the curve of the step time needs rows of three different batches; the table has: "
             f"{batches}. Measure more with `orch bench sweep --facts`"
         )
-    [(model, engine, _, gpu, _)] = kinds
+    [(model, engine, _, gpu, accelerators)] = kinds
     curve = StepCurve(tuple(sorted(points, key=_batch)), found)
-    return EngineModel(f"{len(points)} rows of {model} on {engine}, {gpu}", curve, prefill)
+    source = f"{len(points)} rows of {model} on {engine}, {gpu}"
+    return EngineModel(source, curve, prefill, accelerators=accelerators)
 
 
 def select(rows: Iterable[Row], model_id: str | None, gpu: str | None) -> list[Row]:

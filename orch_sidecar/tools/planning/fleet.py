@@ -23,7 +23,8 @@ from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What `engines` would do with the traffic. `goodput`: the share of all interactive requests
-    that are served within the SLO; `refused`: that are rejected. `occupancy`: of the slots."""
+    that are served within the SLO, which generate `good_tokens_per_s`; `refused`: that are
+    rejected. `occupancy`: of the slots."""
 
     engines: int
     requests: int
@@ -33,6 +34,7 @@ class Prediction:
     ttft_p95_ms: float | None
     tpot_p95_ms: float | None
     tokens_per_s: float
+    good_tokens_per_s: float
     occupancy: float
 
 
@@ -72,18 +74,19 @@ def predict(
             busy_s += course.busy_s
     asked = [each for each in records if each.arrival.service_class is INTERACTIVE] or records
     served = [each for each in asked if each.refused is None]
-    met = sum(_kept(each, slo) for each in served)
+    kept = [each for each in served if _kept(each, slo)]
     first = [1000 * ttft for each in served if (ttft := _ttft_s(each)) is not None]
     each_ms = [1000 * tpot for each in served if (tpot := _tpot_s(each)) is not None]
     return Prediction(
         engines=engines,
         requests=len(asked),
-        goodput=met / len(asked) if asked else 1.0,
-        goodput_per_s=met / seconds,
+        goodput=len(kept) / len(asked) if asked else 1.0,
+        goodput_per_s=len(kept) / seconds,
         refused=1 - len(served) / len(asked) if asked else 0.0,
         ttft_p95_ms=percentile(first, 95),
         tpot_p95_ms=percentile(each_ms, 95),
         tokens_per_s=tokens / seconds,
+        good_tokens_per_s=sum(each.arrival.output for each in kept) / seconds,
         occupancy=busy_s / (seconds * shape.slots * engines),
     )
 

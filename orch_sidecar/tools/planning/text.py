@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orch_sidecar.tools.drawing.texts import number_text
+from orch_sidecar.tools.facts.cost.cost import per_million
 from orch_sidecar.tools.planning.fleet import Prediction
 from orch_sidecar.tools.tune.decision import Decision
 from orch_sidecar.tools.tune.memory import MemoryBound
 
 _HEAD = ("engines", "goodput", "per s", "refused", "TTFT p95", "TPOT p95 ms", "tokens/s", "busy")
+# Reserved for the whole hour, however busy; the tokens are those of interactive requests that are
+# served within the SLO, inputs included.
+_MONEY = ("hour", "1M out in SLO")
 
 
 def slots_text(decision: Decision, memory: MemoryBound | None, slots: int) -> str:
@@ -25,9 +30,14 @@ def slots_text(decision: Decision, memory: MemoryBound | None, slots: int) -> st
     return "\n".join(lines)
 
 
-def plan_text(predictions: Sequence[Prediction], target: float) -> str:
-    """Returns the table, and the number of engines that reaches the target."""
-    rows = [_HEAD]
+def plan_text(
+    predictions: Sequence[Prediction], target: float, engine_hour: float | None = None
+) -> str:
+    """Returns the table, and the number of engines that reaches the target.
+
+    `engine_hour`: what an hour of one engine costs; None: the table has no money.
+    """
+    rows: list[tuple[str, ...]] = [_HEAD if engine_hour is None else (*_HEAD, *_MONEY)]
     rows += [
         (
             str(each.engines),
@@ -38,10 +48,11 @@ def plan_text(predictions: Sequence[Prediction], target: float) -> str:
             _number(each.tpot_p95_ms),
             f"{each.tokens_per_s:.0f}",
             f"{each.occupancy:.0%}",
+            *([] if engine_hour is None else _money(each, engine_hour)),
         )
         for each in predictions
     ]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
@@ -61,6 +72,11 @@ def plan_text(predictions: Sequence[Prediction], target: float) -> str:
 def needed(predictions: Sequence[Prediction], target: float) -> int | None:
     """Returns the fewest engines that reach the target; None if none of them does."""
     return next((each.engines for each in predictions if each.goodput >= target), None)
+
+
+def _money(prediction: Prediction, engine_hour: float) -> tuple[str, str]:
+    hour, good_per_s = prediction.engines * engine_hour, prediction.good_tokens_per_s
+    return number_text(hour), number_text(per_million(hour, good_per_s) if good_per_s else None)
 
 
 def _number(value: float | None) -> str:

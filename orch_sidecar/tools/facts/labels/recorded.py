@@ -157,9 +157,11 @@ class RecordedRun(BaseModel):
 
     @property
     def outcomes(self) -> Notes:
-        """How many requests were not answered, and of which the latencies are."""
+        """How many requests were not answered, which SLO there was, and of which the latencies
+        are."""
         fates = Counter(call.fate for call in self.calls)
         notes: Notes = {name: fates[name] for name in ("refused", "failed") if fates[name]}
+        notes |= {f"slo_{name}_ms": bound for name, bound in self.scenario.slo_ms.items()}
         if self.of_class is not self.calls:
             notes[LATENCY_OF] = ServiceClass.INTERACTIVE.value
         return notes

@@ -82,8 +82,8 @@ class Snapshot:
     `busy_s`, seconds in steps of any kind; `requests_total`, generation requests that it has
     accepted; `prefix_queries`, `prefix_hits`, prompt tokens looked up in the prefix cache, and
     found there; `generated_tokens`, of all sequences, and `prefilled_tokens`, of prompts as far as
-    they were not cached, None where not reported. `kv_tokens_total`: the tokens that its KV cache
-    holds, None where not reported.
+    they were not cached, and `prefill_s`, what they added to steps, None where not reported.
+    `kv_tokens_total`: the tokens that its KV cache holds, None where not reported.
 
     `weights`: the model as the engine loaded it, its id or path. `foreign`: sequences in the engine
     that did not come through the reporting sidecar; `leased`: those that did, 0 where the document
@@ -120,6 +120,7 @@ class Snapshot:
     leased: _Count = 0
     generated_tokens: _Count | None = Field(None, validation_alias="generated_tokens_total")
     prefilled_tokens: _Count | None = Field(None, validation_alias=AliasPath("prefill", "tokens"))
+    prefill_s: _Seconds | None = Field(None, validation_alias=AliasPath("prefill", "seconds"))
 
     @property
     def observed_at_s(self) -> float:

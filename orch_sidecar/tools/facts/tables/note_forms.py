@@ -69,6 +69,7 @@ _FORMS: Final[Mapping[str, Form]] = {
     "window_s": number("of seconds, ", 0),
     **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
     "goodput_share": number("", 0, 1),
+    **dict.fromkeys(names.SLOS, ABOVE_0),
     names.BATCH_MEAN: number("", 1),
     names.BATCH_MAX: whole(1),
     names.BATCH_REQUESTS: number("", 1),

@@ -15,6 +15,8 @@ BATCH_MEAN: Final = "batch_mean"
 BATCH_MAX: Final = "batch_max"
 # Of all requests, those that met the SLO.
 GOODPUT_SHARE: Final = "goodput_share"
+# The bounds of the SLO, in milliseconds.
+SLOS: Final = ("slo_ttft_ms", "slo_tpot_ms", "slo_latency_ms")
 # Of a run of requests for several sequences: the mean number of requests that were decoded at once.
 BATCH_REQUESTS: Final = "batch_requests"
 

@@ -71,6 +71,18 @@ def test_text_names_what_is_not_enough() -> None:
     assert "not enough: 1 engines serve" in plan_text(found, 0.98)
 
 
+def test_money_is_that_of_whole_engines_over_the_tokens_within_the_slo() -> None:
+    found = list(grow(2, 0.98, SHAPE, traffic(5.0), SECONDS, RULES, SLO))
+    assert found[0].goodput == 1.0
+    tokens = sum(each.output for each in traffic(5.0))
+    assert found[0].good_tokens_per_s == pytest.approx(tokens / SECONDS)
+    head, one, two, *_ = (line.split() for line in plan_text(found, 0.98, 3.6).splitlines())
+    assert head[-5:] == ["hour", "1M", "out", "in", "SLO"]
+    assert [float(line[-2]) for line in (one, two)] == [3.6, 7.2]
+    assert float(one[-1]) == pytest.approx(1000 / found[0].good_tokens_per_s, rel=1e-3)
+    assert float(two[-1]) == pytest.approx(2 * float(one[-1]), rel=0.01)
+
+
 def test_command_plans_a_trace_from_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,12 +91,13 @@ def test_command_plans_a_trace_from_a_table(
     words = ["plan", "--trace", str(CONVERSATION), "--trace-window", "0:30", "--fact", str(table)]
     words += ["--slo-ttft-ms", "2000", "--slo-tpot-ms", "40", "--time-factor", "1/8"]
     memory = ["--kv-gib", "4", "--kv-bytes-per-token", "131072"]
-    cli.main([*words, *memory, "--json", str(out), "--plot", str(image)])
+    cli.main([*words, *memory, "--json", str(out), "--plot", str(image), "--per-hour", "2.5"])
     text = capsys.readouterr().out
     assert "4.00 GiB, 131072 bytes per token" in text
     assert "enough for 95% within the SLO" in text
     plan = json.loads(out.read_text())
     assert needed_of(plan) >= 1
+    assert plan["engine_hour"] == 2.5
     assert image.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit) as ended:
         cli.main([*words, "--kv-gib", "4"])

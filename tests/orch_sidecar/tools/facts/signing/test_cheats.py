@@ -145,6 +145,12 @@ CHEATS = (
         result=scenario(slo_ms={"ttft": 20.0}),
     ),
     Cheat(
+        "a wider SLO",
+        f"slo_ttft_ms is 500, {GIVES} 20",
+        {"notes": {"goodput_share": 1.0, "slo_ttft_ms": 500}},
+        scenario(slo_ms={"ttft": 20.0}),
+    ),
+    Cheat(
         "a bottleneck that is not noted",
         "client_bottleneck is absent",
         result={"client": {"bottleneck": ["it used 97 % of one core"]}},

@@ -1,0 +1,279 @@
+"""Prices rows: what a million tokens cost, by label.
+
+Pure. The formulas:
+
+- an hour costs its price and its electricity. Both are per accelerator with its share of the host,
+  or per machine where a row has no accelerator: a copy of a model on four costs four times as much;
+- a whole hour is paid for (reserved), and in a share of it the engine works as it did in the row
+  (used); its tokens are those of the used share. Electricity is of both, at their own draws;
+- the tokens of a `batched_online` row are those of requests within its SLO: its throughput times
+  the requests within it over the answered ones, as if they were of the mean length;
+- with inputs included, an output token costs the hour over the output tokens of the hour;
+- apart, the hour is divided in proportion to the engine's time: what prompts added to its steps, by
+  the counters in the row's evidence, is of the input tokens, all else of the output tokens. Of a
+  single stream without evidence the time to the first token is of the input, for nothing else runs.
+  Elsewhere the times are unknown, and so are the two prices.
+
+What is not measured and not given is not guessed, and labels never share a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orch_sidecar.tools.facts.comparison.conditions import number_note, remarks_of
+from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot
+from orch_sidecar.tools.facts.signing.evidence_file import (
+    InvalidEvidence,
+    digest,
+    named_by,
+    parse_evidence,
+)
+from orch_sidecar.tools.facts.tables import notes as names
+from orch_sidecar.tools.facts.tables.check import LocatedRow
+from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+
+_MILLION: Final = 1_000_000
+_HOUR_S: Final = 3600.0
+_WATTS_PER_KW: Final = 1000.0
+
+# Returns the content of an evidence file by its digest, None where there is none.
+ReadEvidence = Callable[[str], bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What is paid for one accelerator with its share of the host, in any currency.
+
+    `per_hour`: rent, or purchase over the hours of its life. `per_kwh`: of electricity, 0 if the
+    hour includes it. `watts`, `idle_watts`: measured draws while it works and while it does not.
+    `used`: the share of the hours in which it works. Raises ValueError for electricity without the
+    draws that it needs.
+    """
+
+    per_hour: float
+    per_kwh: float = 0.0
+    watts: float | None = None
+    idle_watts: float | None = None
+    used: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.per_kwh and self.watts is None:
+            raise ValueError("electricity needs --watts: power is measured or given, never guessed")
+        if self.per_kwh and self.used < 1 and self.idle_watts is None:
+            raise ValueError(
+                f"electricity of machines that are used for {self.used:.0%} of their hours needs "
+                "--idle-watts, too"
+            )
+
+    def electricity(self, accelerators: int) -> float:
+        """Returns what the electricity of an hour costs."""
+        drawn = self.used * (self.watts or 0.0) + (1 - self.used) * (self.idle_watts or 0.0)
+        return max(1, accelerators) * self.per_kwh * drawn / _WATTS_PER_KW
+
+    def hour(self, accelerators: int) -> float:
+        """Returns what a reserved hour of that many accelerators costs; 0: of one machine."""
+        return max(1, accelerators) * self.per_hour + self.electricity(accelerators)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the tokens of a row cost. Money is in the currency of the prices, shares from 0 to 1.
+
+    `hour`: a reserved hour, of which `electricity`. `tokens_per_s`: generated tokens that are paid
+    for, `within_slo` of all. `engine_busy`: of the run, the time in which the engine computed, None
+    if unknown. `output_with_input`: a million output tokens, inputs included; `input`, `output`: a
+    million of each, None where the engine's times are unknown; `split_by`: what divided them.
+    """
+
+    place: str
+    row: Row
+    hour: float
+    electricity: float
+    tokens_per_s: float
+    within_slo: float | None
+    slo: str
+    engine_busy: float | None
+    output_with_input: float
+    input: float | None
+    output: float | None
+    split_by: str
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpriced:
+    """A row that has no price, and what it lacks."""
+
+    place: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One figure of several rows with one label: their hours together over their tokens."""
+
+    label: Label
+    rows: int
+    hour: float
+    output_with_input: float
+
+
+class MixedLabels(ValueError):
+    """Rows of different labels were to be one figure."""
+
+
+def priced(
+    rows: Sequence[LocatedRow], prices: Prices, evidence: ReadEvidence
+) -> tuple[list[Cost], list[Unpriced]]:
+    """Returns the costs of rows in the order of the labels, and the rows without one."""
+    found: list[Cost] = []
+    without: list[Unpriced] = []
+    for located in rows:
+        notes = parse_notes(located.row.scenario_notes)
+        lacks = _lacks(located.row.measurement_type, notes)
+        if lacks:
+            without.append(Unpriced(located.place, lacks))
+        else:
+            found.append(_cost(located, notes, prices, evidence))
+    order = list(Label)
+    return sorted(found, key=lambda each: order.index(each.row.measurement_type)), without
+
+
+def total_of(costs: Sequence[Cost], used: float) -> Total:
+    """Returns the one figure of rows, as of a fleet of which each row is a part.
+
+    Raises MixedLabels for rows of several labels, and ValueError without a row.
+    """
+    labels = sorted({each.row.measurement_type for each in costs})
+    if len(labels) > 1:
+        raise MixedLabels(
+            f"one figure of {', '.join(labels)}: they are prices of different things; select one "
+            "with --label"
+        )
+    if not labels:
+        raise ValueError("no row has a price")
+    hour, tokens_per_s = sum(each.hour for each in costs), sum(each.tokens_per_s for each in costs)
+    return Total(labels[0], len(costs), hour, per_million(hour, tokens_per_s * used))
+
+
+def _lacks(label: Label, notes: Mapping[str, str]) -> str:
+    """Returns what a row lacks to be priced; empty for one that lacks nothing."""
+    if label is Label.TO_BE_CONFIRMED:
+        return f"{label}: it is unknown how the engine was batching"
+    if label is not Label.BATCHED_ONLINE:
+        return ""
+    missing = []
+    if not any(name in notes for name in names.SLOS):
+        missing.append(f"the SLO ({', '.join(names.SLOS)})")
+    if names.GOODPUT_SHARE not in notes:
+        missing.append(f"the share of requests within it ({names.GOODPUT_SHARE})")
+    if missing:
+        return f"incomplete: a shared machine's tokens need {' and '.join(missing)}"
+    if names.LATENCY_OF in notes:
+        return (
+            f"incomplete: {names.GOODPUT_SHARE} is of interactive requests only, the throughput of "
+            "bulk work, too"
+        )
+    if not float(notes[names.GOODPUT_SHARE]):
+        return "no request was within the SLO"
+    return ""
+
+
+def _cost(
+    located: LocatedRow, notes: Mapping[str, str], prices: Prices, evidence: ReadEvidence
+) -> Cost:
+    row = located.row
+    within = _within_slo(notes) if row.measurement_type is Label.BATCHED_ONLINE else None
+    tokens_per_s = row.throughput_tokens_per_sec * (1.0 if within is None else within)
+    hour = prices.hour(row.gpu_count)
+    engine = _engine_time(row, evidence)
+    share, split_by = _input_share(row, notes, engine)
+    used_per_s = tokens_per_s * prices.used
+    inputs_per_s = used_per_s * row.input_tokens / row.output_tokens
+    apart = share is not None and inputs_per_s > 0
+    hits = number_note(notes, names.PREFIX_HIT_RATIO)
+    cached = (f"{hits:.0%} of the input from the prefix cache",) if hits else ()
+    window_s = number_note(notes, "window_s")
+    return Cost(
+        place=located.place,
+        row=row,
+        hour=hour,
+        electricity=prices.electricity(row.gpu_count),
+        tokens_per_s=tokens_per_s,
+        within_slo=within,
+        slo=", ".join(
+            f"{name.split('_')[1].upper()} {notes[name]} ms" for name in names.SLOS if name in notes
+        ),
+        engine_busy=min(1.0, engine.busy_s / window_s) if engine and window_s else None,
+        output_with_input=per_million(hour, used_per_s),
+        input=per_million(hour * share, inputs_per_s) if share is not None and apart else None,
+        output=per_million(hour * (1 - share), used_per_s) if share is not None else None,
+        split_by=split_by,
+        remarks=(*remarks_of(notes, verified=False), *cached),
+    )
+
+
+def per_million(hour: float, tokens_per_s: float) -> float:
+    """Returns what a million tokens cost if an hour that costs `hour` has so many per second."""
+    return _MILLION * hour / (_HOUR_S * tokens_per_s)
+
+
+def _within_slo(notes: Mapping[str, str]) -> float:
+    """Returns the share of the answered requests that met the SLO, from that of all requests."""
+    answered = number_note(notes, "requests")
+    if not answered:
+        return float(notes[names.GOODPUT_SHARE])
+    others = sum(number_note(notes, name) or 0 for name in ("refused", "failed", "cancelled"))
+    return min(1.0, float(notes[names.GOODPUT_SHARE]) * (answered + others) / answered)
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineTime:
+    """Seconds of a run in which the engine computed, and of them what prompts added to its steps;
+    None if it did not report that."""
+
+    busy_s: float
+    prefill_s: float | None
+
+
+def _engine_time(row: Row, evidence: ReadEvidence) -> _EngineTime | None:
+    """Reads the engine's times from the row's evidence; None without it, or where it was changed.
+
+    The counters are those that the client saved: `orch facts verify` holds them against what the
+    engine signed.
+    """
+    _, name = named_by(row.scenario_notes)
+    content = None if name is None else evidence(name)
+    if content is None or digest(content) != name:
+        return None
+    try:
+        result = parse_evidence(content).client_measured.result
+        pool = (result.get("engine") or {}).get("pool")
+        before, after = (parse_snapshot(each, pool) for each in result.get("capabilities", ()))
+    except (InvalidEvidence, InvalidSnapshot, ValueError):
+        return None
+    if before.prefill_s is None or after.prefill_s is None:
+        return _EngineTime(after.busy_s - before.busy_s, None)
+    return _EngineTime(after.busy_s - before.busy_s, after.prefill_s - before.prefill_s)
+
+
+def _input_share(
+    row: Row, notes: Mapping[str, str], engine: _EngineTime | None
+) -> tuple[float | None, str]:
+    """Returns the share of the hour that is of the input tokens, and from what it follows."""
+    if engine is not None and engine.prefill_s is not None and engine.busy_s > 0:
+        return min(1.0, engine.prefill_s / engine.busy_s), "the engine's time"
+    first_ms, all_ms = (number_note(notes, f"{name}_p50_ms") for name in ("ttft", "latency"))
+    if row.measurement_type is Label.SINGLE_STREAM and first_ms and all_ms:
+        return min(1.0, first_ms / all_ms), "the time to the first token"
+    return None, ""
+
+
+def by_label(costs: Sequence[Cost]) -> Iterator[tuple[Label, list[Cost]]]:
+    """Yields the costs of each label that has some."""
+    for label in Label:
+        if found := [each for each in costs if each.row.measurement_type is label]:
+            yield label, found

@@ -1,0 +1,212 @@
+"""What tokens cost, by hand; what has no price; and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.cost.cost import Cost, MixedLabels, Prices, priced, total_of
+from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of
+from orch_sidecar.tools.facts.tables.files import append
+from orch_sidecar.tools.facts.tables.row import Label, Row
+from tests.orch_sidecar.tools.facts.comparison.test_compare import placed
+from tests.orch_sidecar.tools.facts.conftest import Run
+from tests.orch_sidecar.tools.facts.rows import fact
+from tests.orch_sidecar.tools.facts.snapshots import document
+
+SINGLE, OFFLINE, UNKNOWN = Label.SINGLE_STREAM, Label.OFFLINE, Label.TO_BE_CONFIRMED
+# A thousand tokens per second, 3.6 million per hour: at 3.60 an hour a million costs 1.
+PRICES = Prices(3.6)
+SLO = {"slo_ttft_ms": 500, "goodput_share": 0.8}
+# Of 80 requests of 512 tokens.
+WINDOW = {"window_s": 40.96, "preliminary": "yes"}
+NO_EVIDENCE: Mapping[str, bytes] = {}
+
+
+def thousand(label: Label = Label.BATCHED_ONLINE, **changes: Any) -> Row:
+    notes = {**(SLO if label is Label.BATCHED_ONLINE else {}), **changes.pop("notes", {})}
+    return fact(label, throughput_tokens_per_sec=1000.0, notes=notes, **changes)
+
+
+def cost_of(row: Row, prices: Prices = PRICES, contents: Mapping[str, bytes] = NO_EVIDENCE) -> Cost:
+    [found], without = priced(placed(row), prices, contents.get)
+    assert without == []
+    return found
+
+
+def why_not(row: Row) -> str:
+    found, [without] = priced(placed(row), PRICES, NO_EVIDENCE.get)
+    assert found == []
+    return without.why
+
+
+class TestHour:
+    def test_million_of_output_costs_the_hour_over_its_tokens(self) -> None:
+        assert cost_of(thousand(OFFLINE)).output_with_input == pytest.approx(1.0)
+
+    def test_hour_of_a_copy_on_four_accelerators_costs_four_times_as_much(self) -> None:
+        found = cost_of(thousand(OFFLINE, gpu_count=4))
+        assert (found.hour, found.output_with_input) == pytest.approx((14.4, 4.0))
+
+    def test_machine_without_an_accelerator_costs_one_price(self) -> None:
+        assert cost_of(thousand(OFFLINE, gpu="CPU (test)", gpu_count=0)).hour == 3.6
+
+    def test_reserved_hours_are_paid_for_and_used_ones_have_tokens(self) -> None:
+        found = cost_of(thousand(SINGLE), Prices(3.6, used=0.1))
+        assert (found.hour, found.output_with_input) == pytest.approx((3.6, 10.0))
+
+    def test_electricity_is_of_both_at_their_own_draws(self) -> None:
+        prices = Prices(3.6, per_kwh=0.5, watts=1000.0, idle_watts=100.0, used=0.25)
+        found = cost_of(thousand(SINGLE), prices)
+        assert found.electricity == pytest.approx(0.5 * (0.25 * 1.0 + 0.75 * 0.1))
+        assert found.hour == pytest.approx(3.6 + found.electricity)
+
+    @pytest.mark.parametrize(
+        ("given", "needed"), [({}, "--watts"), ({"watts": 300.0, "used": 0.5}, "--idle-watts")]
+    )
+    def test_power_is_not_guessed(self, given: dict[str, float], needed: str) -> None:
+        with pytest.raises(ValueError, match=needed):
+            Prices(1.0, per_kwh=0.3, **given)
+
+
+class TestSharedMachine:
+    def test_tokens_are_those_of_requests_within_the_slo(self) -> None:
+        found = cost_of(thousand())
+        assert (found.tokens_per_s, found.within_slo) == pytest.approx((800.0, 0.8))
+        assert found.output_with_input == pytest.approx(1 / 0.8)
+        assert found.slo == "TTFT 500 ms"
+
+    def test_share_of_all_requests_is_related_to_the_answered_ones(self) -> None:
+        outcomes = {"requests": 80, **WINDOW, "refused": 15, "failed": 5}
+        assert cost_of(thousand(notes=outcomes)).within_slo == pytest.approx(1.0)
+
+    @pytest.mark.parametrize(
+        ("row", "missing"),
+        [
+            (fact(), "need the SLO .* and the share of requests within it"),
+            (fact(notes={"goodput_share": 0.9}), r"need the SLO \(slo_ttft_ms.*\)$"),
+            (fact(notes={"slo_tpot_ms": 50}), r"need the share .* \(goodput_share\)$"),
+            (thousand(notes={"latency_of": "interactive"}), "of interactive requests only"),
+            (thousand(notes={"goodput_share": 0.0}), "no request was within the SLO"),
+            (fact(UNKNOWN), "it is unknown how the engine was batching"),
+        ],
+    )
+    def test_row_without_a_price_says_what_it_lacks(self, row: Row, missing: str) -> None:
+        assert re.search(missing, why_not(row))
+
+
+def with_evidence(row: Row, prefill_s: float) -> tuple[Row, dict[str, bytes]]:
+    """The row, and evidence that its engine computed for 5 s, `prefill_s` of them for prompts."""
+    states = [
+        document(busy_seconds_total=busy_s, prefill={"tokens": 0, "seconds": seconds})
+        for busy_s, seconds in ((1.0, 0.25), (6.0, 0.25 + prefill_s))
+    ]
+    signed = Signed(
+        run="", nonce=None, public_key="", certificate=None, before={}, after={}, between=[],
+        leaves=[],
+    )  # fmt: skip
+    result = {"engine": {"pool": "cloud"}, "capabilities": states}
+    content, named = evidence_of(signed, row, result)
+    return named, {digest(content): content}
+
+
+class TestInAndOut:
+    def test_hour_is_divided_by_the_engines_time(self) -> None:
+        row = thousand(input_tokens=1024, notes={"requests": 80, **WINDOW})
+        named, contents = with_evidence(row, prefill_s=1.0)
+        found = cost_of(named, contents=contents)
+        assert found.split_by == "the engine's time"
+        assert found.engine_busy == pytest.approx(5 / 40.96)
+        # A fifth of the hour is of twice as many input tokens.
+        assert found.input == pytest.approx(0.2 * found.output_with_input / 2)
+        assert found.output == pytest.approx(0.8 * found.output_with_input)
+
+    def test_both_prices_together_are_the_one_with_inputs_included(self) -> None:
+        row = thousand(SINGLE, input_tokens=300, notes={"ttft_p50_ms": 80, "latency_p50_ms": 512})
+        found = cost_of(row)
+        assert found.split_by == "the time to the first token"
+        assert found.input is not None
+        assert found.output is not None
+        together = found.output * 512 + found.input * 300
+        assert together == pytest.approx(found.output_with_input * 512)
+
+    def test_batched_row_without_evidence_has_no_price_of_either_alone(self) -> None:
+        found = cost_of(thousand(notes={"ttft_p50_ms": 80, "latency_p50_ms": 512}))
+        assert (found.input, found.output, found.split_by) == (None, None, "")
+
+    def test_evidence_that_was_changed_divides_nothing(self) -> None:
+        named, contents = with_evidence(thousand(), prefill_s=1.0)
+        [name] = contents
+        assert cost_of(named, contents={name: contents[name] + b" "}).input is None
+
+
+class TestOneFigure:
+    def test_total_is_the_hours_together_over_the_tokens_together(self) -> None:
+        rows = placed(thousand(OFFLINE), thousand(OFFLINE, gpu_count=3, source_tag="run-2"))
+        costs, _ = priced(rows, PRICES, NO_EVIDENCE.get)
+        assert total_of(costs, PRICES.used).output_with_input == pytest.approx((3.6 + 10.8) / 7.2)
+
+    def test_labels_are_never_one_figure(self) -> None:
+        costs, _ = priced(placed(thousand(SINGLE), thousand(OFFLINE)), PRICES, NO_EVIDENCE.get)
+        with pytest.raises(MixedLabels, match="one figure of offline, single_stream"):
+            total_of(costs, 1.0)
+
+
+class TestCommand:
+    @pytest.fixture
+    def table(self, tmp_path: Path) -> Path:
+        path = tmp_path / "t.csv"
+        append(path, [thousand(SINGLE), thousand(), fact(source_tag="run-2"), thousand(OFFLINE)])
+        return path
+
+    def test_prints_a_table_for_each_label_and_what_has_no_price(
+        self, run: Run, table: Path
+    ) -> None:
+        code, out, _ = run("cost", table, "--per-hour", "3.6")
+        sections = [
+            line for line in out.splitlines() if line.endswith((":", "one", "SLO", "waits"))
+        ]
+        assert [line.partition(":")[0] for line in sections] == [
+            "single_stream", "batched_online", "offline", "without a price",
+        ]  # fmt: skip
+        assert "80.0% (TTFT 500 ms)" in out
+        assert f"{table}:4: incomplete" in out
+        assert code == 0
+
+    def test_json_has_the_costs_by_label(self, run: Run, table: Path) -> None:
+        words = ("--per-hour", "3.6", "--label", "offline", "--total", "--json")
+        _, out, _ = run("cost", table, *words)
+        found = json.loads(out)
+        assert list(found["costs"]) == ["offline"]
+        assert found["total"]["output_with_input"] == pytest.approx(1.0)
+
+    def test_refuses_one_figure_of_several_labels(self, run: Run, table: Path) -> None:
+        code, out, err = run("cost", table, "--per-hour", "3.6", "--total")
+        assert (code, out) == (1, "")
+        assert "they are prices of different things" in err
+
+    @pytest.mark.parametrize(
+        ("words", "error"),
+        [
+            (("--electricity", "0.30"), "'0.30' must be a price for a kWh, such as 0.30/kWh"),
+            (("--electricity", "0.30/kWh"), "electricity needs --watts"),
+            (("--used", "0"), "'0' must be above 0: unused hours have no tokens"),
+        ],
+    )
+    def test_what_makes_no_price_is_a_usage_error(
+        self, run: Run, table: Path, words: tuple[str, ...], error: str
+    ) -> None:
+        code, _, err = run("cost", table, "--per-hour", "1", *words)
+        assert code == 2
+        assert error in err
+
+    def test_table_without_a_price_exits_with_1(self, run: Run, tmp_path: Path) -> None:
+        append(tmp_path / "t.csv", [fact()])
+        code, _, err = run("cost", tmp_path / "t.csv", "--per-hour", "1")
+        assert code == 1
+        assert "no row that can be priced" in err
