@@ -9,10 +9,10 @@ Pure. The formulas:
 - the tokens of a `batched_online` row are those of requests within its SLO: its throughput times
   the requests within it over the answered ones, as if they were of the mean length;
 - with inputs included, an output token costs the hour over the output tokens of the hour;
-- apart, the hour is divided in proportion to the engine's time: what prompts added to its steps, by
-  the counters in the row's evidence, is of the input tokens, all else of the output tokens. Of a
-  single stream without evidence the time to the first token is of the input, for nothing else runs.
-  Elsewhere the times are unknown, and so are the two prices.
+- apart, the hour is divided in proportion to the engine's time: what prompts added to its steps is
+  of the input tokens, all else of the output tokens, by the counters that it signed in the row's
+  evidence. Of a single stream without evidence the time to the first token is of the input, for
+  nothing else runs. Elsewhere the times are unknown, and so are the two prices.
 
 What is not measured and not given is not guessed, and labels never share a figure.
 """
@@ -20,20 +20,21 @@ What is not measured and not given is not guessed, and labels never share a figu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from orch_sidecar.tools.facts.comparison.conditions import number_note, remarks_of
-from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot
 from orch_sidecar.tools.facts.signing.evidence_file import (
     InvalidEvidence,
     digest,
     named_by,
     parse_evidence,
 )
+from orch_sidecar.tools.facts.signing.proof import Unsound, prove
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.table import row_fields
 
 _MILLION: Final = 1_000_000
 _HOUR_S: Final = 3600.0
@@ -240,24 +241,22 @@ class _EngineTime:
 
 
 def _engine_time(row: Row, evidence: ReadEvidence) -> _EngineTime | None:
-    """Reads the engine's times from the row's evidence; None without it, or where it was changed.
-
-    The counters are those that the client saved: `orch facts verify` holds them against what the
-    engine signed.
-    """
-    _, name = named_by(row.scenario_notes)
+    """Returns the engine's times by the counters that it signed; None without sound evidence of
+    this row. Who signed it is left to `orch facts verify`."""
+    notes, name = named_by(row.scenario_notes)
     content = None if name is None else evidence(name)
     if content is None or digest(content) != name:
         return None
     try:
-        result = parse_evidence(content).client_measured.result
-        pool = (result.get("engine") or {}).get("pool")
-        before, after = (parse_snapshot(each, pool) for each in result.get("capabilities", ()))
-    except (InvalidEvidence, InvalidSnapshot, ValueError):
+        file = parse_evidence(content)
+        states = prove(file.signed, {}).states
+    except (InvalidEvidence, Unsound):
         return None
-    if before.prefill_s is None or after.prefill_s is None:
-        return _EngineTime(after.busy_s - before.busy_s, None)
-    return _EngineTime(after.busy_s - before.busy_s, after.prefill_s - before.prefill_s)
+    if file.client_measured.row != list(row_fields(replace(row, scenario_notes=notes))):
+        return None
+    before_s, after_s = states.before.prefill_s, states.after.prefill_s
+    prefill_s = None if before_s is None or after_s is None else after_s - before_s
+    return _EngineTime(states.after.busy_s - states.before.busy_s, prefill_s)
 
 
 def _input_share(

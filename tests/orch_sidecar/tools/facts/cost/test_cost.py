@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orch_sidecar.tools.facts.cost.cost import Cost, MixedLabels, Prices, priced, total_of
-from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of
+from orch_sidecar.tools.facts.signing.evidence_file import digest, named_by
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.facts.comparison.test_compare import placed
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.rows import fact
-from tests.orch_sidecar.tools.facts.snapshots import document
+from tests.orch_sidecar.tools.facts.signing.signed import (
+    SigningEngine,
+    content_of,
+    evidence_and_row,
+    row_of,
+)
+from vllm_plugin.speed.engine_speed import SchedulerReport
 
 SINGLE, OFFLINE, UNKNOWN = Label.SINGLE_STREAM, Label.OFFLINE, Label.TO_BE_CONFIRMED
 # A thousand tokens per second, 3.6 million per hour: at 3.60 an hour a million costs 1.
@@ -100,31 +107,41 @@ class TestSharedMachine:
         assert re.search(missing, why_not(row))
 
 
-def with_evidence(row: Row, prefill_s: float) -> tuple[Row, dict[str, bytes]]:
-    """The row, and evidence that its engine computed for 5 s, `prefill_s` of them for prompts."""
-    states = [
-        document(busy_seconds_total=busy_s, prefill={"tokens": 0, "seconds": seconds})
-        for busy_s, seconds in ((1.0, 0.25), (6.0, 0.25 + prefill_s))
-    ]
-    signed = Signed(
-        run="", nonce=None, public_key="", certificate=None, before={}, after={}, between=[],
-        leaves=[],
-    )  # fmt: skip
-    result = {"engine": {"pool": "cloud"}, "capabilities": states}
-    content, named = evidence_of(signed, row, result)
-    return named, {digest(content): content}
+@pytest.fixture
+def signed() -> tuple[Row, bytes]:
+    """A row, and the evidence that its engine decoded for 60 ms and read prompts for 20 more."""
+    engine = SigningEngine()
+    before = engine.ask()
+    engine.wait(0.02)
+    engine.decode(3, 6)
+    engine.wait(0.02)
+    report = SchedulerReport(engine.now_s, 0, 0, 0.0, 0, 1, elapsed_s=0.02, prompt_tokens=20)
+    engine.engine_state.record(report)
+    after = engine.ask(content_of(before.envelope)["sequence"])
+    content, row = evidence_and_row(
+        engine.signed(before, after), row_of(notes={"slo_ttft_ms": 20, "goodput_share": 1.0})
+    )
+    return row, content
 
 
 class TestInAndOut:
-    def test_hour_is_divided_by_the_engines_time(self) -> None:
-        row = thousand(input_tokens=1024, notes={"requests": 80, **WINDOW})
-        named, contents = with_evidence(row, prefill_s=1.0)
-        found = cost_of(named, contents=contents)
+    def test_hour_is_divided_by_the_engines_time(self, signed: tuple[Row, bytes]) -> None:
+        row, content = signed
+        found = cost_of(row, contents={digest(content): content})
         assert found.split_by == "the engine's time"
-        assert found.engine_busy == pytest.approx(5 / 40.96)
-        # A fifth of the hour is of twice as many input tokens.
-        assert found.input == pytest.approx(0.2 * found.output_with_input / 2)
-        assert found.output == pytest.approx(0.8 * found.output_with_input)
+        assert found.engine_busy == 1.0
+        # A quarter of the hour is of 20 input tokens for each 6 of the output.
+        assert found.input == pytest.approx(0.25 * found.output_with_input * 6 / 20)
+        assert found.output == pytest.approx(0.75 * found.output_with_input)
+
+    @pytest.mark.parametrize("change", [b" ", b""], ids=["changed", "of another row"])
+    def test_evidence_that_is_not_the_rows_own_divides_nothing(
+        self, signed: tuple[Row, bytes], change: bytes
+    ) -> None:
+        row, content = signed
+        row = row if change else replace(row, model_name="another")
+        found = cost_of(row, contents={named_by(row.scenario_notes)[1] or "": content + change})
+        assert (found.input, found.engine_busy) == (None, None)
 
     def test_both_prices_together_are_the_one_with_inputs_included(self) -> None:
         row = thousand(SINGLE, input_tokens=300, notes={"ttft_p50_ms": 80, "latency_p50_ms": 512})
@@ -138,11 +155,6 @@ class TestInAndOut:
     def test_batched_row_without_evidence_has_no_price_of_either_alone(self) -> None:
         found = cost_of(thousand(notes={"ttft_p50_ms": 80, "latency_p50_ms": 512}))
         assert (found.input, found.output, found.split_by) == (None, None, "")
-
-    def test_evidence_that_was_changed_divides_nothing(self) -> None:
-        named, contents = with_evidence(thousand(), prefill_s=1.0)
-        [name] = contents
-        assert cost_of(named, contents={name: contents[name] + b" "}).input is None
 
 
 class TestOneFigure:
