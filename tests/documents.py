@@ -71,3 +71,33 @@ def rows(text: str) -> Iterator[list[str]]:
 def quoted(text: str) -> list[str]:
     """What stands in backticks."""
     return re.findall(r"`([^`]+)`", text)
+
+
+def sentences(path: Path) -> Iterator[str]:
+    """The sentences of a page: of its paragraphs, items of lists and cells of tables."""
+    for block in _blocks(path):
+        yield from re.split(r"(?<=[.:;?!])\)?\s+(?=[A-Z`\[*])", block)
+
+
+def cells(path: Path) -> Iterator[str]:
+    """The cells of a page's tables."""
+    for row in rows(text_of(path)):
+        yield from row
+
+
+def words(text: str) -> int:
+    """How many words a reader reads: code in backticks, or a link, counts by its words."""
+    return len(re.findall(r"\w[^\s|]*", re.sub(r"\]\([^)]*\)", "]", text)))
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    yield from cells(path)
+    paragraph: list[str] = []
+    for line in [*text_of(path).splitlines(), ""]:
+        text = line.strip()
+        if not text or text.startswith(("#", "|", "- ", "* ")) or re.match(r"\d+\. ", text):
+            yield " ".join(paragraph)
+            paragraph = []
+        if not text.startswith("|"):
+            paragraph.append(text)
+    yield " ".join(paragraph)

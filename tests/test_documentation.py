@@ -17,13 +17,16 @@ from tests.documents import (
     REFERENCE,
     ROOT,
     anchors,
+    cells,
     documents,
     links,
     page,
     quoted,
     rows,
     section,
+    sentences,
     text_of,
+    words,
 )
 from tests.import_graph import CONTRIBUTING, drawn
 from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, Profile
@@ -59,6 +62,12 @@ def test_every_module_that_a_command_runs_exists(path: Path) -> None:
     named = re.findall(r"python -m (tests[.\w]+)", path.read_text(encoding="utf-8"))
     files = (ROOT.joinpath(*module.split(".")) for module in named)
     assert [file for file in files if not (file.with_suffix(".py").exists() or file.is_dir())] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
+def test_no_sentence_and_no_cell_of_a_page_is_too_long(path: Path) -> None:
+    assert [text for text in sentences(path) if words(text) > 40] == []
+    assert [text for text in cells(path) if words(text) > 60] == []
 
 
 def commands() -> list[list[str]]:
@@ -143,9 +152,9 @@ def test_every_key_of_a_profile_is_documented() -> None:
 
 def test_every_endpoint_is_documented_with_its_method() -> None:
     documented = set()
-    for _, cells in rows(page("endpoints")):
+    for _, named in rows(page("endpoints")):
         method = ""
-        for name in quoted(cells):
+        for name in quoted(named):
             method, _, path = name.rpartition(" ") if " " in name else (method, "", name)
             documented.add((method, path))
     paths = {(route.method, route.path) for route in ENDPOINTS.values()}

@@ -27,6 +27,7 @@ ORDER = (
     *("test_evidence", "test_cloud"),
     *(
         "test_cloud_clients",
+        "test_examples",
         "test_cloud_tiers",
         "test_cloud_storm",
         "test_many_sidecars",
