@@ -19,6 +19,16 @@ def number_text(value: float | None) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def rounded(value: float | None, digits: int = 0) -> str:
+    """Formats a number with so many digits after the point; NONE of None."""
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def percent(share: float | None, digits: int = 1, *, sign: bool = False) -> str:
+    """Formats a share as a percentage; NONE of None."""
+    return NONE if share is None else f"{100 * share:{'+' if sign else ''}.{digits}f} %"
+
+
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
     """Returns the lines of a table. `texts`: the columns from the left that are aligned left."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

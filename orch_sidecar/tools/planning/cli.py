@@ -24,24 +24,17 @@ from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.cost.cost import Prices
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
-from orch_sidecar.tools.planning.engine_model import (
-    EngineModel,
-    NoEngine,
-    of_capabilities,
-    of_facts,
-    select,
-)
+from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities, of_facts, select
 from orch_sidecar.tools.planning.fleet import Prediction, grow, rules_for
 from orch_sidecar.tools.planning.text import needed, plan_text, slots_text
-from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress
 from orch_sidecar.tools.traces.options import add_trace, trace_of
 from orch_sidecar.tools.tune.decision import decide
+from orch_sidecar.tools.tune.engine_model import EngineModel
 from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import MemoryBound
 from vllm_plugin.contracts import profile as profiles
-from vllm_plugin.contracts.profile import Profile
 
 _DESCRIPTION: Final = """Predicts how many engines, with how many slots, a traffic needs.
 
@@ -81,10 +74,8 @@ def _run(options: argparse.Namespace) -> int:
     slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
     model = _with_memory(_model(options, tokens), options, tokens)
     largest = model.curve.largest
-    full = FullSlots(_shape(model, largest, profile), traffic)
-    decision = decide(
-        model.curve, full, model.memory, slo.tpot_ms, model.prefill_tokens_per_s, largest
-    )
+    full = FullSlots(model.shape(profile, largest), traffic)
+    decision = decide(model, full, slo.tpot_ms, largest)
     slots = options.slots or max(2, decision.slots)
     seconds = traffic.count / traffic.rate
     print(
@@ -97,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
         for each in grow(
             options.most,
             options.goodput,
-            _shape(model, slots, profile),
+            model.shape(profile, slots),
             traffic.arrivals(traffic.rate, seconds, 0),
             seconds,
             rules_for(profile.admission, slo),
@@ -148,26 +139,6 @@ def _with_memory(model: EngineModel, options: argparse.Namespace, tokens: int) -
     longest = options.ctx_max
     memory = MemoryBound(tokens, size // tokens, longest, size // longest, size, per_token)
     return replace(model, memory=memory, kv_tokens=size)
-
-
-def _shape(model: EngineModel, slots: int, profile: Profile) -> EngineShape:
-    def argument(name: str, own: int | None, otherwise: int) -> int:
-        rule = profile.engine.get(name)
-        return own or (int(rule.value) if rule else otherwise)
-
-    plain, fit = EngineShape(), model.curve.fit
-    step = argument("max_num_batched_tokens", model.step_tokens, plain.step_tokens)
-    chunk = argument("long_prefill_token_threshold", model.chunk_tokens, step)
-    return EngineShape(
-        slots=slots,
-        t0_ms=fit.t0,
-        c_ms=fit.c,
-        alpha=fit.alpha,
-        prefill_tokens_per_s=model.prefill_tokens_per_s,
-        kv_tokens=model.kv_tokens,
-        step_tokens=step,
-        long_prefill_tokens=min(step, chunk),
-    )
 
 
 def _picture(found: Sequence[Prediction], target: float, title: str, suffix: str) -> bytes:

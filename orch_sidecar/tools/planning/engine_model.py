@@ -9,7 +9,6 @@ engine's traffic factor, which includes both, is not used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from orch_sidecar.admission.types import StepTime
@@ -18,7 +17,7 @@ from orch_sidecar.tools.bench.results.fit import Fit, fit
 from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.tune.decision import FEW_STEPS
-from orch_sidecar.tools.tune.memory import MemoryBound, memory_bound
+from orch_sidecar.tools.tune.engine_model import EngineModel, model_of
 from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
 
 _TTFT: Final = "ttft_p50_ms"
@@ -27,24 +26,6 @@ _TPOT: Final = "tpot_p50_ms"
 
 class NoEngine(ValueError):
     """No engine follows from what is given; the message states what is missing and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineModel:
-    """One engine. `source`: of these values, in words. `memory`: None where it is unknown.
-
-    `step_tokens`, `chunk_tokens`: of the engine as it runs; None: those of the profile.
-    `accelerators`: that it is spread over, 0 without one.
-    """
-
-    source: str
-    curve: StepCurve
-    prefill_tokens_per_s: float
-    memory: MemoryBound | None = None
-    kv_tokens: int | None = None
-    step_tokens: int | None = None
-    chunk_tokens: int | None = None
-    accelerators: int = 0
 
 
 def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
@@ -58,17 +39,7 @@ def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
             "the engine has not measured its prefill yet: run `orch tune`, or some traffic, and "
             "plan again"
         )
-    features = entry.get("features", {})
-    return EngineModel(
-        f"{entry.get('gpu') or 'an engine'}, as its /v1/capabilities reports",
-        _curve(entry),
-        prefill,
-        memory_bound(entry, tokens),
-        entry.get("kv_tokens_total") or None,
-        features.get("max_num_batched_tokens") or None,
-        features.get("long_prefill_token_threshold") or None,
-        entry.get("gpu_count") or 0,
-    )
+    return model_of(entry, tokens, _curve(entry), prefill)
 
 
 def _curve(entry: Mapping[str, Any]) -> StepCurve:

@@ -73,10 +73,10 @@ def predict(
             tokens += course.tokens
             busy_s += course.busy_s
     asked = [each for each in records if each.arrival.service_class is INTERACTIVE] or records
-    served = [each for each in asked if each.refused is None]
-    kept = [each for each in served if _kept(each, slo)]
-    first = [1000 * ttft for each in served if (ttft := _ttft_s(each)) is not None]
-    each_ms = [1000 * tpot for each in served if (tpot := _tpot_s(each)) is not None]
+    served = [done for each in asked if (done := each.completed) is not None]
+    kept = [each for each in served if slo.kept_by(each)]
+    first = [1000 * each.ttft_s for each in served if each.ttft_s is not None]
+    each_ms = [1000 * each.tpot_s for each in served if each.tpot_s is not None]
     return Prediction(
         engines=engines,
         requests=len(asked),
@@ -86,7 +86,7 @@ def predict(
         ttft_p95_ms=percentile(first, 95),
         tpot_p95_ms=percentile(each_ms, 95),
         tokens_per_s=tokens / seconds,
-        good_tokens_per_s=sum(each.arrival.output for each in kept) / seconds,
+        good_tokens_per_s=sum(each.output_tokens for each in kept) / seconds,
         occupancy=busy_s / (seconds * shape.slots * engines),
     )
 
@@ -126,24 +126,3 @@ def grow(
         if enough:
             return
         enough = found.goodput >= target
-
-
-def _ttft_s(record: Record) -> float | None:
-    first = record.sequence.first_token_at
-    return None if first is None else first - record.arrival.at
-
-
-def _tpot_s(record: Record) -> float | None:
-    first, ended = record.sequence.first_token_at, record.sequence.ended_at
-    if first is None or ended is None or record.arrival.output < 2:
-        return None
-    return (ended - first) / (record.arrival.output - 1)
-
-
-def _kept(record: Record, slo: Slo) -> bool:
-    ttft_s, tpot_s = _ttft_s(record), _tpot_s(record)
-    if ttft_s is None or record.sequence.ended_at is None:
-        return False
-    if slo.ttft_ms is not None and 1000 * ttft_s > slo.ttft_ms:
-        return False
-    return slo.tpot_ms is None or tpot_s is None or 1000 * tpot_s <= slo.tpot_ms

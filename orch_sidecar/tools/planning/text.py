@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orch_sidecar.tools.drawing.texts import number_text
+from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded
 from orch_sidecar.tools.facts.cost.cost import per_million
 from orch_sidecar.tools.planning.fleet import Prediction
 from orch_sidecar.tools.tune.decision import Decision
@@ -37,26 +37,22 @@ def plan_text(
 
     `engine_hour`: what an hour of one engine costs; None: the table has no money.
     """
-    rows: list[tuple[str, ...]] = [_HEAD if engine_hour is None else (*_HEAD, *_MONEY)]
-    rows += [
+    head = _HEAD if engine_hour is None else (*_HEAD, *_MONEY)
+    rows = [
         (
             str(each.engines),
             f"{each.goodput:.1%}",
             f"{each.goodput_per_s:.2f}",
             f"{each.refused:.1%}",
-            _number(each.ttft_p95_ms),
-            _number(each.tpot_p95_ms),
+            rounded(each.ttft_p95_ms),
+            rounded(each.tpot_p95_ms),
             f"{each.tokens_per_s:.0f}",
             f"{each.occupancy:.0%}",
             *([] if engine_hour is None else _money(each, engine_hour)),
         )
         for each in predictions
     ]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    lines = aligned(head, rows, texts=0)
     enough = needed(predictions, target)
     if enough is None:
         lines.append(
@@ -77,7 +73,3 @@ def needed(predictions: Sequence[Prediction], target: float) -> int | None:
 def _money(prediction: Prediction, engine_hour: float) -> tuple[str, str]:
     hour, good_per_s = prediction.engines * engine_hour, prediction.good_tokens_per_s
     return number_text(hour), number_text(per_million(hour, good_per_s) if good_per_s else None)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"

@@ -4,5 +4,6 @@ The admission is the one that serves: it takes the time as an argument and so ru
 as in real time. The engine is a model, as accurate as the step time it is given. A run depends on
 its arguments alone: the same seed gives the same figures.
 
-Pure. Imports `admission`, `api.refusal` and `tools.traces`.
+Pure. Imports `admission`, `api.refusal`, `tools.traces`, the figures of `tools.facts`, and
+`tools.drawing` for its tables.
 """

@@ -121,11 +121,7 @@ def unloaded_ttft_p95_ms(shape: EngineShape, workload: Traffic, seed: int) -> fl
     rate = _LOW_LOAD / one_s
     arrivals = alone.arrivals(rate, ceil(_ALONE / rate), seed)
     course = Run(shape, arrivals, ceil(_ALONE / rate), Direct, seed).to_the_end()
-    first = [
-        record.sequence.first_token_at - record.arrival.at
-        for record in course.records
-        if record.sequence.first_token_at is not None
-    ]
-    p95 = spread(first).p95
+    done = (record.completed for record in course.records)
+    p95 = spread([each.ttft_s for each in done if each and each.ttft_s is not None]).p95
     assert p95 is not None, "all requests have ended"
     return p95

@@ -16,10 +16,12 @@ sequence that arrives during a step takes part from the next one on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from random import Random
+from typing import Any, Self
 
+from vllm_plugin.contracts.profile import SLOTS_ARGUMENT, Profile
 from vllm_plugin.contracts.token_time import TokenTimes, Traffic
 
 
@@ -42,6 +44,31 @@ class EngineShape:
     long_prefill_tokens: int = 512
     noise: float = 0.0
     by_priority: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile | None,
+        slots: int | None = None,
+        step_tokens: int | None = None,
+        long_prefill_tokens: int | None = None,
+        **others: Any,
+    ) -> Self:
+        """Returns an engine: what is None is the profile's, or the default of the model."""
+
+        def argument(name: str, given: int | None, default: int) -> int:
+            rule = None if profile is None else profile.engine.get(name)
+            return given if given is not None else int(rule.value) if rule else default
+
+        plain = cls(**others)
+        step = argument("max_num_batched_tokens", step_tokens, plain.step_tokens)
+        chunk = argument("long_prefill_token_threshold", long_prefill_tokens, step)
+        return replace(
+            plain,
+            slots=argument(SLOTS_ARGUMENT, slots, plain.slots),
+            step_tokens=step,
+            long_prefill_tokens=min(step, chunk),
+        )
 
     def step_ms(self, batch: float) -> float:
         """Returns the milliseconds of a step that decodes `batch` sequences without prefill."""

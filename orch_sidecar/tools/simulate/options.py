@@ -19,7 +19,6 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.traces.options import add_trace, trace_of
-from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import Profile
 
 _DESCRIPTION: Final = """Simulates a profile's admission with an engine and traffic.
@@ -99,21 +98,12 @@ def parser() -> argparse.ArgumentParser:
 
 def shape_of(options: argparse.Namespace, profile: Profile) -> EngineShape:
     """Returns the engine: what is not given is the profile's, or the model's default."""
-
-    def of_engine(name: str, given: int | None, otherwise: int) -> int:
-        rule = profile.engine.get(name)
-        return given if given is not None else int(rule.value) if rule else otherwise
-
-    plain = EngineShape()
-    step_tokens = of_engine("max_num_batched_tokens", options.step_tokens, plain.step_tokens)
-    long_prefill = of_engine(
-        "long_prefill_token_threshold", options.long_prefill_tokens, step_tokens
-    )
-    return EngineShape(
-        slots=of_engine(profiles.SLOTS_ARGUMENT, options.slots, plain.slots),
+    return EngineShape.of(
+        profile,
+        options.slots,
+        options.step_tokens,
+        options.long_prefill_tokens,
         kv_tokens=options.kv_tokens,
-        step_tokens=step_tokens,
-        long_prefill_tokens=min(long_prefill, step_tokens),
         **{name: getattr(options, name) for name in _SHAPE},
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -122,56 +122,38 @@ def spread(values_s: Sequence[float]) -> Spread:
 
 
 def _of_class(records: list[Record], course: Course, slo_ms: float | None) -> ClassFigures:
-    seconds = course.seconds
-    served = [record for record in records if _served(record)]
-    kept = [record for record in served if slo_ms is None or 1000 * _ttft_s(record) <= slo_ms]
-    in_time = [record for record in kept if _ended(record) <= seconds]
+    seconds, bounds = course.seconds, {} if slo_ms is None else {"ttft": slo_ms}
+    served = [(record, done) for record in records if (done := record.completed) is not None]
+    kept = [done for _, done in served if done.meets(bounds)]
     refused = Counter(str(record.refused) for record in records if record.refused is not None)
-    tokens = sum(record.sequence.output for record in served if _ended(record) <= seconds)
+    tokens = sum(done.output_tokens for _, done in served if done.ended_s <= seconds)
     errors = prediction_errors(records)
+    slots_s = sum(_slot_s(record, done.ended_s, seconds) for record, done in served)
     return ClassFigures(
         arrived=len(records),
         served=len(served),
         refused=dict(sorted(refused.items())),
-        ttft_ms=spread([_ttft_s(record) for record in served]),
-        tpot_ms=spread([_tpot_s(record) for record in served if record.sequence.output > 1]),
-        wait_ms=spread([_wait_s(record) for record in served]),
-        goodput_per_s=len(in_time) / seconds,
+        ttft_ms=_spread_of(done.ttft_s for _, done in served),
+        tpot_ms=_spread_of(done.tpot_s for _, done in served),
+        wait_ms=spread([_began_s(record) - record.arrival.at for record, _ in served]),
+        goodput_per_s=sum(done.ended_s <= seconds for done in kept) / seconds,
         tokens_per_s=tokens / seconds,
         slo_met=None if slo_ms is None or not served else len(kept) / len(served),
-        slot_share=sum(_slot_s(each, seconds) for each in served) / (seconds * course.shape.slots),
+        slot_share=slots_s / (seconds * course.shape.slots),
         prediction_error=median(map(abs, errors)) if errors else None,
         prediction_bias=median(errors) if errors else None,
     )
 
 
-def _served(record: Record) -> bool:
-    return record.sequence.ended_at is not None
+def _spread_of(values_s: Iterable[float | None]) -> Spread:
+    return spread([each for each in values_s if each is not None])
 
 
-def _ended(record: Record) -> float:
-    assert record.sequence.ended_at is not None
-    return record.sequence.ended_at
-
-
-def _ttft_s(record: Record) -> float:
-    assert record.sequence.first_token_at is not None
-    return record.sequence.first_token_at - record.arrival.at
-
-
-def _wait_s(record: Record) -> float:
+def _began_s(record: Record) -> float:
     assert record.sequence.began_at is not None
-    return record.sequence.began_at - record.arrival.at
+    return record.sequence.began_at
 
 
-def _slot_s(record: Record, until: float) -> float:
+def _slot_s(record: Record, ended_s: float, until: float) -> float:
     """Returns the time in a slot, as far as it is before `until`."""
-    assert record.sequence.began_at is not None
-    return record.lost_s + max(0.0, min(_ended(record), until) - record.sequence.began_at)
-
-
-def _tpot_s(record: Record) -> float:
-    sequence = record.sequence
-    assert sequence.ended_at is not None
-    assert sequence.first_token_at is not None
-    return (sequence.ended_at - sequence.first_token_at) / (sequence.output - 1)
+    return record.lost_s + max(0.0, min(ended_s, until) - _began_s(record))

@@ -14,6 +14,7 @@ from math import inf
 from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
 from orch_sidecar.tools.simulate.fronts import REPORT_S, Front, MakeFront
 from orch_sidecar.tools.simulate.traffic import BulkClients
@@ -46,6 +47,15 @@ class Record:
     of_client: bool = False
     reclaimed: int = 0
     lost_s: float = 0.0
+
+    @property
+    def completed(self) -> CompletedRequest | None:
+        """The input of the figures; None of one that was refused."""
+        arrival, sequence = self.arrival, self.sequence
+        if sequence.ended_at is None:
+            return None
+        times = (arrival.at, sequence.first_token_at, sequence.ended_at)
+        return CompletedRequest(*times, arrival.prompt, arrival.output)
 
 
 @dataclass(slots=True)

@@ -27,8 +27,7 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.tune.decision import Decision
 from orch_sidecar.tools.tune.measure import Lengths, Tuning, tune
-from orch_sidecar.tools.tune.plot import charts_of
-from orch_sidecar.tools.tune.text import curve_text, decision_text
+from orch_sidecar.tools.tune.report import charts_of, curve_text, decision_text
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 
@@ -92,19 +91,18 @@ def _progress(text: str) -> None:
 
 
 def _report(found: Tuning, options: argparse.Namespace) -> None:
-    print(curve_text(found.curve, options.slo_tpot_ms))
-    print(decision_text(found.decision, found.full, found.memory, found.rate))
+    model, decision = found.model, found.decision
+    print(curve_text(model.curve, options.slo_tpot_ms))
+    print(decision_text(decision, found.full, model.memory, found.rate))
     source = (
         f"By `orch tune` on {found.sweep.results[0].engine.model_name}: {options.input_tokens} "
         f"tokens in, {options.output_tokens} out, run {found.sweep.results[0].id}."
     )
-    text = tuned_profile(
-        options.profile, found.decision, options.slo_ttft_ms, options.slo_tpot_ms, source
-    )
-    files.write(options.output, text)
+    slo_ms = options.slo_ttft_ms, options.slo_tpot_ms
+    files.write(options.output, tuned_profile(options.profile, decision, *slo_ms, source))
     profiles.load(str(options.output.resolve()))
     print(f"profile: {options.output}")
-    charts = charts_of(found.curve, found.decision, options.slo_tpot_ms)
+    charts = charts_of(model.curve, decision, options.slo_tpot_ms)
     files.write(options.plot, drawn(options.plot.suffix, source, charts))
     print(f"plot: {options.plot}")
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from orch_sidecar.tools.tune.engine_model import EngineModel
 from orch_sidecar.tools.tune.full_slots import FullSlots
-from orch_sidecar.tools.tune.memory import MemoryBound
 from orch_sidecar.tools.tune.steps import FURTHEST, StepCurve
 
 # The share of the best tokens/s from which on more slots are not worth their latency.
@@ -61,33 +61,29 @@ class Decision:
 
 
 def decide(
-    curve: StepCurve,
-    full: FullSlots,
-    memory: MemoryBound | None,
-    tpot_slo_ms: float | None,
-    prefill_tokens_per_s: float | None,
-    slots_now: int,
+    model: EngineModel, full: FullSlots, tpot_slo_ms: float | None, slots_now: int
 ) -> Decision:
-    """Decides from the curve, and from what the engine does with `full` slots.
+    """Decides from what is known of an engine, and from what it does with `full` slots.
 
     `tpot_slo_ms`: None without an SLO. `slots_now`: of the engine.
     """
+    curve = model.curve
     reach = min(MOST_SLOTS, max(1, int(FURTHEST * curve.largest)))
     bounds = {Binds.MEASURED: reach}
     by_slo = None
     if tpot_slo_ms is not None:
         by_slo = largest_within(full, tpot_slo_ms, reach)
         bounds[Binds.SLO] = by_slo
-    if memory is not None:
-        bounds[Binds.MEMORY] = memory.sequences
+    if model.memory is not None:
+        bounds[Binds.MEMORY] = model.memory.sequences
     binds = min(bounds, key=lambda each: bounds[each])
     most = max(1, bounds[binds])
     slots = _fewest(full, most)
     if slots < FAR_BELOW * most:
         binds = Binds.THROUGHPUT
     tokens = None
-    if prefill_tokens_per_s:
-        tokens = _step_tokens(curve, slots, tpot_slo_ms, prefill_tokens_per_s)
+    if model.prefill_tokens_per_s:
+        tokens = _step_tokens(curve, slots, tpot_slo_ms, model.prefill_tokens_per_s)
     doubts = _doubts(curve, full, slots, by_slo, binds, slots_now)
     return Decision(slots, by_slo, binds, tokens, doubts)
 

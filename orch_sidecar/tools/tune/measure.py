@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any, Final
 
 from orch_sidecar.api.headers import X_ORCH_CLASS
@@ -15,22 +14,25 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
-from orch_sidecar.tools.bench.runs.run import measure
+from orch_sidecar.tools.bench.runs.rate import RateSearch, SearchRules, try_rates
 from orch_sidecar.tools.bench.runs.series import run_sweep
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.tune.decision import Decision, decide
+from orch_sidecar.tools.tune.engine_model import EngineModel, model_of
 from orch_sidecar.tools.tune.full_slots import FullSlots
-from orch_sidecar.tools.tune.memory import MemoryBound, memory_bound
-from orch_sidecar.tools.tune.rate import FIRST_SHARE, RateBracket, Trial
-from orch_sidecar.tools.tune.steps import StepCurve, curve_of, steps_between
+from orch_sidecar.tools.tune.steps import curve_of, steps_between
 
 # Bulk requests, so that no SLO of the profile in force limits the batch that is to be measured.
 _SWEEP_CLASS: Final = "bulk"
-# A share of fewer requests is no share.
-TRIAL_REQUESTS: Final = 40
+# The SLOs of a profile are of the 95th percentile; a share of fewer requests is no share. A rate
+# that meets them and one a quarter above it that does not are enough.
+RATES: Final = SearchRules(0.95, requests=40, factor=1.25, precision=0.25, most_trials=5)
+# Of the rate at which all slots are always full: below it queues stay short.
+_FIRST_SHARE: Final = 0.8
+# Trials have other prompts than the closed loops before them.
+_SEEDS_APART: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,10 @@ class Tuning:
     """What was measured and decided. `rate`: None without an SLO."""
 
     sweep: Sweep
-    curve: StepCurve
+    model: EngineModel
     full: FullSlots
-    memory: MemoryBound | None
     decision: Decision
-    prefill_tokens_per_s: float | None
-    rate: RateBracket | None
+    rate: RateSearch | None
 
 
 async def tune(
@@ -82,33 +82,19 @@ async def tune(
     curve = curve_of(steps_between(*_entries(each, found.snapshot.pool)) for each in sweep.results)
     entry = _entries(sweep.results[-1], found.snapshot.pool)[1]
     prefill = entry.get("prefill_tokens_per_s") or None
-    memory = memory_bound(entry, lengths.prompt + lengths.output)
+    model = model_of(entry, lengths.prompt + lengths.output, curve, prefill)
     slo = plan.scenario.slo
-    full = FullSlots(_shape(curve, prefill, entry), _requests(lengths))
+    full = FullSlots(model.shape(), _requests(lengths))
     full.measured(_times_per_token(sweep))
-    decision = decide(curve, full, memory, slo.tpot_ms, prefill, slots)
+    decision = decide(model, full, slo.tpot_ms, slots)
     rate = None
     if slo.bounds:
         usable = min(decision.slots, slots)
-        rate = RateBracket(FIRST_SHARE * full.at(usable).requests_per_s)
-        await _try_rates(plan, rate, seconds, interrupted, report)
-    return Tuning(sweep, curve, full, memory, decision, prefill, rate)
-
-
-def _shape(
-    curve: StepCurve, prefill_tokens_per_s: float | None, entry: Mapping[str, Any]
-) -> EngineShape:
-    """Returns the engine. Where it has not measured its prefill, prompts take no time."""
-    features, plain, fit = entry.get("features", {}), EngineShape(), curve.fit
-    step_tokens = features.get("max_num_batched_tokens") or plain.step_tokens
-    return EngineShape(
-        t0_ms=fit.t0,
-        c_ms=fit.c,
-        alpha=fit.alpha,
-        prefill_tokens_per_s=prefill_tokens_per_s or inf,
-        step_tokens=step_tokens,
-        long_prefill_tokens=features.get("long_prefill_token_threshold") or step_tokens,
-    )
+        rate = RateSearch(_FIRST_SHARE * full.at(usable).requests_per_s, RATES, seconds)
+        apart = replace(plan.scenario, seed=plan.scenario.seed + _SEEDS_APART)
+        if why := await try_rates(replace(plan, scenario=apart), rate, interrupted, report):
+            report(why)
+    return Tuning(sweep, model, full, decision, rate)
 
 
 def _requests(lengths: Lengths) -> Workload:
@@ -122,28 +108,6 @@ def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:
         figures = result.figures
         if point.clients and point.clients > 1 and figures is not None and figures.tpot_ms:
             yield point.clients, figures.tpot_ms.p95
-
-
-async def _try_rates(
-    plan: Plan,
-    rate: RateBracket,
-    seconds: float,
-    interrupted: asyncio.Event,
-    report: Callable[[str], None],
-) -> None:
-    while not rate.done and not interrupted.is_set():
-        scenario = replace(
-            plan.scenario,
-            rate_per_s=rate.next_per_s,
-            least_requests=TRIAL_REQUESTS,
-            least_seconds=seconds,
-            seed=plan.scenario.seed + 100 + len(rate.trials),
-        )
-        result = await measure(replace(plan, scenario=scenario), interrupted, report, trial=True)
-        met = 0 if result.goodput is None else result.goodput.requests
-        trial = Trial(rate.next_per_s, len(result.calls), met)
-        rate.record(trial)
-        report(f"{trial.rate_per_s:.3g} requests/s: {trial.share:.0%} met the SLO")
 
 
 def _entries(result: Result, pool: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -30,6 +30,11 @@ class Point:
     steps: int
     ms: float
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens per second of such steps."""
+        return 1000 * self.batch / self.ms
+
 
 @dataclass(frozen=True, slots=True)
 class StepCurve:
@@ -51,7 +56,7 @@ class StepCurve:
         """Milliseconds of a decode step."""
         return self.fit.at(batch)
 
-    def tokens_per_s(self, batch: int) -> float:
+    def tokens_per_s(self, batch: float) -> float:
         """Generated tokens per second while every step decodes `batch` sequences."""
         return 1000 * batch / self.ms(batch)
 

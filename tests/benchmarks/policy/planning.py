@@ -18,13 +18,14 @@ from statistics import fmean
 from typing import Final
 
 from orch_sidecar.tools.bench.load.scenario import Slo
-from orch_sidecar.tools.planning.engine_model import EngineModel, NoEngine, of_capabilities
+from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities
 from orch_sidecar.tools.planning.fleet import Prediction, predict, rules_for
 from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.simulate.workload import Arrival
 from orch_sidecar.tools.traces import read
+from orch_sidecar.tools.tune.engine_model import EngineModel
 from tests.benchmarks.policy import profiles, rig, work
 from tests.benchmarks.policy.call import Answer, Target
 from tests.benchmarks.policy.load import closed_loop, open_loop
@@ -123,21 +124,20 @@ def _models(engines: Sequence[Engine], traffic: Replay) -> list[EngineModel]:
         except NoEngine as error:
             raise NotServing(str(error)) from error
     for each in models:
-        print(f"t(8) = {each.curve.ms(8):.1f} ms, {each.prefill_tokens_per_s:.0f} prompt tokens/s")
+        prefill = each.shape().prefill_tokens_per_s
+        print(f"t(8) = {each.curve.ms(8):.1f} ms, {prefill:.0f} prompt tokens/s")
     return models
 
 
 def _shape(models: Sequence[EngineModel]) -> EngineShape:
     """The mean of these engines."""
-    first = models[0]
-    return EngineShape(
-        slots=SLOTS,
-        t0_ms=fmean(each.curve.fit.t0 for each in models),
-        c_ms=fmean(each.curve.fit.c for each in models),
-        alpha=fmean(each.curve.fit.alpha for each in models),
-        prefill_tokens_per_s=fmean(each.prefill_tokens_per_s for each in models),
-        step_tokens=first.step_tokens or 2048,
-        long_prefill_tokens=first.chunk_tokens or 256,
+    shapes = [each.shape(slots=SLOTS) for each in models]
+    return replace(
+        shapes[0],
+        t0_ms=fmean(each.t0_ms for each in shapes),
+        c_ms=fmean(each.c_ms for each in shapes),
+        alpha=fmean(each.alpha for each in shapes),
+        prefill_tokens_per_s=fmean(each.prefill_tokens_per_s for each in shapes),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
+from orch_sidecar.tools.bench.runs.rate import RULES
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import check, valid_rows
@@ -28,6 +30,7 @@ from tests.integration.wire import Answer
 pytestmark = pytest.mark.usefixtures("fast_reports")
 
 Run = Callable[..., Coroutine[None, None, int]]
+SHORT = replace(RULES, requests=20)
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def run(
     cloud: Running, tmp_path: Path, interrupted: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """The command's work, here: in a process of its own it waits a second for each look."""
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.LEAST_REQUESTS", 20)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.RULES", SHORT)
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": [number, 1, 2, 3], "output_tokens": 6} for number in range(3)]
     prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -92,7 +95,8 @@ async def test_rate_at_which_nothing_is_batched_keeps_its_slo_and_earns_no_label
     run: Run, tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Decoding(engine).most = 1
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.MAX_TRIALS", 2)
+    twice = replace(SHORT, most_trials=2)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.RULES", twice)
     assert await run(*SEARCH, "--burstiness", "inf", "--slo-latency-ms", "10000") == 1
     result = result_of(tmp_path)
     assert [(trial.rate_per_s, trial.kept) for trial in result.trials] == [(25, True), (50, True)]
@@ -144,7 +148,7 @@ async def test_search_that_ends_between_trials_keeps_its_results(
             return await measured.pop()(*arguments, **more)
         raise error
 
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.measure", once)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.rate.measure", once)
     assert await run(*SEARCH, "--slo-latency-ms", "6000") == 1
     result = result_of(tmp_path)
     assert (result.status, result.reasons[0]) == ("incomplete", f"the search ended early: {error}")

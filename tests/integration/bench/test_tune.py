@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.tune.measure import Lengths, tune
+from orch_sidecar.tools.tune.measure import RATES, Lengths, tune
 from tests.integration.bench.measuring import INPUT_TOKENS, OUTPUT_TOKENS, plan, url_of
 from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
@@ -21,8 +22,8 @@ async def test_curve_and_rate_are_those_of_the_engine(
     cloud: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.REPORT_INTERVAL_S", 0.03)
-    monkeypatch.setattr("orch_sidecar.tools.tune.measure.TRIAL_REQUESTS", 10)
-    monkeypatch.setattr("orch_sidecar.tools.tune.rate.MOST_TRIALS", 2)
+    rates = replace(RATES, requests=10, most_trials=2)
+    monkeypatch.setattr("orch_sidecar.tools.tune.measure.RATES", rates)
     online = Scenario(
         Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.0, 0, rate_per_s=1.0, slo=Slo(1e6, 1e6)
     )
@@ -31,8 +32,10 @@ async def test_curve_and_rate_are_those_of_the_engine(
     asked = plan(url_of(cloud), online)
     found = await tune(asked, lengths, 0.3, asyncio.Event(), reported.append)
     assert [point.clients for point in found.sweep.points] == [1, 2, 4]
-    assert {1, 2, 4} <= {point.batch for point in found.curve.points}
-    assert found.curve.ms(4) == pytest.approx(4.0, rel=0.01)  # the script's, whatever the batch
+    assert {1, 2, 4} <= {point.batch for point in found.model.curve.points}
+    assert found.model.curve.ms(4) == pytest.approx(
+        4.0, rel=0.01
+    )  # the script's, whatever the batch
     assert found.decision.slots == 8  # twice what was measured: all of it would be kept
     assert found.rate is not None
     assert found.rate.best is not None

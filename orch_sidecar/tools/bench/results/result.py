@@ -6,6 +6,7 @@ Times are in seconds, or in milliseconds where the name ends in `_ms`.
 from __future__ import annotations
 
 from enum import StrEnum
+from math import sqrt
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -198,6 +199,8 @@ class BatchesDocument(Document):
 
 # Of a trial's requests, those that must meet the SLO. MLPerf Server: the 99th percentile does.
 KEPT_SHARE: Final = 0.99
+# Of a normal distribution, two-sided 95 %.
+_Z: Final = 1.96
 
 
 class Trial(Document):
@@ -207,6 +210,14 @@ class Trial(Document):
     requests: int
     share: float
     kept: bool
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of the share of requests that would meet the SLO."""
+        n, p = max(1, self.requests), self.share
+        middle = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+        half = _Z * sqrt(p * (1 - p) / n + _Z**2 / (4 * n * n)) / (1 + _Z**2 / n)
+        return middle - half, middle + half
 
 
 class EvidenceDocument(Document):

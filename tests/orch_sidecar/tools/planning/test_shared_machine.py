@@ -7,6 +7,7 @@ out, and the counts of all its steps do not.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -113,11 +114,9 @@ def warmed_up(traffic: Replay) -> Measured:
 
 def shape_of(entry: dict[str, Any]) -> EngineShape:
     model = of_capabilities(entry, 100)
-    fit = model.curve.fit
-    return EngineShape(
-        SLOTS, fit.t0, fit.c, fit.alpha, model.prefill_tokens_per_s,
-        step_tokens=TRUE.step_tokens, long_prefill_tokens=TRUE.long_prefill_tokens,
-    )  # fmt: skip
+    step_tokens, chunk_tokens = TRUE.step_tokens, TRUE.long_prefill_tokens
+    model = replace(model, step_tokens=step_tokens, chunk_tokens=chunk_tokens)
+    return model.shape(slots=SLOTS)
 
 
 @pytest.mark.usefixtures("shared")

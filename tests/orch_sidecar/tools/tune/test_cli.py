@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench.plan import plan
+from orch_sidecar.tools.bench.results.result import Trial
+from orch_sidecar.tools.bench.runs.rate import RateSearch
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.tune.cli import parser, tuned_profile
 from orch_sidecar.tools.tune.decision import Binds, Decision
 from orch_sidecar.tools.tune.full_slots import FullSlots
+from orch_sidecar.tools.tune.measure import RATES
 from orch_sidecar.tools.tune.memory import memory_bound
-from orch_sidecar.tools.tune.rate import RateBracket, Trial
-from orch_sidecar.tools.tune.text import decision_text
+from orch_sidecar.tools.tune.report import decision_text
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 
@@ -76,8 +78,8 @@ def full() -> FullSlots:
 
 
 def test_text_states_what_binds_and_how_sure_it_is() -> None:
-    rate = RateBracket(4.0)
-    rate.record(Trial(4.0, 40, 40))
+    rate = RateSearch(4.0, RATES)
+    rate.best = Trial(rate_per_s=4.0, requests=40, share=1.0, kept=True)
     text = decision_text(DECISION, full(), memory_bound(ENTRY, 130), rate)
     assert "slots worth having: 24, limited by throughput" in text
     rate_text = f"{full().tokens_per_s(24):.0f} tokens/s"

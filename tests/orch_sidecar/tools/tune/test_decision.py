@@ -9,6 +9,7 @@ import pytest
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.workload import Workload
 from orch_sidecar.tools.tune.decision import Binds, Decision, decide, largest_within
+from orch_sidecar.tools.tune.engine_model import EngineModel
 from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import MemoryBound
 from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
@@ -32,7 +33,7 @@ def decided(
     found: StepCurve, memory: MemoryBound | None, slo: float | None, prefill: float | None, now: int
 ) -> Decision:
     """Decides for traffic whose prompts take no time."""
-    return decide(found, full(found), memory, slo, prefill, now)
+    return decide(EngineModel("", found, prefill, memory), full(found), slo, now)
 
 
 def memory(sequences: int) -> MemoryBound:
@@ -110,7 +111,8 @@ def test_doubts_are_named() -> None:
 def test_prompts_take_the_gain_of_more_slots() -> None:
     """Of 64 tokens out and 512 in at 1000 per second the engine reads most of the time."""
     alone = decided(curve(10.0, 1.0), None, None, None, 64)
-    found = decide(curve(10.0, 1.0), full(curve(10.0, 1.0), 1000.0, 512.0), None, None, 1000.0, 64)
+    model = EngineModel("", curve(10.0, 1.0), 1000.0)
+    found = decide(model, full(model.curve, 1000.0, 512.0), None, 64)
     assert found.slots < alone.slots / 2
     assert found.binds is Binds.THROUGHPUT
 

@@ -1,40 +1,43 @@
-"""Formats what `orch tune` found for the terminal. Pure."""
+"""Formats and draws what `orch tune` found. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from orch_sidecar.tools.bench.report.sweep import fitted
+from orch_sidecar.tools.bench.runs.rate import RateSearch
+from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
+from orch_sidecar.tools.drawing.texts import aligned
 from orch_sidecar.tools.tune.decision import Decision
 from orch_sidecar.tools.tune.full_slots import FullSlots
 from orch_sidecar.tools.tune.memory import MemoryBound
-from orch_sidecar.tools.tune.rate import RateBracket
 from orch_sidecar.tools.tune.steps import StepCurve
 
 _BAR: Final = 40
+_HEAD: Final = ("batch", "steps", "ms/step", "fit ms", "tokens/s")
 
 
 def curve_text(curve: StepCurve, tpot_slo_ms: float | None) -> str:
     """Returns a table of the measured batches with a bar of tokens/s for each."""
-    best = max(1000 * point.batch / point.ms for point in curve.points)
-    lines = ["batch   steps   ms/step    fit ms   tokens/s"]
+    best = max(point.tokens_per_s for point in curve.points)
+    cells, bars = [], [""]
     for point in curve.points:
-        rate = 1000 * point.batch / point.ms
+        fit_ms, rate = curve.ms(point.batch), point.tokens_per_s
+        figures = (f"{point.ms:.2f}", f"{fit_ms:.2f}", f"{rate:.1f}")
+        cells.append((str(point.batch), str(point.steps), *figures))
         late = "  beyond the SLO" if tpot_slo_ms is not None and point.ms > tpot_slo_ms else ""
-        bar = "#" * round(_BAR * rate / best)
-        lines.append(
-            f"{point.batch:5d} {point.steps:7d} {point.ms:9.2f} {curve.ms(point.batch):9.2f} "
-            f"{rate:10.1f}  {bar}{late}"
-        )
+        bars.append(f"  {'#' * round(_BAR * rate / best)}{late}")
+    lines = map("".join, zip(aligned(_HEAD, cells, texts=0), bars, strict=True))
     fit = curve.fit
-    lines.append(
+    formula = (
         f"t(b) = {fit.t0:.2f} + {fit.c:.3f} * b^{fit.alpha:.2f} ms, off by at most "
         f"{fit.worst_error:.0%} at {len(curve.points)} batches, {curve.steps} steps"
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, formula])
 
 
 def decision_text(
-    decision: Decision, full: FullSlots, memory: MemoryBound | None, rate: RateBracket | None
+    decision: Decision, full: FullSlots, memory: MemoryBound | None, rate: RateSearch | None
 ) -> str:
     """Returns the decision, what it follows from, and how sure it is."""
     slots = decision.slots
@@ -62,7 +65,7 @@ def decision_text(
     return "\n".join(lines)
 
 
-def _rate_lines(rate: RateBracket) -> list[str]:
+def _rate_lines(rate: RateSearch) -> list[str]:
     best, missed = rate.best, rate.missed
     if best is None:
         tried = f"{missed.rate_per_s:.3g}/s" if missed is not None else "none"
@@ -75,3 +78,26 @@ def _rate_lines(rate: RateBracket) -> list[str]:
     if missed is None:
         return [line, "  no rate that was tried missed it: the largest may be higher"]
     return [line, f"  {missed.rate_per_s:.3g}/s does not ({missed.share:.0%})"]
+
+
+def charts_of(curve: StepCurve, decision: Decision, tpot_slo_ms: float | None) -> list[Chart]:
+    """Returns the time of a step, and the tokens per second, by batch."""
+    slots, last = decision.slots, float(max(curve.largest, decision.slots))
+    batches = [float(point.batch) for point in curve.points]
+    off = f"The curve is off by at most {curve.fit.worst_error:.0%}."
+    chosen = Style("", "s", 2, hollow=True)
+    times = [
+        Series("measured", batches, [point.ms for point in curve.points], Style("")),
+        fitted("t0 + c b^alpha", curve.ms, 1.0, last),
+    ]
+    throughput = [
+        Series("measured", batches, [point.tokens_per_s for point in curve.points], Style("")),
+        fitted("fit", curve.tokens_per_s, 1.0, last),
+        Series(f"{slots} slots", [float(slots)], [curve.tokens_per_s(slots)], chosen),
+    ]
+    slo = () if tpot_slo_ms is None else (Marked("SLO", tpot_slo_ms, True, horizontal=True),)
+    label = "sequences per step"
+    return [
+        by_size("Decode step", off, label, "ms", times, linear=True, marked=slo),
+        by_size("Throughput", off, label, "tokens/s", throughput, linear=False),
+    ]

@@ -1,0 +1,129 @@
+"""Looking for the largest rate that keeps an SLO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orch_sidecar.tools.bench.load.scenario import Slo
+from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Trial
+from orch_sidecar.tools.bench.runs.rate import RULES, RateSearch, SearchRules, kept
+from orch_sidecar.tools.tune.measure import RATES
+from tests.orch_sidecar.tools.bench.sample_results import (
+    ONLINE,
+    answered,
+    in_a_row,
+    refused,
+    result,
+)
+
+SLO = replace(ONLINE, slo=Slo(ttft_ms=200.0))
+KEPT = result(in_a_row(100), SLO)
+MISSED = result([*in_a_row(98), answered(9.8, first_s=0.3), answered(9.9, first_s=0.3)], SLO)
+NOTHING = result([refused(0.0)], SLO)
+
+
+def search(first_per_s: float, most_per_s: float, rules: SearchRules = RULES) -> RateSearch:
+    """One that has ended, on an engine that can do so much."""
+    found = RateSearch(first_per_s, rules)
+    while not found.done:
+        found.record(KEPT if found.next_per_s <= most_per_s else NOTHING)
+    return found
+
+
+def test_one_in_a_hundred_may_miss_and_two_may_not() -> None:
+    one = result([*in_a_row(99), answered(9.9, first_s=0.3)], SLO)
+    assert [kept(each, KEPT_SHARE) for each in (KEPT, one, MISSED)] == [True, True, False]
+
+
+def test_what_was_turned_away_has_not_kept_it() -> None:
+    assert not kept(result([*in_a_row(98), refused(1.0), refused(1.0)], SLO), KEPT_SHARE)
+    assert not kept(result([refused(0.0)], SLO), KEPT_SHARE)
+
+
+def test_share_is_not_rounded_up_to_the_bound() -> None:
+    """296 of 299 are 98.997 %."""
+    found = result([*in_a_row(296), *(refused(1.0) for _ in range(3))], SLO)
+    assert found.goodput is not None
+    assert (found.goodput.share, kept(found, KEPT_SHARE)) == (0.99, False)
+
+
+@given(first_per_s=st.floats(0.1, 100.0), most_per_s=st.floats(0.05, 1000.0))
+def test_it_comes_within_its_precision(first_per_s: float, most_per_s: float) -> None:
+    found = search(first_per_s, most_per_s)
+    assert found.best is not None
+    best_per_s = found.best.rate_per_s
+    assert best_per_s <= most_per_s <= best_per_s * (1 + RULES.precision) * 1.0001
+    assert len(found.trials) <= RULES.most_trials
+
+
+@pytest.mark.parametrize("first_per_s", [2.0, 4.0, 6.0])
+def test_few_trials_are_enough_for_a_rate_and_one_above_it(first_per_s: float) -> None:
+    found = search(first_per_s, 4.2, RATES)
+    assert found.best is not None
+    assert found.missed is not None
+    assert found.best.rate_per_s <= 4.2 < found.missed.rate_per_s
+    assert found.missed.rate_per_s == pytest.approx(1.25 * found.best.rate_per_s)
+    assert len(found.trials) <= RATES.most_trials
+
+
+def test_search_from_a_rate_far_off_gives_up_after_its_trials() -> None:
+    low, high = search(100.0, 1.0, RATES), search(1.0, 100.0, RATES)
+    assert (low.best, len(low.trials)) == (None, 5)
+    assert high.missed is None
+    assert high.best is not None
+    assert high.best.rate_per_s == pytest.approx(1.25**4)
+
+
+def test_interval_shows_how_uncertain_few_requests_are() -> None:
+    few, many = (Trial(rate_per_s=1, requests=n, share=0.95, kept=True) for n in (40, 4000))
+    assert 0.8 < few.interval[0] < 0.95 < few.interval[1] < 1.0
+    assert many.interval[0] > 0.94
+
+
+def test_rate_that_is_too_much_from_the_start_is_halved() -> None:
+    found = search(8.0, 1.5)
+    assert [trial.rate_per_s for trial in found.trials[:4]] == [8.0, 4.0, 2.0, 1.0]
+    assert [trial.kept for trial in found.trials[:4]] == [False, False, False, True]
+
+
+def test_search_ends_where_no_rate_keeps_it() -> None:
+    found = search(8.0, 0.0)
+    assert found.best is None
+    assert len(found.trials) == RULES.most_trials
+
+
+def test_rates_that_would_take_too_long_to_try_are_not_halved_to() -> None:
+    found = RateSearch(8.0, RULES, 100 / 7.5)
+    while not found.done:
+        found.record(MISSED)
+    assert [trial.rate_per_s for trial in found.trials] == [8.0, 4.0, 2.0]
+    assert (found.best, found.next_per_s, found.too_slow) == (None, 1.0, True)
+
+
+def test_first_rate_is_tried_however_long_it_takes_and_higher_ones_are_looked_for() -> None:
+    found = RateSearch(1.0, RULES, 100 / 7.5)
+    assert not found.done
+    while not found.done:
+        found.record(KEPT if found.next_per_s <= 1.2 else MISSED)
+    assert found.best is not None
+    assert 1.1 < found.best.rate_per_s <= 1.2
+    assert not found.too_slow
+
+
+def test_trials_are_recorded() -> None:
+    found = RateSearch(4.0, RULES)
+    trial = found.record(MISSED)
+    assert found.trials == [trial]
+    assert (trial.rate_per_s, trial.requests, trial.share, trial.kept) == (4.0, 100, 0.98, False)
+    nothing: Result = result([refused(0.0)], SLO)
+    assert found.record(nothing).share == 0.0
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_first_rate_must_be_above_0(rate: float) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        RateSearch(rate, RULES)
