@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from orch_sidecar.tools.arguments import non_negative
 from orch_sidecar.tools.bench.decode import cli as decode
+from orch_sidecar.tools.bench.decode.options import add_command as add_decode
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted, interrupts, unless_interrupted
 from orch_sidecar.tools.bench.plan.options import (
@@ -111,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     each.add_argument("--plot", type=Path, metavar="FILE", help="write a plot: .png or .svg")
     add_report(add_common(each))
-    decode.add_command(commands)
+    add_decode(commands, decode.run)
     add_commands(commands)
     return found
 

@@ -8,60 +8,214 @@
     Mooncake                            the same in milliseconds, with blocks of 512 tokens
 
 Other columns are ignored. Times count from the first request, in the order of the times.
+
+In JSONL neither the unit of the time nor the size of a block is written in the file. The size
+follows from the lengths: n blocks of B tokens hold (n - 1) B + 1 to n B of them. Whole numbers as
+times beside blocks of 512 tokens are Mooncake's milliseconds, all others seconds.
 """
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from hashlib import sha256
+from io import StringIO
+from math import inf, isfinite
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final, TypeAlias
 
-from orch_sidecar.tools.traces.csv_rows import csv_rows
-from orch_sidecar.tools.traces.json_lines import json_lines
-from orch_sidecar.tools.traces.row import Row
+from pydantic import BaseModel, BeforeValidator, StrictInt, ValidationError
+
+from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.traces.trace import InvalidTrace, Trace, TracedRequest
 
 # Of a second: a date as a float is no more exact.
 _DIGITS: Final = 6
+# Far beyond any context length: a larger number is of another column.
+_MOST_TOKENS: Final = 100_000_000
+_SHOWN: Final = 200  # characters of the columns in an error
+# Mooncake's, and the default of vLLM's `--timed-trace-chunk-hash-size`.
+_MOONCAKE: Final = 512
+_USUAL: Final = (_MOONCAKE, 16)
+
+_Line: TypeAlias = tuple[int, Mapping[str, Any]]  # its number, and its values by column
+
+
+def _seconds(value: object) -> float:
+    """Returns a finite number of seconds. `value`: a number, or its text."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            found = float(value)
+        except (ValueError, OverflowError):
+            found = inf
+        if isfinite(found):
+            return found
+    raise ValueError("it must be a number")
+
+
+def _date_s(value: object) -> float:
+    """Returns the seconds of a date; one without a time zone counts as UTC."""
+    try:
+        found = datetime.fromisoformat(str(value))
+    except ValueError:
+        rule = "it must be a date and time such as 2023-11-16 18:17:03.9799600"
+        raise ValueError(rule) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _tokens(value: object) -> int:
+    """Returns a number of tokens, from 0. `value`: an integer, or its digits."""
+    found = value
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        found = int(value) if len(value) <= len(str(_MOST_TOKENS)) else None
+    if type(found) is not int or not 0 <= found <= _MOST_TOKENS:
+        raise ValueError(f"it must be an integer from 0 to {_MOST_TOKENS}")
+    return found
+
+
+def _blocks(value: object) -> object:
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise ValueError("it must be a list of integers")
+    return value
+
+
+class _Row(BaseModel):
+    """One row. `at_s`: seconds of the trace's own clock."""
+
+    line: int
+    at_s: Annotated[float, BeforeValidator(_seconds)]
+    prompt_tokens: Annotated[int, BeforeValidator(_tokens)]
+    output_tokens: Annotated[int, BeforeValidator(_tokens)]
+    blocks: Annotated[tuple[StrictInt, ...], BeforeValidator(_blocks)] = ()
+
+
+class _DatedRow(_Row):
+    at_s: Annotated[float, BeforeValidator(_date_s)]
+
+
+# The columns of each format by the fields of a row.
+_AZURE: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_GUIDELLM: Final = ("timestamp", "input_length", "output_length")
+_FORMATS: Final = {
+    "Azure": _AZURE,
+    "BurstGPT": ("Timestamp", "Request tokens", "Response tokens"),
+    "GuideLLM": _GUIDELLM,
+}
+_BLOCKS: Final = "hash_ids"
 
 
 def read(path: Path | str) -> Trace:
     """Returns the trace in a file. Raises OSError and InvalidTrace."""
     path = Path(path)
-    content = path.read_bytes()
+    content, name = path.read_bytes(), str(path)
+    is_json = content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+    block_tokens = None
+    if is_json:
+        lines = _json_lines(name, content)
+        rows = [_row(name, line, (*_GUIDELLM, _BLOCKS)) for line in lines]
+        block_tokens = _block_tokens(name, rows)
+        whole = all(type(document[_GUIDELLM[0]]) is int for _, document in lines)
+        if whole and block_tokens == _MOONCAKE:
+            rows = [row.model_copy(update={"at_s": row.at_s / 1000}) for row in rows]
+    else:
+        columns, cells = _csv_lines(name, content)
+        rows = [_row(name, line, columns) for line in cells]
+    kept = [row for row in rows if row.prompt_tokens and row.output_tokens]
+    if not kept:
+        raise InvalidTrace(f"{path}: the file must contain at least one answered request")
+    began_s = min(row.at_s for row in kept)
+    requests = (
+        TracedRequest(
+            round(row.at_s - began_s, _DIGITS), row.prompt_tokens, row.output_tokens, row.blocks
+        )
+        for row in sorted(kept, key=lambda row: row.at_s)
+    )
+    return Trace(
+        path.name, sha256(content).hexdigest(), tuple(requests), block_tokens, len(rows) - len(kept)
+    )
+
+
+def _row(name: str, line: _Line, columns: Sequence[str]) -> _Row:
+    """Returns the row of a line. `columns`: of the fields of a row, in their order."""
+    number, values = line
+    names = dict(zip(list(_Row.model_fields)[1:], columns, strict=False))
+    stated = {field: values[name] for field, name in names.items() if values.get(name) is not None}
+    kind = _DatedRow if columns[0] == _AZURE[0] else _Row
+    try:
+        return kind(line=number, **stated)
+    except ValidationError as error:
+        found = first_problem(error)
+        place = names[found.place.partition(".")[0]]
+        raise _invalid(name, number, str(found._replace(place=place))) from None
+
+
+def _invalid(name: str, line: int, problem: str) -> InvalidTrace:
+    return InvalidTrace(f"{name}:{line}: {problem}")
+
+
+def _json_lines(name: str, content: bytes) -> list[_Line]:
+    try:
+        documents = parse_all(name, content)
+    except UnreadableFile as error:
+        raise InvalidTrace(str(error)) from None
+    for line, document in documents:
+        if not isinstance(document, dict):
+            raise _invalid(name, line, f"the line is {document!r:.60}: it must be an object")
+    return documents
+
+
+def _csv_lines(name: str, content: bytes) -> tuple[Sequence[str], Iterator[_Line]]:
+    """Returns the columns of the format, and the lines below the first one."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        byte = error.object[error.start]
-        raise InvalidTrace(f"{path}:{line}: byte {byte:#x}: the file must be UTF-8") from None
-    rows, block_tokens = _rows(str(path), text)
-    kept = sorted(
-        (row for row in rows if row.prompt_tokens and row.output_tokens),
-        key=lambda row: row.at_s,
-    )
-    if not kept:
-        raise InvalidTrace(f"{path}: the file must contain at least one answered request")
-    began_s = kept[0].at_s
-    return Trace(
-        name=path.name,
-        sha256=sha256(content).hexdigest(),
-        requests=tuple(
-            TracedRequest(
-                round(row.at_s - began_s, _DIGITS),
-                row.prompt_tokens,
-                row.output_tokens,
-                row.blocks,
-            )
-            for row in kept
-        ),
-        block_tokens=block_tokens,
-        left_out=len(rows) - len(kept),
-    )
+        line, byte = content.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        raise _invalid(name, line, f"byte {byte:#x}: the file must be UTF-8") from None
+    lines = csv.reader(StringIO(text, newline=None), strict=True)
+
+    def parsed() -> Iterator[tuple[int, list[str]]]:
+        try:
+            for cells in lines:
+                yield lines.line_num, [cell.strip() for cell in cells]
+        except csv.Error as error:
+            raise _invalid(name, lines.line_num, f"the line must be CSV: {error}") from None
+
+    rows = parsed()
+    _, head = next(rows, (1, []))
+    columns = next((each for each in _FORMATS.values() if set(each) <= set(head)), None)
+    if columns is None:
+        known = "; ".join(f"{', '.join(each)} ({tool})" for tool, each in _FORMATS.items())
+        found = ascii(", ".join(head) or "none")[1:-1]
+        rule = f"they must include those of a known trace: {known}; or the file must be JSONL"
+        raise _invalid(name, 1, f"the columns are {found[:_SHOWN]}: {rule}")
+
+    def by_column() -> Iterator[_Line]:
+        for line, cells in rows:
+            if cells and len(cells) != len(head):
+                rule = f"it must have the {len(head)} of the first line"
+                raise _invalid(name, line, f"the row has {len(cells)} cells: {rule}")
+            if cells:
+                yield line, dict(zip(head, cells, strict=True))
+
+    return columns, by_column()
 
 
-def _rows(name: str, text: str) -> tuple[list[Row], int | None]:
-    """Returns all rows and the tokens of a prefix block, None without blocks."""
-    if text.lstrip().startswith("{"):
-        return json_lines(name, text)
-    return csv_rows(name, text), None
+def _block_tokens(name: str, rows: Sequence[_Row]) -> int | None:
+    """Returns the size of a block that agrees with all lengths; the usual ones first."""
+    least, most = 1, inf
+    for row in rows:
+        count = len(row.blocks)
+        if not count:
+            continue
+        least = max(least, -(-row.prompt_tokens // count))
+        if count > 1:
+            most = min(most, (row.prompt_tokens - 1) // (count - 1))
+        if least > most:
+            rule = f"as many as blocks of one size need for {_GUIDELLM[1]} {row.prompt_tokens}"
+            problem = f"the number of {_BLOCKS} is {count}: it must be {rule}"
+            raise _invalid(name, row.line, problem)
+    if not any(row.blocks for row in rows):
+        return None
+    return next((usual for usual in _USUAL if least <= usual <= most), least)

@@ -2,8 +2,8 @@
 
 After the microbenchmark of "Throughput, Latency & Batching Policy", but with a kernel that is
 bound by memory bandwidth, as decoding is, instead of by computation. `options`, `schedule`,
-`shape`, `figures` and `report` need no device; `device`, `kernel` and `measure` run steps
-on one, and only `device` imports torch, when a device is opened.
+`shape` and `result` need no device; `device`, `kernel` and `measure` run steps on one, and only
+`device` imports torch, when a device is opened.
 
 Pure. Imports `results.fit` and `tools.facts`.
 """

@@ -9,61 +9,33 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from random import Random
+from typing import Final
 
 from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable, open_device
-from orch_sidecar.tools.bench.decode.figures import Run
-from orch_sidecar.tools.bench.decode.measure import Bench, run_by_formula
-from orch_sidecar.tools.bench.decode.options import (
-    BUDGET_S,
-    DESCRIPTION,
-    EPILOG,
-    NREQ,
-    add_arguments,
-)
-from orch_sidecar.tools.bench.decode.report import (
-    Config,
-    DeviceInfo,
-    busy_line,
-    device_line,
-    document,
-    overload_line,
-    run_lines,
-    sweep_text,
-    window_line,
-)
-from orch_sidecar.tools.bench.decode.schedule import poisson_ms
+from orch_sidecar.tools.bench.decode.measure import Bench
+from orch_sidecar.tools.bench.decode.options import BUDGET_S, NREQ, add_command
+from orch_sidecar.tools.bench.decode.result import DOCUMENT, Config, DecodeResult, DeviceInfo, Run
+from orch_sidecar.tools.bench.decode.result import run_figures as figures_of
+from orch_sidecar.tools.bench.decode.schedule import run_schedule
 from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
 from orch_sidecar.tools.bench.plan.options import InvalidOptions
-from orch_sidecar.tools.bench.report.decode import decode_report
+from orch_sidecar.tools.bench.report.decode import busy_line, decode_report, text_of
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import Progress
 
 _REPORT: Final = "orch-bench-decode.html"
 
-_HELP: Final = "decode steps on this machine's device: throughput and latency by batch"
-
-
-def add_command(commands: Any) -> None:
-    """Adds `decode` to the result of `add_subparsers`; its `run` default is the function `run`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "decode",
-        help=_HELP,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
-    add_arguments(parser)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 where nothing could be measured, 2 for bad usage."""
     parser = argparse.ArgumentParser(prog="orch bench")
-    add_command(parser.add_subparsers(dest="command", metavar="COMMAND", required=True))
+    add_command(parser.add_subparsers(dest="command", metavar="COMMAND", required=True), run)
     return run(parser.parse_args(arguments))
 
 
@@ -74,89 +46,73 @@ def run(options: argparse.Namespace) -> int:
         if report is not None:
             require()
             files.check_writable(report)
+        load = os.getloadavg()[0]  # before this program adds to it
         found = _by_formula(options) if options.step_time is not None else _on_device(options)
+        lines = [text_of(found)]
+        if found.device is not None and found.device.kind == "cpu":
+            lines += filter(None, [busy_line(load, os.cpu_count() or 1)])
+        document = json.dumps(DOCUMENT.dump_python(found, mode="json"), indent=2)
         if options.json not in (None, "-"):
-            Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            Path(options.json).write_text(f"{document}\n", encoding="utf-8")
         if report is not None:
             files.write(report, decode_report(found).html)
-            _print(options, f"report: {report}")
+            lines.append(f"report: {report}")
     except InvalidOptions as error:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 2
     except (DeviceUnavailable, PlotUnavailable, OSError) as error:
         print(f"orch bench decode: {error}", file=sys.stderr)
         return 1
-    if options.json == "-":
-        print(json.dumps(found, indent=2))
+    print(document if options.json == "-" else "\n".join(lines))
     return 0
 
 
-def _by_formula(options: argparse.Namespace) -> dict[str, Any]:
+def _by_formula(options: argparse.Namespace) -> DecodeResult:
     if options.sweep is not None:
         raise InvalidOptions("--sweep measures a device: it cannot be combined with --step-time")
-    config, curve = _config(options, options.nreq or NREQ), options.step_time
-    arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
-    runs = []
-    for window_ms in options.window_ms:
-        found = run_by_formula(arrivals_ms, config.tokens, config.bmax, window_ms, curve.at)
-        runs.append(found)
-        _print_run(options, config, found, work=0)
-    _print_windows(options, runs)
-    return document(config, curve, runs)
+    config, curve = _config(options), options.step_time
+
+    def run_in(window_ms: float, arrivals_ms: Sequence[float]) -> Run:
+        outcome = run_schedule(arrivals_ms, config.tokens, config.bmax, window_ms, curve.at)
+        return figures_of(window_ms, outcome, ())
+
+    return DecodeResult(config, formula=curve, runs=_runs(options, config, run_in))
 
 
-def _on_device(options: argparse.Namespace) -> dict[str, Any]:
-    config = _config(options, options.nreq or NREQ)
-    load = os.getloadavg()[0]  # before this program adds to it
+def _on_device(options: argparse.Namespace) -> DecodeResult:
+    config = _config(options)
     device = open_device(options.device, options.dtype, options.threads)
     shape = _shape(options, ON_CPU if device.kind == "cpu" else ON_GPU)
     ran = _ran(device, shape)
     if options.sweep is not None:
         bench = Bench(device, shape, max(options.sweep), config.seed)
-        _print_device(options, ran, load)
         with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
-            sweep = bench.sweep(options.sweep, options.steps)
-        _print(options, sweep_text(sweep))
-        return document(config, ran, sweep=sweep)
+            return DecodeResult(config, ran, sweep=bench.sweep(options.sweep, options.steps))
     bench = Bench(device, shape, config.bmax, config.seed)
-    _print_device(options, ran, load)
     if options.nreq is None:
         seconds = BUDGET_S / len(options.window_ms)
-        config = _config(options, bench.requests_within(seconds, config.tokens, NREQ))
-    arrivals_ms = poisson_ms(config.rate_per_s, config.nreq, config.seed)
-    runs = []
-    for window_ms in options.window_ms:
+        config = replace(config, nreq=bench.requests_within(seconds, config.tokens, NREQ))
+
+    def run_in(window_ms: float, arrivals_ms: Sequence[float]) -> Run:
         with Progress(f"serving {config.nreq} requests, window {window_ms:g} ms"):
-            runs.append(bench.run(arrivals_ms, config.tokens, window_ms))
-        _print_run(options, config, runs[-1], shape.multiply_adds)
-    _print_windows(options, runs)
-    return document(config, ran, runs)
+            return bench.run(arrivals_ms, config.tokens, window_ms)
+
+    return DecodeResult(config, ran, runs=_runs(options, config, run_in))
 
 
-def _print(options: argparse.Namespace, text: str) -> None:
-    if options.json != "-":
-        print(text, flush=True)
-
-
-def _print_device(options: argparse.Namespace, ran: DeviceInfo, load: float) -> None:
-    _print(options, device_line(ran))
-    if ran.kind == "cpu" and (line := busy_line(load, os.cpu_count() or 1)):
-        _print(options, line)
-
-
-def _print_run(options: argparse.Namespace, config: Config, run: Run, work: int) -> None:
-    _print(options, run_lines(config, run, work))
-    if line := overload_line(config, run):
-        _print(options, line)
-
-
-def _print_windows(options: argparse.Namespace, runs: Sequence[Run]) -> None:
-    for later in runs[1:]:
-        _print(options, window_line(runs[0], later))
-
-
-def _config(options: argparse.Namespace, nreq: int) -> Config:
+def _config(options: argparse.Namespace) -> Config:
+    nreq = options.nreq or NREQ
     return Config(nreq, options.rate, options.tokens, options.bmax, options.seed)
+
+
+def _runs(
+    options: argparse.Namespace, config: Config, run_in: Callable[[float, Sequence[float]], Run]
+) -> tuple[Run, ...]:
+    """Returns the run of each window, all on the same arrivals."""
+    random = Random(config.seed)  # noqa: S311 (no secret)
+    gaps_ms = (1000 * random.expovariate(config.rate_per_s) for _ in range(config.nreq))
+    arrivals_ms = list(accumulate(gaps_ms))
+    return tuple(run_in(window_ms, arrivals_ms) for window_ms in options.window_ms)
 
 
 def _shape(options: argparse.Namespace, plain: Shape) -> Shape:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-_CPUINFO: Final = Path("/proc/cpuinfo")
-_MEMINFO: Final = Path("/proc/meminfo")
-_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
+from orch_sidecar.tools.bench.machine import (
+    cpu_flags,
+    cpu_model,
+    last_level_cache,
+    memory_bytes,
+)
 
 # CPU features that multiply bfloat16. Without them it is emulated, and float32 is faster.
 _BF16_FLAGS: Final = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -100,19 +101,16 @@ def _torch() -> Any:
 def _cpu(torch: Any, place: Any, dtype: str | None, threads: int | None) -> Device:
     if threads is not None:
         torch.set_num_threads(threads)
-    info = _CPUINFO.read_text(encoding="utf-8") if _CPUINFO.exists() else ""
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)", info, re.MULTILINE)
-    fast = flags is not None and not _BF16_FLAGS.isdisjoint(flags[1].split())
-    model = re.search(r"^model name\s*: *(.+)", info, re.MULTILINE)
+    fast = not _BF16_FLAGS.isdisjoint(cpu_flags())
     return Device(
         torch=torch,
         place=place,
         dtype=getattr(torch, dtype or ("bfloat16" if fast else "float32")),
         kind="cpu",
-        name=model[1] if model is not None else platform.processor() or platform.machine(),
+        name=cpu_model() or platform.processor() or platform.machine(),
         threads=torch.get_num_threads(),
-        cache_bytes=_last_level_cache(),
-        free_bytes=_free_memory(),
+        cache_bytes=last_level_cache(),
+        free_bytes=memory_bytes("MemAvailable"),
     )
 
 
@@ -130,17 +128,3 @@ def _gpu(torch: Any, place: Any, dtype: str | None) -> Device:
         cache_bytes=properties.L2_cache_size or None,  # HIP may report 0 for unknown
         free_bytes=torch.cuda.mem_get_info(place)[0],
     )
-
-
-def _last_level_cache() -> int | None:
-    """Returns the bytes of the first core's largest cache; None on other systems than Linux."""
-    sizes = [path.read_text(encoding="ascii").strip() for path in _CACHES.glob("index*/size")]
-    return max((int(size.removesuffix("K")) * 1024 for size in sizes), default=None)
-
-
-def _free_memory() -> int | None:
-    """Returns the bytes available without swapping; None on other systems than Linux."""
-    if not _MEMINFO.exists():
-        return None
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)
-    return int(found[1]) * 1024 if found is not None else None

@@ -11,15 +11,15 @@ from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
 from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable
-from orch_sidecar.tools.bench.decode.figures import (
+from orch_sidecar.tools.bench.decode.kernel import Kernel
+from orch_sidecar.tools.bench.decode.result import (
     Run,
     Sweep,
     TimedStep,
     run_figures,
     sweep_figures,
 )
-from orch_sidecar.tools.bench.decode.kernel import Kernel
-from orch_sidecar.tools.bench.decode.schedule import StepTime, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
 
 # Steps of the largest batch that warm up caches, clocks and the allocator; one of each size
@@ -140,10 +140,3 @@ class Bench:
         on_host = self._device.kind == "cpu"
         timer: Timer = HostTimer() if on_host else EventTimer(self._device.torch.cuda)
         return Stopwatch(self._kernel.step, timer)
-
-
-def run_by_formula(
-    arrivals_ms: Sequence[float], tokens: int, bmax: int, window_ms: float, step_ms: StepTime
-) -> Run:
-    """Runs the schedule without a device: `step_ms` gives the time of a step."""
-    return run_figures(window_ms, run_schedule(arrivals_ms, tokens, bmax, window_ms, step_ms), ())

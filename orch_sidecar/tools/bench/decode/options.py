@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, number, positive
 from orch_sidecar.tools.bench.plan.output_files import add_report
@@ -34,65 +35,58 @@ BUDGET_S: Final = 2.0
 # As torch names them.
 _DTYPES: Final = ("bfloat16", "float16", "float32")
 
+_SIZES: Final = {
+    "threads": "CPU threads (torch's default)",
+    "layers": "transformer layers (2 on a CPU, 4 on a GPU)",
+    "hidden": "hidden size (1024 on a CPU, 4096 on a GPU)",
+    "heads": "query heads (16 on a CPU, 32 on a GPU)",
+    "kv-heads": "heads of keys and values (a fourth of --heads)",
+    "context": "tokens per sequence in the KV cache (256 on a CPU, 2048 on a GPU)",
+}
+
 # The batches of `--sweep` without a value.
 _BATCHES: Final = (1, 2, 4, 8, 16)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options; defaults are those of "Throughput, Latency & Batching Policy"."""
-    _add_schedule(parser)
-    _add_device(parser)
-    group = parser.add_argument_group("mode and output")
-    add = group.add_argument
-    add(
-        "--sweep",
-        type=_counts,
-        nargs="?",
-        const=_BATCHES,
-        metavar="B,B",
-        help="measure steps of these batches, without a schedule (1,2,4,8,16)",
+def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
+    """Adds `decode` to the result of `add_subparsers`; `run` is what it does.
+
+    Defaults are those of "Throughput, Latency & Batching Policy".
+    """
+    text = "decode steps on this machine's device: throughput and latency by batch"
+    form = argparse.RawDescriptionHelpFormatter
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "decode", help=text, description=DESCRIPTION, epilog=EPILOG, formatter_class=form
     )
-    add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
-    add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
-    add_report(group, "write a page with pictures (orch-bench-decode.html)")
-
-
-def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run)
     add = parser.add_argument_group("schedule").add_argument
     add("--nreq", type=count, help=f"number of requests ({NREQ}, or what {BUDGET_S:g} s serve)")
     add("--rate", type=positive, default=80.0, help="mean arrivals per second (80)")
     add("--tokens", type=count, default=32, help="tokens per request (32)")
     add("--bmax", type=count, default=16, help="maximum sequences per step (16)")
     add(
-        "--window-ms",
-        type=_windows,
-        default=(6.0,),
-        metavar="MS[,MS]",
+        "--window-ms", type=_windows, default=(6.0,), metavar="MS[,MS]",
         help="admission window; with several, the same arrivals run with each (6)",
-    )
+    )  # fmt: skip
     add("--seed", type=count_or_zero, default=123, help="of arrivals, weights and caches (123)")
     add(
-        "--step-time",
-        type=_curve,
-        metavar="T0,C[,ALPHA]",
+        "--step-time", type=_curve, metavar="T0,C[,ALPHA]",
         help="compute a step's time as T0 + C b^ALPHA ms instead of running it (ALPHA 1)",
-    )
-
-
-def _add_device(parser: argparse.ArgumentParser) -> None:
+    )  # fmt: skip
     add = parser.add_argument_group("device").add_argument
     add("--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N; HIP is cuda")
     add("--dtype", choices=_DTYPES, help="of weights and KV cache (the device's fastest)")
-    add("--threads", type=count, help="CPU threads (torch's default)")
-    add("--layers", type=count, help="transformer layers (2 on a CPU, 4 on a GPU)")
-    add("--hidden", type=count, help="hidden size (1024 on a CPU, 4096 on a GPU)")
-    add("--heads", type=count, help="query heads (16 on a CPU, 32 on a GPU)")
-    add("--kv-heads", type=count, help="heads of keys and values (a fourth of --heads)")
-    add(
-        "--context",
-        type=count,
-        help="tokens per sequence in the KV cache (256 on a CPU, 2048 on a GPU)",
-    )
+    for name, text in _SIZES.items():
+        add(f"--{name}", type=count, help=text)
+    group = parser.add_argument_group("mode and output")
+    group.add_argument(
+        "--sweep", type=_counts, nargs="?", const=_BATCHES, metavar="B,B",
+        help="measure steps of these batches, without a schedule (1,2,4,8,16)",
+    )  # fmt: skip
+    add = group.add_argument
+    add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
+    add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
+    add_report(group, "write a page with pictures (orch-bench-decode.html)")
 
 
 def _device(text: str) -> str:

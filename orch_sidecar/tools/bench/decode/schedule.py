@@ -23,8 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from random import Random
 
 StepTime = Callable[[int], float]
 """Returns the milliseconds of a step of that many sequences; called once per step, in order."""
@@ -69,29 +67,13 @@ class Outcome:
     steps: tuple[Step, ...]
 
 
-def poisson_ms(rate_per_s: float, count: int, seed: int) -> list[float]:
-    """Returns the arrival times of `count` requests in ms; the seed determines them.
-
-    Raises ValueError for a rate that is not above 0.
-    """
-    if not 0 < rate_per_s < float("inf"):
-        raise ValueError(f"the rate is {rate_per_s:g}/s: it must be finite and above 0")
-    random, at, found = Random(seed), 0.0, []  # noqa: S311 (no secret)
-    for _ in range(count):
-        at += 1000 * random.expovariate(rate_per_s)
-        found.append(at)
-    return found
-
-
 def run_schedule(
     arrivals_ms: Sequence[float], tokens: int, bmax: int, window_ms: float, step_ms: StepTime
 ) -> Outcome:
     """Serves all requests, each with that many tokens, and returns their times and the steps.
 
-    Raises ValueError for arrivals that are not ascending from 0, fewer than one token or
-    sequence, a negative window, and a step that takes no time.
+    `arrivals_ms`: ascending, from 0. A step takes some time.
     """
-    _check(arrivals_ms, tokens, bmax, window_ms)
     admitted: list[float] = []
     first: dict[int, float] = {}
     ended: dict[int, float] = {}
@@ -108,7 +90,7 @@ def run_schedule(
         ):
             left[len(admitted)] = tokens
             admitted.append(now)
-        step = Step(now, _took(step_ms, len(left)), tuple(left))
+        step = Step(now, step_ms(len(left)), tuple(left))
         steps.append(step)
         now += step.ms
         for request in step.requests:
@@ -131,25 +113,3 @@ def _launch_ms(arrivals_ms: Sequence[float], first: int, bmax: int, window_ms: f
     closes = arrivals_ms[first] + window_ms
     full = first + bmax - 1
     return min(closes, arrivals_ms[full]) if full < len(arrivals_ms) else closes
-
-
-def _took(step_ms: StepTime, batch: int) -> float:
-    took = step_ms(batch)
-    if not (isfinite(took) and took > 0):
-        raise ValueError(f"a step of {batch} sequences takes {took} ms: it must be above 0")
-    return took
-
-
-def _check(arrivals_ms: Sequence[float], tokens: int, bmax: int, window_ms: float) -> None:
-    before = 0.0
-    for at in arrivals_ms:
-        if not before <= at < float("inf"):
-            raise ValueError(f"an arrival at {at} ms follows {before} ms: they must be ascending")
-        before = at
-    for name, value, least in (
-        ("tokens", tokens, 1),
-        ("bmax", bmax, 1),
-        ("window_ms", window_ms, 0),
-    ):
-        if not least <= value < float("inf"):
-            raise ValueError(f"{name} is {value}: it must be finite and at least {least}")

@@ -1,4 +1,4 @@
-"""Makes reports of results, as pages that anybody can open. Pure but for `files`.
+"""Makes reports of results, as pages that anybody can open. Pure.
 
 `requests`, `intervals`, `timeline`, `measures` and `conditions` read a result, `comparison` two;
 `figures` draws a run; `run`, `sweep`, `decode` and `compare` make pages, `files` reads results and

@@ -16,8 +16,7 @@ from orch_sidecar.tools.bench.report.conditions import (
 )
 from orch_sidecar.tools.bench.report.figures import time_axis
 from orch_sidecar.tools.bench.report.intervals import Change, change
-from orch_sidecar.tools.bench.report.measures import Measure, Times, measures_of, times_of
-from orch_sidecar.tools.bench.report.requests import by_class, requests_of
+from orch_sidecar.tools.bench.report.measures import Measure, Times, by_class, measures_of, times_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, verdict
 from orch_sidecar.tools.bench.report.sweep import clients_text
 from orch_sidecar.tools.bench.results.result import Result
@@ -196,7 +195,7 @@ def _conditions(page: Page, found: Comparison) -> None:
 
 def _charts(before: Result, after: Result) -> Iterator[Chart]:
     """Yields both distributions of each time, as the share of the requests up to it."""
-    first, second = (by_class(requests_of(result)) for result in (before, after))
+    first, second = (by_class(result.calls) for result in (before, after))
     for name in (name for name in first if name in second):
         others = {each.name: each for each in times_of(after, second[name], name)}
         for each in times_of(before, first[name], name):

@@ -1,84 +1,175 @@
-"""The report of `orch bench decode`: decode steps on a device, by its result file."""
+"""The text and the report of `orch bench decode`: decode steps on a device.
+
+The four lines CONFIG, GPU time, TTFT and E2E have the format of the reference program of
+"Throughput, Latency & Batching Policy", so that its parsers work here too. "GPU" stands for any
+device: the line DEVICE names it. Its `work` is the multiply-adds of a sequence in a step, 0 if a
+formula replaces the device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from dataclasses import asdict
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from orch_sidecar.tools.bench.decode.figures import Sweep
-from orch_sidecar.tools.bench.decode.report import SCHEMA
+from orch_sidecar.tools.bench.decode.result import (
+    LARGE_BATCH,
+    Config,
+    DecodeResult,
+    DeviceInfo,
+    Point,
+    Run,
+    Sweep,
+)
 from orch_sidecar.tools.bench.report.figures import bars_by_batch
 from orch_sidecar.tools.bench.report.sweep import fitted, formula_text
-from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
 from orch_sidecar.tools.drawing.page import Card, Page
-from orch_sidecar.tools.drawing.texts import number_text
-from orch_sidecar.tools.facts.labels.figures import Spread
+from orch_sidecar.tools.drawing.texts import aligned, number_text, percent
 
 _NO_LABEL: Final = (
     "These are decode steps of a device without an engine: they measure a kernel and no service, "
     "earn no measurement_type, and make no row of a table."
 )
+# Of the CPUs: what an idle machine's own services do not reach.
+_BUSY_SHARE: Final = 0.25
+_HEAD: Final = (
+    "b", "steps", "tokens/s", "step ms", "p95", "max", "speed-up", "efficiency", "gap ms p50",
+    "p95", "max",
+)  # fmt: skip
 
 
-# A batch beyond this is a damaged file.
-_MOST_BATCH: Final = 100_000
+def text_of(found: DecodeResult) -> str:
+    """Returns the lines for a terminal."""
+    lines = []
+    if found.device is not None:
+        lines.append(_device_line(found.device))
+        if found.device.in_cache:
+            lines.append("NOTE the weights fit in the cache: steps are faster than from memory")
+    for run in found.runs:
+        work = 0 if found.device is None else found.device.shape.multiply_adds
+        lines += [*_run_lines(found.config, run, work), *_overload(found.config, run)]
+    lines += (_window_line(found.runs[0], later) for later in found.runs[1:])
+    if found.sweep is not None:
+        lines += [*aligned(_HEAD, _rows(found.sweep), texts=0), _sweep_line(found.sweep)]
+        lines.append(_fit_line(found.sweep))
+    return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps(Spread):
-    """The times of the steps of one batch."""
-
-    steps: int
-
-
-class _Run(BaseModel):
-    window_ms: float
-    tokens: int
-    tokens_per_s_device: float
-    tokens_per_s: float
-    ttft_ms: Spread
-    e2e_ms: Spread
-    steps: int
-    step_ms: Annotated[dict[int, _Steps], Field(min_length=1)]
+def _device_line(ran: DeviceInfo) -> str:
+    shape, threads = ran.shape, f" threads={ran.threads}" if ran.threads is not None else ""
+    cache = "unknown" if ran.cache_bytes is None else f"{ran.cache_bytes / 1e6:.1f} MB"
+    return (
+        f"DEVICE {ran.kind} ({ran.name}) torch={ran.torch}{threads} dtype={ran.dtype} "
+        f"layers={shape.layers} hidden={shape.hidden} heads={shape.heads}/{shape.kv_heads} "
+        f"context={shape.context} weights={ran.weight_bytes / 1e6:.1f} MB cache={cache} "
+        f"kv={ran.kv_bytes_per_sequence / 1e6:.2f} MB/sequence"
+    )
 
 
-class DecodeResult(BaseModel):
-    """The file, as far as the report uses it."""
+def _run_lines(config: Config, run: Run, work: int) -> list[str]:
+    ttft, e2e = run.ttft_ms, run.e2e_ms
+    lines = [
+        f"CONFIG nreq={config.nreq} lambda={config.rate_per_s:.1f}/s tokens={config.tokens} "
+        f"Bmax={config.bmax} window_ms={run.window_ms:.2f} work={work}",
+        f"GPU time: {run.device_ms:.3f} ms  | tokens: {run.tokens}  | "
+        f"tokens/sec (GPU): {run.tokens_per_s_device:.2f}",
+        f"TTFT mean={ttft.mean:.3f} ms  p95={ttft.p95:.3f} ms",
+        f"E2E  mean={e2e.mean:.3f} ms  p95={e2e.p95:.3f} ms",
+        f"STEPS {run.steps} of {run.tokens / run.steps:.2f} sequences  | "
+        f"tokens/sec (with admission): {run.tokens_per_s:.2f}",
+    ]
+    gaps = {"between steps": run.gap_ms, f"at b>={LARGE_BATCH}": run.gap_large_ms}
+    lines += [
+        f"GAPS {which} median={gap.p50:.3f} ms  p95={gap.p95:.3f} ms  max={gap.most:.3f} ms"
+        for which, gap in gaps.items()
+        if gap is not None
+    ]
+    return lines
 
-    model_config = ConfigDict(allow_inf_nan=False)
 
-    schema_version: Literal["orch.bench.decode/1"] = Field(alias="schema")
-    config: dict[str, Any]
-    device: dict[str, Any] | None
-    formula: Curve | None
-    runs: list[_Run]
-    sweep: Sweep | None
+def _overload(config: Config, run: Run) -> list[str]:
+    """Says that requests arrive faster than full steps serve them; empty if they do not."""
+    wanted, most = config.rate_per_s * config.tokens, run.full_tokens_per_s(config.bmax)
+    if most is None or wanted < most:
+        return []
+    return [
+        f"OVERLOADED {config.rate_per_s:g} requests/s of {config.tokens} tokens need {wanted:.0f} "
+        f"tokens/s, steps of {config.bmax} generate {most:.0f}: the queue grows until the last "
+        f"arrival, and TTFT and E2E tell its length; --rate {0.8 * most / config.tokens:.3g} is "
+        "kept up with"
+    ]
 
 
-def decode_report(document: Mapping[str, Any]) -> Page:
-    """Returns the page of a result file. Raises ValueError where it is none."""
-    found = DecodeResult.model_validate(document)
-    points = found.sweep.points if found.sweep is not None else ()
-    batches = [*(point.batch for point in points), *(b for run in found.runs for b in run.step_ms)]
-    if not all(1 <= batch <= _MOST_BATCH for batch in batches):
-        raise ValueError(f"a batch is {max(batches)}: it must be from 1 to {_MOST_BATCH}")
-    device = found.device or {}
-    page = Page(f"Decode steps on {device.get('name') or 'a formula'}")
+def busy_line(load: float, cpus: int) -> str:
+    """Says that other programs use the CPUs that steps run on; empty if they hardly do.
+
+    `load`: runnable threads before the run, as a mean of the last minute.
+    """
+    if load < _BUSY_SHARE * cpus:
+        return ""
+    return (
+        f"BUSY other programs keep {load:.1f} threads running on {cpus} CPUs: steps take longer "
+        "than on an idle machine, and differently long"
+    )
+
+
+def _window_line(first: Run, last: Run) -> str:
+    """Compares the p95 TTFT of two windows on the same arrivals."""
+    change = 100 * (last.ttft_ms.p95 / first.ttft_ms.p95 - 1)
+    return (
+        f"WINDOW {first.window_ms:g} -> {last.window_ms:g} ms: "
+        f"p95 TTFT {first.ttft_ms.p95:.3f} -> {last.ttft_ms.p95:.3f} ms ({change:+.1f} %)"
+    )
+
+
+def _rows(sweep: Sweep) -> list[list[str]]:
+    return [_cells(point) for point in sweep.points]
+
+
+def _cells(point: Point) -> list[str]:
+    step, gap = point.step_ms, point.gap_ms
+    return [
+        str(point.batch),
+        str(point.steps),
+        number_text(point.tokens_per_s),
+        *map(number_text, (step.p50, step.p95, step.most)),
+        f"{point.speed_up:.2f}",
+        percent(point.efficiency, 0),
+        *(("-",) * 3 if gap is None else map(number_text, (gap.p50, gap.p95, gap.most))),
+    ]
+
+
+def _sweep_line(sweep: Sweep) -> str:
+    first, last = sweep.points[0], sweep.points[-1]
+    return (
+        f"b {first.batch} -> {last.batch}: {last.speed_up:.2f} times the tokens/s, "
+        f"{'more' if sweep.monotonic else 'not more'} with each b"
+    )
+
+
+def _fit_line(sweep: Sweep) -> str:
+    if sweep.fit is None:
+        return "t(b): not fitted, which needs three different batches"
+    off = percent(sweep.fit.worst_error)
+    return f"t(b) = {formula_text(sweep.fit)} ms, largest deviation {off}"
+
+
+def decode_report(found: DecodeResult) -> Page:
+    """Returns the page of a result."""
+    name = "a formula" if found.device is None else found.device.name
+    page = Page(f"Decode steps on {name}")
     page.note("warn", "No measurement of a service", [_NO_LABEL])
-    if device.get("cache_bytes") and device["weight_bytes"] <= device["cache_bytes"]:
+    if found.device is not None and found.device.in_cache:
         text = "The weights fit in the processor's cache: steps are faster than from memory."
         page.note("warn", "Small model", [text])
-    if found.sweep is not None and points:
+    if found.sweep is not None:
         _sweep(page, found.sweep)
     for run in found.runs:
         _run(page, run)
     page.section("What was measured, and how")
     page.facts(_facts(found))
-    page.remark(f"Schema {SCHEMA}.")
+    page.remark(f"Schema {found.schema}.")
     return page
 
 
@@ -99,14 +190,9 @@ def _sweep(page: Page, sweep: Sweep) -> None:
         Series("p95", batches, [point.step_ms.p95 for point in points], Style("", "s", 2)),
         Series("p50", batches, [point.step_ms.p50 for point in points], Style("")),
     ]
-    about = "Median and 95th percentile."
+    about = f"Median and 95th percentile. {_fit_line(sweep)}."
     if sweep.fit is not None:
-        times.append(
-            fitted(f"fit: {formula_text(sweep.fit)}", sweep.fit.at, batches[0], batches[-1])
-        )
-        about += (
-            f" Largest deviation of a median from the fit: {100 * sweep.fit.worst_error:.1f} %."
-        )
+        times.append(fitted("fit", sweep.fit.at, batches[0], batches[-1]))
     throughput = [Series("tokens/s", batches, rates)]
     page.charts(
         [
@@ -114,32 +200,10 @@ def _sweep(page: Page, sweep: Sweep) -> None:
             _chart("Time of a step", about, "ms", times),
         ]
     )
-    page.table(
-        _HEAD,
-        [
-            (
-                str(point.batch),
-                str(point.steps),
-                number_text(point.tokens_per_s),
-                number_text(point.step_ms.p50),
-                number_text(point.step_ms.p95),
-                number_text(point.step_ms.most),
-                f"{point.speed_up:.2f}",
-                f"{100 * point.efficiency:.0f} %",
-                "-" if point.gap_ms is None else number_text(point.gap_ms.p50),
-            )
-            for point in points
-        ],
-    )
+    page.table(_HEAD, _rows(sweep), texts=0)
 
 
-_HEAD: Final = (
-    "batch", "steps", "tokens/s", "step p50 ms", "p95", "max", "speed-up", "efficiency",
-    "gap p50 ms",
-)  # fmt: skip
-
-
-def _run(page: Page, run: _Run) -> None:
+def _run(page: Page, run: Run) -> None:
     page.section(f"Admission window of {run.window_ms:g} ms")
     times = {"TTFT p95": run.ttft_ms, "end to end p95": run.e2e_ms}
     page.cards(
@@ -173,20 +237,19 @@ def _facts(found: DecodeResult) -> dict[str, list[tuple[str, str]]]:
     """Returns the options of the schedule, if one ran, and the device or the formula."""
     groups = {}
     if found.runs:
-        groups["Schedule"] = [(_words(name), str(value)) for name, value in found.config.items()]
+        groups["Schedule"] = _named(asdict(found.config))
     if found.device is not None:
-        groups["Device"] = [(_words(name), _value(each)) for name, each in found.device.items()]
+        groups["Device"] = _named(asdict(found.device))
     if found.formula is not None:
-        text = f"{formula_text(found.formula)} ms"
-        groups["Formula"] = [("time of a step", text)]
+        groups["Formula"] = [("time of a step", f"{formula_text(found.formula)} ms")]
     return groups
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _named(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name.replace("_", " "), _value(each)) for name, each in values.items()]
 
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{_words(str(key))} {each}" for key, each in value.items())
+        return ", ".join(f"{name} {each}" for name, each in _named(value))
     return "unknown" if value is None else str(value)

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orch_sidecar.tools.bench.report.intervals import of_share
-from orch_sidecar.tools.bench.report.measures import Times, percentiles_of
-from orch_sidecar.tools.bench.report.requests import served
+from orch_sidecar.tools.bench.report.measures import Times, percentiles_of, served
 from orch_sidecar.tools.bench.report.timeline import Bins, bins_of, generating, tokens, waiting
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.labels.figures import percentile
-from orch_sidecar.tools.facts.labels.recorded import Call
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot
 
 _MARKED: Final = ("p50", "p95", "p99")
@@ -64,8 +62,9 @@ def distribution(times: Times) -> Chart:
     )
 
 
-def over_time(result: Result, requests: Sequence[Call]) -> Iterator[Chart]:
+def over_time(result: Result) -> Iterator[Chart]:
     """Yields tokens per second, then batch and queue, over the time of the run, if it has any."""
+    requests = result.calls
     completed = list(served(requests))
     bins = bins_of(completed, min(_MOST_TIMES, max(10, len(completed) // _LEAST_IN_BIN)))
     if bins is None:

@@ -13,7 +13,6 @@ from orch_sidecar.tools.bench.report.intervals import (
     of_rate,
     of_share,
 )
-from orch_sidecar.tools.bench.report.requests import by_class, requests_of, served
 from orch_sidecar.tools.bench.report.timeline import bins_of, tokens
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text
@@ -89,9 +88,22 @@ def _number(value: float, unit: str) -> str:
     return f"{100 * value:.1f} %" if unit == SHARE else number_text(value)
 
 
+def served(requests: Sequence[Call]) -> Iterator[CompletedRequest]:
+    """Yields the figures of those that were answered, and whose length is known."""
+    return (made for each in requests if (made := each.served) is not None)
+
+
+def by_class(requests: Sequence[Call]) -> dict[str, list[Call]]:
+    """Returns the requests of each class where they have more than one, else all under ""."""
+    found: dict[str, list[Call]] = {}
+    for each in requests:
+        found.setdefault(each.service_class or "", []).append(each)
+    return dict(sorted(found.items(), reverse=True)) if len(found) > 1 else {"": [*requests]}
+
+
 def measures_of(result: Result) -> list[Measure]:
     """Returns the figures of a run; none without an answer. Raises ValueError."""
-    requests = requests_of(result)
+    requests = result.calls
     found = [*_throughput(requests)]
     if result.status is not Status.INVALID:  # an SLO is not kept by what was not measured
         found += _goodput(requests, result.scenario.slo_ms)

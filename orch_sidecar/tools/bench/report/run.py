@@ -20,8 +20,7 @@ from orch_sidecar.tools.bench.report.figures import (
     steps_by_batch,
 )
 from orch_sidecar.tools.bench.report.intervals import SECTIONS
-from orch_sidecar.tools.bench.report.measures import SHARE, Measure, measures_of, times_of
-from orch_sidecar.tools.bench.report.requests import by_class, requests_of
+from orch_sidecar.tools.bench.report.measures import SHARE, Measure, by_class, measures_of, times_of
 from orch_sidecar.tools.bench.results.result import Counts, Result, Status
 from orch_sidecar.tools.drawing.page import Card, Page, badge
 from orch_sidecar.tools.drawing.texts import number_text
@@ -57,7 +56,7 @@ INTERVALS_TEXT: Final = (
 
 def run_report(result: Result) -> Page:
     """Returns the page of a run. Raises ValueError for a result whose calls are not requests."""
-    requests, measures = requests_of(result), measures_of(result)
+    measures = measures_of(result)
     page = Page(f"{result.engine.model_name}: {result.measurement_type.value.replace('_', ' ')}")
     verdict(page, result)
     page.cards(_cards(result, measures))
@@ -65,13 +64,13 @@ def run_report(result: Result) -> Page:
     conditions(page, result)
     page.section("Figures")
     _figures(page, result, measures)
-    for name, members in by_class(requests).items():
+    for name, members in by_class(result.calls).items():
         charts = [distribution(times) for times in times_of(result, members, name)]
         if charts:
             page.section(f"Distributions, {name} requests" if name else "Distributions")
             page.charts(charts)
     for title, found in (
-        ("Over time", [*over_time(result, requests)]),
+        ("Over time", [*over_time(result)]),
         ("Batches", [*steps_by_batch(result)]),
         ("The search for the rate", [*goodput_by_rate(result)]),
     ):

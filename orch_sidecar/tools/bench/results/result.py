@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from orch_sidecar.tools.facts.labels.recorded import Call
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -18,10 +19,7 @@ from orch_sidecar.tools.facts.tables.row import Label
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
 # arrival of its first token. `ended_s`: of its last token, if it was streamed. `class`: None where
 # it asked for none.
-CALL_COLUMNS: Final = (
-    "due_s", "sent_s", "first_s", "ended_s", "status", "fate", "why",
-    "input_tokens", "output_tokens", "queue_ms", "class",
-)  # fmt: skip
+CALL_COLUMNS: Final = (*Call._fields[:-1], "class")
 
 
 class Status(StrEnum):
@@ -260,4 +258,4 @@ class Result(Document):
     evidence: EvidenceDocument = EvidenceDocument()
     capabilities: list[Any]
     call_columns: tuple[str, ...] = CALL_COLUMNS
-    calls: list[list[Any]]
+    calls: list[Call]

@@ -33,6 +33,7 @@ from orch_sidecar.tools.facts.labels.observation import (
     States,
     observed,
 )
+from orch_sidecar.tools.facts.labels.recorded import Call as RecordedCall
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -123,7 +124,7 @@ def result_of(run: FinishedRun) -> Result:
         batches=batches,
         prefix_hit_ratio=hit_ratio,
         capabilities=list(run.documents),
-        calls=[_row(call) for call in run.calls],
+        calls=[_recorded(call) for call in run.calls],
         evidence=run.evidence,
     )
 
@@ -269,16 +270,21 @@ def _trace(replay: Replay) -> TraceDocument:
     )
 
 
-def _row(call: Call) -> list[Any]:
-    first_s = call.event_s[0] if call.event_s else None
-    times = (call.due_s, call.sent_s, first_s, call.ended_s)
-    return [
-        *(None if at is None else round(at, 6) for at in times),
-        call.status,
-        call.fate.value,
-        call.why,
-        call.input_tokens,
-        call.output_tokens,
-        call.queue_ms,
-        call.service_class,
-    ]
+def _recorded(call: Call) -> RecordedCall:
+    return RecordedCall(
+        due_s=_rounded(call.due_s),
+        sent_s=_rounded(call.sent_s),
+        first_s=_rounded(call.event_s[0] if call.event_s else None),
+        ended_s=_rounded(call.ended_s),
+        status=call.status,
+        fate=call.fate.value,
+        why=call.why,
+        input_tokens=call.input_tokens,
+        output_tokens=call.output_tokens,
+        queue_ms=call.queue_ms,
+        service_class=call.service_class,
+    )
+
+
+def _rounded(at_s: float | None) -> float | None:
+    return None if at_s is None else round(at_s, 6)

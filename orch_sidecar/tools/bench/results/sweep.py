@@ -9,7 +9,9 @@ fit, have no speed-up, and are never what the speed-up of others is relative to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from orch_sidecar.tools.bench.results.fit import fit
 from orch_sidecar.tools.bench.results.result import Document, Result, Status
@@ -65,7 +67,7 @@ class Sweep(Document):
     base_clients: int | None
     points: list[Point]
     fit: FitDocument | None
-    results: list[Result]
+    results: Annotated[list[Result], Field(min_length=1)]
 
 
 def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:

@@ -99,9 +99,9 @@ def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:
         rule = "the text is not UTF-8 (it must not be compressed)"
         raise invalid(content.count(b"\n", 0, error.start), rule) from None
     documents: list[tuple[int, Any]] = []
-    at = _skip_space(text, 0)
+    at, line, counted = _skip_space(text, 0), 0, 0
     while at < len(text) or not documents:
-        line = text.count("\n", 0, at)
+        line, counted = line + text.count("\n", counted, at), at
         try:
             document, at = _DECODER.raw_decode(text, at)
         except json.JSONDecodeError as error:

@@ -6,8 +6,8 @@ from time import perf_counter_ns
 
 import pytest
 
-from orch_sidecar.tools.bench.decode.figures import TimedStep
 from orch_sidecar.tools.bench.decode.measure import EventTimer, HostTimer, Stopwatch
+from orch_sidecar.tools.bench.decode.result import TimedStep
 
 
 def spin(ms: float) -> None:

@@ -8,21 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.bench.decode.figures import TimedStep, run_figures, sweep_figures
-from orch_sidecar.tools.bench.decode.report import (
-    SCHEMA,
+from orch_sidecar.tools.bench.decode.result import (
+    DOCUMENT,
     Config,
+    DecodeResult,
     DeviceInfo,
-    busy_line,
-    device_line,
-    document,
-    overload_line,
-    run_lines,
-    sweep_text,
-    window_line,
+    Run,
+    Sweep,
+    TimedStep,
+    run_figures,
+    sweep_figures,
 )
 from orch_sidecar.tools.bench.decode.schedule import run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
+from orch_sidecar.tools.bench.report.decode import busy_line, text_of
 from orch_sidecar.tools.bench.results.fit import Curve
 
 CONFIG = Config(nreq=2, rate_per_s=80.0, tokens=2, bmax=16, seed=1)
@@ -34,6 +33,16 @@ OUTCOME = run_schedule([0.0, 10.0], 2, 16, 6.0, lambda batch: 10.0)
 TIMED = [TimedStep(1, 10.0, None), TimedStep(2, 10.0, 0.5), TimedStep(1, 10.0, 1.5)]
 RUN = run_figures(6.0, OUTCOME, TIMED)
 
+FORMULA = Curve(0.5, 0.25, 1.0)
+
+
+def printed(*runs: Run, config: Config = CONFIG) -> str:
+    return text_of(DecodeResult(config, formula=FORMULA, runs=runs))
+
+
+def swept(sweep: Sweep, ran: DeviceInfo = RAN) -> str:
+    return text_of(DecodeResult(CONFIG, ran, sweep=sweep))
+
 
 def test_run_adds_up() -> None:
     assert (RUN.device_ms, RUN.tokens, RUN.steps) == (30.0, 4, 3)
@@ -41,7 +50,7 @@ def test_run_adds_up() -> None:
     assert RUN.tokens_per_s == pytest.approx(4 / 0.036)
     assert (RUN.ttft_ms.mean, RUN.ttft_ms.p50) == (16, 16)
     assert (RUN.e2e_ms.mean, RUN.e2e_ms.most) == (26, 26)
-    assert {batch: count for batch, (count, _) in RUN.step_ms.items()} == {1: 2, 2: 1}
+    assert {batch: found.steps for batch, found in RUN.step_ms.items()} == {1: 2, 2: 1}
     assert RUN.gap_ms is not None
     assert (RUN.gap_ms.p50, RUN.gap_ms.most) == (1.0, 1.5)
     assert RUN.gap_large_ms is None
@@ -57,7 +66,7 @@ def test_gaps_before_steps_of_8_or_more_are_separate() -> None:
     run = run_figures(6.0, OUTCOME, timed)
     assert run.gap_large_ms is not None
     assert (run.gap_large_ms.p50, run.gap_large_ms.most) == (0.5, 0.75)
-    assert "GAPS at b>=8 median=0.500 ms  p95=0.725 ms  max=0.750 ms" in run_lines(CONFIG, run, 1)
+    assert "GAPS at b>=8 median=0.500 ms  p95=0.725 ms  max=0.750 ms" in printed(run)
 
 
 # The format strings of the reference program, as what reads its output reads them.
@@ -70,11 +79,11 @@ REFERENCE = (
 
 
 def test_first_four_lines_have_the_reference_programs_form() -> None:
-    lines = run_lines(CONFIG, RUN, work=123).splitlines()
+    lines = printed(RUN).splitlines()
     for line, pattern in zip(lines, REFERENCE, strict=False):
         assert re.fullmatch(pattern, line)
     assert lines == [
-        "CONFIG nreq=2 lambda=80.0/s tokens=2 Bmax=16 window_ms=6.00 work=123",
+        "CONFIG nreq=2 lambda=80.0/s tokens=2 Bmax=16 window_ms=6.00 work=0",
         "GPU time: 30.000 ms  | tokens: 4  | tokens/sec (GPU): 133.33",
         "TTFT mean=16.000 ms  p95=16.000 ms",
         "E2E  mean=26.000 ms  p95=26.000 ms",
@@ -86,22 +95,23 @@ def test_first_four_lines_have_the_reference_programs_form() -> None:
 def test_run_without_a_device_has_no_gaps() -> None:
     run = run_figures(6.0, OUTCOME, ())
     assert run.gap_ms is None
-    assert "GAPS" not in run_lines(CONFIG, run, work=0)
+    assert "GAPS" not in printed(run)
 
 
 def test_window_line_shows_the_change_of_p95_ttft() -> None:
     shorter = run_figures(2.0, run_schedule([0.0, 9.0], 2, 16, 2.0, lambda batch: 10.0), ())
-    assert window_line(RUN, shorter) == ("WINDOW 6 -> 2 ms: p95 TTFT 16.000 -> 12.950 ms (-19.1 %)")
+    line = "WINDOW 6 -> 2 ms: p95 TTFT 16.000 -> 12.950 ms (-19.1 %)"
+    assert printed(RUN, shorter).splitlines()[-1] == line
 
 
 def test_overload_is_said_with_a_rate_that_is_kept_up_with() -> None:
     full = run_figures(6.0, run_schedule([0.0, 1.0], 2, 2, 6.0, lambda batch: 10.0), ())
     config = replace(CONFIG, bmax=2)
-    assert overload_line(config, full) == ""
-    line = overload_line(replace(config, rate_per_s=100.0), full)
+    assert "OVERLOADED" not in printed(full, config=config)
+    line = printed(full, config=replace(config, rate_per_s=100.0)).splitlines()[-1]
     assert line.startswith("OVERLOADED 100 requests/s of 2 tokens need 200 tokens/s, steps of 2 g")
     assert line.endswith("--rate 80 is kept up with")
-    assert overload_line(replace(CONFIG, rate_per_s=1e6), RUN) == "", "no step was full"
+    assert "OVERLOADED" not in printed(RUN, config=replace(CONFIG, rate_per_s=1e6)), "none was full"
 
 
 def test_busy_machine_is_said() -> None:
@@ -110,12 +120,13 @@ def test_busy_machine_is_said() -> None:
 
 
 def test_device_line_names_the_device_and_notes_weights_that_fit_in_the_cache() -> None:
-    line = device_line(RAN)
-    assert line.startswith("DEVICE cpu (a processor) torch=2.13 threads=2 dtype=bfloat16 layers=1")
-    assert "weights=2.1 MB cache=1.0 MB" in line
-    assert "NOTE" not in line
-    assert "NOTE the weights fit in the cache" in device_line(replace(RAN, cache_bytes=2**21))
-    unknown = device_line(replace(RAN, threads=None, cache_bytes=None))
+    found = text_of(DecodeResult(CONFIG, RAN))
+    assert found.startswith("DEVICE cpu (a processor) torch=2.13 threads=2 dtype=bfloat16 layers=1")
+    assert "weights=2.1 MB cache=1.0 MB" in found
+    assert "NOTE" not in found
+    small = text_of(DecodeResult(CONFIG, replace(RAN, cache_bytes=2**21)))
+    assert "NOTE the weights fit in the cache" in small
+    unknown = text_of(DecodeResult(CONFIG, replace(RAN, threads=None, cache_bytes=None)))
     assert "threads" not in unknown
     assert "cache=unknown" in unknown
 
@@ -135,28 +146,30 @@ def test_sweep_compares_medians_with_the_first_batch() -> None:
     assert [point.efficiency for point in sweep.points] == pytest.approx([1, 0.625, 0.5])
     assert sweep.monotonic
     assert sweep.fit is not None
-    text = sweep_text(sweep)
+    text = swept(sweep)
     assert "b 1 -> 4: 2.00 times the tokens/s, more with each b" in text
-    assert re.search(r"t\(b\) = \S+ \+ \S+ \* b\^\d\.\d\d ms, largest deviation \d+\.\d %", text)
+    assert re.search(r"t\(b\) = \S+ \+ \S+ · b\S* ms, largest deviation \d+\.\d %", text)
 
 
 def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:
     sweep = sweep_figures([TimedStep(2, 1.0, None), TimedStep(8, 2.0, None)])
     assert [point.speed_up for point in sweep.points] == pytest.approx([1, 2])
     assert [point.efficiency for point in sweep.points] == pytest.approx([1, 0.5])
-    assert "not fitted" in sweep_text(sweep)
+    assert "not fitted" in swept(sweep)
 
 
 def test_sweep_with_falling_throughput_is_marked() -> None:
     sweep = sweep_figures([TimedStep(1, 1.0, None), TimedStep(2, 3.0, 0.1), TimedStep(4, 3.5, 0.1)])
     assert not sweep.monotonic
-    assert "not more with each b" in sweep_text(sweep)
+    assert "not more with each b" in swept(sweep)
 
 
 def test_document_contains_everything_and_is_json() -> None:
     sweep = sweep_figures([TimedStep(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4)])
-    found = json.loads(json.dumps(document(CONFIG, RAN, [RUN], sweep)))
-    assert found["schema"] == SCHEMA
+    result = DecodeResult(CONFIG, RAN, runs=(RUN,), sweep=sweep)
+    found = json.loads(DOCUMENT.dump_json(result))
+    assert DOCUMENT.validate_python(found) == result
+    assert found["schema"] == "orch.bench.decode/1"
     assert found["config"] == {
         "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1
     }  # fmt: skip
@@ -174,11 +187,3 @@ def test_document_contains_everything_and_is_json() -> None:
     assert [point["batch"] for point in found["sweep"]["points"]] == [1, 2, 4]
     assert found["sweep"]["fit"]["t0"] == pytest.approx(1)
     assert found["sweep"]["monotonic"] is True
-
-
-def test_document_of_a_formula_has_no_device() -> None:
-    found = document(CONFIG, Curve(0.5, 0.25, 1.0), [run_figures(6.0, OUTCOME, ())])
-    assert found["device"] is None
-    assert found["formula"] == {"t0": 0.5, "c": 0.25, "alpha": 1.0}
-    assert found["runs"][0]["gap_ms"] is None
-    assert found["sweep"] is None

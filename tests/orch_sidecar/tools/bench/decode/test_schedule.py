@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.decode.schedule import Outcome, poisson_ms, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import Outcome, run_schedule
+from orch_sidecar.tools.bench.load.arrivals import poisson
 from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.facts.labels.figures import percentile
+
+
+def poisson_ms(rate_per_s: float, count: int, seed: int) -> list[float]:
+    return [1000 * at_s for at_s in islice(poisson(rate_per_s, seed), count)]
 
 
 def ten_ms(batch: int) -> float:
@@ -130,18 +135,6 @@ def assert_works_while_there_is_work(outcome: Outcome, bmax: int, window_ms: flo
             assert step.start_ms <= max(end, first.arrived_ms + window_ms)
 
 
-def test_same_seed_gives_the_same_arrivals_at_the_requested_rate() -> None:
-    assert poisson_ms(80.0, 100, 1) == poisson_ms(80.0, 100, 1)
-    assert poisson_ms(80.0, 100, 1) != poisson_ms(80.0, 100, 2)
-    arrivals = poisson_ms(80.0, 40_000, 1)
-    assert arrivals == sorted(arrivals)
-    intervals = [later - earlier for earlier, later in pairwise(arrivals)]
-    mean = sum(intervals) / len(intervals)
-    deviation = (sum((each - mean) ** 2 for each in intervals) / len(intervals)) ** 0.5
-    assert mean == pytest.approx(12.5, rel=0.02)
-    assert deviation / mean == pytest.approx(1, rel=0.02)  # as of an exponential distribution
-
-
 # 0.9 ms at b = 4 and 1.9 ms at b = 16, as measured in "Throughput, Latency & Batching Policy".
 MEASURED = Curve(0.567, 0.0833, 1.0)
 
@@ -166,33 +159,3 @@ def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
         rates.append(sum(step.batch for step in steps) / sum(step.ms for step in steps))
     assert rates == sorted(rates)
     assert rates[-1] > 2 * rates[0]
-
-
-@pytest.mark.parametrize(
-    ("arrivals", "tokens", "bmax", "window_ms", "message"),
-    [
-        ([2.0, 1.0], 1, 1, 0.0, "an arrival at 1.0 ms follows 2.0 ms: they must be ascending"),
-        ([-1.0], 1, 1, 0.0, "an arrival at -1.0 ms"),
-        ([float("nan")], 1, 1, 0.0, "an arrival at nan ms"),
-        ([0.0], 0, 1, 0.0, "tokens is 0: it must be finite and at least 1"),
-        ([0.0], 1, 0, 0.0, "bmax is 0: it must be finite and at least 1"),
-        ([0.0], 1, 1, -0.5, "window_ms is -0.5: it must be finite and at least 0"),
-    ],
-)
-def test_what_makes_no_schedule_is_rejected(
-    arrivals: list[float], tokens: int, bmax: int, window_ms: float, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        run_schedule(arrivals, tokens, bmax, window_ms, ten_ms)
-
-
-@pytest.mark.parametrize("took", [0.0, -1.0, float("nan"), float("inf")])
-def test_step_that_takes_no_time_is_rejected(took: float) -> None:
-    with pytest.raises(ValueError, match=f"takes {took} ms: it must be above 0"):
-        run_schedule([0.0], 1, 1, 0.0, lambda batch: took)
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_invalid_rate_is_rejected(rate: float) -> None:
-    with pytest.raises(ValueError, match="must be finite and above 0"):
-        poisson_ms(rate, 1, 1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orch_sidecar.tools.bench.decode import cli as decode
+from orch_sidecar.tools.bench.decode.result import DOCUMENT
+from orch_sidecar.tools.bench.decode.shape import ON_GPU
 from orch_sidecar.tools.bench.report.decode import decode_report
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
@@ -34,17 +37,23 @@ def swept(batches: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
     ]  # fmt: skip
     fit = {"t0": 0.5, "c": 1.0, "alpha": 1.0, "worst_error": 0.02}
     device = {
-        "name": "NVIDIA H100 <80GB> HBM3", "weight_bytes": 10, "cache_bytes": 20,
-        "shape": {"layers": 2},
+        "kind": "cuda", "name": "NVIDIA H100 <80GB> HBM3", "torch": "2.13", "dtype": "bfloat16",
+        "threads": None, "weight_bytes": 10, "cache_bytes": 20, "kv_bytes_per_sequence": 1,
+        "shape": asdict(ON_GPU),
     }  # fmt: skip
+    config = {"nreq": 1, "rate_per_s": 1.0, "tokens": 1, "bmax": 1, "seed": 1}
     return {
-        "schema": "orch.bench.decode/1", "config": {"nreq": 1}, "device": device, "formula": None,
+        "schema": "orch.bench.decode/1", "config": config, "device": device, "formula": None,
         "runs": [], "sweep": {"points": points, "fit": fit, "monotonic": True},
     }  # fmt: skip
 
 
+def page_of(found: dict[str, Any]) -> Page:
+    return Page(decode_report(DOCUMENT.validate_python(found)).html)
+
+
 def test_each_window_has_its_figures_and_pictures(tmp_path: Path) -> None:
-    page = Page(decode_report(document(tmp_path, "--window-ms", "6,2")).html)
+    page = page_of(document(tmp_path, "--window-ms", "6,2"))
     assert page.loads_nothing()
     assert page.charts == ["Steps by batch", "Time of a step"] * 2
     assert "Admission window of 6 ms" in page.text
@@ -53,24 +62,24 @@ def test_each_window_has_its_figures_and_pictures(tmp_path: Path) -> None:
 
 
 def test_sweep_shows_the_curve_and_the_device() -> None:
-    page = Page(decode_report(swept()).html)
+    page = page_of(swept())
     assert page.charts == ["Throughput", "Time of a step"]
     assert "Decode steps on NVIDIA H100 <80GB> HBM3" in page.text
-    assert "fit: 0.5 + 1 · b" in page.texts
+    assert "t(b) = 0.5 + 1 · b ms, largest deviation 2.0 %" in page.text
     assert "The weights fit in the processor's cache" in page.text
 
 
 def test_sweep_of_one_batch_has_no_fit() -> None:
     found = swept((4,))
     found["sweep"]["fit"] = None
-    assert Page(decode_report(found).html).charts == ["Throughput", "Time of a step"]
+    assert page_of(found).charts == ["Throughput", "Time of a step"]
 
 
 def test_damaged_file_is_an_error() -> None:
     found = swept()
     found["sweep"]["points"][0]["batch"] = 10**12
-    with pytest.raises(ValueError, match="must be from 1 to 100000"):
-        decode_report(found)
+    with pytest.raises(ValueError, match="less than or equal to 100000"):
+        page_of(found)
 
 
 def test_command_writes_the_report_beside_nothing_else(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.bench.report.requests import requests_of, served
+from orch_sidecar.tools.bench.report.measures import served
 from orch_sidecar.tools.bench.report.timeline import Bins, bins_of, generating, tokens, waiting
 from tests.orch_sidecar.tools.bench.sample_results import answered, in_a_row, refused, result
 
@@ -22,7 +22,7 @@ def test_mean_is_of_the_time_that_spans_are_open() -> None:
 
 def test_window_is_from_the_first_arrival_to_the_last_end() -> None:
     found = result([answered(0.5), answered(2.0, first_s=0.1)])
-    completed = list(served(requests_of(found)))
+    completed = list(served(found.calls))
     bins = bins_of(completed, 10)
     assert bins is not None
     assert (bins.begin_s, bins.end_s) == pytest.approx((0.5, 2.2))
@@ -32,7 +32,7 @@ def test_window_is_from_the_first_arrival_to_the_last_end() -> None:
 
 
 def test_generation_and_wait_of_a_request() -> None:
-    [request] = requests_of(result([answered(1.0, queue_ms=50.0)]))
+    [request] = result([answered(1.0, queue_ms=50.0)]).calls
     assert list(generating([request])) == [pytest.approx((1.1, 1.2))]
     assert list(waiting([request])) == [pytest.approx((1.0, 1.05))]
     [(span, count)] = tokens([request])
@@ -41,7 +41,7 @@ def test_generation_and_wait_of_a_request() -> None:
 
 
 def test_request_without_an_answer_generates_nothing() -> None:
-    requests = requests_of(result([refused(0.0), *in_a_row(2)]))
+    requests = result([refused(0.0), *in_a_row(2)]).calls
     assert len(list(generating(requests))) == 2
     assert len(list(tokens(requests))) == 2
     assert list(waiting(requests)) == []

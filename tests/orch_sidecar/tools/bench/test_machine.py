@@ -11,14 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.runs.client_host import (
-    cgroup_folders,
+from orch_sidecar.tools.bench.machine import (
+    cpu_flags,
     cpu_model,
-    cpus_of,
     host,
+    last_level_cache,
     memory_bytes,
 )
 
@@ -28,6 +26,7 @@ vendor_id	: GenuineIntel
 model		: 143
 model name	: Intel(R) Xeon(R) Platinum 8480+
 cpu MHz		: 2000.000
+flags		: fpu avx512_bf16
 
 processor	: 1
 model name	: Another one
@@ -47,61 +46,50 @@ def root_with(tmp_path: Path, files: dict[str, str]) -> Path:
     return tmp_path
 
 
-def test_model_is_that_of_the_first_processor() -> None:
-    assert cpu_model(CPUINFO) == "Intel(R) Xeon(R) Platinum 8480+"
+def test_first_processor_is_described(tmp_path: Path) -> None:
+    root = root_with(tmp_path, {"proc/cpuinfo": CPUINFO})
+    assert cpu_model(root) == "Intel(R) Xeon(R) Platinum 8480+"
+    assert cpu_flags(root) == {"fpu", "avx512_bf16"}
 
 
 @pytest.mark.parametrize(
     "text", ["", "processor\t: 0\nCPU implementer\t: 0x41\n", "model name\t:\nflags\t: fpu\n"]
 )
-def test_missing_cpu_model_is_unknown(text: str) -> None:
-    assert cpu_model(text) is None
+def test_missing_cpu_model_is_unknown(tmp_path: Path, text: str) -> None:
+    assert cpu_model(root_with(tmp_path, {"proc/cpuinfo": text})) is None
 
 
-def test_memory_is_in_bytes() -> None:
-    assert memory_bytes(MEMINFO) == 24684092 * 1024
-    assert memory_bytes("MemFree: 1 kB\n") is None
-    assert memory_bytes("") is None
+def test_memory_is_in_bytes(tmp_path: Path) -> None:
+    root = root_with(tmp_path, {"proc/meminfo": MEMINFO})
+    assert memory_bytes("MemTotal", root) == 24684092 * 1024
+    assert memory_bytes("MemAvailable", root) is None
+
+
+def test_largest_cache_is_the_last_level(tmp_path: Path) -> None:
+    folder = "sys/devices/system/cpu/cpu0/cache"
+    sizes = {f"{folder}/index0/size": "48K\n", f"{folder}/index3/size": "107520K\n"}
+    assert last_level_cache(root_with(tmp_path, sizes)) == 105 * 2**20
+    assert last_level_cache(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "folders"),
+    ("group", "folder", "quota", "cpus"),
     [
-        ("0::/\n", ["."]),
-        ("0::/user.slice/run.scope\n", ["user.slice/run.scope", "user.slice", "."]),
-        ("4:cpu,cpuacct:/docker/f00\n", ["cpu/docker/f00", "cpu/docker", "cpu"]),
-        ("3:cpuset:/a\n2:cpuacct:/b\n1:cpu:/\n0::/\n", ["cpu", "."]),
-        ("9:name=systemd:/a:b\n", []),
-        ("", []),
+        ("0::/\n", ".", "200000 100000\n", 2.0),
+        ("0::/user.slice/run.scope\n", "user.slice", "50000 100000", 0.5),
+        ("0::/a\n", "a", "max 100000", None),
+        ("0::/a\n", "a", "", None),
+        ("0::/a\n", "a", "100000", None),
+        ("0::/a\n", "a", "100000 0", None),
+        ("9:name=systemd:/a\n", "a", "100000 100000", None),
+        ("", ".", "100000 100000", 1.0),
     ],
 )
-def test_limits_stand_in_the_folders_of_a_group_and_of_those_above(
-    cgroup: str, folders: list[str]
+def test_limit_is_that_of_the_group_or_of_those_above(
+    tmp_path: Path, group: str, folder: str, quota: str, cpus: float | None
 ) -> None:
-    assert [str(folder) for folder in cgroup_folders(cgroup)] == folders
-
-
-@pytest.mark.parametrize(
-    ("quota", "cpus"),
-    [
-        ("200000 100000\n", 2.0),
-        ("50000 100000", 0.5),
-        ("max 100000", None),
-        ("-1 100000", None),
-        ("", None),
-        ("100000", None),
-        ("100000 0", None),
-    ],
-)
-def test_quota_is_so_many_cpus(quota: str, cpus: float | None) -> None:
-    assert cpus_of(quota) == cpus
-
-
-@given(st.text())
-def test_what_no_kernel_writes_is_unknown_and_no_error(text: str) -> None:
-    assert cpu_model(text.replace("model name", "")) is None
-    assert memory_bytes(text.replace("MemTotal", "")) is None
-    list(cgroup_folders(text))
+    files = {"proc/self/cgroup": group, f"sys/fs/cgroup/{folder}/cpu.max": quota}
+    assert host(root_with(tmp_path, files)).cpu_limit == cpus
 
 
 def test_host_is_read_from_proc_and_sys(tmp_path: Path) -> None:
@@ -124,18 +112,6 @@ def test_host_is_read_from_proc_and_sys(tmp_path: Path) -> None:
     assert (found.system, found.kernel) == (platform.system(), platform.release())
     assert (found.machine, found.python) == (platform.machine(), platform.python_version())
     assert (found.orch, found.uvloop) == (version("orch-sidecar"), version("uvloop"))
-
-
-def test_limit_of_version_one_counts_where_the_hosts_folders_are_not_there(tmp_path: Path) -> None:
-    root = root_with(
-        tmp_path,
-        {
-            "proc/self/cgroup": "5:cpu,cpuacct:/docker/f00\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "250000\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-        },
-    )
-    assert host(root).cpu_limit == 2.5
 
 
 def test_machine_without_proc_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

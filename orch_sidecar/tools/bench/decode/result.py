@@ -1,0 +1,216 @@
+"""The result of decode steps: the figures of runs and of a sweep, as the file has them.
+
+TTFT, latency and throughput are defined as in `tools.facts.labels.figures`, in milliseconds of
+the schedule's virtual clock. Percentiles interpolate, unlike in the reference program of
+"Throughput, Latency & Batching Policy", which takes the rank below. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, TypeAdapter
+
+from orch_sidecar.tools.bench.decode.schedule import Outcome
+from orch_sidecar.tools.bench.decode.shape import Shape
+from orch_sidecar.tools.bench.results.fit import Curve, Fit, fit
+from orch_sidecar.tools.facts.labels.figures import Spread, spread
+
+# From this batch on, gaps between steps should be small: smaller batches have short steps, of
+# which launching is a large part anyway.
+LARGE_BATCH: Final = 8
+# A batch beyond this is a damaged file.
+_MOST_BATCH: Final = 100_000
+
+Batch = Annotated[int, Field(ge=1, le=_MOST_BATCH)]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step of `batch` sequences that a device ran.
+
+    `gap_ms`: from the end of the previous step to the start of this one: the time in which the
+    host notices, schedules and launches. None for the first step.
+    """
+
+    batch: int
+    ms: float
+    gap_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The options of the schedule."""
+
+    nreq: int
+    rate_per_s: float
+    tokens: int
+    bmax: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """The device and the model. `threads`, `cache_bytes`: None where unknown or not applicable."""
+
+    kind: str
+    name: str
+    torch: str
+    dtype: str
+    threads: int | None
+    cache_bytes: int | None
+    weight_bytes: int
+    kv_bytes_per_sequence: int
+    shape: Shape
+
+    @property
+    def in_cache(self) -> bool:
+        """Whether the weights stay in the cache between steps, unlike those of a real model."""
+        return self.cache_bytes is not None and self.weight_bytes <= self.cache_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Steps(Spread):
+    """The times of so many steps of one batch."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The figures of one schedule, in milliseconds and tokens per second.
+
+    `tokens_per_s_device`: over the time in steps; `tokens_per_s`: from the first arrival to the
+    last end. `step_ms`: by batch. Gaps are None where no device ran; `gap_large_ms`: gaps before
+    steps of LARGE_BATCH or more.
+    """
+
+    window_ms: float
+    device_ms: float
+    tokens: int
+    tokens_per_s_device: float
+    tokens_per_s: float
+    ttft_ms: Spread
+    e2e_ms: Spread
+    steps: int
+    step_ms: Annotated[Mapping[Batch, Steps], Field(min_length=1)]
+    gap_ms: Spread | None
+    gap_large_ms: Spread | None
+
+    def full_tokens_per_s(self, bmax: int) -> float | None:
+        """Returns the tokens/s of median steps of `bmax` sequences; None if none was full."""
+        full = self.step_ms.get(bmax)
+        return None if full is None else 1000 * bmax / full.p50
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Steps of one batch. Throughput is that of the median step.
+
+    `speed_up`: in tokens per second over the first point; `efficiency`: speed-up per sequence, 1
+    if a step of more sequences takes no longer.
+    """
+
+    batch: Batch
+    steps: int
+    step_ms: Spread
+    gap_ms: Spread | None
+    tokens_per_s: float
+    speed_up: float
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Points by batch, and the curve of their medians; None for fewer than three points.
+
+    `monotonic`: each larger batch generates more tokens per second.
+    """
+
+    points: Annotated[tuple[Point, ...], Field(min_length=1)]
+    fit: Fit | None
+    monotonic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeResult:
+    """All results: of a `device`, or computed by a `formula`. `runs`: one for each window."""
+
+    config: Config
+    device: DeviceInfo | None = None
+    formula: Curve | None = None
+    runs: tuple[Run, ...] = ()
+    sweep: Sweep | None = None
+    schema: Literal["orch.bench.decode/1"] = "orch.bench.decode/1"
+
+
+# Reads a file, and writes one.
+DOCUMENT: Final = TypeAdapter(DecodeResult)
+
+
+def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) -> Run:
+    """Returns the figures of a schedule with requests. `timed`: its steps, if a device ran them."""
+    requests, steps = outcome.requests, outcome.steps
+    device_ms = sum(step.ms for step in steps)
+    tokens = sum(step.batch for step in steps)
+    span_ms = max(each.ended_ms for each in requests) - requests[0].arrived_ms
+    by_batch: dict[int, list[float]] = {}
+    for step in steps:
+        by_batch.setdefault(step.batch, []).append(step.ms)
+    return Run(
+        window_ms=window_ms,
+        device_ms=device_ms,
+        tokens=tokens,
+        tokens_per_s_device=1000 * tokens / device_ms,
+        tokens_per_s=1000 * tokens / span_ms,
+        ttft_ms=_spread([each.ttft_ms for each in requests]),
+        e2e_ms=_spread([each.e2e_ms for each in requests]),
+        steps=len(steps),
+        step_ms={
+            batch: Steps(**asdict(_spread(ms)), steps=len(ms))
+            for batch, ms in sorted(by_batch.items())
+        },
+        gap_ms=_gaps(timed, 1),
+        gap_large_ms=_gaps(timed, LARGE_BATCH),
+    )
+
+
+def sweep_figures(timed: Sequence[TimedStep]) -> Sweep:
+    """Returns the figures of steps, in any order, by batch."""
+    by_batch: dict[int, list[TimedStep]] = {}
+    for each in timed:
+        by_batch.setdefault(each.batch, []).append(each)
+    spreads = {batch: _spread([each.ms for each in by_batch[batch]]) for batch in sorted(by_batch)}
+    first = next(iter(spreads))
+    points = []
+    for batch, step_ms in spreads.items():
+        speed_up = (batch / step_ms.p50) / (first / spreads[first].p50)
+        points.append(
+            Point(
+                batch=batch,
+                steps=len(by_batch[batch]),
+                step_ms=step_ms,
+                gap_ms=_gaps(by_batch[batch], 1),
+                tokens_per_s=1000 * batch / step_ms.p50,
+                speed_up=speed_up,
+                efficiency=speed_up * first / batch,
+            )
+        )
+    found = fit([(point.batch, point.step_ms.p50) for point in points])
+    grows = all(before.tokens_per_s < after.tokens_per_s for before, after in pairwise(points))
+    return Sweep(tuple(points), found, grows)
+
+
+def _gaps(timed: Sequence[TimedStep], least_batch: int) -> Spread | None:
+    return spread(
+        [each.gap_ms for each in timed if each.gap_ms is not None and each.batch >= least_batch]
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    found = spread(values)
+    assert found is not None, "a run has requests and steps, and a point has steps"
+    return found
