@@ -1,17 +1,14 @@
-"""Parses an OpenAI event stream: which events carry tokens, its usage and its end.
-
-Chunks may be cut anywhere. Lines end in LF or CRLF.
-"""
+"""Reads an OpenAI event stream: which events carry tokens, its usage and its end."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-_END: Final = re.compile(rb"\r?\n\r?\n")
-_LONGEST_END: Final = 4
+from orch_sidecar.wire import event_stream
+
+_MOST_BYTES: Final = 64 * 2**20  # of an event, or of a line
 _SHOWN: Final = 80  # characters of a server's message
 
 
@@ -29,31 +26,22 @@ class EventStream:
         self.error = ""
         self.done = False
         self.generated = 0
-        self._buffer = b""  # an incomplete event
+        self._events = event_stream.EventStream(_MOST_BYTES)
 
     def feed(self, payload: bytes) -> int:
         """Returns how many events with tokens these bytes complete."""
-        # The blank line that ends an event may be split between two chunks.
-        place = max(0, len(self._buffer) - _LONGEST_END + 1)
-        buffer = self._buffer + payload
-        count = start = 0
-        for end in _END.finditer(buffer, place):
-            count += self._parse(buffer[start : end.start()])
-            start = end.end()
-        self._buffer = buffer[start:]
-        return count
+        try:
+            return sum(self._parse(data) for _, data in self._events.feed(payload))
+        except ValueError as error:
+            self.error = self.error or str(error)
+            return 0
 
     def end(self) -> None:
         """Ends the stream, and with it an event without a final blank line."""
-        self._parse(self._buffer)
-        self._buffer = b""
+        self.feed(b"\n\n")
 
-    def _parse(self, event: bytes) -> bool:
+    def _parse(self, data: bytes) -> bool:
         """Returns whether the event carries tokens."""
-        lines = (line for line in event.splitlines() if line.startswith(b"data:"))
-        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines)
-        if not data:
-            return False  # a comment, which keeps the connection alive
         if data.rstrip() == b"[DONE]":
             self.done = True
             return False

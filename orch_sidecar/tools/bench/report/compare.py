@@ -18,10 +18,10 @@ from orch_sidecar.tools.bench.report.figures import time_axis
 from orch_sidecar.tools.bench.report.intervals import Change, change
 from orch_sidecar.tools.bench.report.measures import Measure, Times, by_class, measures_of, times_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, verdict
-from orch_sidecar.tools.bench.report.sweep import clients_text
+from orch_sidecar.tools.bench.report.sweep import clients_text, curves_by_clients
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Marked, Series, Style, by_size
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Marked, Series, Style
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE
 
@@ -133,7 +133,7 @@ def compare_sweeps_report(before: Sweep, after: Sweep) -> Page:
     page.text(f"Two sweeps: a, of {began(first)}, and b, of {began(other)}.")
     _objections(page, next(iter(compared.values())))
     page.section("Curves")
-    page.charts(_sweep_charts(before, after))
+    page.charts(curves_by_clients({"a": before, "b": after}))
     for clients, found in compared.items():
         page.section(clients_text(clients))
         _table(page, found.figures)
@@ -226,22 +226,3 @@ def _share(name: str, values: Sequence[float], style: Style) -> Series:
         xs += [ordered[number]] * 2
         ys += [ys[-1], 100 * (number + 1) / count]
     return Series(name, xs, ys, style)
-
-
-def _sweep_charts(before: Sweep, after: Sweep) -> Iterator[Chart]:
-    for title, unit, name in (
-        ("Throughput", "tokens/s", "tokens_per_s"),
-        ("Time to first token, p50", "ms", "ttft_p50_ms"),
-        ("Time per output token, p50", "ms", "tpot_p50_ms"),
-    ):
-        series = []
-        for number, (letter, sweep) in enumerate((("a", before), ("b", after))):
-            points = [(float(p.clients), getattr(p, name)) for p in sweep.points if p.is_sound]
-            known = [(x, y) for x, y in points if y is not None]
-            if known:
-                xs, ys = zip(*known, strict=True)
-                style = Style("--" if number else "-", "s" if number else "o", number)
-                series.append(Series(letter, xs, ys, style))
-        if series:
-            about = "Sound points of both sweeps."
-            yield by_size(title, about, "concurrent requests", unit, series, linear=False)

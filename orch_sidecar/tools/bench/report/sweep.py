@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from orch_sidecar.tools.bench.report.conditions import engine_text
@@ -23,6 +24,15 @@ _CLIENTS: Final = "concurrent requests"
 
 Measures = dict[int, dict[str, Measure]]  # by clients, then by name
 _X = Callable[[Point], float]
+
+
+def _clients(point: Point) -> float:
+    return float(point.clients)
+
+
+def _batch(point: Point) -> float:
+    return point.batch
+
 
 _HEAD: Final = (
     "clients", "batch, mean", "tokens/s", "95 % interval",
@@ -123,32 +133,52 @@ def _reasons(sweep: Sweep) -> Iterator[str]:
     )
 
 
-def sweep_charts(sweep: Sweep) -> list[Chart]:
-    """Returns throughput, times and goodput by concurrency; those of which a point has a figure.
+def series_of(
+    sweep: Sweep, measures: Measures, name: str, key: str, color: int = 0, x: _X = _clients
+) -> list[Series]:
+    """Returns a figure with its intervals by concurrency, or by another `x`.
 
     Points that are not sound are hollow, and no line goes through them.
     """
-    measures = _measures(sweep)
+    found = [
+        (point, measures[point.clients][key].estimate)
+        for point in sorted(sweep.points, key=x)
+        if key in measures.get(point.clients, {})
+    ]
+    series = []
+    for sound, text, style in (
+        (True, name, Style("" if x is _batch else "-", _MARKERS[color], color)),
+        (False, f"{name}, not sound", Style("", _MARKERS[color], color, hollow=True)),
+    ):
+        chosen = [each for each in found if each[0].is_sound is sound]
+        if chosen:
+            xs = [x(point) for point, _ in chosen]
+            ys = [estimate.value for _, estimate in chosen]
+            margins = [estimate.margin for _, estimate in chosen]
+            series.append(Series(text, xs, ys, style, margins=margins))
+    return series
 
-    def measured(name: str, key: str, color: int = 0, x: _X = _clients) -> list[Series]:
-        found = [
-            (point, measures[point.clients][key].estimate)
-            for point in sorted(sweep.points, key=x)
-            if key in measures.get(point.clients, {})
+
+def curves_by_clients(sweeps: Mapping[str, Sweep]) -> Iterator[Chart]:
+    """Yields the curves of several sweeps, by their names, in one chart for each figure."""
+    measures = {name: _measures(sweep) for name, sweep in sweeps.items()}
+    for title, unit, key in (
+        ("Throughput", "tokens/s", "throughput"),
+        ("Time to first token, p50", "ms", "TTFT p50"),
+        ("Time per output token, p50", "ms", "TPOT p50"),
+    ):
+        series = [
+            each
+            for number, (name, sweep) in enumerate(sweeps.items())
+            for each in series_of(sweep, measures[name], name, key, number)
         ]
-        series = []
-        for sound, text, style in (
-            (True, name, Style("" if x is _batch else "-", _MARKERS[color], color)),
-            (False, f"{name}, not sound", Style("", _MARKERS[color], color, hollow=True)),
-        ):
-            chosen = [each for each in found if each[0].is_sound is sound]
-            if chosen:
-                xs = [x(point) for point, _ in chosen]
-                ys = [estimate.value for _, estimate in chosen]
-                margins = [estimate.margin for _, estimate in chosen]
-                series.append(Series(text, xs, ys, style, margins=margins))
-        return series
+        if series:
+            yield by_size(title, "With 95 % intervals.", _CLIENTS, unit, series, linear=False)
 
+
+def sweep_charts(sweep: Sweep) -> list[Chart]:
+    """Returns throughput, times and goodput by concurrency; those of which a point has a figure."""
+    measured = partial(series_of, sweep, _measures(sweep))
     throughput = measured("measured", "throughput")
     ttft = [*measured("p50", "TTFT p50"), *measured("p95", "TTFT p95", 1)]
     tpot = measured("p50", "TPOT p50", x=_batch)
@@ -215,11 +245,3 @@ def fitted(
         first + (last - first) * n / _CURVE_POINTS for n in range(_CURVE_POINTS + 1)
     ]
     return Series(name, xs, [at(x) for x in xs], Style("--", "", color))
-
-
-def _clients(point: Point) -> float:
-    return float(point.clients)
-
-
-def _batch(point: Point) -> float:
-    return point.batch
