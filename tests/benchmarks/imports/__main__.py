@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from orch_sidecar.tools.facts.evidence.measured import Rejection
+from orch_sidecar.tools.facts.evidence.imported import Rejection
 from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.imports import accuracy, rounds
 

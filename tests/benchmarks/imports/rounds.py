@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
@@ -78,7 +78,7 @@ def _run_guidellm(target: Target, load: Load, result: Path, claim: Label) -> Ran
 
 
 def _imported(
-    read: Callable[[object], list[MeasuredRun | Rejection]],
+    read: Callable[[object], list[ImportedRun | Rejection]],
 ) -> Callable[[Path, States], Row | Rejection]:
     def row(result: Path, proof: States) -> Row | Rejection:
         [measured] = read(json.loads(result.read_text(encoding="utf-8")))

@@ -10,6 +10,7 @@ from typing import Final
 
 from orch_sidecar.tools.bench.results.identity import missing_identity
 from orch_sidecar.tools.bench.results.result import FiguresDocument, Result, Status
+from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.measured import Engine, Measured, Notes, latency_notes
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
@@ -58,11 +59,13 @@ def row_of(result: Result) -> Row:
         ),
         model_id=engine.model_id,
         model_name=engine.model_name,
-        requests=figures.requests,
-        input_tokens=figures.input_tokens,
-        output_tokens=figures.output_tokens,
-        window_s=figures.window_s,
-        tokens_per_s=figures.tokens_per_s,
+        totals=Totals(
+            requests=figures.requests,
+            input_tokens=figures.input_tokens,
+            output_tokens=figures.output_tokens,
+            window_s=figures.window_s,
+            tokens_per_s=figures.tokens_per_s,
+        ),
         source_tag=f"orch-bench:{result.id}",
         batches=Batches(found.steps, found.largest, found.mean) if found and known else None,
         overlap=figures.overlap,

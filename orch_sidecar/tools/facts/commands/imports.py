@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     write_rows,
 )
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.documents import parse_all
 from orch_sidecar.tools.facts.labels.measured import Engine
@@ -29,8 +29,6 @@ from orch_sidecar.tools.facts.tables.table import UnreadableFile
 if TYPE_CHECKING:
     from orch_sidecar.tools.facts.commands.terminal import Commands
 
-Read = Callable[[object], list[MeasuredRun | Rejection]]
-
 _PROOF: Final = """
 A file proves nothing about the engine. Save GET /v1/capabilities before the first request and
 after the last answer, with the engine idle for two seconds both times, and give both: the row then
@@ -38,18 +36,40 @@ has the label of the file (or of the engine, where the file claims none), or the
 because the engine did something else, or did it at another time. Without them the row is
 to_be_confirmed, and --engine, --precision, --gpu and --gpu-count are required instead."""
 
-_VLLM_BENCH: Final = f"""Makes rows from files of `vllm bench serve --save-result`.
+Read = Callable[[object], list[ImportedRun | Rejection]]
+
+
+class _Tool(NamedTuple):
+    """A tool whose files become rows. `command`: `from-` and this; `name`, and what reads a parsed
+    file; `files`: completes `Makes rows from`, with how to write them and to claim a label."""
+
+    command: str
+    name: str
+    read: Read
+    files: str
+
+
+_TOOLS: Final = (
+    _Tool(
+        "vllm-bench",
+        "vllm bench serve",
+        vllm_bench.read,
+        """files of `vllm bench serve --save-result`.
 
 Use --save-detailed if possible: the figures are then computed from every request, as those of
 `orch bench` are, instead of from vLLM's own duration. A label is claimed with
---metadata measurement_type=LABEL.
-{_PROOF}"""
-
-_GUIDELLM: Final = f"""Makes rows from reports of GuideLLM 0.7 or 0.8, one for each benchmark.
+--metadata measurement_type=LABEL.""",
+    ),
+    _Tool(
+        "guidellm",
+        "GuideLLM",
+        guidellm.read,
+        """reports of GuideLLM 0.7 or 0.8, one for each benchmark.
 
 Write the report with --output kind=json,path=FILE. A label is claimed with
---label measurement_type=LABEL.
-{_PROOF}"""
+--label measurement_type=LABEL.""",
+    ),
+)
 
 _EPILOG: Final = """examples:
   curl -s $SIDECAR/v1/capabilities > before.json
@@ -63,17 +83,17 @@ exit code 1: a run was rejected; the rows of all others are written or printed""
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `from-vllm-bench` and `from-guidellm`."""
-    _add(commands, "vllm-bench", "vllm bench serve", _VLLM_BENCH, vllm_bench.read)
-    _add(commands, "guidellm", "GuideLLM", _GUIDELLM, guidellm.read)
+    """Adds a command for each tool."""
+    for tool in _TOOLS:
+        _add(commands, tool)
 
 
-def _add(commands: Commands, name: str, tool: str, description: str, read: Read) -> None:
-    command = f"from-{name}"
-    summary = f"make rows from files of {tool}"
+def _add(commands: Commands, tool: _Tool) -> None:
+    command, summary = f"from-{tool.command}", f"make rows from files of {tool.name}"
+    description = f"Makes rows from {tool.files}\n{_PROOF}"
     parser = add_command(commands, command, summary, description, _EPILOG.format(command=command))
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help=f"files of {tool}")
+    add("files", nargs="+", type=Path, metavar="FILE", help=f"files of {tool.name}")
     id_help = "id of the model: one that the engine serves or has loaded, if its state is given"
     id_help += " (default: the name in the file)"
     add_row_options(parser, "the engine, without its state", id_help)
@@ -82,16 +102,18 @@ def _add(commands: Commands, name: str, tool: str, description: str, read: Read)
     proof.add_argument("--capabilities-before", type=Path, metavar="FILE", help=saved)
     proof.add_argument("--capabilities-after", type=Path, metavar="FILE", help=saved)
     proof.add_argument("--pool", help="the measured pool, if there are several")
-    parser.set_defaults(run=lambda options: _run(options, read))
+    parser.set_defaults(run=lambda options: _run(options, tool.read))
 
 
 def _run(options: argparse.Namespace, read: Read) -> int:
     runs = [run for path in options.files for run in _runs(path, read)]
     known = _known(options, len(runs))
     rows: list[Row] = []
-    for tag, place, measured in runs:
+    for tag, place, run in runs:
         source = Source(tag, options.model_id, options.model_name)
-        row = measured if isinstance(measured, Rejection) else _valid_row(measured, known, source)
+        row = run if isinstance(run, Rejection) else to_row(run, known, source)
+        for fault in invalid_fields(row) if isinstance(row, Row) else ():
+            row = Rejection(fault.name, fault.value, fault.rule)
         if isinstance(row, Rejection):
             print_error(f"{place}: {row}")
         else:
@@ -100,19 +122,7 @@ def _run(options: argparse.Namespace, read: Read) -> int:
     return 1 if len(rows) < len(runs) else 0
 
 
-def _valid_row(measured: MeasuredRun, known: States | Engine, source: Source) -> Row | Rejection:
-    """Converts a run to a row without a fault, or rejects it."""
-    try:
-        row = to_row(measured, known, source)
-    except ValueError as error:
-        return Rejection("scenario_notes", measured.tool, str(error))
-    if isinstance(row, Row):
-        for fault in invalid_fields(row):
-            return Rejection(fault.name, fault.value, fault.rule)
-    return row
-
-
-def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, MeasuredRun | Rejection]]:
+def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, ImportedRun | Rejection]]:
     """Yields the runs of a file, each with the tag of its source and its place."""
     content = path.read_bytes()
     found = [run for _, document in parse_all(str(path), content) for run in read(document)]

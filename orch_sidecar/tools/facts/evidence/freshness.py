@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.labels.thresholds import (
     BUSY_S,
@@ -26,7 +26,7 @@ _ZONE_S: Final = 900.0
 _MOST_ZONES: Final = 56
 
 
-def staleness(run: MeasuredRun, before: Snapshot, after: Snapshot) -> list[str]:
+def staleness(run: ImportedRun, before: Snapshot, after: Snapshot) -> list[str]:
     """Returns the reasons why the states are not those from before and after the run."""
     reasons = []
     for when, state in (("before", before), ("after", after)):
@@ -38,27 +38,27 @@ def staleness(run: MeasuredRun, before: Snapshot, after: Snapshot) -> list[str]:
                 f"{1000 * MOST_AGE_S:g} ms are allowed"
             )
     reasons += _window(run, before, after)
-    busy_s = after.busy_s - before.busy_s
-    most_s = run.window_s * (1 + BUSY_SHARE) + BUSY_S
+    busy_s, window_s = after.busy_s - before.busy_s, run.totals.window_s
+    most_s = window_s * (1 + BUSY_SHARE) + BUSY_S
     if busy_s > most_s:
         reasons.append(
-            f"the engine was busy for {busy_s:.1f} s, but the run took {run.window_s:.1f} s: its "
+            f"the engine was busy for {busy_s:.1f} s, but the run took {window_s:.1f} s: its "
             "times are wrong, or the states are those of another run"
         )
     return [*reasons, *_times(run, before, after)]
 
 
-def _window(run: MeasuredRun, before: Snapshot, after: Snapshot) -> Iterator[str]:
+def _window(run: ImportedRun, before: Snapshot, after: Snapshot) -> Iterator[str]:
     """Finds states that are closer together than the run was long."""
-    apart_s = after.observed_at_s - before.observed_at_s
-    if run.window_s > apart_s + CLOCKS_AGREE_S:
+    apart_s, window_s = after.observed_at_s - before.observed_at_s, run.totals.window_s
+    if window_s > apart_s + CLOCKS_AGREE_S:
         yield (
-            f"the states are {apart_s:.1f} s apart, but the run took {run.window_s:.1f} s: one of "
+            f"the states are {apart_s:.1f} s apart, but the run took {window_s:.1f} s: one of "
             "them was saved during the run, or they are those of another run"
         )
 
 
-def _times(run: MeasuredRun, before: Snapshot, after: Snapshot) -> Iterator[str]:
+def _times(run: ImportedRun, before: Snapshot, after: Snapshot) -> Iterator[str]:
     """Finds states that are not from before the run's start and after its end."""
     if run.began_at_s is not None and before.observed_at_s > run.began_at_s + CLOCKS_AGREE_S:
         at = f"{_utc(before.observed_at_s)}, the run began at {_utc(run.began_at_s)}"
@@ -69,7 +69,10 @@ def _times(run: MeasuredRun, before: Snapshot, after: Snapshot) -> Iterator[str]
     if run.local_end_s is None:
         return
     slack_s = CLOCKS_AGREE_S + _DATE_S
-    first_s, last_s = before.observed_at_s + run.window_s - slack_s, after.observed_at_s + slack_s
+    first_s, last_s = (
+        before.observed_at_s + run.totals.window_s - slack_s,
+        after.observed_at_s + slack_s,
+    )
     zones = (run.local_end_s - _ZONE_S * zone for zone in range(-_MOST_ZONES, _MOST_ZONES + 1))
     if not any(first_s <= end_s <= last_s for end_s in zones):
         local = f"{datetime.fromtimestamp(run.local_end_s, UTC):%Y-%m-%d %H:%M:%S}"

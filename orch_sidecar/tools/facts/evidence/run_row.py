@@ -15,11 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from orch_sidecar.tools.facts.evidence.freshness import staleness
-from orch_sidecar.tools.facts.evidence.measured import (
-    ACCEPTANCE_LENGTH,
-    MeasuredRun,
-    Rejection,
-)
+from orch_sidecar.tools.facts.evidence.imported import ACCEPTANCE_LENGTH, ImportedRun, Rejection
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import (
@@ -31,7 +27,7 @@ from orch_sidecar.tools.facts.labels.measured import (
 )
 from orch_sidecar.tools.facts.labels.model import name_model
 from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
-from orch_sidecar.tools.facts.tables.row import Label, Row, is_path, last_part
+from orch_sidecar.tools.facts.tables.row import Label, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,102 +42,92 @@ class Source:
     model_name: str | None = None
 
 
-def to_row(measured: MeasuredRun, known: States | Engine, source: Source) -> Row | Rejection:
-    """Converts a run to a row. Raises ValueError for text that cannot be part of a note."""
-    model_id = source.model_id or measured.model
-    if isinstance(known, States):
-        return _proven(measured, known, source, model_id)
-    if is_path(model_id):
-        return Rejection("model", model_id, "is a path: name the model with --model-id")
-    return _claimed(measured, known, source, model_id)
-
-
-def _proven(
-    measured: MeasuredRun, states: States, source: Source, model_id: str
-) -> Row | Rejection:
-    engine = states.before
-    label = measured.claim
-    if label is None or label is Label.TO_BE_CONFIRMED:
-        label = Label(engine.measurement_type)
-    model = name_model(model_id, source.model_name, engine.models, [engine.weights])
+def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row | Rejection:
+    """Converts a run to a row, or rejects it."""
+    engine = known if isinstance(known, Engine) else engine_of(known.before)
+    names = ((), ()) if isinstance(known, Engine) else (known.before.models, [known.before.weights])
+    model = name_model(source.model_id or run.model, source.model_name, *names)
     if model.objection is not None:
-        return Rejection("model", model_id, model.objection)
-    reasons = _objections(measured, states, label)
-    if reasons:
-        return Rejection("measurement_type", label.value, "; ".join(reasons))
-    doubled = measured.at_once is not None and states.batches.largest > measured.at_once
-    if doubled:
-        # Requests for several sequences: no file has the length of the longest, by which TPOT
-        # divides.
-        known = measured.latency_ms.items()
-        latency_ms = {name: value for name, value in known if not name.startswith("tpot_")}
-        measured = replace(measured, latency_ms=latency_ms)
-    return replace(
-        _measured(measured, source, model_id, engine_of(engine)),
-        label=label,
-        batches=states.batches,
-        settings=settings_of(engine, states.prefix_hit_ratio),
-        given=model.given,
-    ).row()
-
-
-def _objections(measured: MeasuredRun, states: States, label: Label) -> list[str]:
-    counts = RequestCounts(
-        sent=measured.requests + measured.failed,
-        answered=measured.requests,
-        # No file contains what a failed request generated.
-        output_tokens=None if measured.failed else measured.output_tokens,
-        input_tokens=None if measured.failed else measured.input_tokens,
+        return Rejection("model", model.id, model.objection)
+    load: Notes = {"tool": run.tool, "arrivals": run.arrivals}
+    for name, value in (("rate_per_s", run.rate_per_s), ("at_once", run.at_once)):
+        if value is not None:
+            load[name] = value
+    claimed = Measured(
+        label=Label.TO_BE_CONFIRMED,
+        claim=run.claim,
+        engine=engine,
+        model_id=model.id,
+        model_name=model.name,
+        totals=run.totals,
+        source_tag=source.tag,
+        batches=None,
+        overlap=1 if run.at_once == 1 else overlap(run.served),
+        load=load,
+        latency_ms=run.latency_ms,
+        outcomes={**({"failed": run.failed} if run.failed else {}), **run.notes},
+        given=("engine", "precision", "gpu", "gpu_count"),
     )
-    seen = observed(
-        label,
-        states,
-        counts,
-        in_flight=[each.in_flight for each in measured.served],
-        arrivals=measured.arrivals,
-        at_once=measured.at_once,
-    )
-    reasons = [each.detail for each in judge(seen)]
-    reasons += staleness(measured, states.before, states.after)
-    if ACCEPTANCE_LENGTH in measured.notes and states.before.conditions.speculative == "none":
-        reasons.append("the file is of speculative decoding, which the engine does not do")
-    return reasons
-
-
-def _claimed(
-    measured: MeasuredRun, known: Engine, source: Source, model_id: str
-) -> Row | Rejection:
-    batch = 1 if measured.at_once == 1 else overlap(measured.served)
-    if not batch:
-        limit = "no limit" if measured.at_once is None else str(measured.at_once)
+    if isinstance(known, States):
+        proven = _proven(claimed, run, known)
+        return proven if isinstance(proven, Rejection) else _row(replace(proven, given=model.given))
+    if not claimed.overlap:
+        limit = "no limit" if run.at_once is None else str(run.at_once)
         rule = (
             "is a limit, not a measured batch: save the tool's detailed results, or give "
             "--capabilities-before and --capabilities-after"
         )
         return Rejection("max_concurrency", limit, rule)
-    made = _measured(measured, source, model_id, known)
-    return replace(made, overlap=batch, given=("engine", "precision", "gpu", "gpu_count")).row()
+    return _row(claimed)
 
 
-def _measured(measured: MeasuredRun, source: Source, model_id: str, engine: Engine) -> Measured:
-    load: Notes = {"tool": measured.tool, "arrivals": measured.arrivals}
-    for name, value in (("rate_per_s", measured.rate_per_s), ("at_once", measured.at_once)):
-        if value is not None:
-            load[name] = value
-    return Measured(
-        label=Label.TO_BE_CONFIRMED,
-        claim=measured.claim,
-        engine=engine,
-        model_id=model_id,
-        model_name=source.model_name or last_part(model_id),
-        requests=measured.requests,
-        input_tokens=measured.input_tokens,
-        output_tokens=measured.output_tokens,
-        window_s=measured.window_s,
-        tokens_per_s=measured.tokens_per_s,
-        source_tag=source.tag,
-        batches=None,
-        load=load,
-        latency_ms=measured.latency_ms,
-        outcomes={**({"failed": measured.failed} if measured.failed else {}), **measured.notes},
+def _row(made: Measured) -> Row | Rejection:
+    try:
+        return made.row()
+    except ValueError as error:
+        return Rejection("scenario_notes", str(made.load["tool"]), str(error))
+
+
+def _proven(claimed: Measured, run: ImportedRun, states: States) -> Measured | Rejection:
+    """Returns what a row states whose label the engine's states prove."""
+    label = run.claim
+    if label is None or label is Label.TO_BE_CONFIRMED:
+        label = Label(states.before.measurement_type)
+    if reasons := _objections(run, states, label):
+        return Rejection("measurement_type", label.value, "; ".join(reasons))
+    latency_ms = run.latency_ms
+    if run.at_once is not None and states.batches.largest > run.at_once:
+        # Requests for several sequences: no file has the length of the longest, by which TPOT
+        # divides.
+        known = latency_ms.items()
+        latency_ms = {name: value for name, value in known if not name.startswith("tpot_")}
+    return replace(
+        claimed,
+        label=label,
+        batches=states.batches,
+        latency_ms=latency_ms,
+        settings=settings_of(states.before, states.prefix_hit_ratio),
     )
+
+
+def _objections(run: ImportedRun, states: States, label: Label) -> list[str]:
+    counts = RequestCounts(
+        sent=run.totals.requests + run.failed,
+        answered=run.totals.requests,
+        # No file contains what a failed request generated.
+        output_tokens=None if run.failed else run.totals.output_tokens,
+        input_tokens=None if run.failed else run.totals.input_tokens,
+    )
+    seen = observed(
+        label,
+        states,
+        counts,
+        in_flight=[each.in_flight for each in run.served],
+        arrivals=run.arrivals,
+        at_once=run.at_once,
+    )
+    reasons = [each.detail for each in judge(seen)]
+    reasons += staleness(run, states.before, states.after)
+    if ACCEPTANCE_LENGTH in run.notes and states.before.conditions.speculative == "none":
+        reasons.append("the file is of speculative decoding, which the engine does not do")
+    return reasons

@@ -138,15 +138,21 @@ def overlap(served: Sequence[CompletedRequest]) -> int:
     return max(min(1, len(served)), most(each.generation for each in served))
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The figures of a set of requests. Seconds, tokens, tokens per second."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """The throughput of a set of requests. Seconds, sums of tokens, tokens per second."""
 
     requests: int
     window_s: float
     input_tokens: int
     output_tokens: int
     tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures(Totals):
+    """The figures of a set of requests."""
+
     ttft_s: Spread | None
     tpot_s: Spread | None
     latency_s: Spread

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_QUERIES, shortfalls
@@ -54,23 +55,19 @@ class Engine:
 class Measured:
     """What a row states.
 
-    Token counts are sums over the complete answers. `window_s`: first arrival to last end.
-    `batches`: None where nobody knows them: then `overlap`, the largest number of answers that were
-    generated at once, is the column `batch`, and `claim` is the label that was asked for. `load`:
-    how requests came, and by which tool; `outcomes`: what became of them; `settings`: of the
-    engine; `doubts`: what limits the trust. All four, and `latency_ms`, are notes by their names.
-    `served_as`: the name that the model is served by; `given`: the columns that are the user's.
+    `totals`: of the complete answers. `batches`: None where nobody knows them: then `overlap`, the
+    largest number of answers that were generated at once, is the column `batch`, and `claim` is the
+    label that was asked for. `load`: how requests came, and by which tool; `outcomes`: what became
+    of them; `settings`: of the engine; `doubts`: what limits the trust. All four, and `latency_ms`,
+    are notes by their names. `served_as`: the name that the model is served by; `given`: the
+    columns that are the user's.
     """
 
     label: Label
     engine: Engine
     model_id: str
     model_name: str
-    requests: int
-    input_tokens: int
-    output_tokens: int
-    window_s: float
-    tokens_per_s: float
+    totals: Totals
     source_tag: str
     batches: Batches | None
     overlap: int = 0
@@ -87,13 +84,14 @@ class Measured:
     def notes(self) -> Notes:
         """The notes in their order."""
         label = Label.TO_BE_CONFIRMED if self.batches is None else self.label
+        requests, window_s = self.totals.requests, self.totals.window_s
         notes: Notes = {
-            "input_tokens": round(self.input_tokens / self.requests),
-            "output_tokens": round(self.output_tokens / self.requests),
+            "input_tokens": round(self.totals.input_tokens / requests),
+            "output_tokens": round(self.totals.output_tokens / requests),
             "batching": "unknown" if self.batches is None else BATCHING[label][0],
             **self.load,
-            "requests": self.requests,
-            "window_s": round(self.window_s, 3),
+            "requests": requests,
+            "window_s": round(window_s, 3),
         }
         if self.label is not Label.OFFLINE:  # there they only show the length of the queue
             notes |= {name: round(value, 3) for name, value in self.latency_ms.items()}
@@ -104,7 +102,7 @@ class Measured:
             notes |= {BATCH_MEAN: self.batches.mean, BATCH_MAX: self.batches.largest}
         notes |= self.settings
         judged = self.claim if self.batches is None else self.label
-        if judged and judged in MIN_QUERIES and shortfalls(judged, self.requests, self.window_s):
+        if judged and judged in MIN_QUERIES and shortfalls(judged, requests, window_s):
             notes[PRELIMINARY] = "yes"
         notes |= self.doubts
         if self.served_as not in (None, self.model_id):
@@ -127,7 +125,7 @@ class Measured:
             batch=batch,
             input_tokens=int(notes["input_tokens"]),
             output_tokens=int(notes["output_tokens"]),
-            throughput_tokens_per_sec=self.tokens_per_s,
+            throughput_tokens_per_sec=self.totals.tokens_per_s,
             measurement_type=Label.TO_BE_CONFIRMED if self.batches is None else self.label,
             scenario_notes=format_notes(notes),
             source_tag=self.source_tag,

@@ -130,11 +130,7 @@ def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
         engine=measured.engine_of(state),
         model_id=model.id,
         model_name=model.name,
-        requests=whole.requests,
-        input_tokens=whole.input_tokens,
-        output_tokens=whole.output_tokens,
-        window_s=whole.window_s,
-        tokens_per_s=whole.tokens_per_s,
+        totals=whole,
         source_tag=f"orch-bench:{proof.before.run}",
         batches=proof.states.batches,
         load=run.load,
@@ -153,7 +149,7 @@ def _differences(row: Row, rebuilt: Measured) -> Iterator[str]:
     for name in COLUMNS:
         stated, value = getattr(row, name), getattr(anew, name)
         if name == "throughput_tokens_per_sec":
-            rounding = 1e-4 + (_DIGITS + _TIME_S / rebuilt.window_s) * value
+            rounding = 1e-4 + (_DIGITS + _TIME_S / rebuilt.totals.window_s) * value
             if abs(stated - value) > rounding:
                 yield f"throughput is {stated:.6g} tokens/s, the evidence gives {value:.6g}"
         elif name != "scenario_notes" and stated != value:
@@ -206,7 +202,8 @@ def _other_model(run: RecordedRun, proof: Proof) -> Iterator[str]:
 
 def _by_the_engine(rebuilt: Measured, proof: Proof, found: Recomputed) -> Iterator[str]:
     """Compares the client's figures with those by the engine's clock and counters."""
-    requests, tokens = rebuilt.requests, rebuilt.output_tokens
+    whole = rebuilt.totals
+    requests, tokens = whole.requests, whole.output_tokens
     if len(proof.requests) < requests:
         yield (
             f"{requests} requests were answered, the engine's finished sequences are of "
@@ -221,10 +218,10 @@ def _by_the_engine(rebuilt: Measured, proof: Proof, found: Recomputed) -> Iterat
     longest_s = found.window_s * (1 + WINDOW_SHARE) + WINDOW_S
     fastest = found.tokens_per_s * (1 + WINDOW_SHARE)
     slowest = found.generated_tokens / longest_s if len(proof.requests) == requests else 0.0
-    if not slowest * (1 - _DIGITS) <= rebuilt.tokens_per_s <= fastest:
-        yield f"throughput is {rebuilt.tokens_per_s:.6g} tokens/s, {by_engine}"
-    if rebuilt.window_s < found.window_s * (1 - WINDOW_SHARE) - ROUNDING_S:
-        yield f"window_s is {rebuilt.window_s:g}, by the engine {found.window_s:.6g}"
-    if rebuilt.window_s > proof.between_s:
+    if not slowest * (1 - _DIGITS) <= whole.tokens_per_s <= fastest:
+        yield f"throughput is {whole.tokens_per_s:.6g} tokens/s, {by_engine}"
+    if whole.window_s < found.window_s * (1 - WINDOW_SHARE) - ROUNDING_S:
+        yield f"window_s is {whole.window_s:g}, by the engine {found.window_s:.6g}"
+    if whole.window_s > proof.between_s:
         apart = f"the statements are {proof.between_s:.6g} s apart"
-        yield f"window_s is {rebuilt.window_s:g}, {apart}"
+        yield f"window_s is {whole.window_s:g}, {apart}"

@@ -97,7 +97,7 @@ def test_file_with_only_rejected_runs_writes_nothing(run: Run, tmp_path: Path) -
 def test_report_of_the_other_tool_is_rejected(run: Run) -> None:
     code, out, err = run("from-guidellm", path("vllm_bench_home"), *GIVEN)
     assert (code, out) == (1, "")
-    assert "metadata '': is missing" in err
+    assert "metadata.version '': is missing" in err
 
 
 def test_label_that_was_not_earned_is_rejected_with_the_reason(run: Run) -> None:

@@ -15,7 +15,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides, contradictions
 from orch_sidecar.tools.bench.results.result import Status
-from orch_sidecar.tools.facts.evidence.measured import Rejection
+from orch_sidecar.tools.facts.evidence.imported import Rejection
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE, in_a_row, result

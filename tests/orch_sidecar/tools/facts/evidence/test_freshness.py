@@ -7,25 +7,28 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.freshness import staleness
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun
+from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 NOON_S = 1795262400.0  # 2026-11-21T12:00:00Z
 
 
-def run(**changes: Any) -> MeasuredRun:
+def run(window_s: float = 20.0, **changes: Any) -> ImportedRun:
     """A run of 20 s, during which the engine was busy for 19."""
     values: dict[str, Any] = {
         "tool": "vllm bench serve", "model": "tiny", "claim": None, "arrivals": Arrivals.POISSON,
-        "rate_per_s": 1.0, "at_once": None, "requests": 20, "failed": 0, "input_tokens": 640,
-        "output_tokens": 640, "window_s": 20.0, "tokens_per_s": 32.0, "latency_ms": {},
+        "rate_per_s": 1.0, "at_once": None, "failed": 0, "latency_ms": {},
         "began_at_s": NOON_S + 2.0, "ended_at_s": NOON_S + 22.0,
     }  # fmt: skip
-    return MeasuredRun(**values | changes)
+    totals = Totals(
+        requests=20, window_s=window_s, input_tokens=640, output_tokens=640, tokens_per_s=32.0
+    )
+    return ImportedRun(totals=totals, **values | changes)
 
 
-def judged(measured: MeasuredRun, after: dict[str, Any] | None = None, **before: Any) -> str:
+def judged(measured: ImportedRun, after: dict[str, Any] | None = None, **before: Any) -> str:
     first = snapshot(**{"busy_seconds_total": 1.0, "observed_at": "2026-11-21T12:00:00Z"} | before)
     last = {"busy_seconds_total": 20.0, "observed_at": "2026-11-21T12:00:25Z"}
     return "; ".join(staleness(measured, first, snapshot(**last | (after or {}))))
@@ -58,6 +61,6 @@ def test_local_end_is_compared_in_every_time_zone(zone_s: int) -> None:
     ],
 )
 def test_states_of_another_time_are_named(
-    measured: MeasuredRun, states: dict[str, Any], reason: str
+    measured: ImportedRun, states: dict[str, Any], reason: str
 ) -> None:
     assert reason in judged(measured, **states)

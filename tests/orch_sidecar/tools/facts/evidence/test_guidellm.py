@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.guidellm import read
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -25,9 +25,9 @@ def changed(change: Change, name: str = "guidellm_cloud") -> dict[str, Any]:
     return report
 
 
-def measured(report: object) -> MeasuredRun:
+def measured(report: object) -> ImportedRun:
     [found] = read(report)
-    assert isinstance(found, MeasuredRun), found
+    assert isinstance(found, ImportedRun), found
     return found
 
 
@@ -46,7 +46,7 @@ def test_synchronous_report_is_one_request_after_the_other() -> None:
     found = measured(document("guidellm_home"))
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
     assert (found.claim, overlap(found.served)) == (Label.SINGLE_STREAM, 1)
-    assert (found.requests, found.failed, found.output_tokens) == (20, 0, 640)
+    assert (found.totals.requests, found.failed, found.totals.output_tokens) == (20, 0, 640)
     assert (found.tool, found.model) == ("guidellm 0.8.1", "small")
 
 
@@ -92,8 +92,8 @@ def test_throughput_is_of_generated_tokens_over_first_arrival_to_last_token() ->
     began = min(each["request_start"] for each in timings)
     window_s = max(each["last_token_iteration"] for each in timings) - began
     found = measured(report)
-    assert found.window_s == pytest.approx(window_s)
-    assert found.tokens_per_s == pytest.approx(640 / window_s)
+    assert found.totals.window_s == pytest.approx(window_s)
+    assert found.totals.tokens_per_s == pytest.approx(640 / window_s)
 
 
 def test_answers_that_were_not_streamed_have_no_first_token() -> None:
@@ -220,7 +220,7 @@ def test_report_of_another_schema_is_rejected(version: object) -> None:
 def test_report_before_0_5_without_a_version_is_rejected() -> None:
     report = document("guidellm_home")
     del report["metadata"]
-    assert str(refused(report)).startswith("metadata '': is missing")
+    assert str(refused(report)).startswith("metadata.version '': is missing")
 
 
 @pytest.mark.parametrize("labels", [{"measurement_type": "fast"}, {"measurement_type": "offline"}])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.observation import States
@@ -21,20 +21,24 @@ SOURCE = Source("run-1")
 RUNS = ("vllm_bench_home", "guidellm_home", "vllm_bench_cloud", "guidellm_cloud")
 
 
-def run(name: str, **changes: Any) -> MeasuredRun:
+_SUMS = ("requests", "input_tokens", "output_tokens")
+
+
+def run(name: str, **changes: Any) -> ImportedRun:
     read = vllm_bench.read if name.startswith("vllm") else guidellm.read
     [found] = read(document(name))
-    assert isinstance(found, MeasuredRun), found
-    return replace(found, **changes)
+    assert isinstance(found, ImportedRun), found
+    sums = {name: changes.pop(name) for name in _SUMS if name in changes}
+    return replace(found, totals=replace(found.totals, **sums), **changes)
 
 
-def row(measured: MeasuredRun, known: States | Engine, source: Source = SOURCE) -> Row:
+def row(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> Row:
     made = to_row(measured, known, source)
     assert isinstance(made, Row), made
     return made
 
 
-def refused(measured: MeasuredRun, known: States | Engine, source: Source = SOURCE) -> Rejection:
+def refused(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> Rejection:
     made = to_row(measured, known, source)
     assert isinstance(made, Rejection), made
     return made
@@ -61,7 +65,7 @@ def test_engine_decoded_the_tokens_in_the_file_except_first_tokens(name: str) ->
     decoded = sum(
         batch * (count - before.get(batch, (0, 0.0))[0]) for batch, (count, _) in after.items()
     )
-    expected = found.output_tokens - found.requests
+    expected = found.totals.output_tokens - found.totals.requests
     if name.endswith("home"):
         assert decoded == expected
     else:

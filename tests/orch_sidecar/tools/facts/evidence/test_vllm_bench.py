@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.evidence.vllm_bench import read
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -26,9 +26,9 @@ def without_details(name: str = "vllm_bench_cloud", **fields: Any) -> dict[str, 
     return changed(name, **dict.fromkeys(DETAILS, "(left out)"), **fields)
 
 
-def measured(found: object) -> MeasuredRun:
+def measured(found: object) -> ImportedRun:
     [one] = read(found)
-    assert isinstance(one, MeasuredRun), one
+    assert isinstance(one, ImportedRun), one
     return one
 
 
@@ -42,7 +42,7 @@ def test_single_stream_file_is_one_request_after_the_other() -> None:
     found = measured(document("vllm_bench_home"))
     assert (found.arrivals, found.at_once, found.rate_per_s) == (Arrivals.ONE_BY_ONE, 1, None)
     assert (found.claim, overlap(found.served)) == (Label.SINGLE_STREAM, 1)
-    assert (found.requests, found.failed, found.output_tokens) == (20, 0, 640)
+    assert (found.totals.requests, found.failed, found.totals.output_tokens) == (20, 0, 640)
     assert found.model == "small"
 
 
@@ -63,25 +63,25 @@ def test_figures_of_the_details_agree_with_the_tools_own(name: str) -> None:
     assert found.latency_ms["ttft_p95_ms"] == pytest.approx(file["p95_ttft_ms"], rel=0.01)
     assert found.latency_ms["tpot_p50_ms"] == pytest.approx(file["median_tpot_ms"], rel=1e-6)
     assert found.latency_ms["latency_p90_ms"] == pytest.approx(file["p90_e2el_ms"], rel=0.01)
-    assert found.window_s < file["duration"]
-    assert found.tokens_per_s == pytest.approx(file["output_throughput"], rel=0.05)
-    assert found.tokens_per_s > file["output_throughput"]
+    assert found.totals.window_s < file["duration"]
+    assert found.totals.tokens_per_s == pytest.approx(file["output_throughput"], rel=0.05)
+    assert found.totals.tokens_per_s > file["output_throughput"]
 
 
 def test_without_details_the_tools_own_figures_and_window_are_used() -> None:
     file = without_details()
     found = measured(file)
-    assert found.tokens_per_s == file["output_throughput"]
-    assert found.window_s == file["duration"]
+    assert found.totals.tokens_per_s == file["output_throughput"]
+    assert found.totals.window_s == file["duration"]
     assert found.notes["window_is"] == "the tool's duration"
     assert found.latency_ms["ttft_p50_ms"] == file["median_ttft_ms"]
     assert found.latency_ms["latency_p95_ms"] == file["p95_e2el_ms"]
-    assert found.served == ()
+    assert found.served == []
 
 
 def test_prompts_are_not_in_the_throughput() -> None:
     file = document("vllm_bench_cloud")
-    assert measured(file).tokens_per_s < file["total_token_throughput"] / 1.5
+    assert measured(file).totals.tokens_per_s < file["total_token_throughput"] / 1.5
 
 
 def test_ttft_counts_from_arrival_where_requests_queued_before_being_sent() -> None:
@@ -130,8 +130,8 @@ def test_failed_requests_are_counted_but_not_measured() -> None:
     file = document("vllm_bench_cloud")
     added = {name: [*file[name], 0] for name in (*DETAILS, "latencies", "queue_times")}
     found = measured(file | added | {"failed": 1})
-    assert (found.requests, found.failed) == (45, 1)
-    assert found.tokens_per_s == measured(file).tokens_per_s
+    assert (found.totals.requests, found.failed) == (45, 1)
+    assert found.totals.tokens_per_s == measured(file).totals.tokens_per_s
 
 
 def test_file_with_only_failed_requests_is_rejected() -> None:

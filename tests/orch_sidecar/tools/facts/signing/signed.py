@@ -200,20 +200,17 @@ def row_of(batch: int = 3, tokens: int = 6, run: str = RUN, **changes: Any) -> R
     window_s, ttft_s = STEP_S * tokens + 0.002, 0.0115  # the client is a little further away
     state = parse_snapshot({"engines": [EngineState(FACTS).document(None) | OBSERVED]})
     served = [CompletedRequest(0.0, ttft_s, window_s, PROMPT_TOKENS, tokens)] * batch
+    found = figures(served)
     row = Measured(
         label=Label.BATCHED_ONLINE,
         engine=engine_of(state),
         model_id="tiny",
         model_name="tiny",
-        requests=batch,
-        input_tokens=batch * PROMPT_TOKENS,
-        output_tokens=batch * tokens,
-        window_s=window_s,
-        tokens_per_s=float(f"{batch * tokens / window_s:.6g}"),
+        totals=found,
         source_tag=f"orch-bench:{run}",
         batches=Batches(tokens, batch, float(batch)),
         load={"tool": "orch bench", "arrivals": "closed_loop", "at_once": batch, "seed": 1},
-        latency_ms=latency_notes(figures(served).times_s, 1000),
+        latency_ms=latency_notes(found.times_s, 1000),
         settings=settings_of(state, 0.0) | {"loaded": LOADED},
     ).row()
     notes = parse_notes(row.scenario_notes) | changes.pop("notes", {})

@@ -14,7 +14,7 @@ from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.measured import MeasuredRun
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
 from orch_sidecar.tools.facts.labels.measured import Engine, latency_notes
@@ -115,19 +115,15 @@ def test_imported_closed_loop(drawn: list[Drawn]) -> None:
     served = [request for call in calls if (request := call.served) is not None]
     found = figures(served)
     single = clients == 1
-    imported = MeasuredRun(
+    imported = ImportedRun(
         tool="guidellm 0.8.1",
         model="org/model",
         claim=Label.SINGLE_STREAM if single else Label.BATCHED_ONLINE,
         arrivals=Arrivals.ONE_BY_ONE if single else Arrivals.CLOSED_LOOP,
         rate_per_s=None,
         at_once=clients,
-        requests=found.requests,
         failed=0,
-        input_tokens=found.input_tokens,
-        output_tokens=found.output_tokens,
-        window_s=found.window_s,
-        tokens_per_s=found.tokens_per_s,
+        totals=found,
         latency_ms=latency_notes(found.times_s, 1000),
         served=served,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.measured import (
+from orch_sidecar.tools.facts.evidence.imported import (
     InvalidRun,
     parse_claim,
 )
