@@ -34,8 +34,7 @@ from orch_sidecar.tools.bench.plan.plan import plan_of
 from orch_sidecar.tools.bench.report.run import run_report
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
 from orch_sidecar.tools.bench.reports import add_commands, write_report
-from orch_sidecar.tools.bench.results.evidence import with_evidence
-from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of
+from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of, with_evidence
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound
 from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure

@@ -31,9 +31,7 @@ from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress
 from orch_sidecar.tools.traces.options import add_trace, trace_of
 from orch_sidecar.tools.tune.decision import decide
-from orch_sidecar.tools.tune.engine_model import EngineModel
-from orch_sidecar.tools.tune.full_slots import FullSlots
-from orch_sidecar.tools.tune.memory import MemoryBound
+from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound
 from vllm_plugin.contracts import profile as profiles
 
 _DESCRIPTION: Final = """Predicts how many engines, with how many slots, a traffic needs.

@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
-from orch_sidecar.tools.simulate.workload import Arrival
+from orch_sidecar.tools.simulate.traffic import Arrival
 from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
 
 

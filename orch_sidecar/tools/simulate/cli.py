@@ -22,8 +22,7 @@ from orch_sidecar.tools.simulate.compare import (
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.options import parser, shape_of, traffic_of
-from orch_sidecar.tools.simulate.report import Figures, figures
-from orch_sidecar.tools.simulate.table import refusals, table
+from orch_sidecar.tools.simulate.report import Figures, figures, refusals, table
 from orch_sidecar.tools.simulate.traffic import Replay, Traffic
 from orch_sidecar.tools.terminal import Progress
 from vllm_plugin.contracts import profile as profiles

@@ -7,13 +7,14 @@ their p95 TTFT alone at a low rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
 from typing import Final
 
-from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
 from orch_sidecar.tools.simulate.fronts import (
     Admitted,
     Direct,
@@ -22,12 +23,43 @@ from orch_sidecar.tools.simulate.fronts import (
     Sight,
     plain_rules,
 )
-from orch_sidecar.tools.simulate.full_load import full_load
 from orch_sidecar.tools.simulate.report import Figures, figures, spread
 from orch_sidecar.tools.simulate.run import Course, Run
-from orch_sidecar.tools.simulate.traffic import BulkClients, Traffic
-from orch_sidecar.tools.simulate.workload import Arrival
+from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients, Traffic
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
+
+_PER_SLOT: Final = 30  # requests: the first ones, which all start at once, are few of them
+
+
+@dataclass(frozen=True, slots=True)
+class FullLoad:
+    """Requests and generated tokens per second, and the 95th percentile of requests' milliseconds
+    per token, with the prompts that are read meanwhile; None: none has a second token."""
+
+    requests_per_s: float
+    tokens_per_s: float
+    tpot_p95_ms: float | None
+
+
+def full_load(shape: EngineShape, traffic: Traffic, seed: int) -> FullLoad:
+    """Returns what the engine makes of this traffic, in order of arrival."""
+    engine = Engine(replace(shape, by_priority=False), seed)
+    arrivals = traffic.at_once(_PER_SLOT * shape.slots, seed)
+    sequences = [Sequence(at, each.prompt, each.output) for at, each in enumerate(arrivals)]
+    for sequence in sequences:
+        engine.add(sequence)
+    now, tpot_s = 0.0, list[float]()
+    while engine.waiting:
+        took = engine.begin_step(now)
+        assert took is not None, "a sequence is waiting"
+        now += took
+        for ended in engine.end_step(now):
+            if ended.output > 1 and ended.first_token_at is not None:
+                tpot_s.append((now - ended.first_token_at) / (ended.output - 1))
+    tokens_each = sum(each.output for each in arrivals) / len(arrivals)
+    tokens_per_s = engine.tokens / now
+    return FullLoad(tokens_per_s / tokens_each, tokens_per_s, spread(tpot_s).p95)
+
 
 # Requests of the unloaded run, enough for a p95.
 _ALONE: Final = 400
@@ -102,7 +134,7 @@ def course_of(
 
 
 def compare(
-    scenario: Scenario, rules: AdmissionRules, policies: Sequence[Policy]
+    scenario: Scenario, rules: AdmissionRules, policies: Many[Policy]
 ) -> dict[str, Figures]:
     """Returns the figures of each policy by the SLOs of the rules."""
     slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}

@@ -22,7 +22,7 @@ from orch_sidecar.admission.types import (
 )
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
-from orch_sidecar.tools.simulate.workload import Arrival
+from orch_sidecar.tools.simulate.traffic import Arrival
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.profile import (
     AdmissionRules,

@@ -16,8 +16,7 @@ from orch_sidecar.tools.arguments import (
 )
 from orch_sidecar.tools.simulate.compare import Policy
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
 from orch_sidecar.tools.traces.options import add_trace, trace_of
 from vllm_plugin.contracts.profile import Profile
 

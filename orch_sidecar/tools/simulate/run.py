@@ -17,8 +17,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
 from orch_sidecar.tools.simulate.fronts import REPORT_S, Front, MakeFront
-from orch_sidecar.tools.simulate.traffic import BulkClients
-from orch_sidecar.tools.simulate.workload import Arrival
+from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients
 from vllm_plugin.contracts.profile import ServiceClass
 
 _PRIORITY: Final = {ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 1}

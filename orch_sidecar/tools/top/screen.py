@@ -1,4 +1,4 @@
-"""The screen of `orch top`: draws the live document as it changes, and obeys keys."""
+"""The screen of `orch top`: draws the live document as it changes, and obeys single keys."""
 
 from __future__ import annotations
 
@@ -6,17 +6,74 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+import termios
+import tty
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live as Terminal
 
-from orch_sidecar.tools.top.keys import Key, keys, single_keys
 from orch_sidecar.tools.top.live import Choice, Live
 from orch_sidecar.tools.top.sidecar import Away, Events, Sidecar
 from orch_sidecar.tools.top.view import Look, screen
+
+_CONTROL_CHARACTERS: Final = 6  # in the list of `termios.tcgetattr`
+
+
+class Key(StrEnum):
+    """A key that is not a letter."""
+
+    UP = "up"
+    DOWN = "down"
+    LEFT = "left"
+    RIGHT = "right"
+    ESCAPE = "escape"
+    OTHER = "other"
+
+
+# The ends of escape sequences, in both modes of the arrow keys.
+_ARROWS: Final = {b"A": Key.UP, b"B": Key.DOWN, b"C": Key.RIGHT, b"D": Key.LEFT, b"Z": Key.LEFT}
+
+
+@contextmanager
+def single_keys(terminal: int) -> Iterator[None]:
+    """Makes a terminal deliver each key at once, without showing it; restores it at the end.
+
+    Ctrl-Z is off: a suspended program would leave its screen behind.
+    """
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    mode = termios.tcgetattr(terminal)
+    mode[_CONTROL_CHARACTERS][termios.VSUSP] = b"\0"
+    termios.tcsetattr(terminal, termios.TCSANOW, mode)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def keys(data: bytes) -> Iterator[str]:
+    """Yields the keys that a terminal has sent: letters, and names of `Key`."""
+    rest = data
+    while rest:
+        if rest[:1] != b"\x1b":
+            letter, rest = rest[:1], rest[1:]
+            if letter.isascii():
+                yield letter.decode("ascii")
+        elif rest[1:2] in (b"[", b"O"):
+            end = 2
+            while end < len(rest) - 1 and not 0x40 <= rest[end] <= 0x7E:
+                end += 1
+            yield _ARROWS.get(rest[end : end + 1], Key.OTHER)
+            rest = rest[end + 1 :]
+        else:
+            yield Key.ESCAPE
+            rest = rest[1:]
+
 
 # Ages grow without events.
 _REDRAW_S: Final = 1.0

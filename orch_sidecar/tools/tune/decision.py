@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.tune.engine_model import EngineModel
-from orch_sidecar.tools.tune.full_slots import FullSlots
+from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots
 from orch_sidecar.tools.tune.steps import FURTHEST, StepCurve
 
 # The share of the best tokens/s from which on more slots are not worth their latency.

@@ -1,19 +1,83 @@
-"""What is known of one engine: its step time, prefill and memory, and the engine to simulate.
+"""What is known of one engine, how many sequences its KV cache holds, and what it makes of traffic.
 
-Pure.
+Pure. The engine reports the size of its cache and how many blocks a sequence of a given length
+takes, so nothing is guessed about its layers. By the decode curve alone more slots would always
+seem worth having: prompts take steps, too, and every stream waits for them. So the traffic is run
+through the simulated engine, step by step, with all of its slots in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
+from orch_sidecar.engine_state.report import report_of
+from orch_sidecar.tools.simulate.compare import FullLoad, full_load
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.tune.memory import MemoryBound, memory_bound
+from orch_sidecar.tools.simulate.traffic import Traffic
 from orch_sidecar.tools.tune.steps import StepCurve
+from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBound:
+    """The sequences that fit at once.
+
+    `tokens`: context length that is counted, prompt and answer. `sequences`: of that length.
+    `longest`: of the longest context that the engine accepts, `ctx_max` tokens. `kv_tokens`: the
+    cache's size in tokens of such sequences. `bytes_per_token`: None where it is not reported.
+    """
+
+    tokens: int
+    sequences: int
+    ctx_max: int
+    longest: int
+    kv_tokens: int
+    bytes_per_token: int | None
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """The size of the cache in bytes."""
+        return None if self.bytes_per_token is None else self.kv_tokens * self.bytes_per_token
+
+    @property
+    def text(self) -> str:
+        """One line: what fits, and why."""
+        size = f"{self.kv_tokens} tokens"
+        if self.kv_bytes is not None:
+            size += f" ({self.kv_bytes / 2**30:.2f} GiB, {self.bytes_per_token} bytes per token)"
+        return (
+            f"KV cache of {size}: {self.sequences} sequences of {self.tokens} tokens, "
+            f"{self.longest} of the longest context ({self.ctx_max})"
+        )
+
+
+def memory_bound(entry: Mapping[str, Any], tokens: int) -> MemoryBound | None:
+    """Returns the bound for sequences of `tokens`, from an engine's entry in `/v1/capabilities`.
+
+    None: the engine does not report its cache.
+    """
+    report = report_of(entry)
+    cache, ctx_max = report.kv, report.ctx_max
+    if cache is None or ctx_max is None:
+        return None
+    per_token = entry.get("features", {}).get("kv_bytes_per_token")
+    return MemoryBound(
+        tokens=min(tokens, ctx_max),
+        sequences=_sequences(cache, min(tokens, ctx_max)),
+        ctx_max=ctx_max,
+        longest=_sequences(cache, ctx_max),
+        kv_tokens=entry.get("kv_tokens_total", 0),
+        bytes_per_token=per_token if type(per_token) is int else None,
+    )
+
+
+def _sequences(cache: KvCache, tokens: int) -> int:
+    return cache.blocks_total // max(1, cache.blocks_of(tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +134,37 @@ def model_of(
         features.get("long_prefill_token_threshold") or None,
         entry.get("gpu_count") or 0,
     )
+
+
+_SEED: Final = 0
+
+
+class FullSlots:
+    """`late`: times per token (95th percentile) that were measured, over those simulated."""
+
+    def __init__(self, shape: EngineShape, traffic: Traffic) -> None:
+        """`shape`: of the engine; its slots and the size of its KV cache do not matter here."""
+        self.late = 1.0
+        self._shape = replace(shape, kv_tokens=None)
+        self._traffic = traffic
+        self._known: dict[int, FullLoad] = {}
+
+    def at(self, slots: int) -> FullLoad:
+        """What the engine does with so many slots."""
+        if slots not in self._known:
+            shape = replace(self._shape, slots=slots)
+            self._known[slots] = full_load(shape, self._traffic, _SEED)
+        return self._known[slots]
+
+    def tokens_per_s(self, slots: int) -> float:
+        return self.at(slots).tokens_per_s
+
+    def tpot_p95_ms(self, slots: int) -> float:
+        """Milliseconds per token of requests, 95th percentile; 0 where none has a second token."""
+        return self.late * (self.at(slots).tpot_p95_ms or 0.0)
+
+    def measured(self, times: Iterable[tuple[int, float]]) -> None:
+        """Sets `late` by measurements: slots in use, and their milliseconds per token."""
+        own = [(ms, self.at(slots).tpot_p95_ms) for slots, ms in times]
+        ratios = [ms / simulated for ms, simulated in own if simulated]
+        self.late = max(1.0, median(ratios)) if ratios else 1.0

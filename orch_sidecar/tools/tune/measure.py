@@ -18,10 +18,9 @@ from orch_sidecar.tools.bench.runs.rate import RateSearch, SearchRules, try_rate
 from orch_sidecar.tools.bench.runs.series import run_sweep
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.tune.decision import Decision, decide
-from orch_sidecar.tools.tune.engine_model import EngineModel, model_of
-from orch_sidecar.tools.tune.full_slots import FullSlots
+from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, model_of
 from orch_sidecar.tools.tune.steps import curve_of, steps_between
 
 # Bulk requests, so that no SLO of the profile in force limits the batch that is to be measured.

@@ -9,8 +9,7 @@ from orch_sidecar.tools.bench.runs.rate import RateSearch
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.texts import aligned
 from orch_sidecar.tools.tune.decision import Decision
-from orch_sidecar.tools.tune.full_slots import FullSlots
-from orch_sidecar.tools.tune.memory import MemoryBound
+from orch_sidecar.tools.tune.engine_model import FullSlots, MemoryBound
 from orch_sidecar.tools.tune.steps import StepCurve
 
 _BAR: Final = 40

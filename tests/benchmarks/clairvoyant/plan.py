@@ -13,7 +13,7 @@ from typing import Final
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.fronts import Outcomes
-from orch_sidecar.tools.simulate.workload import Arrival
+from orch_sidecar.tools.simulate.traffic import Arrival
 from vllm_plugin.contracts.profile import ServiceClass
 
 # Of the guarantee of bulk requests.

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orch_sidecar.tools.simulate.run import Course, Record, Run
-from orch_sidecar.tools.simulate.traffic import BulkClients
-from orch_sidecar.tools.simulate.workload import Arrival
+from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients
 from tests.benchmarks.clairvoyant.plan import Plan, Planned, Terms
 from vllm_plugin.contracts.profile import ServiceClass
 

@@ -22,8 +22,7 @@ from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities
 from orch_sidecar.tools.planning.fleet import Prediction, predict, rules_for
 from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.traffic import Replay
-from orch_sidecar.tools.simulate.workload import Arrival
+from orch_sidecar.tools.simulate.traffic import Arrival, Replay
 from orch_sidecar.tools.traces import read
 from orch_sidecar.tools.tune.engine_model import EngineModel
 from tests.benchmarks.policy import profiles, rig, work

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
-from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read
 from tests.benchmarks.policy import work
 from vllm_plugin.contracts.profile import ServiceClass

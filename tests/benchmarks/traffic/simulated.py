@@ -13,8 +13,7 @@ from orch_sidecar.tools.simulate.compare import (
     with_slo,
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.report import figures
-from orch_sidecar.tools.simulate.table import table
+from orch_sidecar.tools.simulate.report import figures, table
 from tests.benchmarks.clairvoyant.search import best_course
 from tests.benchmarks.policy.record import Record, verdict
 from tests.benchmarks.traffic.scenarios import SEED, Files, Kind, clients, rate_of, seconds_of

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Fate
-from orch_sidecar.tools.bench.load.replay import Replay
-from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.load.scenario import Replay, Scenario, Slo
 from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result
 from orch_sidecar.tools.facts.tables.notes import Arrivals

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, positive
-from orch_sidecar.tools.bench.load.replay import Replay
-from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.load.scenario import Replay, Scenario, Slo
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.notes import Arrivals

@@ -6,8 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orch_sidecar.tools.bench.report.intervals import of_share
-from orch_sidecar.tools.bench.report.measures import Times, percentiles_of, served
-from orch_sidecar.tools.bench.report.timeline import Bins, bins_of, generating, tokens, waiting
+from orch_sidecar.tools.bench.report.measures import (
+    Bins,
+    Times,
+    bins_of,
+    generating,
+    percentiles_of,
+    served,
+    tokens,
+    waiting,
+)
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.texts import number_text

@@ -1,4 +1,4 @@
-"""Converts a result to a row of a table of facts.
+"""Converts a result to a row of a table of facts, and writes the evidence beside the table.
 
 An invalid, incomplete or unbatched result makes no row, and an unverified one is labelled to be
 confirmed.
@@ -6,6 +6,7 @@ confirmed.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.bench.results.identity import missing_identity
@@ -14,6 +15,9 @@ from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.measured import Engine, Measured, Notes, latency_notes
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
+from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
 from orch_sidecar.tools.facts.tables.row import Row, format_engine
 from vllm_plugin.contracts.profile import ServiceClass
@@ -97,3 +101,21 @@ def _settings(result: Result) -> Notes:
     if result.prefix_hit_ratio is not None:
         settings[PREFIX_HIT_RATIO] = result.prefix_hit_ratio
     return settings
+
+
+# What the engine signed is in the evidence itself, and its unsigned documents prove nothing.
+_NOT_IN_EVIDENCE: Final = {"evidence", "capabilities"}
+
+
+def with_evidence(row: Row, result: Result, facts: Path) -> Row:
+    """Writes the evidence of a result, and returns the row with the note that names it.
+
+    A result without evidence leaves the row as it is, and so does a row that no table would take.
+    Raises OSError.
+    """
+    if result.evidence.signed is None or invalid_fields(row):
+        return row
+    measured = result.model_dump(mode="json", exclude=_NOT_IN_EVIDENCE)
+    content, named = evidence_of(result.evidence.signed, row, measured)
+    files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)
+    return named

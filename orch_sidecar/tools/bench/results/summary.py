@@ -11,8 +11,7 @@ from math import ceil, isfinite
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
-from orch_sidecar.tools.bench.load.replay import Replay
-from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides, identity
 from orch_sidecar.tools.bench.results.result import (
     BatchesDocument,

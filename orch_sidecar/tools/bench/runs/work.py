@@ -19,8 +19,7 @@ from orch_sidecar.tools.bench.load import arrivals
 from orch_sidecar.tools.bench.load.call import Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
-from orch_sidecar.tools.bench.load.replay import Replay
-from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label

@@ -17,7 +17,7 @@ from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Run
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.traffic import Workload
 from tests.orch_sidecar.admission.examples import (
     BULK,
     INTERACTIVE,

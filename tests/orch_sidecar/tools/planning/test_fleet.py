@@ -13,7 +13,7 @@ from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.planning.fleet import grow, predict, rules_for, spread
 from orch_sidecar.tools.planning.text import needed, plan_text
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.simulate.traffic import Arrival, Workload
 from tests.orch_sidecar.tools.planning.rows import BATCHES, row
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ServiceClass

@@ -22,8 +22,7 @@ from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.fronts import Direct
 from orch_sidecar.tools.simulate.run import Run
-from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read
 from vllm_plugin.contracts.profile import load
 from vllm_plugin.speed.step_time import StepSamples

@@ -17,8 +17,7 @@ from orch_sidecar.tools.simulate.compare import (
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.run import Course
-from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
-from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read
 from tests.benchmarks.clairvoyant import search
 from vllm_plugin.contracts.profile import ServiceClass, load

@@ -24,7 +24,7 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Sight
 from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.run import Record
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.traffic import Workload
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass, load
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK

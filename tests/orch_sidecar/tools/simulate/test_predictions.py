@@ -21,8 +21,7 @@ from orch_sidecar.tools.simulate.compare import (
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.report import prediction_errors
-from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read
 from vllm_plugin.contracts.profile import ServiceClass, load
 

@@ -16,7 +16,7 @@ from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.report import figures, spread
 from orch_sidecar.tools.simulate.run import Run
-from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.simulate.traffic import Arrival, Workload
 from vllm_plugin.contracts.profile import ServiceClass, load
 
 SHAPE = EngineShape(slots=8, long_prefill_tokens=256)

@@ -15,8 +15,7 @@ import pytest
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Direct, MakeFront, Sight
 from orch_sidecar.tools.simulate.run import Course, Run
-from orch_sidecar.tools.simulate.traffic import BulkClients
-from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients, Workload
 from vllm_plugin.contracts.profile import ServiceClass, load
 
 SECONDS = 40.0

@@ -18,7 +18,7 @@ from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Run
-from orch_sidecar.tools.simulate.workload import Arrival, Workload
+from orch_sidecar.tools.simulate.traffic import Arrival, Workload
 from vllm_plugin.contracts.profile import AdmissionRules, load
 
 SHAPE = EngineShape(16, 12, 3.4, 0.6, 4000, step_tokens=512, long_prefill_tokens=256)

@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from orch_sidecar.tools.simulate.workload import LONGEST, Workload
+from orch_sidecar.tools.simulate.traffic import LONGEST, Workload
 from vllm_plugin.contracts.profile import ServiceClass
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK

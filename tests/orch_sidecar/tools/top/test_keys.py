@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from orch_sidecar.tools.top.keys import keys, single_keys
+from orch_sidecar.tools.top.screen import keys, single_keys
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from orch_sidecar.tools.top.parts import (
+from orch_sidecar.tools.top.view import (
     duration,
     fitted,
     milliseconds,

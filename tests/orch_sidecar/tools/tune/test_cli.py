@@ -14,12 +14,11 @@ from orch_sidecar.tools.bench.plan import plan
 from orch_sidecar.tools.bench.results.result import Trial
 from orch_sidecar.tools.bench.runs.rate import RateSearch
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.tune.cli import parser, tuned_profile
 from orch_sidecar.tools.tune.decision import Binds, Decision
-from orch_sidecar.tools.tune.full_slots import FullSlots
+from orch_sidecar.tools.tune.engine_model import FullSlots, memory_bound
 from orch_sidecar.tools.tune.measure import RATES
-from orch_sidecar.tools.tune.memory import memory_bound
 from orch_sidecar.tools.tune.report import decision_text
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError

@@ -7,11 +7,9 @@ from math import inf
 import pytest
 
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.workload import Workload
+from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.tune.decision import Binds, Decision, decide, largest_within
-from orch_sidecar.tools.tune.engine_model import EngineModel
-from orch_sidecar.tools.tune.full_slots import FullSlots
-from orch_sidecar.tools.tune.memory import MemoryBound
+from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound
 from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
 
 

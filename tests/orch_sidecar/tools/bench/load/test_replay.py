@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.bench.load.replay import Replay
+from orch_sidecar.tools.bench.load.scenario import Replay
 from orch_sidecar.tools.traces import Trace, TracedRequest
 from vllm_plugin.contracts.profile import ServiceClass
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.bench.report.measures import served
-from orch_sidecar.tools.bench.report.timeline import Bins, bins_of, generating, tokens, waiting
+from orch_sidecar.tools.bench.report.measures import (
+    Bins,
+    bins_of,
+    generating,
+    served,
+    tokens,
+    waiting,
+)
 from tests.orch_sidecar.tools.bench.sample_results import answered, in_a_row, refused, result
 
 
