@@ -1,16 +1,24 @@
-"""Parses the command line: numbers, for argparse's `type`, errors in one line, help as written.
+"""Parses the command line: numbers, for argparse's `type`, errors in one line, help as written, and
+the options that several commands have.
 
-Each function raises argparse's ArgumentTypeError with the value and the rule.
+Each function that returns a number raises argparse's ArgumentTypeError with the value and the rule.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 # Beyond it a number is a typing error.
 _LIMIT: Final = 1e12
+
+SLO_TIMES: Final = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "latency": "latency, to the last token",
+}
 
 # A seed must fit in 64 bits.
 _MAX_DIGITS: Final = 18
@@ -29,6 +37,44 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
+
+
+def add_profile(parser: argparse.ArgumentParser, use: str) -> None:
+    """Adds `--profile`, by default cloud. `use`: what is done with it."""
+    parser.add_argument(
+        "--profile", default="cloud",
+        help=f"{use}: the name of a shipped profile, or a path; default: %(default)s",
+    )  # fmt: skip
+
+
+def add_slo(group: argparse._ActionsContainer, *times: str) -> None:
+    """Adds the bounds of an SLO. `times`: their names, of those in SLO_TIMES."""
+    for time in times:
+        text = f"bound of the {SLO_TIMES[time]}"
+        group.add_argument(f"--slo-{time}-ms", type=positive, metavar="MS", help=text)
+
+
+def add_lengths(group: argparse._ActionsContainer, prompt: int, answer: int | None) -> None:
+    """Adds the lengths of synthetic requests. `answer`: None for a default that depends."""
+    add, text = group.add_argument, "length of synthetic prompts; default: %(default)s"
+    add("--input-tokens", type=count, default=prompt, metavar="N", help=text)
+    otherwise = "the file's, or 128" if answer is None else "%(default)s"
+    text = f"length of answers; default: {otherwise}"
+    add("--output-tokens", type=count, default=answer, metavar="N", help=text)
+
+
+def add_seed(
+    group: argparse._ActionsContainer, default: int = 0, of: str = "arrivals and prompts"
+) -> None:
+    """Adds `--seed`. `of`: what is drawn from it."""
+    text = f"of {of}; default: %(default)s"
+    group.add_argument("--seed", type=count_or_zero, default=default, metavar="N", help=text)
+
+
+def add_plot(group: argparse._ActionsContainer, default: Path | None = None) -> None:
+    """Adds `--plot`."""
+    text = "write a plot: .png or .svg" + ("" if default is None else "; default: %(default)s")
+    group.add_argument("--plot", type=Path, default=default, metavar="FILE", help=text)
 
 
 def number(text: str, rule: str, is_valid: Callable[[float], bool]) -> float:

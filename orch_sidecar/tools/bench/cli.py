@@ -16,7 +16,7 @@ from typing import Final
 import uvloop
 from pydantic import BaseModel
 
-from orch_sidecar.tools.arguments import non_negative
+from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.decode.options import add_command as add_decode
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
@@ -86,10 +86,7 @@ def main(arguments: list[str]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    form = argparse.RawDescriptionHelpFormatter
-    found = argparse.ArgumentParser(
-        prog="orch bench", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=form
-    )
+    found = TextParser(prog="orch bench", description=_DESCRIPTION, epilog=_EPILOG)
     commands = found.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
     for label, text in _HELP.items():
         each = commands.add_parser(label.value.replace("_", "-"), help=text, description=text)
@@ -101,15 +98,11 @@ def parser() -> argparse.ArgumentParser:
     text = "closed loops of several concurrencies: throughput and latency by batch"
     each = commands.add_parser("sweep", help=text, description=text)
     each.set_defaults(run=_command(_sweep))
-    each.add_argument(
-        "--concurrency", type=counts, default=(1, 2, 4, 8, 16), metavar="B,B,...",
-        help="default: 1,2,4,8,16",
-    )  # fmt: skip
-    each.add_argument(
-        "--duration", type=non_negative, default=20.0, metavar="SECONDS",
-        help="of each concurrency, at least; default: %(default)g",
-    )  # fmt: skip
-    each.add_argument("--plot", type=Path, metavar="FILE", help="write a plot: .png or .svg")
+    add, text, sizes = each.add_argument, "default: 1,2,4,8,16", (1, 2, 4, 8, 16)
+    add("--concurrency", type=counts, default=sizes, metavar="B,B,...", help=text)
+    text = "of each concurrency, at least; default: %(default)g"
+    add("--duration", type=non_negative, default=20.0, metavar="SECONDS", help=text)
+    add_plot(each)
     add_report(add_common(each))
     add_decode(commands, decode.run)
     add_commands(commands)

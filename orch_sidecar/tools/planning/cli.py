@@ -14,11 +14,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from orch_sidecar.tools.arguments import TextParser, count, positive, share
+from orch_sidecar.tools.arguments import (
+    TextParser,
+    add_plot,
+    add_profile,
+    add_slo,
+    count,
+    positive,
+    share,
+)
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.bench.load.scenario import Slo
-from orch_sidecar.tools.bench.plan.options import api_key
+from orch_sidecar.tools.bench.plan.options import api_key, slo_of
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.cost.cost import Prices
@@ -69,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     bulk = None if options.bulk_trace is None else trace_of(options, options.bulk_trace)
     traffic = Replay(trace_of(options, options.trace), bulk)
     tokens = round(traffic.prompt + traffic.output)
-    slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
+    slo = slo_of(options)
     model = _with_memory(_model(options, tokens), options, tokens)
     largest = model.curve.largest
     full = FullSlots(model.shape(profile, largest), traffic)
@@ -151,16 +158,15 @@ def _picture(found: Sequence[Prediction], target: float, title: str, suffix: str
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     found = TextParser(prog="orch plan", description=_DESCRIPTION, epilog=_EPILOG)
+    add_profile(found, "of admission and step size")
+    add_slo(found, "ttft", "tpot")
     add = found.add_argument
-    add("--profile", default="cloud", help="admission and step size, name or path (cloud)")
-    add("--slo-ttft-ms", type=positive, help="of the first token")
-    add("--slo-tpot-ms", type=positive, help="of the time per token")
     add("--goodput", type=share, default=0.95, help="share within the SLO that is wanted (0.95)")
     add("--most", type=count, default=16, help="engines to try at most (16)")
     add("--slots", type=count, help="of each engine; default: those worth having")
     price_help = "price of an accelerator's hour (of the machine, without one): adds money"
     add("--per-hour", type=positive, metavar="PRICE", help=price_help)
-    add("--plot", type=Path, metavar="FILE", help="write a plot: .png or .svg")
+    add_plot(found)
     add("--json", type=Path, metavar="FILE", help="write the predictions")
     add_trace(found)
     add = found.add_argument_group("engine").add_argument

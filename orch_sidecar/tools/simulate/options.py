@@ -8,8 +8,9 @@ from typing import Final
 
 from orch_sidecar.tools.arguments import (
     TextParser,
+    add_profile,
+    add_seed,
     count,
-    count_or_zero,
     non_negative,
     positive,
     share,
@@ -17,7 +18,7 @@ from orch_sidecar.tools.arguments import (
 from orch_sidecar.tools.simulate.compare import Policy
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
-from orch_sidecar.tools.traces.options import add_trace, trace_of
+from orch_sidecar.tools.traces.options import add_bulk_clients, add_trace, trace_of
 from vllm_plugin.contracts.profile import Profile
 
 _DESCRIPTION: Final = """Simulates a profile's admission with an engine and traffic.
@@ -62,33 +63,21 @@ _WORKLOAD: Final[_Fields] = {
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     found = TextParser(prog="orch simulate", description=_DESCRIPTION, epilog=_EPILOG)
-    add = found.add_argument
-    add("--profile", default="cloud", help="name of a shipped profile, or a path (default cloud)")
-    online = [policy.value for policy in Policy]
-    add(
-        "--policies",
-        nargs="+",
-        choices=online,
-        default=online,
-        metavar="POLICY",
-        help="(all)",
-    )
+    add_profile(found, "whose admission is simulated")
+    add, online = found.add_argument, [policy.value for policy in Policy]
+    add("--policies", nargs="+", choices=online, default=online, metavar="POLICY", help="(all)")
     add("--seconds", type=positive, help="duration of the arrivals (300, or the whole trace)")
-    add("--seed", type=int, default=1, help="of arrivals and lengths (1)")
+    add_seed(found, 1, "arrivals and lengths")
     add("--json", action="store_true", help="print all results as JSON")
     add("--retry", action="store_true", help="rejected requests retry after their Retry-After")
     rate = found.add_mutually_exclusive_group()
     rate.add_argument("--rate", type=positive, help="requests per second")
-    rate.add_argument(
-        "--load",
-        type=positive,
-        help="the rate as a multiple of the capacity (1, or the rate of the trace)",
-    )
+    text = "the rate as a multiple of the capacity (1, or the rate of the trace)"
+    rate.add_argument("--load", type=positive, help=text)
     slo = found.add_mutually_exclusive_group()
     slo.add_argument("--slo-ms", type=positive, help="interactive TTFT SLO (the profile's)")
-    slo.add_argument(
-        "--slo-factor", type=positive, help="the same, as a multiple of the p95 without load"
-    )
+    text = "the same, as a multiple of the p95 without load"
+    slo.add_argument("--slo-factor", type=positive, help=text)
     _add_engine(found)
     _add_traffic(found)
     add_trace(found)
@@ -147,18 +136,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def _add_traffic(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("traffic")
-    add = group.add_argument
     _add_fields(group, _WORKLOAD, Workload())
-    add(
-        "--bulk-clients",
-        type=count_or_zero,
-        default=0,
-        metavar="N",
-        help="clients that always have a bulk request, of --prompt and --output times the factor",
-    )
-    add(
-        "--max-tokens-known",
-        action=argparse.BooleanOptionalAction,
-        default=True,
+    add_bulk_clients(group, "--prompt and --output times the factor")
+    group.add_argument(
+        "--max-tokens-known", action=argparse.BooleanOptionalAction, default=True,
         help="whether requests give max_tokens (they do)",
-    )
+    )  # fmt: skip

@@ -6,7 +6,7 @@ import argparse
 from math import inf
 from pathlib import Path
 
-from orch_sidecar.tools.arguments import non_negative, positive
+from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
 from orch_sidecar.tools.traces.reader import read
 from orch_sidecar.tools.traces.trace import Trace
 
@@ -31,25 +31,22 @@ def add_trace(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Adds the options of a trace, and returns their group."""
     group = parser.add_argument_group("replay of a trace")
     add = group.add_argument
-    add(
-        "--trace", type=Path, metavar="FILE",
-        help="arrivals and lengths of interactive requests: a trace of Azure, Mooncake, BurstGPT, "
-        "GuideLLM or vLLM",
-    )  # fmt: skip
+    text = "arrivals and lengths of interactive requests: Azure, Mooncake, BurstGPT, GuideLLM, vLLM"
+    add("--trace", type=Path, metavar="FILE", help=text)
     add("--bulk-trace", type=Path, metavar="FILE", help="the same, of bulk requests beside them")
-    add(
-        "--trace-window", type=window, default=(0.0, inf), metavar="FROM:TO",
-        help="the part of the traces to replay, in their seconds; default: all",
-    )  # fmt: skip
-    add(
-        "--time-factor", type=factor, default=1.0, metavar="F",
-        help="multiplies the times of arrival: 0.5 or 1/2 doubles the rate; default: 1",
-    )  # fmt: skip
-    add(
-        "--length-factor", type=factor, default=1.0, metavar="F",
-        help="multiplies the lengths of prompts and answers, such as 1/16; default: 1",
-    )  # fmt: skip
+    text = "the part of the traces to replay, in their seconds; default: all"
+    add("--trace-window", type=window, default=(0.0, inf), metavar="FROM:TO", help=text)
+    text = "multiplies the times of arrival: 0.5 or 1/2 doubles the rate; default: 1"
+    add("--time-factor", type=factor, default=1.0, metavar="F", help=text)
+    text = "multiplies the lengths of prompts and answers, such as 1/16; default: 1"
+    add("--length-factor", type=factor, default=1.0, metavar="F", help=text)
     return group
+
+
+def add_bulk_clients(group: argparse._ActionsContainer, lengths: str) -> None:
+    """Adds clients beside a schedule. `lengths`: the options that their requests have them of."""
+    text = f"clients that always have a bulk request, of {lengths}"
+    group.add_argument("--bulk-clients", type=count_or_zero, default=0, metavar="N", help=text)
 
 
 def trace_of(options: argparse.Namespace, path: Path) -> Trace:

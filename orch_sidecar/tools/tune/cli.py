@@ -14,11 +14,19 @@ from typing import Any, Final
 import uvloop
 import yaml
 
-from orch_sidecar.tools.arguments import TextParser, count, count_or_zero, positive
+from orch_sidecar.tools.arguments import (
+    TextParser,
+    add_lengths,
+    add_plot,
+    add_profile,
+    add_seed,
+    add_slo,
+    positive,
+)
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted, interrupts
-from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
-from orch_sidecar.tools.bench.plan.options import add_endpoint
+from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.plan.options import add_endpoint, slo_of
 from orch_sidecar.tools.bench.plan.plan import plan_of
 from orch_sidecar.tools.bench.runs.run import NotMeasurable
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
@@ -74,10 +82,9 @@ def _exit(error: object, code: int) -> None:
 
 
 async def _tune(options: argparse.Namespace) -> None:
-    slo = Slo(options.slo_ttft_ms, options.slo_tpot_ms)
     scenario = Scenario(
         Label.BATCHED_ONLINE, Arrivals.POISSON, 1, options.seconds, options.seed, rate_per_s=1.0,
-        slo=slo,
+        slo=slo_of(options),
     )  # fmt: skip
     with interrupts() as interrupted:
         plan = await plan_of(options, scenario)
@@ -111,23 +118,17 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     found = TextParser(prog="orch tune", description=_DESCRIPTION, epilog=_EPILOG)
     # What `plan_of` reads of a bench's options and this command has no use for.
-    found.set_defaults(
-        prompts=None, no_ignore_eos=False, facts=None,
-    )  # fmt: skip
+    found.set_defaults(prompts=None, no_ignore_eos=False, facts=None)
     add_endpoint(found)
+    add_slo(found, "ttft", "tpot")
+    add_lengths(found, 256, 64)
     add = found.add_argument
-    add("--slo-ttft-ms", type=positive, help="of the first token, 95th percentile")
-    add("--slo-tpot-ms", type=positive, help="of the time per token, 95th percentile")
-    add("--input-tokens", type=count, default=256, help="of each prompt; default: %(default)s")
-    add("--output-tokens", type=count, default=64, help="of each answer; default: %(default)s")
-    add(
-        "--seconds", type=positive, default=10.0,
-        help="of each concurrency and each rate, at least; default: %(default)g",
-    )  # fmt: skip
-    add("--seed", type=count_or_zero, default=0, help="default: %(default)s")
-    add("--profile", default="cloud", help="profile to change, name or path; default: %(default)s")
+    text = "of each concurrency and each rate, at least; default: %(default)g"
+    add("--seconds", type=positive, default=10.0, help=text)
+    add_seed(found)
+    add_profile(found, "to change")
     add("--output", type=Path, default=Path("tuned.yaml"), help="profile; default: %(default)s")
-    add("--plot", type=Path, default=Path("tuned.png"), help=".png or .svg; default: %(default)s")
+    add_plot(found, Path("tuned.png"))
     return found
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, number, positive
+from orch_sidecar.tools.arguments import add_seed, count, non_negative, number, positive
 from orch_sidecar.tools.bench.plan.output_files import add_report
 from orch_sidecar.tools.bench.results.fit import Curve
 
@@ -54,9 +54,8 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None
     Defaults are those of "Throughput, Latency & Batching Policy".
     """
     text = "decode steps on this machine's device: throughput and latency by batch"
-    form = argparse.RawDescriptionHelpFormatter
     parser: argparse.ArgumentParser = commands.add_parser(
-        "decode", help=text, description=DESCRIPTION, epilog=EPILOG, formatter_class=form
+        "decode", help=text, description=DESCRIPTION, epilog=EPILOG
     )
     parser.set_defaults(run=run)
     add = parser.add_argument_group("schedule").add_argument
@@ -68,7 +67,7 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None
         "--window-ms", type=_windows, default=(6.0,), metavar="MS[,MS]",
         help="admission window; with several, the same arrivals run with each (6)",
     )  # fmt: skip
-    add("--seed", type=count_or_zero, default=123, help="of arrivals, weights and caches (123)")
+    add_seed(parser, 123, "arrivals, weights and caches")
     add(
         "--step-time", type=_curve, metavar="T0,C[,ALPHA]",
         help="compute a step's time as T0 + C b^ALPHA ms instead of running it (ALPHA 1)",

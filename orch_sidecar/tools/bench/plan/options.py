@@ -10,13 +10,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from orch_sidecar.tools.arguments import count, count_or_zero, non_negative, positive
+from orch_sidecar.tools.arguments import (
+    SLO_TIMES,
+    add_lengths,
+    add_seed,
+    add_slo,
+    count,
+    count_or_zero,
+    non_negative,
+    positive,
+)
 from orch_sidecar.tools.bench.load.scenario import Replay, Scenario, Slo
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.traces.options import add_trace, trace_of
+from orch_sidecar.tools.traces.options import add_bulk_clients, add_trace, trace_of
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
@@ -70,66 +79,47 @@ def header(text: str) -> tuple[str, str]:
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
     """Adds what is measured, and how it is asked."""
-    target = parser.add_argument_group("endpoint")
-    target.add_argument("--url", default="http://127.0.0.1:8080", help="default: %(default)s")
-    target.add_argument("--model", help="default: the first that the endpoint (or pool) serves")
-    target.add_argument("--pool", help="the pool, of a sidecar with several")
-    target.add_argument(
-        "--header", action="append", type=header, default=[], metavar="'NAME: VALUE'",
-        help=f"added to every request; the API key is read from ${KEY_VARIABLE}",
-    )  # fmt: skip
-    target.add_argument(
-        "--restarts", type=count_or_zero, default=3, metavar="N",
-        help="how often a run begins again when others use the engine; default: %(default)s",
-    )  # fmt: skip
+    add = parser.add_argument_group("endpoint").add_argument
+    add("--url", default="http://127.0.0.1:8080", help="default: %(default)s")
+    add("--model", help="default: the first that the endpoint (or pool) serves")
+    add("--pool", help="the pool, of a sidecar with several")
+    text = f"added to every request; the API key is read from ${KEY_VARIABLE}"
+    add("--header", action="append", type=header, default=[], metavar="'NAME: VALUE'", help=text)
+    text = "how often a run begins again when others use the engine; default: %(default)s"
+    add("--restarts", type=count_or_zero, default=3, metavar="N", help=text)
 
 
 def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Adds the options of every scenario, and returns the group of output files."""
     add_endpoint(parser)
     workload = parser.add_argument_group("workload")
-    workload.add_argument(
-        "--prompts", type=Path, metavar="FILE",
-        help="JSONL with prompt or messages, or JSON as of ShareGPT; default: synthetic prompts",
-    )  # fmt: skip
-    workload.add_argument(
-        "--input-tokens", type=count, default=512,
-        help="length of synthetic prompts; default: %(default)s",
-    )  # fmt: skip
-    workload.add_argument(
-        "--output-tokens", type=count, help="length of answers; default: the file's, or 128"
-    )
-    workload.add_argument(
-        "--no-ignore-eos", action="store_true",
-        help="let the model end its answers (also for endpoints without ignore_eos)",
-    )  # fmt: skip
-    workload.add_argument("--seed", type=count_or_zero, default=0, help="default: %(default)s")
-    slo = parser.add_argument_group("SLO, for goodput (milliseconds)")
-    slo.add_argument("--slo-ttft-ms", type=positive)
-    slo.add_argument("--slo-tpot-ms", type=positive)
-    slo.add_argument("--slo-latency-ms", type=positive)
+    add = workload.add_argument
+    text = "JSONL with prompt or messages, or JSON as of ShareGPT; default: synthetic prompts"
+    add("--prompts", type=Path, metavar="FILE", help=text)
+    add_lengths(workload, 512, None)
+    text = "let the model end its answers (also for endpoints without ignore_eos)"
+    add("--no-ignore-eos", action="store_true", help=text)
+    add_seed(workload)
+    add_slo(parser.add_argument_group("SLO, for goodput (milliseconds)"), *SLO_TIMES)
     output = parser.add_argument_group("output")
-    output.add_argument("--output", type=Path, metavar="JSON", help="default: orch-bench-<id>.json")
-    output.add_argument(
-        "--facts",
-        type=Path,
-        metavar="CSV",
-        help="table to append a row to, if the result is valid",
-    )
-    given = parser.add_argument_group(
+    add = output.add_argument
+    add("--output", type=Path, metavar="JSON", help="default: orch-bench-<id>.json")
+    text = "table to append a row to, if the result is valid"
+    add("--facts", type=Path, metavar="CSV", help=text)
+    add = parser.add_argument_group(
         "identity, where the engine does not report it (the row notes what was given); "
         "a value that contradicts its report is an error"
-    )
-    given.add_argument("--engine", help="name and version, such as 'vLLM 0.32.0'")
-    given.add_argument("--precision", help="such as BF16")
-    given.add_argument("--gpu", help="such as 'NVIDIA H100 80GB HBM3'")
-    given.add_argument("--gpu-count", type=count_or_zero, help="0 without a GPU")
-    given.add_argument(
+    ).add_argument
+    add("--engine", help="name and version, such as 'vLLM 0.32.0'")
+    add("--precision", help="such as BF16")
+    add("--gpu", help="such as 'NVIDIA H100 80GB HBM3'")
+    add("--gpu-count", type=count_or_zero, help="0 without a GPU")
+    add(
         "--model-id",
         help="another name that the engine serves, or the id of the model that it has loaded; "
         "any id where it knows its model by paths only, or reports nothing",
     )
-    given.add_argument("--model-name", help="display name; default: the last part of the id")
+    add("--model-name", help="display name; default: the last part of the id")
     return output
 
 
@@ -138,50 +128,34 @@ def add_length(parser: argparse.ArgumentParser, label: Label) -> None:
 
     Defaults: the fewest queries that MLPerf's early stopping can judge, and its minimum duration.
     """
-    offline = label is Label.OFFLINE
-    length = parser.add_argument_group("length" if offline else "length: until both are reached")
-    length.add_argument(
-        "--requests", type=count,
-        default=OFFLINE_REQUESTS if offline else MIN_QUERIES[label],
-        help=f"{'sent at once' if offline else 'at least'}; default: %(default)s",
-    )  # fmt: skip
-    meaning = "expected; the result notes if it was less" if offline else (
-        "at least; a shorter run is preliminary"
-    )  # fmt: skip
-    length.add_argument(
+    if label is Label.OFFLINE:
+        title, requests, sent = "length", OFFLINE_REQUESTS, "sent at once"
+        lasts = "expected; the result notes if it was less"
+    else:
+        title, requests, sent = "length: until both are reached", MIN_QUERIES[label], "at least"
+        lasts = "at least; a shorter run is preliminary"
+    add = parser.add_argument_group(title).add_argument
+    add("--requests", type=count, default=requests, help=f"{sent}; default: %(default)s")
+    add(
         "--duration", type=non_negative, default=MIN_DURATION_S, metavar="SECONDS",
-        help=f"{meaning}; default: %(default)g",
+        help=f"{lasts}; default: %(default)g",
     )  # fmt: skip
-    length.add_argument(
-        "--warm-up", type=count_or_zero, default=4, metavar="REQUESTS",
-        help="sent before the measurement; default: %(default)s",
-    )  # fmt: skip
+    text = "sent before the measurement; default: %(default)s"
+    add("--warm-up", type=count_or_zero, default=4, metavar="REQUESTS", help=text)
 
 
 def add_arrivals(parser: argparse.ArgumentParser) -> None:
     """Adds the arrivals of an online scenario."""
-    group = parser.add_argument_group("arrivals")
-    group.add_argument("--rate", type=positive, help="requests per second, Poisson")
-    group.add_argument(
-        "--burstiness", type=burstiness,
-        help="gamma instead of Poisson: below 1 burstier, above 1 more regular, inf constant",
-    )  # fmt: skip
-    group.add_argument(
-        "--concurrency", type=count, help="clients of a closed loop, instead of --rate"
-    )
-    group.add_argument(
-        "--find-rate", action="store_true",
-        help="search from --rate for the largest rate at which 99 %% meet the SLO, then run it",
-    )  # fmt: skip
-    group.add_argument(
-        "--trial", type=positive, default=20.0, metavar="SECONDS",
-        help="length of a trial of the search, at least 100 requests; default: %(default)g",
-    )  # fmt: skip
-    add_trace(parser).add_argument(
-        "--bulk-clients", type=count_or_zero, default=0, metavar="N",
-        help="clients that always have a bulk request, of --input-tokens and --output-tokens or "
-        "of --prompts",
-    )  # fmt: skip
+    add = parser.add_argument_group("arrivals").add_argument
+    add("--rate", type=positive, help="requests per second, Poisson")
+    text = "gamma instead of Poisson: below 1 burstier, above 1 more regular, inf constant"
+    add("--burstiness", type=burstiness, help=text)
+    add("--concurrency", type=count, help="clients of a closed loop, instead of --rate")
+    text = "search from --rate for the largest rate at which 99 %% meet the SLO, then run it"
+    add("--find-rate", action="store_true", help=text)
+    text = "length of a trial of the search, at least 100 requests; default: %(default)g"
+    add("--trial", type=positive, default=20.0, metavar="SECONDS", help=text)
+    add_bulk_clients(add_trace(parser), "--input-tokens and --output-tokens or of --prompts")
 
 
 def overrides_of(options: argparse.Namespace) -> IdentityOverrides:
@@ -204,7 +178,7 @@ def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
         "least_seconds": options.duration,
         "seed": options.seed,
         "warm_up": options.warm_up,
-        "slo": _slo(options),
+        "slo": slo_of(options),
     }
     if label is Label.SINGLE_STREAM:
         return Scenario(arrivals=Arrivals.ONE_BY_ONE, clients=1, **common)
@@ -279,9 +253,10 @@ def sweep_scenario(options: argparse.Namespace) -> Scenario:
         least_requests=1,
         least_seconds=options.duration,
         seed=options.seed,
-        slo=_slo(options),
+        slo=slo_of(options),
     )
 
 
-def _slo(options: argparse.Namespace) -> Slo:
-    return Slo(options.slo_ttft_ms, options.slo_tpot_ms, options.slo_latency_ms)
+def slo_of(options: argparse.Namespace) -> Slo:
+    """Returns the SLO of the options that `add_slo` has added."""
+    return Slo(**{f"{time}_ms": getattr(options, f"slo_{time}_ms", None) for time in SLO_TIMES})
