@@ -8,45 +8,29 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The client's machine; None where unknown. The host name is left out on purpose.
+def host(root: Path = Path("/")) -> dict[str, str | int | float | None]:
+    """Returns this machine's description; None where unknown. The host name is left out on purpose.
 
     `cpus`: the CPUs that this process may use. `cpu_limit`: the limit of its control groups, in
-    CPUs. `memory_bytes`: of the machine. `python`, `orch`, `uvloop`: versions.
+    CPUs. `memory_bytes`: of the machine. `python`, `orch`, `uvloop`: versions. `root`: the folder
+    with /proc and /sys.
     """
-
-    system: str | None
-    kernel: str | None
-    machine: str | None
-    cpu_model: str | None
-    cpus: int | None
-    cpu_limit: float | None
-    memory_bytes: int | None
-    python: str
-    orch: str | None
-    uvloop: str | None
-
-
-def host(root: Path = Path("/")) -> Host:
-    """Returns this machine's description. `root`: the folder with /proc and /sys."""
-    return Host(
-        system=platform.system() or None,
-        kernel=platform.release() or None,
-        machine=platform.machine() or None,
-        cpu_model=cpu_model(root),
-        cpus=_cpus(),
-        cpu_limit=_cpu_limit(root),
-        memory_bytes=memory_bytes("MemTotal", root),
-        python=platform.python_version(),
-        orch=_version("orch-sidecar"),
-        uvloop=_version("uvloop"),
-    )
+    return {
+        "system": platform.system() or None,
+        "kernel": platform.release() or None,
+        "machine": platform.machine() or None,
+        "cpu_model": cpu_model(root),
+        "cpus": _cpus(),
+        "cpu_limit": _cpu_limit(root),
+        "memory_bytes": memory_bytes("MemTotal", root),
+        "python": platform.python_version(),
+        "orch": _version("orch-sidecar"),
+        "uvloop": _version("uvloop"),
+    }
 
 
 def cpu_model(root: Path = Path("/")) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -16,13 +16,13 @@ from orch_sidecar.tools.simulate.compare import (
     Policy,
     Scenario,
     capacity,
-    course_of,
+    compare,
     unloaded_ttft_p95_ms,
     with_slo,
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.options import parser, shape_of, traffic_of
-from orch_sidecar.tools.simulate.report import Figures, figures, refusals, table
+from orch_sidecar.tools.simulate.report import Figures, refusals, table
 from orch_sidecar.tools.simulate.traffic import Replay, Traffic
 from orch_sidecar.tools.terminal import Progress
 from vllm_plugin.contracts import profile as profiles
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
             scenario = Scenario(
                 shape, workload, rate, seconds, options.seed, options.retry, clients
             )
-            found = _figures(scenario, rules, options.policies, progress)
+            found = _figures(scenario, rules, [*map(Policy, options.policies)], progress)
     except (ValueError, OSError) as error:
         sys.exit(f"orch simulate: {error}")
     slo_ms = rules.of(ServiceClass.INTERACTIVE).ttft_p95_ms
@@ -80,19 +80,17 @@ def main(arguments: list[str]) -> None:
 
 
 def _figures(
-    scenario: Scenario, rules: AdmissionRules, policies: list[str], progress: Progress
+    scenario: Scenario, rules: AdmissionRules, policies: list[Policy], progress: Progress
 ) -> Mapping[str, Figures]:
-    slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}
-
     def passed(seconds: float) -> None:
         progress.share = min(1.0, seconds / scenario.seconds)
 
-    found = {}
-    for number, name in enumerate(policies, 1):
-        progress.phase(f"simulating {name} ({number} of {len(policies)})")
-        course = course_of(Policy(name), scenario, rules, passed=passed)
-        found[name] = figures(course, slo_ms)
-    return found
+    def begins(policy: Policy) -> Callable[[float], None]:
+        number = policies.index(policy) + 1
+        progress.phase(f"simulating {policy} ({number} of {len(policies)})")
+        return passed
+
+    return compare(scenario, rules, policies, begins)
 
 
 def _rate(options: argparse.Namespace, workload: Traffic, capacity_per_s: float) -> float:

@@ -18,7 +18,6 @@ from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
 from orch_sidecar.tools.simulate.fronts import (
     Admitted,
     Direct,
-    Front,
     Outcomes,
     Sight,
     plain_rules,
@@ -111,7 +110,7 @@ def course_of(
     """Runs one policy. `sight`: the information that its admission gets, by default all. `passed`:
     gets the seconds of virtual time that are over, now and then."""
 
-    def front(outcomes: Outcomes) -> Front:
+    def front(outcomes: Outcomes) -> Direct:
         if policy is Policy.POLICY:
             return Admitted(rules, sight or Sight(), outcomes, scenario.seed)
         if policy is Policy.FIFO:
@@ -134,11 +133,18 @@ def course_of(
 
 
 def compare(
-    scenario: Scenario, rules: AdmissionRules, policies: Many[Policy]
+    scenario: Scenario,
+    rules: AdmissionRules,
+    policies: Many[Policy],
+    begins: Callable[[Policy], Callable[[float], None] | None] = lambda policy: None,
 ) -> dict[str, Figures]:
-    """Returns the figures of each policy by the SLOs of the rules."""
+    """Returns the figures of each policy by the SLOs of the rules. `begins`: is told which policy
+    is next, and returns what gets the seconds that are over."""
     slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}
-    return {policy: figures(course_of(policy, scenario, rules), slo_ms) for policy in policies}
+    return {
+        policy: figures(course_of(policy, scenario, rules, passed=begins(policy)), slo_ms)
+        for policy in policies
+    }
 
 
 def capacity(shape: EngineShape, workload: Traffic, seed: int) -> float:

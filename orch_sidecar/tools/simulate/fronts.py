@@ -60,47 +60,31 @@ class Outcomes(Protocol):
         """The request is queued; its predicted start is in milliseconds from now."""
 
 
-class Front(Protocol):
-    """Decides when each request is dispatched to the engine."""
-
-    def arrive(self, number: int, arrival: Arrival, now: float) -> None: ...
-
-    def ended(self, number: int, arrival: Arrival, now: float) -> None: ...
-
-    def aborted(self, number: int, now: float) -> None: ...
-
-    def report(self, engine: Engine, now: float) -> None: ...
-
-    def tick(self, now: float) -> None: ...
-
-    def next_event(self, now: float) -> float | None: ...
-
-    @property
-    def queued(self) -> int: ...
-
-
 class Direct:
     """No admission: each request is dispatched at once, and queued in the engine."""
 
-    queued = 0
-
     def __init__(self, outcomes: Outcomes) -> None:
         self._outcomes = outcomes
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait before the engine."""
+        return 0
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         self._outcomes.started(number)
 
     def ended(self, number: int, arrival: Arrival, now: float) -> None:
-        pass
+        """The engine has ended a request."""
 
     def aborted(self, number: int, now: float) -> None:
-        raise AssertionError("nothing is reclaimed without admission")
+        """The engine has aborted a request that was reclaimed."""
 
     def report(self, engine: Engine, now: float) -> None:
-        pass
+        """The engine reports its state."""
 
     def tick(self, now: float) -> None:
-        pass
+        """The time of `next_event` has come."""
 
     def next_event(self, now: float) -> float | None:
         return None
@@ -123,14 +107,14 @@ class Sight:
     warm: bool = True
 
 
-class Admitted:
+class Admitted(Direct):
     """The admission of a sidecar in front of the engine."""
 
     def __init__(self, rules: AdmissionRules, sight: Sight, outcomes: Outcomes, seed: int) -> None:
+        super().__init__(outcomes)
         self._controller = AdmissionController(rules, Random(seed))  # noqa: S311 (spreads retries)
         self._sight = sight
         self._classes = sight.classes and rules.interactive is not None
-        self._outcomes = outcomes
         self._step_time: StepTime | None = None
         self._fitted_at = 0.0
         # Of bulk requests: the request, when it came first, and how often it was reclaimed.
@@ -260,4 +244,4 @@ def plain_rules(rules: AdmissionRules) -> AdmissionRules:
     )
 
 
-MakeFront = Callable[[Outcomes], Front]
+MakeFront = Callable[[Outcomes], Direct]

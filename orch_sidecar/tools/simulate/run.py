@@ -16,7 +16,7 @@ from typing import Final
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
-from orch_sidecar.tools.simulate.fronts import REPORT_S, Front, MakeFront
+from orch_sidecar.tools.simulate.fronts import REPORT_S, MakeFront
 from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -92,7 +92,7 @@ class Run:
         records = [_record(number, arrival) for number, arrival in enumerate(arrivals)]
         self._scheduled = len(records)
         self._course = Course(shape, seconds, records)
-        self._front: Front = make_front(self)
+        self._front = make_front(self)
         self._retry = retry
         self._again: list[tuple[float, int]] = []  # retries, and the requests of clients
         self._now = 0.0

@@ -12,7 +12,7 @@ from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
-from orch_sidecar.tools.simulate.fronts import Outcomes
+from orch_sidecar.tools.simulate.fronts import Direct, Outcomes
 from orch_sidecar.tools.simulate.traffic import Arrival
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -73,13 +73,14 @@ class _Bulk:
         return bool(self.waiting) and self.owed_s > 0 and self.running < ceil(self.guaranteed)
 
 
-class Planned:
+class Planned(Direct):
     """Carries out a plan in front of an engine, whose state it sees."""
 
     def __init__(
         self, plan: Plan, terms: Terms, arrivals: Sequence[Arrival], outcomes: Outcomes
     ) -> None:
-        self._plan, self._terms, self._outcomes = plan, terms, outcomes
+        super().__init__(outcomes)
+        self._plan, self._terms = plan, terms
         self._arrive_at = sorted(arrivals[number].at for number in plan.ranks)
         self._engine: Engine | None = None
         self._waiting: list[tuple[float, int, Arrival]] = []
@@ -116,9 +117,6 @@ class Planned:
         self._engine = engine
         self._bulk.advance(now)
         self._dispatch(now)
-
-    def tick(self, now: float) -> None:
-        pass
 
     def next_event(self, now: float) -> float | None:
         return None

@@ -7,7 +7,7 @@ correction: figures would be those of other hardware.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from orch_sidecar.tools.bench.results.result import EngineDocument
 from orch_sidecar.tools.facts.labels.model import name_model
@@ -16,6 +16,10 @@ from orch_sidecar.tools.facts.tables.row import format_engine, is_path, last_par
 
 # A row requires these.
 _NEEDED: Final = ("engine", "precision", "gpu", "gpu_count")
+# What an engine reports of itself.
+_REPORTED: Final = (
+    *_NEEDED, "engine_version", "weights", "pool", "profile", "slots_total", "epoch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +51,16 @@ def identity(model: str, snapshot: Snapshot | None, given: IdentityOverrides) ->
     model_name = given.model_name or last_part(model_id)
     if snapshot is None:
         name, _, version = (given.engine or "").partition(" ")
-        return EngineDocument(
-            engine=name or None,
-            engine_version=version or None,
-            model=model,
-            model_id=model_id,
-            model_name=model_name,
-            precision=given.precision,
-            gpu=given.gpu,
-            gpu_count=given.gpu_count,
-            given=given.names,
-        )
-    own = name_model(model_id, model_name, snapshot.models, [snapshot.weights]).given
+        found: dict[str, Any] = {field: getattr(given, field) for field in _NEEDED}
+        found |= {"engine": name or None, "engine_version": version or None}
+        names = given.names
+    else:
+        found = {field: getattr(snapshot, field) for field in _REPORTED}
+        found["conditions"] = snapshot.conditions.notes
+        own = name_model(model_id, model_name, snapshot.models, [snapshot.weights]).given
+        names = [field for field in given.names if field in own]
     return EngineDocument(
-        engine=snapshot.engine,
-        engine_version=snapshot.engine_version,
-        model=model,
-        model_id=model_id,
-        model_name=model_name,
-        weights=snapshot.weights,
-        pool=snapshot.pool,
-        profile=snapshot.profile,
-        slots_total=snapshot.slots_total,
-        precision=snapshot.precision,
-        gpu=snapshot.gpu,
-        gpu_count=snapshot.gpu_count,
-        conditions=snapshot.conditions.notes,
-        epoch=snapshot.epoch,
-        given=[name for name in given.names if name in own],
+        model=model, model_id=model_id, model_name=model_name, given=names, **found
     )
 
 

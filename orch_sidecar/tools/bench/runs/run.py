@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
@@ -148,7 +148,7 @@ async def _measure_once(
             scenario=scenario,
             calls=load.calls,
             client_health=client_health,
-            host=asdict(host()),
+            host=host(),
             given=plan.given,
             stopped=(load.stopped and not disturbed) or interrupted.is_set(),
             ended_by=load.ended_by,
