@@ -50,20 +50,12 @@ class SharedGeneration:
         self.key = key
         self.broadcast = Broadcast(record, buffer_bytes=BUFFER_BYTES)
         self.call = call
-        self.request = Request(
-            request.http,
-            request.endpoint,
-            record,
-            None if request.trace is None else request.trace.shared(record),
-            strip_keys=request.strip_keys,
-            body=request.body,
-            salt=request.salt,
-            options=options,
-            call=call,
-            parent_lease=request.parent_lease,
-            sink=self.broadcast,
-            excluded=excluded,
-        )
+        trace = None if request.trace is None else request.trace.shared(record)
+        mine = Request(request.http, request.endpoint, record, trace, sink=self.broadcast)
+        mine.strip_keys, mine.body, mine.salt = request.strip_keys, request.body, request.salt
+        mine.options, mine.call, mine.excluded = options, call, excluded
+        mine.parent_lease = request.parent_lease
+        self.request = mine
         self.retry_alone = False
         self.task: asyncio.Task[None] | None = None
 

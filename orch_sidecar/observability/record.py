@@ -60,8 +60,7 @@ class RequestIdentity:
     arrived_ns: int
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord:  # no dataclass: most that is made keeps most of its first values
     """One request and its response, for headers, metrics, spans and logs.
 
     `pool`, `labels` (its span attributes) and `placement` (why that pool) are those of the last
@@ -85,7 +84,6 @@ class RequestRecord:
     only.
     """
 
-    identity: RequestIdentity
     model: str = ""
     cost: int = 0
     stream: bool = False
@@ -117,6 +115,9 @@ class RequestRecord:
     key: str | None = None
     trace_id: int = 0
     ended: bool = False
+
+    def __init__(self, identity: RequestIdentity) -> None:
+        self.identity = identity
 
     def end(self, outcome: Outcome | Reason, status: int | None = None) -> None:
         """Sets the outcome, once. `status`: of a response that no engine gave."""
@@ -150,14 +151,10 @@ class RequestRecord:
 
     def of_generation(self) -> RequestRecord:
         """Returns the record of the generation that this request starts for others, too."""
-        return RequestRecord(
-            self.identity,
-            self.model,
-            self.cost,
-            self.stream,
-            self.max_tokens,
-            trace_id=self.trace_id,
-        )
+        record = RequestRecord(self.identity)
+        record.model, record.cost, record.stream = self.model, self.cost, self.stream
+        record.max_tokens, record.trace_id = self.max_tokens, self.trace_id
+        return record
 
     def copy_generation(self, generation: RequestRecord) -> None:
         """Copies what is known of the shared generation that answers this request."""

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from orch_sidecar.api import errors
-from orch_sidecar.api.body_outline import LARGE_BYTES
+from orch_sidecar.api.body_outline import LARGE_BYTES, Outline
 from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import Endpoint, unknown, why_not
 from orch_sidecar.api.generation import GenerationRequest
@@ -222,13 +222,14 @@ class Frontend:
 
     async def _serve(self, request: Request, names: Names) -> Result:
         """Reads a request, checks its limits, and passes it on."""
-        http, endpoint = request.http, request.endpoint
+        http, endpoint, outline = request.http, request.endpoint, None
         if names.has_options and (refusal := self._inadmissible(request)) is not None:
             return NotSent(refusal)
         if endpoint.method == "POST":
             body = self._bodies.at_once(request)
             if body is None:
-                body = await self._bodies.rest_of(request)
+                outline = Outline() if endpoint.admitted and not endpoint.form else None
+                body = await self._bodies.rest_of(request, outline)
             read = request.cancelled or body
             if isinstance(read, Refusal):
                 return NotSent(read)
@@ -248,8 +249,8 @@ class Frontend:
                 self._pools.coalescing and not request.options.no_coalesce,
             )
         else:
-            outline = partial(self._read_outline, endpoint)
-            wanted = await self._bodies.outlined(request.body, outline)
+            read_outline = partial(self._read_outline, endpoint)
+            wanted = await self._bodies.outlined(request.body, read_outline, outline)
         found = request.cancelled or wanted
         if isinstance(found, Refusal):
             return NotSent(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from aiohttp import web
@@ -56,8 +55,7 @@ class Attempt:  # no dataclass: nearly all that is made keeps its first values
         self.waiting: Waiting | None = None  # no value of the class: mypyc gives a protocol none
 
 
-@dataclass(slots=True)
-class Request:
+class Request:  # no dataclass: as with an attempt
     """A request that is being served.
 
     Of the client: `http`, `names` (of its header fields), `key`, `key_sequences` (counted for that
@@ -72,29 +70,40 @@ class Request:
     answer).
     """
 
-    http: web.BaseRequest
-    endpoint: Endpoint
-    record: RequestRecord
-    trace: Trace | None
-    names: Names | None = None
-    key: ApiKey | None = None
-    strip_keys: bool = False
-    body: bytes = b""
-    salt: bytes = b""
-    line: bytes = b""
+    strip_keys = False
+    body = b""
+    salt = b""
+    line = b""
     options: RequestOptions = NO_OPTIONS
     call: GenerationCall | None = None
     parent_lease: ParentLease | None = None
     cancelled: Refusal | None = None
-    sink: Sink | None = None
-    attempt: Attempt = field(default_factory=Attempt)
-    moved: bool = False
-    elsewhere: bool = False
+    moved = False
+    elsewhere = False
     excluded: frozenset[str] = frozenset()
-    key_sequences: int = 0
+    key_sequences = 0
     reserved: Reservation | None = None
-    reserved_bytes: int = 0
+    reserved_bytes = 0
     lost: Refusal | None = None
+
+    def __init__(
+        self,
+        http: web.BaseRequest,
+        endpoint: Endpoint,
+        record: RequestRecord,
+        trace: Trace | None,
+        names: Names | None = None,
+        key: ApiKey | None = None,
+        sink: Sink | None = None,
+    ) -> None:
+        self.http = http
+        self.endpoint = endpoint
+        self.record = record
+        self.trace = trace
+        self.names = names
+        self.key = key
+        self.sink = sink
+        self.attempt = Attempt()
 
     @property
     def unseen(self) -> bool:

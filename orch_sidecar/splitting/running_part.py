@@ -63,18 +63,11 @@ class RunningPart(Sink):
         record = request.record.of_generation()
         record.cost = part.cost
         self.part = part
-        self.request = Request(
-            request.http,
-            request.endpoint,
-            record,
-            request.trace,
-            strip_keys=request.strip_keys,
-            body=part.body,
-            salt=request.salt,
-            options=options,
-            call=replace(call, generation=generation, options=options, body_bytes=len(part.body)),
-            sink=self,
-        )
+        mine = Request(request.http, request.endpoint, record, request.trace, sink=self)
+        mine.strip_keys, mine.body, mine.salt = request.strip_keys, part.body, request.salt
+        mine.options = options
+        mine.call = replace(call, generation=generation, options=options, body_bytes=len(part.body))
+        self.request = mine
         if later:
             self._wait_for_as_long_as_it_takes()
         self._whole = whole

@@ -2,7 +2,8 @@
 
 The bodies of all requests being read, queued or in flight share the budget: bytes are reserved
 before they are read, from Content-Length or as they arrive, until the request has ended. Large
-bodies are outlined one after the other, in slices between which the event loop runs.
+bodies are outlined as they arrive, one after the other, in slices between which the event loop
+runs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import Final, Protocol, TypeVar
 
 import aiohttp
 from aiohttp import web
 
-from orch_sidecar.api.body_outline import Outline, slices
+from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
 from orch_sidecar.api.headers import CONTENT_ENCODING, EXPECT, TRANSFER_ENCODING
 from orch_sidecar.api.json_body import InvalidBody, well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -24,8 +26,8 @@ from orch_sidecar.config.settings import SidecarSettings
 
 T = TypeVar("T")
 
-# Yield to the event loop after that time. Not after each slice: on a busy loop each turn takes a
-# millisecond, and a large body has a thousand slices.
+# So long bodies are outlined in one turn of the event loop, all together. Not one slice in a turn:
+# on a busy loop each takes a millisecond, and a large body has a thousand slices.
 _TURN_AFTER_S: Final = 0.002
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -45,6 +47,8 @@ class BodyReader:
         self.configure(settings)
         self.reserved_bytes = 0  # of all requests together
         self._one_at_a_time = asyncio.Lock()
+        self._turn_ends_at: float | None = None  # None: nothing was outlined in this turn
+        self._loop = asyncio.get_running_loop()
 
     def configure(self, settings: SidecarSettings) -> None:
         """Applies these settings to new bodies."""
@@ -73,8 +77,11 @@ class BodyReader:
         holder.reserved_bytes += size
         return body
 
-    async def rest_of(self, holder: Holder) -> bytes | Refusal:
-        """Waits for the rest of a body. Returns the whole, or why it is refused."""
+    async def rest_of(self, holder: Holder, outline: Outline | None = None) -> bytes | Refusal:
+        """Waits for the rest of a body. Returns the whole, or why it is refused.
+
+        `outline`: reads what has arrived of a large body, while the rest of it does.
+        """
         http, timeout_s = holder.http, self._timeout_s
         length = http.content_length
         if length is not None:
@@ -88,10 +95,12 @@ class BodyReader:
                 transport.write(_CONTINUE)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._whole(holder)
+                return await self._whole(holder, outline)
         except TimeoutError:
             text = f"the body did not arrive within {timeout_s:g} s"
             return Refusal(Reason.BODY_TIMEOUT, text)
+        except InvalidBody as unreadable:
+            return unreadable.refusal
         except web.RequestPayloadError as error:
             return _unreadable(error)
 
@@ -100,37 +109,54 @@ class BodyReader:
         self.reserved_bytes -= holder.reserved_bytes
         holder.reserved_bytes = 0
 
-    async def outlined(self, body: bytes, read: Callable[[bytes], T]) -> T | Refusal:
-        """Returns what `read` makes of the outline of a body.
+    async def outlined(
+        self, body: bytes, read: Callable[[bytes], T], outline: Outline | None = None
+    ) -> T | Refusal:
+        """Returns what `read` makes of the outline of a body. `outline`: of its beginning."""
+        outline = Outline() if outline is None else outline
+        try:
+            await self._outline(body, outline)
+        except InvalidBody as unreadable:
+            return unreadable.refusal
+        async with self._one_at_a_time:
+            await asyncio.sleep(0)
+            return read(outline.result())
+
+    async def _outline(self, body: bytes | memoryview, outline: Outline) -> None:
+        """Has the outline of a body read what it has not. Raises InvalidBody.
 
         One body at a time: several would delay the event loop together.
         """
         async with self._one_at_a_time:
-            outline = Outline()
-            due = time.perf_counter() + _TURN_AFTER_S
-            try:
-                for piece in slices(body):
-                    outline.feed(piece)
-                    if time.perf_counter() >= due:
-                        await asyncio.sleep(0)
-                        due = time.perf_counter() + _TURN_AFTER_S
-            except InvalidBody as unreadable:
-                return unreadable.refusal
-            await asyncio.sleep(0)
-            return read(outline.result())
+            while (at := outline.read_bytes) < len(body):
+                now = time.perf_counter()
+                if self._turn_ends_at is None:
+                    self._turn_ends_at = now + _TURN_AFTER_S
+                    self._loop.call_soon(self._turn_ended)
+                elif now >= self._turn_ends_at:
+                    await asyncio.sleep(0)
+                    continue
+                outline.feed(bytes(body[at : at + SLICE_BYTES]))
 
-    async def _whole(self, holder: Holder) -> bytes | Refusal:
-        """Reads like `http.read`, which would retain the body as long as the request."""
+    def _turn_ended(self) -> None:
+        self._turn_ends_at = None
+
+    async def _whole(self, holder: Holder, outline: Outline | None) -> bytes | Refusal:
+        """Reads like `http.read`, which would retain the body as long as the request, and hold it
+        twice meanwhile."""
         content, most = holder.http.content, self._most_bytes
-        body = bytearray()
+        body, size = BytesIO(), 0
         while part := await content.readany():
-            body += part
-            if len(body) > most:
+            size += body.write(part)
+            if size > most:
                 return self._too_large("larger")
-            beyond = len(body) - holder.reserved_bytes
+            beyond = size - holder.reserved_bytes
             if beyond > 0 and (refusal := self.reserve(holder, beyond)) is not None:
                 return refusal
-        return bytes(body)
+            if outline is not None and size > LARGE_BYTES:
+                with body.getbuffer() as arrived:
+                    await self._outline(arrived, outline)
+        return body.getvalue()
 
     def reserve(self, holder: Holder, size: int) -> Refusal | None:
         """Reserves more bytes for a request, if the budget has them."""

@@ -20,7 +20,7 @@ from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
-from tests.orch_sidecar.records import identity_of
+from tests.orch_sidecar.records import identity_of, with_values
 
 SHARED_ID = "shared-0123456789abcdef"
 STREAM_HEAD = (
@@ -124,7 +124,7 @@ class Ending(NamedTuple):
 
 def record_of(request_id: str, **more: Any) -> RequestRecord:
     identity = identity_of(request_id=request_id, correlation_id=request_id)
-    return RequestRecord(identity, **({"stream": True} | more))
+    return with_values(RequestRecord(identity), {"stream": True} | more)
 
 
 def http_of(transport: asyncio.Transport, *, http10: bool = False) -> web.BaseRequest:

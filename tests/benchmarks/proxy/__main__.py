@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.proxy import build, processes, table
-from tests.benchmarks.proxy.columns import COLUMNS, PACED, Results
+from tests.benchmarks.proxy.columns import COLUMNS, LONG, PACED, Results
 from tests.benchmarks.proxy.measure import CELLS, Sample, measure
 from tests.benchmarks.proxy.profiling import sampling
 from tests.benchmarks.proxy.targets import (
@@ -160,6 +160,8 @@ def report(results: Results, record: dict[str, Any]) -> str:
         *table.ranges(results, COLUMNS),
         "",
         *table.goals(results),
+        "",
+        *table.medians(results, LONG),
         "",
         "64 streams of 128 tokens, 20 ms apart; added: minus direct's of the same round.",
         "",

@@ -1,6 +1,6 @@
 /* Load client: closed loop over keep-alive connections, one thread, epoll. Prints one JSON line.
  *
- * usage: client PORT CONNECTIONS SECONDS START TOKENS DELAY_MS PER_SEND
+ * usage: client PORT CONNECTIONS SECONDS START TOKENS DELAY_MS PER_SEND PROMPT_BYTES
  *   TOKENS 0: not streamed, else streams of that many tokens, DELAY_MS apart and without a delay
  *             PER_SEND at once (both asked of the engine in the prompt)
  *   START loop:    all at once, each connection asks again as soon as its answer ended
@@ -24,17 +24,18 @@ typedef struct {
     enum { OFF, WAITING, ASKED, CONNECTING } doing;
     bool warm;
     uint64_t start_at, asked_at, last_at, came_at;
+    size_t sent;                                      /* bytes of the request */
     reader r;
 } conn;
 
 static conn conns[MAX_CONNS];
 static samples ttft, itl, oneway;
-static int ep, timer, port, n_conns, waiting, per_send;
+static int ep, timer, port, n_conns, waiting, per_send, prompt_bytes;
 static uint32_t tokens;
 static double delay_ms;
 static bool burst, warming = true;
 static uint64_t deadline, began;
-static char request[2][1024];
+static char *request[2];
 static size_t request_len[2];
 
 enum { E_STATUS, E_FRAMING, E_TRUNCATED, E_RESET, E_CONNECT, E_TIMEOUT, E_KINDS };
@@ -48,14 +49,19 @@ static void note(samples *s, uint64_t ns) {
 }
 
 static void make_requests(void) {
+    size_t most = (size_t)prompt_bytes + 1024;
+    char *body = malloc(most), *text = calloc(1, (size_t)prompt_bytes + 1);
+    if (!body || !text) die("malloc");
+    for (int i = 0; i < prompt_bytes; i++) text[i] = "many words of a long prompt, and "[i % 33];
     for (int warm = 0; warm < 2; warm++) {
-        char body[512];
         uint32_t n = warm && tokens ? 2 : tokens;
-        int len = snprintf(body, sizeof body,
+        int len = snprintf(body, most,
             "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"Say something about foxes,"
-            " rivers and the moon, in a few words. delay_ms=%g per_send=%d\"}],\"temperature\":0.7,\"max_tokens\":%u,"
-            "\"stream\":%s}", warm ? 0 : delay_ms, per_send, n ? n : 16, tokens ? "true" : "false");
-        request_len[warm] = (size_t)snprintf(request[warm], sizeof request[warm],
+            " rivers and the moon, in a few words. delay_ms=%g per_send=%d%s\"}],\"temperature\":0.7,\"max_tokens\":%u,"
+            "\"stream\":%s}", warm ? 0 : delay_ms, per_send, text, n ? n : 16, tokens ? "true" : "false");
+        request[warm] = malloc(most + 512);
+        if (!request[warm]) die("malloc");
+        request_len[warm] = (size_t)snprintf(request[warm], most + 512,
             "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: application/json\r\n"
             "Content-Type: application/json\r\nUser-Agent: bench\r\nAuthorization: Bearer none\r\n"
             "Content-Length: %d\r\n\r\n%s", port, len, body);
@@ -77,14 +83,28 @@ static void failed(conn *c, int kind) {
     else wait_until(c, now_ns() + RETRY_NS);
 }
 
+/* Sends the rest of a request, as far as the socket takes it. */
+static void send_rest(conn *c) {
+    bool warm = !c->warm, began = c->sent > 0;
+    ssize_t n = send(c->fd, request[warm] + c->sent, request_len[warm] - c->sent, MSG_NOSIGNAL);
+    if (n < 0 && errno != EAGAIN) {
+        failed(c, E_RESET);
+        return;
+    }
+    c->sent += n > 0 ? (size_t)n : 0;
+    bool whole = c->sent == request_len[warm];
+    if (whole && !began) return;
+    struct epoll_event e = {.events = EPOLLIN | (whole ? 0 : EPOLLOUT), .data.u32 = (uint32_t)(c - conns)};
+    if (epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &e)) die("epoll_ctl");
+}
+
 static void ask(conn *c) {
-    bool warm = !c->warm;
     reader_reset(&c->r, tokens > 0);
     c->last_at = 0;
     c->doing = ASKED;
     c->asked_at = now_ns();
-    ssize_t n = send(c->fd, request[warm], request_len[warm], MSG_NOSIGNAL);
-    if (n != (ssize_t)request_len[warm]) failed(c, E_RESET);
+    c->sent = 0;
+    send_rest(c);
 }
 
 static void start(conn *c) {
@@ -211,6 +231,7 @@ static void run(uint64_t limit) {
             conn *c = &conns[ev[i].data.u32];
             if (c->fd < 0) continue;
             if (c->doing == CONNECTING) connected(c);
+            else if (ev[i].events & EPOLLOUT && c->doing == ASKED) send_rest(c);
             else readable(c);
         }
         if (waiting) start_due();
@@ -239,7 +260,7 @@ static double cpu_s(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 8) die("usage: client PORT CONNECTIONS SECONDS START TOKENS DELAY_MS PER_SEND");
+    if (argc != 9) die("usage: client PORT CONNECTIONS SECONDS START TOKENS DELAY_MS PER_SEND PROMPT_BYTES");
     port = atoi(argv[1]);
     n_conns = atoi(argv[2]);
     double seconds = atof(argv[3]);
@@ -248,6 +269,7 @@ int main(int argc, char **argv) {
     tokens = (uint32_t)atoi(argv[5]);
     delay_ms = atof(argv[6]);
     per_send = atoi(argv[7]);
+    prompt_bytes = atoi(argv[8]);
     if (n_conns < 1 || n_conns > MAX_CONNS) die("connections");
     make_requests();
     ep = epoll_create1(0);

@@ -111,6 +111,14 @@ COLUMNS = [
 ]
 """The columns of the main table; CPU includes each stream's request."""
 
+LONG = [
+    _rate("220 KB, 100 clients, requests/s", "220 KB", "requests_per_s"),
+    _cpu("CPU µs per request of 220 KB", "220 KB", "requests"),
+    _pair("added latency at 10 clients", "220 KB x10", "ttft_ms"),
+    _rate("1 MB, 10 clients, requests/s", "1 MB", "requests_per_s"),
+]
+"""Long bodies, as agents send them."""
+
 PACED = [
     _pair("added ITL staggered", "stagger", "itl_ms"),
     _pair("one-way staggered", "stagger", "oneway_ms", added=False),

@@ -31,12 +31,17 @@ class Cell:
     delay_ms: float = 0.0
     per_send: int = 1
     """Tokens the engine writes at once when there is no delay; vLLM writes each alone."""
+    prompt_bytes: int = 0
+    """Of text beyond the usual sentence."""
     longer: float = 1.0
     """Its length as a multiple of the run's seconds: a wave of paced streams takes 2.5 s."""
 
 
 CELLS = (
     Cell("requests", 32, "loop"),
+    Cell("220 KB", 100, "loop", prompt_bytes=220_000),
+    Cell("220 KB x10", 10, "loop", prompt_bytes=220_000),
+    Cell("1 MB", 10, "loop", prompt_bytes=1_000_000),
     Cell("chunks", 32, "loop", 128),
     Cell("chunks x4", 32, "loop", 128, per_send=4),
     Cell("burst", 64, "burst", 128, 20.0, longer=2.0),
@@ -79,6 +84,7 @@ def spin_ms() -> float:
 def run_client(binary: Path, target: Target, cell: Cell, seconds: float) -> dict[str, Any]:
     command = [str(binary), str(target.port), str(cell.connections), f"{seconds:.3f}", cell.start]
     command += [str(cell.tokens), f"{cell.delay_ms:g}", str(cell.per_send)]
+    command.append(str(cell.prompt_bytes))
     limit_s = seconds + cell.tokens * cell.delay_ms / 1000 + CLIENT_GRACE_S
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=True)
     report: dict[str, Any] = json.loads(done.stdout)

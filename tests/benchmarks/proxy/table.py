@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from tests.benchmarks.proxy.columns import ADDED, COLUMNS, PACED, Column, Metric, Results
+from tests.benchmarks.proxy.columns import ADDED, COLUMNS, LONG, PACED, Column, Metric, Results
 from tests.benchmarks.proxy.goals import rows
 from tests.benchmarks.proxy.measure import CELLS
 from tests.benchmarks.proxy.targets import RIVAL, SIDECAR, TRACED
@@ -93,7 +93,7 @@ def ratios(results: Results) -> list[str]:
     """Ours through the rival's and traced through untraced, each ratio of one round."""
     pairs = (SIDECAR, RIVAL), (TRACED, SIDECAR)
     lines = _head(["", "better is", *(f"{ours} / {theirs}" for ours, theirs in pairs)])
-    for column in COLUMNS + PACED:
+    for column in COLUMNS + LONG + PACED:
         for m in column.metrics:
             shown = [ratio(results, m, ours, theirs) for ours, theirs in pairs]
             lines.append(_row([m.title, "more" if m.more_is_better else "less", *shown]))

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orch_sidecar.api import body_outline as outline
-from orch_sidecar.api.body_outline import LARGE_BYTES, Outline, slices
+from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import InvalidBody, parse
@@ -26,7 +26,8 @@ MIB = 2**20
 def outlined(body: bytes, cut: int | None = None) -> bytes:
     """The outline, read in slices of `cut` bytes."""
     made = Outline()
-    pieces = slices(body) if cut is None else (body[i : i + cut] for i in range(0, len(body), cut))
+    cut = SLICE_BYTES if cut is None else cut
+    pieces = (body[i : i + cut] for i in range(0, len(body), cut))
     for piece in pieces:
         made.feed(piece)
     return made.result()
@@ -227,7 +228,7 @@ def test_no_body_blocks_the_event_loop_for_long(name: str, collector_of_a_sideca
     body = WORST[name]
     made, longest_s, outcome = Outline(), 0.0, ""
     try:
-        for piece in slices(body):
+        for piece in (body[i : i + SLICE_BYTES] for i in range(0, len(body), SLICE_BYTES)):
             begin = time.thread_time()
             made.feed(piece)
             longest_s = max(longest_s, time.thread_time() - begin)

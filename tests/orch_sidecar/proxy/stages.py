@@ -20,7 +20,7 @@ from orch_sidecar.wire.engine_connection import EngineConnection
 from tests.orch_sidecar.admission.examples import interactive
 from tests.orch_sidecar.admission.gates import gate_of
 from tests.orch_sidecar.broadcasting import Transport, http_of
-from tests.orch_sidecar.records import record_of
+from tests.orch_sidecar.records import record_of, with_values
 
 ENDPOINT = ENDPOINTS["/v1/chat/completions"]
 
@@ -39,7 +39,8 @@ def request_of(client: Transport | None = None, **more: Any) -> Request:
     http.headers = CIMultiDict({"Host": "sidecar"})
     record = record_of()
     record.service_class = interactive().service_class
-    return Request(http, ENDPOINT, record, NoTracing().begin(record, {}), body=b"{}", **more)
+    request = Request(http, ENDPOINT, record, NoTracing().begin(record, {}))
+    return with_values(request, {"body": b"{}"} | more)
 
 
 class Connections:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
+from typing import Any
 
 import pytest
+from aiohttp import StreamReader
+from aiohttp.base_protocol import BaseProtocol
 
-from orch_sidecar.api.body_outline import SLICE_BYTES
+from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
+from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.request_body import BodyReader
 
@@ -31,3 +35,63 @@ async def test_event_loop_runs_between_slices(
         turns += 1
     assert await outlining
     assert least <= turns <= most
+
+
+class Arriving:
+    """A request whose body arrives part by part."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        protocol: Any = BaseProtocol(loop)
+        protocol.transport = self  # it is connected
+        self.content = StreamReader(protocol, 2**20, loop=loop)
+        self.content_length, self.headers = None, dict[str, str]()
+        self.http: Any = self
+        self.reserved_bytes = 0
+
+
+async def settled() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+async def test_large_body_is_outlined_while_the_rest_of_it_has_not_arrived() -> None:
+    reader, arriving, outline = BodyReader(SidecarSettings()), Arriving(), Outline()
+    reading = asyncio.create_task(reader.rest_of(arriving, outline))
+    body, seen = BODY[: 8 * SLICE_BYTES] + b'"}', []
+    for at in range(0, len(body), 2 * SLICE_BYTES):
+        arriving.content.feed_data(body[at : at + 2 * SLICE_BYTES])
+        await settled()
+        seen.append(outline.read_bytes // SLICE_BYTES)
+    # A body that ends within what is parsed directly needs no outline.
+    assert seen == [0, 0, 6, 8, 8]
+    arriving.content.feed_eof()
+    assert await reading == body
+    assert await reader.outlined(body, bytes, outline) == (
+        b'{"prompt": "string 2, of %d bytes"}' % (len(body) - 14)
+    )
+
+
+async def test_large_body_that_cannot_be_read_is_refused_before_all_of_it_has_arrived() -> None:
+    reader, arriving = BodyReader(SidecarSettings()), Arriving()
+    reading = asyncio.create_task(reader.rest_of(arriving, Outline()))
+    arriving.content.feed_data(b'{"a": ' + b"9" * (LARGE_BYTES + 1))
+    refusal = await reading
+    assert isinstance(refusal, Refusal)
+    assert "digits" in refusal.message
+
+
+async def test_bodies_share_the_time_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = count()
+    monkeypatch.setattr(
+        "orch_sidecar.wire.request_body.time.perf_counter", lambda: next(clock) / 1000
+    )
+    reader, outlines = BodyReader(SidecarSettings()), [Outline(), Outline()]
+    tasks = [asyncio.create_task(reader.outlined(BODY, len, each)) for each in outlines]
+    while not outlines[1].read_bytes:
+        before = sum(each.read_bytes for each in outlines)
+        await asyncio.sleep(0)
+        assert sum(each.read_bytes for each in outlines) - before <= 3 * SLICE_BYTES
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
