@@ -8,8 +8,10 @@ adds them beside their sources. Both wheels have the same sources and the same v
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,11 @@ from typing import Any, Final
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 OPTIMIZATION: Final = "1"
-"""Of the C compiler."""
+"""Of the C compiler. With 3 a request executes less than 1 % fewer instructions, and compiling
+takes a quarter longer."""
+
+_PLAIN: Final = "dataclass(slots=True)"
+_INDENT: Final = "    "
 
 _SETUP: Final = """
 import json, sys
@@ -95,7 +101,9 @@ def compiled(root: Path, names: list[str]) -> Path:
 def _build(root: Path, names: list[str], made: Path) -> None:
     """Compiles in a folder apart, since both mypyc and setuptools write beside what they read."""
     (made / "lib").mkdir()
-    (made / "orch_sidecar").symlink_to(root / "orch_sidecar")
+    shutil.copytree(root / "orch_sidecar", made / "orch_sidecar")
+    for path in (made / name for name in names):
+        path.write_text(with_constructors(path.read_text("utf-8")), "utf-8")
     (made / "pyproject.toml").symlink_to(root / "pyproject.toml")
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", _SETUP, "build_ext", "--build-lib", "lib", "--build-temp", "tmp"],
@@ -107,3 +115,36 @@ def _build(root: Path, names: list[str], made: Path) -> None:
     )
     if done.returncode:
         raise CompilationFailed(done.stdout + done.stderr)
+
+
+def with_constructors(source: str) -> str:
+    """Writes out the constructors of the dataclasses in a source that are not frozen.
+
+    The one that `dataclass` makes would be interpreted, and take ten times as long. Lines after
+    such a class have other numbers in the traceback of a compiled module.
+    """
+    lines = source.splitlines(keepends=True)
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    for node in sorted(classes, key=lambda each: -each.lineno):
+        if not node.bases and _PLAIN in map(ast.unparse, node.decorator_list):
+            lines[node.end_lineno : node.end_lineno] = _constructor(node)
+    return "".join(lines)
+
+
+def _constructor(dataclass: ast.ClassDef) -> list[str]:
+    """Returns the lines of a dataclass's constructor; none if it has one, or calls a factory."""
+    parameters, values = [], []
+    for each in dataclass.body:
+        if isinstance(each, ast.FunctionDef) and each.name in ("__init__", "__post_init__"):
+            return []
+        if isinstance(each, ast.AnnAssign):
+            default, name = each.value, ast.unparse(each.target)
+            if isinstance(default, ast.Call) and ast.unparse(default.func) == "field":
+                given = {word.arg: word.value for word in default.keywords}
+                default = given.get("default")
+                if "default_factory" in given:
+                    return []
+            parameter = f"{name}: {ast.unparse(each.annotation)}"
+            parameters.append(parameter + (f" = {ast.unparse(default)}" if default else ""))
+            values.append(f"{_INDENT * 2}self.{name} = {name}\n")
+    return [f"{_INDENT}def __init__(self, {', '.join(parameters)}) -> None:\n", *values]

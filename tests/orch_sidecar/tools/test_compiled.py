@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orch_sidecar.config.installation import build
-from orch_sidecar.tools.compiled import CompilationFailed, modules
+from orch_sidecar.tools.compiled import CompilationFailed, modules, with_constructors
 from tests.compiled import ROOT, settings
 
 COMPILED = modules(ROOT, **settings())
@@ -62,3 +63,38 @@ def test_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "room").mkdir()
     with pytest.raises(CompilationFailed, match=r"names room/gone\.py, attic, which is not there"):
         modules(tmp_path, ["room", "attic"], ["room/gone.py"])
+
+
+def test_constructors_of_dataclasses_are_written_out_as_dataclass_makes_them() -> None:
+    text = """
+from dataclasses import dataclass, field
+
+@dataclass(slots=True)
+class A:
+    x: int
+    y: str = "a"
+    z: float = field(default=1.0, compare=False)
+
+    def double(self) -> int:
+        return 2 * self.x
+
+@dataclass(slots=True)
+class B:
+    made: list[int] = field(default_factory=list)
+
+@dataclass(frozen=True, slots=True)
+class C:
+    x: int
+"""
+    interpreted: dict[str, Any] = {"__name__": __name__}
+    written: dict[str, Any] = {"__name__": __name__}
+    source = with_constructors(text)
+    assert source.count("def __init__(self, x: int, y: str = 'a', z: float = 1.0) -> None:") == 1
+    assert source.count("__init__") == 1
+    exec(text, interpreted)
+    exec(source, written)
+    for given in ({"x": 1}, {"x": 1, "y": "b", "z": 2.0}):
+        assert repr(written["A"](**given)) == repr(interpreted["A"](**given))
+    assert written["A"](1, z=3.0) == written["A"](1)
+    assert written["A"](4).double() == 8
+    assert written["B"]().made == []
