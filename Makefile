@@ -22,7 +22,7 @@ SEED ?=
 MODEL ?=
 UP = $(if $(PROFILE),--profile $(PROFILE)) $(if $(PORT),--port $(PORT)) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry soak docs k8s compiled test-compiled clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry bench-published soak docs k8s compiled test-compiled clean
 
 install: $(STAMP)
 
@@ -85,6 +85,7 @@ test-long: $(STAMP)
 	$(PYTEST) -m long
 	EXAMPLES=all $(PYTEST) -m hypothesis
 	$(BIN)/python -m tests.compiled
+	$(BIN)/python -m tests.benchmarks.published --size tiny --rounds 1
 	$(BIN)/python -m tests.benchmarks.short_waits
 	$(BIN)/python -m tests.benchmarks.sidecars crashes --minutes 10
 	$(BIN)/python -m tests.benchmarks.sidecars crashes --minutes 10 --scripted
@@ -119,6 +120,9 @@ bench-sidecars: $(STAMP)
 bench-entry: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.entry
 	$(BIN)/python -m tests.benchmarks.entry.placement
+
+bench-published: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.published
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all

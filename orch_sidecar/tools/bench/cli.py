@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +20,11 @@ from pydantic import BaseModel
 from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.decode.options import add_command as add_decode
+from orch_sidecar.tools.bench.load import loadgen
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted, interrupts, unless_interrupted
 from orch_sidecar.tools.bench.plan.options import (
+    InvalidOptions,
     add_arrivals,
     add_common,
     add_length,
@@ -94,6 +97,10 @@ def parser() -> argparse.ArgumentParser:
         if label is Label.BATCHED_ONLINE:
             add_arrivals(each)
         add_length(each, label)
+        each.add_argument(
+            "--loadgen", action="store_true",
+            help="let MLCommons' loadgen send the requests, and keep its logs beside the result",
+        )  # fmt: skip
         add_report(add_common(each))
     text = "closed loops of several concurrencies: throughput and latency by batch"
     each = commands.add_parser("sweep", help=text, description=text)
@@ -141,6 +148,10 @@ def _print_error(text: str) -> None:
 
 async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
     scenario = scenario_of(options, options.label)
+    if options.loadgen:
+        if options.find_rate:
+            raise InvalidOptions("--find-rate: --loadgen sends one rate, give --rate alone")
+        scenario = replace(scenario, loadgen=loadgen.check(scenario))
     plan = await unless_interrupted(interrupted, plan_of(options, scenario))
     if options.find_rate:
         return _report(await find_rate(plan, options.trial, interrupted, _print_error), options)

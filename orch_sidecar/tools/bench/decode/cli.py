@@ -68,12 +68,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _by_formula(options: argparse.Namespace) -> DecodeResult:
-    if options.sweep is not None:
-        raise InvalidOptions("--sweep measures a device: it cannot be combined with --step-time")
+    if options.sweep is not None or options.work is not None:
+        raise InvalidOptions("--sweep and --work are of a device: they exclude --step-time")
     config, curve = _config(options), options.step_time
 
     def run_in(window_ms: float, arrivals_ms: Sequence[float]) -> Run:
-        outcome = run_schedule(arrivals_ms, config.tokens, config.bmax, window_ms, curve.at)
+        outcome = run_schedule(
+            *(arrivals_ms, config.tokens, config.bmax, window_ms, curve.at),
+            reference=config.reference,
+        )
         return figures_of(window_ms, outcome, ())
 
     return DecodeResult(config, formula=curve, runs=_runs(options, config, run_in))
@@ -95,14 +98,15 @@ def _on_device(options: argparse.Namespace) -> DecodeResult:
 
     def run_in(window_ms: float, arrivals_ms: Sequence[float]) -> Run:
         with Progress(f"serving {config.nreq} requests, window {window_ms:g} ms"):
-            return bench.run(arrivals_ms, config.tokens, window_ms)
+            return bench.run(arrivals_ms, config.tokens, window_ms, reference=config.reference)
 
     return DecodeResult(config, ran, runs=_runs(options, config, run_in))
 
 
 def _config(options: argparse.Namespace) -> Config:
     nreq = options.nreq or NREQ
-    return Config(nreq, options.rate, options.tokens, options.bmax, options.seed)
+    given = (options.rate, options.tokens, options.bmax, options.seed)
+    return Config(nreq, *given, options.reference, options.work)
 
 
 def _runs(
@@ -116,6 +120,12 @@ def _runs(
 
 
 def _shape(options: argparse.Namespace, plain: Shape) -> Shape:
+    if options.work is not None:
+        sizes = ("layers", "hidden", "heads", "kv_heads", "context")
+        if given := [name for name in sizes if getattr(options, name) is not None]:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise InvalidOptions(f"--work {options.work} determines the model: omit {names}")
+        return Shape.of_work(options.work)
     heads = options.heads or plain.heads
     try:
         return Shape(

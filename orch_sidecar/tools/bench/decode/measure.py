@@ -113,11 +113,15 @@ class Bench:
         full_ms = min(each.ms for each in stopwatch.timed if each.batch == self._bmax)
         return max(1, min(most, int(1000 * seconds * self._bmax / (tokens * full_ms))))
 
-    def run(self, arrivals_ms: Sequence[float], tokens: int, window_ms: float) -> Run:
+    def run(
+        self, arrivals_ms: Sequence[float], tokens: int, window_ms: float, *, reference: bool
+    ) -> Run:
         """Runs each step of the schedule, whose virtual time advances by the measured time."""
         self._warm_up(range(1, self._bmax + 1))
         stopwatch = self._stopwatch()
-        outcome = run_schedule(arrivals_ms, tokens, self._bmax, window_ms, stopwatch)
+        outcome = run_schedule(
+            arrivals_ms, tokens, self._bmax, window_ms, stopwatch, reference=reference
+        )
         return run_figures(window_ms, outcome, stopwatch.timed)
 
     def sweep(self, batches: Sequence[int], steps: int) -> Sweep:

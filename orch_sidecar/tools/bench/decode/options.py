@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import add_seed, count, non_negative, number, positive
+from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION
 from orch_sidecar.tools.bench.plan.output_files import add_report
 from orch_sidecar.tools.bench.results.fit import Curve
 
@@ -23,6 +24,9 @@ EPILOG: Final = """examples:
   orch bench decode --sweep                       tokens/s by batch, and the curve t0 + c b^alpha
   orch bench decode --window-ms 6,2               TTFT with two admission windows
   orch bench decode --rate 120 --tokens 512 --bmax 64 --window-ms 20
+  orch bench decode --lambda=60 --tokens=32 --bmax=8 --window_ms=3 --work=16384
+                                                  as the paper's program is called
+  orch bench decode --reference --step-time 0.567,0.0833 --nreq 200
   orch bench decode --step-time 0.567,0.0833      the schedule without a device: a step of b
                                                   sequences takes 0.567 + 0.0833 b ms"""
 
@@ -60,14 +64,16 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None
     parser.set_defaults(run=run)
     add = parser.add_argument_group("schedule").add_argument
     add("--nreq", type=count, help=f"number of requests ({NREQ}, or what {BUDGET_S:g} s serve)")
-    add("--rate", type=positive, default=80.0, help="mean arrivals per second (80)")
+    add("--rate", "--lambda", type=positive, default=80.0, help="mean arrivals per second (80)")
     add("--tokens", type=count, default=32, help="tokens per request (32)")
     add("--bmax", type=count, default=16, help="maximum sequences per step (16)")
     add(
-        "--window-ms", type=_windows, default=(6.0,), metavar="MS[,MS]",
+        "--window-ms", "--window_ms", type=_windows, default=(6.0,), metavar="MS[,MS]",
         help="admission window; with several, the same arrivals run with each (6)",
     )  # fmt: skip
     add_seed(parser, 123, "arrivals, weights and caches")
+    reference_help = "the loop of the paper's own program, which idles before each step"
+    add("--reference", action="store_true", help=reference_help)
     add(
         "--step-time", type=_curve, metavar="T0,C[,ALPHA]",
         help="compute a step's time as T0 + C b^ALPHA ms instead of running it (ALPHA 1)",
@@ -75,6 +81,9 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None
     add = parser.add_argument_group("device").add_argument
     add("--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N; HIP is cuda")
     add("--dtype", choices=_DTYPES, help="of weights and KV cache (the device's fastest)")
+    work_help = f"iterations of the paper's kernel, {FMA_PER_ITERATION} multiply-adds each: a toy "
+    work_help += "model of that size, whose weights stay in the cache"
+    add("--work", type=count, metavar="ITERATIONS", help=work_help)
     for name, text in _SIZES.items():
         add(f"--{name}", type=count, help=text)
     group = parser.add_argument_group("mode and output")

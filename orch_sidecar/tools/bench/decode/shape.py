@@ -7,6 +7,7 @@ and values, and a gated MLP of 3.5 times the hidden size (Llama 3 8B: 14336 / 40
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Final
 
 # Query heads per head of keys and values by default, as in Llama 3 8B.
@@ -40,6 +41,16 @@ class Shape:
                 f"heads is {self.heads}: it must be a multiple of kv-heads, {self.kv_heads}"
             )
 
+    @classmethod
+    def of_work(cls, iterations: int) -> Shape:
+        """Returns the widest model of one layer whose step takes no more multiply-adds than so many
+        iterations of the paper's kernel; the smallest one if none is as small."""
+        hidden = count(_TOY, _TOY)
+        shapes = (cls(1, each, _TOY // 8, 1, _TOY_CONTEXT) for each in hidden)
+        most = FMA_PER_ITERATION * iterations
+        fitting = list(takewhile(lambda shape: shape.multiply_adds <= most, shapes))
+        return fitting[-1] if fitting else cls(1, _TOY, _TOY // 8, 1, _TOY_CONTEXT)
+
     @property
     def head(self) -> int:
         """The size of a head."""
@@ -70,6 +81,12 @@ class Shape:
         """The multiply-adds per sequence and step, of weights and of attention."""
         return self.weights + self.layers * 2 * self.context * self.hidden
 
+
+# The multiply-adds of an iteration of the kernel in "Throughput, Latency & Batching Policy".
+FMA_PER_ITERATION: Final = 8
+# Its hidden sizes are multiples of this one, with four heads.
+_TOY: Final = 32
+_TOY_CONTEXT: Final = 16
 
 # Weights of 55 MB in bfloat16, more than the last-level cache that most processors have for a few
 # cores, so that every step reads them from memory. Steps take 2 to 4 ms on two cores.

@@ -6,6 +6,7 @@ Times are seconds since the start of the run on one monotonic clock; None means 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -51,7 +52,7 @@ class Call:
     any other, the end of the response. `event_s`: arrival of each event with tokens, usually one
     token each. `why`: error code or message of a refusal or failure. `length_as_requested`:
     whether prompt and answer had the expected numbers of tokens. `connected`: whether there was a
-    connection to send it on.
+    connection to send it on. `on_events`: called with it after each arrival of events.
     """
 
     due_s: float | None = None
@@ -69,6 +70,7 @@ class Call:
     queue_ms: float | None = None
     service_class: ServiceClass | None = None
     event_s: array[float] = field(default_factory=lambda: array("d"))
+    on_events: Callable[[Call], None] | None = None
 
     @property
     def arrived_s(self) -> float:

@@ -134,6 +134,8 @@ class Connection(asyncio.Protocol):
             call.event_s.append(at_s)
         if self._events.generated > generated:
             self._last_token_s = at_s
+            if call.on_events is not None:
+                call.on_events(call)
 
     def _finish(self, call: Call, at_s: float) -> None:
         head, events = self._head, self._events

@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate, Request
@@ -63,10 +64,24 @@ def without_collection() -> Iterator[None]:
         gc.enable()
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A request that another load generator wants at `at_s`; `scheduled`: it was due then.
+
+    `events`: called with its call and the expected tokens after each arrival of events, if there
+    are some; `ended`: once, with the call that has ended.
+    """
+
+    at_s: float
+    scheduled: bool
+    events: Callable[[Call, int | None], None]
+    ended: Callable[[Call], None]
+
+
 class LoadGenerator:
     """Sends the requests of one run on one event loop.
 
-    `closed_loop`, `open_loop` and `at_once` return the work that `run` performs.
+    `closed_loop`, `open_loop`, `at_once` and `on_demand` return the work that `run` performs.
     """
 
     def __init__(
@@ -138,6 +153,33 @@ class LoadGenerator:
         await self._run_all(
             [self._send(self._record(Call(due_s=due_s)), request) for request in requests]
         )
+
+    async def on_demand(
+        self, requests: Iterator[Request], demands: asyncio.Queue[Demand | None]
+    ) -> None:
+        """Sends a request for each demand of another load generator, until there is None."""
+        tasks: list[asyncio.Task[None]] = []
+
+        async def answer(demand: Demand, request: Request) -> None:
+            due_s = demand.at_s if demand.scheduled else None
+            call = self._record(Call(due_s=due_s, free_s=demand.at_s))
+            call.on_events = lambda each: demand.events(each, request.output_tokens)
+            try:
+                await self._send(call, request)
+            finally:
+                demand.ended(call)
+
+        async def sending() -> None:
+            request = next(requests)
+            while (demand := await demands.get()) is not None:
+                tasks.append(asyncio.create_task(answer(demand, request)))
+                request = next(requests)  # built before it is due
+            await asyncio.gather(*tasks)
+
+        try:
+            await self._run_all([sending()])
+        finally:
+            await cancel_and_wait(tasks)
 
     async def side_by_side(self, *work: Work) -> None:
         """Performs several of these at the same time."""

@@ -102,7 +102,8 @@ class Scenario:
     `clients`: concurrency of a closed loop, 1 for single stream. `rate_per_s`: mean rate of an
     open loop. A run ends once `least_requests` were sent and `least_seconds` have passed; an
     offline run sends `least_requests` and ends when they have ended. `replay`: of a trace, which
-    determines when the run ends.
+    determines when the run ends. `loadgen`: the version of MLCommons' load generator that sends it,
+    None if this one does.
     """
 
     label: Label
@@ -116,6 +117,7 @@ class Scenario:
     warm_up: int = 0
     slo: Slo = Slo()
     replay: Replay | None = None
+    loadgen: str | None = None
 
     @property
     def text(self) -> str:

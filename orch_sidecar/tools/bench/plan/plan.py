@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from orch_sidecar.tools.bench.load import prompts
@@ -26,7 +27,8 @@ class Plan:
     `prompts`: returns the prompts of a seed. `prompts_text`: describes them. `max_prompts`: how
     many there are, None without a limit. `for_row`: the result is to become a row of a table.
     `ids`: the token ids that the prompts of a trace are made of. `restarts`: how often a run begins
-    again that others disturb.
+    again that others disturb. `loadgen_logs`: the folder of the logs of MLCommons' load generator;
+    None: by the id of the run.
     """
 
     endpoint: Endpoint
@@ -41,6 +43,7 @@ class Plan:
     max_prompts: int | None = None
     ids: tuple[int, ...] = ()
     restarts: int = 0
+    loadgen_logs: Path | None = None
 
 
 async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
@@ -66,8 +69,15 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
         for_row=options.facts is not None,
         max_prompts=max_prompts,
         ids=ids,
-        restarts=options.restarts,
+        # A test of MLCommons' load generator cannot be stopped, and there is one in a process.
+        restarts=0 if scenario.loadgen else options.restarts,
+        loadgen_logs=options.output and logs_beside(options.output),
     )
+
+
+def logs_beside(output: Path) -> Path:
+    """Returns the folder beside a result that has the logs of MLCommons' load generator."""
+    return output.with_name(f"{output.stem}-loadgen")
 
 
 async def _model(endpoint: Endpoint, pool: str | None) -> str:

@@ -2,8 +2,8 @@
 
 The four lines CONFIG, GPU time, TTFT and E2E have the format of the reference program of
 "Throughput, Latency & Batching Policy", so that its parsers work here too. "GPU" stands for any
-device: the line DEVICE names it. Its `work` is the multiply-adds of a sequence in a step, 0 if a
-formula replaces the device.
+device: the line DEVICE names it. Its `work` is as given, or the multiply-adds of a sequence in a
+step, 0 if a formula replaces the device.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def text_of(found: DecodeResult) -> str:
         if found.device.in_cache:
             lines.append("NOTE the weights fit in the cache: steps are faster than from memory")
     for run in found.runs:
-        work = 0 if found.device is None else found.device.shape.multiply_adds
+        size = 0 if found.device is None else found.device.shape.multiply_adds
+        work = found.config.work or size
         lines += [*_run_lines(found.config, run, work), *_overload(found.config, run)]
     lines += (_window_line(found.runs[0], later) for later in found.runs[1:])
     if found.sweep is not None:

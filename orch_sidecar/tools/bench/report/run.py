@@ -21,7 +21,7 @@ from orch_sidecar.tools.bench.report.figures import (
 )
 from orch_sidecar.tools.bench.report.intervals import SECTIONS
 from orch_sidecar.tools.bench.report.measures import SHARE, Measure, by_class, measures_of, times_of
-from orch_sidecar.tools.bench.results.result import Counts, Result, Status
+from orch_sidecar.tools.bench.results.result import Counts, LoadgenDocument, Result, Status
 from orch_sidecar.tools.drawing.page import Card, Page, badge
 from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.tables.row import Label
@@ -77,6 +77,9 @@ def run_report(result: Result) -> Page:
         if found:
             page.section(title)
             page.charts(found)
+    if result.loadgen is not None:
+        page.section("By MLCommons' loadgen")
+        _by_loadgen(page, result.loadgen)
     page.section("Requests")
     _outcomes(page, result)
     page.remark(f"Result {result.id}, schema {result.schema_version}.")
@@ -172,6 +175,20 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
         share = f"{result.prefix_hit_ratio:.1%}"
         lines.append(f"{share} of the prompt tokens were in its prefix cache")
     page.list(lines)
+
+
+def _by_loadgen(page: Page, found: LoadgenDocument) -> None:
+    """Appends its figures beside ours, both of the same moments."""
+    rows = (
+        (each.name, number_text(each.loadgen), number_text(each.ours), f"{each.difference:+.2%}")
+        for each in found.figures
+    )
+    if found.figures:
+        page.table(("", "loadgen", "orch bench", "difference"), rows)
+    else:
+        page.text("Not compared: a request was not answered, and loadgen knows no failures.")
+    verdict = "VALID" if found.valid else "INVALID, as the logs say why"
+    page.text(f"Its own verdict: {verdict}. Its logs: {found.folder}")
 
 
 def _outcomes(page: Page, result: Result) -> None:

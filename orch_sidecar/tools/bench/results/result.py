@@ -88,6 +88,7 @@ class ScenarioDocument(Document):
     cache_salt: str | None
     slo_ms: dict[str, float]
     trace: TraceDocument | None = None
+    loadgen: str | None = None
 
 
 class EngineDocument(Document):
@@ -218,6 +219,27 @@ class Trial(Document):
         return middle - half, middle + half
 
 
+class ComparedFigure(Document):
+    """A figure by MLCommons' load generator and by the calls of the run, in one unit."""
+
+    name: str
+    loadgen: float
+    ours: float
+
+    @property
+    def difference(self) -> float:
+        """Of ours from the other, as a share of that."""
+        return self.ours / self.loadgen - 1
+
+
+class LoadgenDocument(Document):
+    """What MLCommons' load generator found. `folder`: of its logs. `valid`: its own verdict."""
+
+    folder: str
+    valid: bool
+    figures: list[ComparedFigure]
+
+
 class EvidenceDocument(Document):
     """What the engine signed of the run; `missing`: why it is None."""
 
@@ -233,7 +255,8 @@ class Result(Document):
     `prefix_hit_ratio`: the share of the looked-up prompt tokens that the prefix cache had.
     `capabilities`: the engine's documents before and after it. `trials`: of the search for its
     rate. `classes`: each by its name, where bulk requests ran beside interactive ones; `goodput` is
-    then that of the interactive ones, and all else is of both.
+    then that of the interactive ones, and all else is of both. `loadgen`: of MLCommons' load
+    generator, if it sent the requests.
     """
 
     schema_version: Literal["orch.bench/1"] = "orch.bench/1"
@@ -255,6 +278,7 @@ class Result(Document):
     batches: BatchesDocument | None
     prefix_hit_ratio: float | None
     trials: list[Trial] = []
+    loadgen: LoadgenDocument | None = None
     evidence: EvidenceDocument = EvidenceDocument()
     capabilities: list[Any]
     call_columns: tuple[str, ...] = CALL_COLUMNS

@@ -17,6 +17,7 @@ from orch_sidecar.tools.bench.results.result import (
     BatchesDocument,
     ClassDocument,
     EvidenceDocument,
+    LoadgenDocument,
     Result,
     ScenarioDocument,
     Status,
@@ -55,6 +56,7 @@ class FinishedRun:
     `unread_reason`: why there is no snapshot after the run. `stopped`: it ended early, by the user
     unless `ended_by` gives another reason. `trial`: part of a search for a rate, where a rate too
     low to batch is no objection. `disturbed`: what others did that ended it, empty if they did not.
+    `loadgen`: what MLCommons' load generator found, if it sent the requests.
     """
 
     id: str
@@ -79,6 +81,7 @@ class FinishedRun:
     not_idle: Sequence[str] = ()
     unread_reason: str = ""
     evidence: EvidenceDocument = field(default_factory=EvidenceDocument)
+    loadgen: LoadgenDocument | None = None
 
     @property
     def states(self) -> States | None:
@@ -125,6 +128,7 @@ def result_of(run: FinishedRun) -> Result:
         capabilities=list(run.documents),
         calls=[_recorded(call) for call in run.calls],
         evidence=run.evidence,
+        loadgen=run.loadgen,
     )
 
 
@@ -249,6 +253,7 @@ def _scenario(run: FinishedRun) -> ScenarioDocument:
         cache_salt=run.cache_salt,
         slo_ms=scenario.slo.bounds,
         trace=None if scenario.replay is None else _trace(scenario.replay),
+        loadgen=scenario.loadgen,
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, TextIO
 
 from orch_sidecar.api.options import run_digest
@@ -33,10 +34,12 @@ from orch_sidecar.tools.bench.load.interrupt import (
     cancel_and_wait,
     unless_interrupted,
 )
+from orch_sidecar.tools.bench.load.loadgen import Loadgen
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.machine import host
-from orch_sidecar.tools.bench.plan.plan import Plan
+from orch_sidecar.tools.bench.plan.plan import Plan, logs_beside
 from orch_sidecar.tools.bench.results.identity import contradictions, identity, missing_identity
+from orch_sidecar.tools.bench.results.loadgen import compared
 from orch_sidecar.tools.bench.results.result import EvidenceDocument, Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
@@ -128,7 +131,8 @@ async def _measure_once(
     title = f"{scenario.label} {scenario.text}"
     with RunProgress(title, *expected(scenario, due_s)) as progress:
         load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
-        work = work_of(plan, run, load, due_s, salted=salted)
+        loadgen = _loadgen(plan, run)
+        work = work_of(plan, run, load, due_s, loadgen, salted=salted)
         client_health, disturbed = await _load(plan, before, load, work, interrupted)
     interrupted.clear()  # the next one ends the waits for the engine's report and statement
     if disturbed and not is_last:
@@ -160,8 +164,18 @@ async def _measure_once(
             after=None if after is None else after.snapshot,
             unread_reason=unread_reason,
             evidence=evidence,
+            loadgen=None
+            if loadgen is None
+            else compared(str(loadgen.folder), loadgen.detail, load.calls, loadgen.began_s),
         )
     )
+
+
+def _loadgen(plan: Plan, run: RunId) -> Loadgen | None:
+    if plan.scenario.loadgen is None:
+        return None
+    beside = plan.loadgen_logs or logs_beside(Path(f"orch-bench-{run.name}.json"))
+    return Loadgen(plan.scenario, beside)
 
 
 async def _load(

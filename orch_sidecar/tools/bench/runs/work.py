@@ -18,6 +18,7 @@ from orch_sidecar.api.headers import (
 from orch_sidecar.tools.bench.load import arrivals
 from orch_sidecar.tools.bench.load.call import Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work
+from orch_sidecar.tools.bench.load.loadgen import Loadgen
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
@@ -44,12 +45,21 @@ class RunId:
 
 
 def work_of(
-    plan: Plan, run: RunId, load: LoadGenerator, due_s: tuple[float, ...], *, salted: bool
+    plan: Plan,
+    run: RunId,
+    load: LoadGenerator,
+    due_s: tuple[float, ...],
+    loadgen: Loadgen | None = None,
+    *,
+    salted: bool,
 ) -> Work:
-    """Returns the work of the run's scenario. `due_s`: of its schedule."""
+    """Returns the work of the run's scenario. `due_s`: of its schedule; `loadgen`: what decides
+    instead when requests are sent."""
     scenario = plan.scenario
     count, seconds = scenario.least_requests, scenario.least_seconds
     requests = requests_of(plan, run, scenario.seed, salted=salted)
+    if loadgen is not None:
+        return loadgen.work(load, requests)
     if scenario.replay is not None:
         replayed = load.open_loop(iter(_replayed(plan, run, scenario.replay, salted=salted)), due_s)
         beside = load.closed_loop(
@@ -70,7 +80,7 @@ def schedule(scenario: Scenario) -> tuple[float, ...]:
     if scenario.replay is not None:
         return scenario.replay.due_s
     rate = scenario.rate_per_s
-    if rate is None:
+    if rate is None or scenario.loadgen is not None:
         return ()
     match scenario.arrivals:
         case Arrivals.CONSTANT:

@@ -97,11 +97,13 @@ class _Scenario(BaseModel):
     seed: int
     slo_ms: dict[str, float]
     trace: _Trace | None = None
+    loadgen: str | None = None
 
     @property
     def notes(self) -> Notes:
         """How the requests came."""
         stated = {
+            "loadgen": self.loadgen,
             "arrivals": self.arrivals.value,
             "rate_per_s": self.rate_per_s,
             "burstiness": self.burstiness,

@@ -26,6 +26,22 @@ def test_runs_steps_on_a_cpu_and_prints_the_lines(capsys: pytest.CaptureFixture[
     assert "| tokens: 36 " in printed["GPU"]
 
 
+def test_takes_the_options_of_the_papers_program(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--nreq=5 --lambda=60 --tokens=3 --bmax=8 --window_ms=3 --work=16384"
+    assert main(["decode", "--device", "cpu", *words.split()]) == 0
+    expected = "CONFIG nreq=5 lambda=60.0/s tokens=3 Bmax=8 window_ms=3.00 work=16384\n"
+    assert expected in capsys.readouterr().out
+
+
+def test_reference_is_a_schedule_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*FORMULA, "--nreq", "200")
+    assert main(words) == main([*words, "--reference"]) == 0
+    ours, its = (line for line in capsys.readouterr().out.splitlines() if line.startswith("E2E"))
+    assert float(its.rpartition("p95=")[2].split()[0]) > 2 * float(
+        ours.rpartition("p95=")[2].split()[0]
+    )
+
+
 def test_writes_what_it_measured_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,13 +119,13 @@ def test_same_words_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "printed"),
     [
-        (["--rate", "0"], "argument --rate: '0' must be a number above 0"),
-        (["--rate", "nan"], "argument --rate: 'nan' must be a number above 0"),
+        (["--rate", "0"], "argument --rate/--lambda: '0' must be a number above 0"),
+        (["--rate", "nan"], "argument --rate/--lambda: 'nan' must be a number above 0"),
         (["--bmax", "0"], "argument --bmax: '0' must be an integer from 1"),
         (["--tokens", "1.5"], "argument --tokens: '1.5' must be an integer from 1"),
         (["--seed", "x"], "argument --seed: 'x' must be an integer from 0"),
         (["--nreq", "many"], "argument --nreq: 'many' must be an integer from 1"),
-        (["--window-ms", "6,-2"], "argument --window-ms: '-2' must be a number from 0"),
+        (["--window-ms", "6,-2"], "argument --window-ms/--window_ms: '-2' must be a number from 0"),
         (["--step-time", "1"], "'1' must be T0,C or T0,C,ALPHA"),
         (["--step-time", "0,0"], "'0,0': a step must take more than 0 ms"),
         (["--step-time", "1,1,1.5"], "'1.5' must be a number above 0 and at most 1"),
@@ -130,7 +146,9 @@ def test_bad_usage_exits_with_2_and_names_value_and_rule(
 @pytest.mark.parametrize(
     ("words", "printed"),
     [
-        (["--step-time", "1,1", "--sweep"], "--sweep measures a device"),
+        (["--step-time", "1,1", "--sweep"], "--sweep and --work are of a device"),
+        (["--step-time", "1,1", "--work", "9"], "--sweep and --work are of a device"),
+        (["--work", "9", "--kv-heads", "1"], "--work 9 determines the model: omit --kv-heads"),
         (
             ["--device", "cpu", "--hidden", "100"],
             "hidden is 100: it must be a multiple",

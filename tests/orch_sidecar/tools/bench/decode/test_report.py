@@ -171,7 +171,8 @@ def test_document_contains_everything_and_is_json() -> None:
     assert DOCUMENT.validate_python(found) == result
     assert found["schema"] == "orch.bench.decode/1"
     assert found["config"] == {
-        "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1
+        "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1,
+        "reference": False, "work": None,
     }  # fmt: skip
     assert found["formula"] is None
     assert found["device"]["name"] == "a processor"

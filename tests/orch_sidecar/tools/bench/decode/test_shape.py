@@ -28,6 +28,15 @@ def test_defaults_are_bound_by_memory() -> None:
         assert shape.weights > 16 * shape.kv_values
 
 
+@pytest.mark.parametrize(("iterations", "hidden"), [(16384, 96), (10**6, 768), (1, 32)])
+def test_toy_takes_no_more_than_the_kernel_of_the_paper(iterations: int, hidden: int) -> None:
+    toy = Shape.of_work(iterations)
+    assert toy.hidden == hidden
+    wider = Shape(toy.layers, hidden + 32, toy.heads, toy.kv_heads, toy.context)
+    assert wider.multiply_adds > 8 * iterations
+    assert hidden == 32 or toy.multiply_adds <= 8 * iterations
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

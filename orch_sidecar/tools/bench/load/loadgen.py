@@ -1,0 +1,165 @@
+"""Lets MLCommons' own load generator decide when the requests of a run are sent.
+
+It issues queries from a thread of its own, and is told of each first and last token at the moment
+at which the client sees it. Each query gets a prompt of its own, whatever sample it names: a prompt
+that is asked twice would be found in the prefix cache. The package is imported only here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from orch_sidecar.tools.bench.load.call import Call, Request
+from orch_sidecar.tools.bench.load.driver import Demand, LoadGenerator
+from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+
+_PACKAGE: Final = "mlcommons-loadgen"
+_SCENARIOS: Final = {
+    Arrivals.ONE_BY_ONE: "SingleStream",
+    Arrivals.POISSON: "Server",
+    Arrivals.AT_ONCE: "Offline",
+}
+# It makes its queries beforehand: enough of them for a single stream of this latency.
+_LEAST_LATENCY_NS: Final = 2_000_000
+# It makes a tenth more offline samples than its rate and duration need.
+_OFFLINE_MARGIN: Final = 1.1
+# Without an SLO nothing is late.
+_NO_BOUND_MS: Final = 86_400_000.0
+_DETAIL: Final = "mlperf_log_detail.txt"
+# Its trace, which is not quite JSON, has how long after its scheduled time each query was issued.
+_TRACE: Final = "mlperf_log_trace.json"
+_SAMPLE: Final = re.compile(
+    r'"name":"Sample".*"sample_seq":(?P<number>\d+),.*"issue_start_ns":(?P<late_ns>\d+)'
+)
+_NS_PER_S: Final = 1e9
+
+
+class LoadgenUnavailable(ValueError):
+    """The package is missing, or cannot send such a load; the message says what to do."""
+
+
+def check(scenario: Scenario) -> str:
+    """Returns the version of the package. Raises LoadgenUnavailable."""
+    if scenario.arrivals not in _SCENARIOS:
+        known = ", ".join(_SCENARIOS.values())
+        raise LoadgenUnavailable(
+            f"--loadgen cannot send {scenario.text}: its scenarios are {known}; give --rate alone"
+        )
+    try:
+        importlib.import_module("mlperf_loadgen")
+        return metadata.version(_PACKAGE)
+    except ModuleNotFoundError:
+        raise LoadgenUnavailable(
+            f"--loadgen needs the package {_PACKAGE}: pip install 'orch-sidecar[loadgen]'"
+        ) from None
+
+
+class Loadgen:
+    """One test. `folder`: of its logs; `began_s`: when its clock began, by that of the run."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        """`folder`: made if it does not exist."""
+        self._lg = importlib.import_module("mlperf_loadgen")
+        self._scenario, self.folder = scenario, folder
+        self.began_s = 0.0
+
+    async def work(self, load: LoadGenerator, requests: Iterator[Request]) -> None:
+        """Sends a request for each query until the test has ended."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._scenario.arrivals is Arrivals.AT_ONCE:
+            requests = iter(list(islice(requests, self._scenario.least_requests + 1)))
+        loop, demands = asyncio.get_running_loop(), asyncio.Queue[Demand | None]()
+
+        def issue(samples: Sequence[Any]) -> None:
+            at_s = load.now()
+            made = [self._demand(sample.id, at_s) for sample in samples]
+            for each in made:
+                loop.call_soon_threadsafe(demands.put_nowait, each)
+
+        def test() -> None:
+            try:
+                self._test(load, issue)
+            finally:
+                loop.call_soon_threadsafe(demands.put_nowait, None)
+
+        # A test cannot be stopped: a run that ends early leaves its thread behind.
+        threading.Thread(target=test, name="loadgen", daemon=True).start()
+        await load.on_demand(requests, demands)
+        if self._scenario.arrivals is Arrivals.POISSON:
+            self._as_scheduled(load.calls)
+
+    @property
+    def detail(self) -> str:
+        """The log with its figures; empty without one."""
+        log = self.folder / _DETAIL
+        return log.read_text(encoding="utf-8") if log.is_file() else ""
+
+    def _as_scheduled(self, calls: Sequence[Call]) -> None:
+        """Dates calls back by how late it was itself: a query is due when its schedule says so."""
+        trace = self.folder / _TRACE
+        for found in _SAMPLE.finditer(trace.read_text("utf-8") if trace.is_file() else ""):
+            call = calls[int(found["number"])]
+            assert call.due_s is not None
+            call.due_s = max(0.0, call.due_s - int(found["late_ns"]) / _NS_PER_S)
+
+    def _test(self, load: LoadGenerator, issue: Any) -> None:
+        def loaded(samples: Sequence[int]) -> None:
+            self.began_s = load.now()
+
+        lg, count = self._lg, self._scenario.least_requests
+        log = lg.LogOutputSettings()
+        log.outdir = str(self.folder)
+        settings = lg.LogSettings()
+        settings.log_output, settings.enable_trace = log, True
+        system = lg.ConstructSUT(issue, lambda: None)
+        library = lg.ConstructQSL(count, count, loaded, lambda samples: None)
+        try:
+            lg.StartTestWithLogSettings(system, library, self._settings(), settings)
+        finally:
+            lg.DestroyQSL(library)
+            lg.DestroySUT(system)
+
+    def _settings(self) -> Any:
+        scenario, found = self._scenario, self._lg.TestSettings()
+        found.scenario = getattr(self._lg.TestScenario, _SCENARIOS[scenario.arrivals])
+        found.mode = self._lg.TestMode.PerformanceOnly
+        found.use_token_latencies = True
+        found.min_query_count = scenario.least_requests
+        found.min_duration_ms = round(1000 * scenario.least_seconds)
+        found.schedule_rng_seed = found.sample_index_rng_seed = scenario.seed
+        found.single_stream_expected_latency_ns = _LEAST_LATENCY_NS
+        found.server_target_qps = scenario.rate_per_s or 1.0
+        found.ttft_latency = round(1e6 * (scenario.slo.ttft_ms or _NO_BOUND_MS))
+        found.tpot_latency = round(1e6 * (scenario.slo.tpot_ms or _NO_BOUND_MS))
+        margin_s = _OFFLINE_MARGIN * max(1.0, scenario.least_seconds)
+        found.offline_expected_qps = scenario.least_requests / margin_s
+        return found
+
+    def _demand(self, sample: int, at_s: float) -> Demand:
+        lg, told = self._lg, {"first": False, "last": False}
+
+        def tell(what: str, send: Any, tokens: int) -> None:
+            if not told[what]:
+                told[what] = True
+                send([lg.QuerySampleResponse(sample, 0, 0, tokens)])
+
+        def events(call: Call, expected: int | None) -> None:
+            tell("first", lg.FirstTokenComplete, 1)
+            if len(call.event_s) == expected:
+                tell("last", lg.QuerySamplesComplete, expected)
+
+        def ended(call: Call) -> None:
+            tell("first", lg.FirstTokenComplete, 1)
+            tell("last", lg.QuerySamplesComplete, call.output_tokens or 1)
+
+        scheduled = self._scenario.arrivals is not Arrivals.ONE_BY_ONE
+        return Demand(at_s, scheduled, events, ended)

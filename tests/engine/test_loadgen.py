@@ -1,0 +1,46 @@
+"""MLCommons' own load generator on the real engine: its figures and ours are the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orch_sidecar.tools.local.stack import Stack
+
+pytestmark = pytest.mark.long
+
+LOADS = {
+    "home": ("single-stream", "--requests", "64", "--duration", "5"),
+    "cloud": ("batched-online", "--rate", "12", "--requests", "80", "--duration", "5"),
+    "offline": ("offline", "--requests", "128", "--duration", "0"),
+}
+AGREE = 0.005
+# The others are of a few milliseconds, of which the way between two threads is more than that.
+COMPARED = {"tokens/s", *(f"latency {at}, ms" for at in ("mean", "p50", "p90", "p95", "p99"))}
+
+
+@pytest.mark.parametrize("profile", LOADS)
+def test_figures_of_loadgen_and_of_the_run_agree(
+    profile: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    stack = request.getfixturevalue(profile)
+    assert isinstance(stack, Stack)
+    output = tmp_path / "run.json"
+    command = (
+        *(sys.executable, "-m", "orch_sidecar", "bench", *LOADS[profile], "--url", stack.url),
+        *("--input-tokens", "32", "--output-tokens", "64", "--loadgen", "--output", str(output)),
+    )
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert "By MLCommons' loadgen" in ran.stdout, ran.stdout + ran.stderr
+    result = json.loads(output.read_text())
+    assert result["counts"]["answered"] == result["counts"]["sent"]
+    figures = {each["name"]: each for each in result["loadgen"]["figures"]}
+    assert set(figures) >= COMPARED
+    for name in COMPARED:
+        each = figures[name]
+        assert each["ours"] == pytest.approx(each["loadgen"], rel=AGREE), name
+    assert (tmp_path / "run-loadgen" / "mlperf_log_summary.txt").is_file()

@@ -1,0 +1,67 @@
+"""The figures of MLCommons' load generator beside ours."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+
+from orch_sidecar.tools.bench.load.call import Call, Fate
+from orch_sidecar.tools.bench.results.loadgen import compared
+
+# Ten requests, issued each second from second 1; the n-th takes n hundred ms, and its first token a
+# tenth of that.
+CALLS = [
+    Call(
+        free_s=float(number), sent_s=number + 0.01, ended_s=number + number / 10,
+        fate=Fate.ANSWERED, status=200, input_tokens=4, output_tokens=11,
+        event_s=array("d", [number + number / 100]),
+    )
+    for number in range(1, 11)
+]  # fmt: skip
+VALUES = {
+    "result_validity": "VALID",
+    "result_completed_tokens_per_second": 10.5,
+    "result_mean_latency_ns": 551_000_000,
+    "result_90.00_percentile_latency_ns": 1_000_000_000,
+    "result_first_token_mean_latency_ns": 55_000_000,
+    "result_time_per_output_token_50.00_percentile_ns": 54_000_000,
+}
+
+
+def logged(**values: object) -> str:
+    lines = [
+        f":::MLLOG {json.dumps({'key': key, 'value': value})}"
+        for key, value in {**VALUES, **values}.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def test_both_are_defined_alike() -> None:
+    found = compared("logs", logged(), CALLS, began_s=0.5)
+    assert found is not None
+    assert found.valid
+    ours = {each.name: each.ours for each in found.figures}
+    assert ours == pytest.approx(
+        {
+            "tokens/s": 110 / (11.0 - 0.5),
+            "latency mean, ms": 550.0,  # from when the query was issued, not sent
+            "latency p90, ms": 1000.0,  # the value at the rank, not between two
+            "TTFT mean, ms": 55.0,
+            "TPOT p50, ms": 54.0,
+        }
+    )
+    assert max(abs(each.difference) for each in found.figures) < 0.005
+
+
+def test_nothing_is_compared_where_a_request_was_not_answered() -> None:
+    refused = Call(free_s=2.0, sent_s=2.0, ended_s=2.1, fate=Fate.REFUSED, status=429)
+    found = compared("logs", logged(result_validity="INVALID"), [*CALLS, refused], 0.0)
+    assert found is not None
+    assert (found.valid, found.figures) == (False, [])
+
+
+def test_test_that_did_not_end_has_no_figures() -> None:
+    assert compared("logs", "", CALLS, 0.0) is None
+    assert compared("logs", ':::MLLOG {"key": "a", "value": 1}\n', CALLS, 0.0) is None
