@@ -148,7 +148,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Request], bool], str], ...]] = (
     (
         lambda each: (
             bool(each.sequences)
-            and not each.divided  # one prompt may be that of several parts
+            and not each.parts  # one prompt may be that of several parts
             and each.input_tokens not in (None, each.engine_input_tokens)
         ),
         "sidecar and engine report different input tokens",

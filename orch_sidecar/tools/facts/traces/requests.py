@@ -66,42 +66,61 @@ class Attempt:
     sequences: tuple[EngineSequence, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request that has ended. Times are nanoseconds since 1970.
+class Request(Attributes):
+    """One request that has ended: the attributes of its server span, and what is below it. Times
+    are nanoseconds since 1970.
 
     `run`: the digest of the run's secret id. `requested_sequences`: `n` times its prompts.
-    `end_ns`: its last token, where the answer was streamed and the sidecar observed it; otherwise
-    the end of HTTP, `closed_ns`. `waited`: start and end of each wait for admission. `attempts`:
+    `closed_ns`: the end of HTTP. `waited`: start and end of each wait for admission. `attempts`:
     by their start; those to another sidecar count as that sidecar's. `input_tokens`,
-    `output_tokens`: as reported to the sidecar, None where they were not. `first_byte_ns`: of a
-    streamed answer. `coalesced`: it received the answer of another request's generation;
-    `coalesced_leader`: another request received the answer of its generation. `divided`: it ran in
-    parts, each a request to the engine.
+    `output_tokens`: as reported to the sidecar, None where they were not. `coalesced`: it received
+    the answer of another request's generation; `coalesced_leader`: another request received the
+    answer of its generation. `parts`: of one that was divided, each a request to the engine.
     """
 
     trace_id: str
     span_id: str
-    scenario: str | None
-    run: str | None
-    measurement_type: str | None
-    model: str | None
-    pool: str | None
-    profile: str | None
-    service_class: str | None
-    outcome: Outcome
-    requested_sequences: int
     start_ns: int
-    end_ns: int
     closed_ns: int
-    first_byte_ns: int | None
-    input_tokens: int | None
-    output_tokens: int | None
     waited: tuple[tuple[int, int], ...]
     attempts: tuple[Attempt, ...]
-    coalesced: bool
     coalesced_leader: bool
-    divided: bool = False
+    ended_as: str = Field("", validation_alias="orch.outcome")
+    scenario: str | None = Field(None, validation_alias="orch.scenario")
+    run: str | None = Field(None, validation_alias="orch.run")
+    measurement_type: str | None = None
+    model: str | None = Field(None, validation_alias="gen_ai.request.model")
+    pool: str | None = Field(None, validation_alias="orch.pool")
+    profile: str | None = Field(None, validation_alias="orch.profile")
+    service_class: str | None = Field(None, validation_alias="orch.class")
+    requested_sequences: int = Field(0, validation_alias="orch.cost")
+    stream: bool = Field(False, validation_alias="orch.stream")
+    first_byte_s: float | None = Field(None, validation_alias="orch.first_byte_s")
+    last_token_s: float | None = Field(None, validation_alias="orch.last_token_s")
+    input_tokens: int | None = Field(None, validation_alias="gen_ai.usage.input_tokens")
+    output_tokens: int | None = Field(None, validation_alias="gen_ai.usage.output_tokens")
+    coalesced: bool = Field(False, validation_alias="orch.coalesced")
+    parts: int = Field(0, validation_alias="orch.parts")
+
+    @property
+    def outcome(self) -> Outcome:
+        return _OUTCOMES.get(self.ended_as, Outcome.REFUSED)
+
+    @property
+    def end_ns(self) -> int:
+        """Its last token, where the answer was streamed and the sidecar observed it; otherwise the
+        end of HTTP."""
+        last_ns = self._streamed_ns(self.last_token_s)
+        return self.closed_ns if last_ns is None else last_ns
+
+    @property
+    def first_byte_ns(self) -> int | None:
+        """The first byte of a streamed answer."""
+        return self._streamed_ns(self.first_byte_s)
+
+    def _streamed_ns(self, after_s: float | None) -> int | None:
+        known = self.stream and after_s is not None
+        return self.start_ns + round(after_s * 1e9) if known and after_s is not None else None
 
     @property
     def sequences(self) -> tuple[EngineSequence, ...]:
@@ -163,10 +182,15 @@ def build_traffic(spans: Iterable[Span]) -> Traffic:
     traces: dict[str, dict[str, Span]] = defaultdict(dict)
     for span in spans:
         traces[span.trace_id][span.span_id] = span
-    request_spans = (
+    request_spans = [
         span for trace in traces.values() for span in trace.values() if _is_request(span)
-    )
-    leaders = {link for span in request_spans if _server(span).coalesced for link in span.links}
+    ]
+    leaders = {
+        link
+        for span in request_spans
+        if span.attributes.get("orch.coalesced")
+        for link in span.links
+    }
     requests: list[Request] = []
     unfinished: list[Unfinished] = []
     orphans: list[EngineSequence] = []
@@ -177,9 +201,9 @@ def build_traffic(spans: Iterable[Span]) -> Traffic:
         for span_id, under in below.items():
             orphans += [parse_sequence(span) for span in under if _is_orphan(span, trace)]
             if span_id is not None:
-                server = trace[span_id]
-                if _server(server).cost or _outcome(server) is not Outcome.SERVED:
-                    requests.append(_request(server, under, leaders))
+                found = _request(trace[span_id], under, leaders)
+                if found.requested_sequences or found.outcome is not Outcome.SERVED:
+                    requests.append(found)
                 continue
             pending = [span for span in under if span.name in (_WAIT_SPAN, _ENGINE_SPAN)]
             if pending:
@@ -215,75 +239,25 @@ def _is_orphan(span: Span, trace: dict[str, Span]) -> bool:
 
 def _unfinished(pending: list[Span]) -> Unfinished:
     ends = [span.end_ns for span in pending if span.name == _ENGINE_SPAN]
+    pool = pending[0].attributes.get("orch.pool")
     return Unfinished(
         start_ns=min(span.start_ns for span in pending),
         end_ns=max(ends, default=None),
-        pool=_server(pending[0]).pool,
+        pool=None if pool is None else str(pool),
     )
 
 
-def _outcome(span: Span) -> Outcome:
-    return _OUTCOMES.get(_server(span).outcome, Outcome.REFUSED)
-
-
-class _Server(Attributes):
-    """The attributes of a server span; those of other spans of a sidecar are among them."""
-
-    outcome: str = Field("", validation_alias="orch.outcome")
-    scenario: str | None = Field(None, validation_alias="orch.scenario")
-    run: str | None = Field(None, validation_alias="orch.run")
-    measurement_type: str | None = None
-    model: str | None = Field(None, validation_alias="gen_ai.request.model")
-    pool: str | None = Field(None, validation_alias="orch.pool")
-    profile: str | None = Field(None, validation_alias="orch.profile")
-    service_class: str | None = Field(None, validation_alias="orch.class")
-    cost: int = Field(0, validation_alias="orch.cost")
-    stream: bool = Field(False, validation_alias="orch.stream")
-    first_byte_s: float | None = Field(None, validation_alias="orch.first_byte_s")
-    last_token_s: float | None = Field(None, validation_alias="orch.last_token_s")
-    input_tokens: int | None = Field(None, validation_alias="gen_ai.usage.input_tokens")
-    output_tokens: int | None = Field(None, validation_alias="gen_ai.usage.output_tokens")
-    coalesced: bool = Field(False, validation_alias="orch.coalesced")
-    parts: int = Field(0, validation_alias="orch.parts")
-
-
-def _server(span: Span) -> _Server:
-    return span.parsed(_Server)
-
-
 def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
-    stated = _server(server)
-
-    def at_ns(after_s: float | None) -> int | None:
-        known = stated.stream and after_s is not None
-        return server.start_ns + round(after_s * 1e9) if known and after_s is not None else None
-
-    last_ns = at_ns(stated.last_token_s)
-    return Request(
+    waits = (span for span in under if span.name == _WAIT_SPAN)
+    return server.parsed(
+        Request,
         trace_id=server.trace_id,
         span_id=server.span_id,
-        scenario=stated.scenario,
-        run=stated.run,
-        measurement_type=stated.measurement_type,
-        model=stated.model,
-        pool=stated.pool,
-        profile=stated.profile,
-        service_class=stated.service_class,
-        outcome=_outcome(server),
-        requested_sequences=stated.cost,
         start_ns=server.start_ns,
-        end_ns=server.end_ns if last_ns is None else last_ns,
         closed_ns=server.end_ns,
-        first_byte_ns=at_ns(stated.first_byte_s),
-        input_tokens=stated.input_tokens,
-        output_tokens=stated.output_tokens,
-        waited=tuple(
-            sorted((span.start_ns, span.end_ns) for span in under if span.name == _WAIT_SPAN)
-        ),
+        waited=tuple(sorted((span.start_ns, span.end_ns) for span in waits)),
         attempts=_attempts(under),
-        coalesced=stated.coalesced,
         coalesced_leader=Link(server.trace_id, server.span_id) in leaders,
-        divided=stated.parts > 0,
     )
 
 
@@ -302,7 +276,7 @@ def _attempts(under: list[Span]) -> tuple[Attempt, ...]:
         Attempt(
             span.start_ns,
             span.end_ns,
-            _outcome(span) is not Outcome.SERVED,
+            _OUTCOMES.get(str(span.attributes.get("orch.outcome"))) is not Outcome.SERVED,
             tuple(sequences[span.span_id]),
         )
         for span in under

@@ -108,7 +108,7 @@ def _other_traffic(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
     if shared:
         detail = "a generation was shared, its tokens would count several times"
         yield Objection(Reason.COALESCED, f"{count_requests(shared)}: {detail}")
-    divided = sum(request.divided for request in scenario.requests)
+    divided = sum(bool(request.parts) for request in scenario.requests)
     if divided:
         detail = "ran in parts: its times are those of several requests to the engine"
         yield Objection(Reason.DIVIDED, f"{count_requests(divided)}: {detail}")
