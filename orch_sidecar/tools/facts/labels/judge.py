@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import intervals
-from orch_sidecar.tools.facts.labels.objection import Objection, Reason
+from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
 from orch_sidecar.tools.facts.labels.observation import Observation, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.labels.thresholds import CHUNK_ENDS, LACKING, SHARED_STEPS
+from orch_sidecar.tools.facts.labels.thresholds import (
+    CHUNK_ENDS,
+    LACKING,
+    SHARED_STEPS,
+    UNEXPLAINED_WAIT,
+)
 from orch_sidecar.tools.facts.tables.agreement.load import load_contradiction
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -27,12 +32,16 @@ def judge(seen: Observation) -> list[Objection]:
     """Returns the reasons why the label was not earned, empty if it was."""
     if seen.states is not None and (changed := [*_changes(seen.states)]):
         return changed  # the counts of the two states cannot be compared
+    if not seen.slots:
+        return [*_beside(seen)]  # nothing is known of an engine
     return [
         *_engine(seen),
-        *(() if seen.states is None else _others(seen, seen.states)),
+        *_others(seen),
         *_steps(seen),
         *_arrivals(seen),
         *(() if seen.states is None else _tokens(seen, seen.states)),
+        *_decoded(seen),
+        *_beside(seen),
     ]
 
 
@@ -132,36 +141,72 @@ def _arrivals(seen: Observation) -> _Found:
             yield Objection(Reason.TRICKLE, detail)
 
 
-def _others(seen: Observation, states: States) -> _Found:
+def _others(seen: Observation) -> _Found:
     """Compares the requests that the engine accepted with those that were sent."""
-    own = seen.counts
-    details = [
-        f"{what} in the engine {when} the measurement: {count}"
-        for when, state in (("before", states.before), ("after", states.after))
+    own, accepted = seen.counts, seen.accepted
+    ends = (
+        ()
+        if seen.states is None
+        else (("before", seen.states.before), ("after", seen.states.after))
+    )
+    for when, state in ends:
         for what, count in (
             ("foreign sequences", state.foreign),
             ("sequences still", state.leased),
-        )
-        if count
-    ]
-    if states.accepted > own.sent:
-        details.append(
-            f"the engine accepted {states.accepted} requests in the window, but this measurement "
+        ):
+            if count:
+                detail = f"{what} in the engine {when} the measurement: {count}"
+                yield Objection(Reason.OTHER_TRAFFIC, detail)
+    if accepted is not None and accepted > own.sent:
+        detail = (
+            f"the engine accepted {accepted} requests in the window, but this measurement "
             f"sent {own.sent}: the engine served other clients, too"
         )
-    if states.accepted < own.answered:
-        details.append(
-            f"{own.answered} requests were answered, but the engine accepted {states.accepted}: "
+        yield Objection(Reason.UNTRACED_REQUESTS, detail)
+    if accepted is not None and accepted < own.answered:
+        detail = (
+            f"{own.answered} requests were answered, but the engine accepted {accepted}: "
             "answers were shared (coalesced), or came from another engine"
         )
-    yield from (Objection(Reason.OTHER_TRAFFIC, each) for each in details)
+        yield Objection(Reason.OTHER_TRAFFIC, detail)
+
+
+def _beside(seen: Observation) -> _Found:
+    """Objects to what spans show beside the answers."""
+    found = seen.beside
+    online = found.online if seen.label is Label.OFFLINE else 0
+    shared = "a generation was shared, its tokens would count several times"
+    divided = "ran in parts: its times are those of several requests to the engine"
+    for count, reason, text in (
+        (found.shared, Reason.COALESCED, f": {shared}"),
+        (found.divided, Reason.DIVIDED, f": {divided}"),
+        (online, Reason.ONLINE_TRAFFIC, " of class interactive"),
+    ):
+        if count:
+            yield Objection(reason, f"{count_requests(count)}{text}")
+    meanwhile = "foreign sequences in the same engine at the time"
+    unseen = "sequences that shared a step with untraced ones (tracing must not sample)"
+    for count, reason, text in (
+        (found.foreign, Reason.OTHER_TRAFFIC, meanwhile),
+        (found.unseen, Reason.UNSEEN_TRAFFIC, unseen),
+    ):
+        if count:
+            yield Objection(reason, f"{text}: {count}")
+    if found.engines > 1:
+        detail = f"{found.engines} engines served it: it was restarted, or there are several"
+        yield Objection(Reason.ENGINE_CHANGED, detail)
+    if seen.label is Label.SINGLE_STREAM and found.waited_s > UNEXPLAINED_WAIT * found.took_s:
+        detail = (
+            f"requests waited {found.waited_s:.3f} s for admission while none that is traced was "
+            f"dispatched, {found.waited_s / found.took_s:.0%} of their latencies: others had it"
+        )
+        yield Objection(Reason.OTHER_TRAFFIC, detail)
 
 
 def _tokens(seen: Observation, states: States) -> _Found:
-    """Compares the tokens with those that the engine counted, and decoded.
+    """Compares the tokens with those that the engine counted.
 
-    A prompt was read or found in the cache, once for each sequence of its request. Each sequence of
-    a step generates at least one token; requests of others that began before the window show so.
+    A prompt was read or found in the cache, once for each sequence of its request.
     """
     own, generated, read = seen.counts, states.generated_tokens, states.prefilled_tokens
     if None not in (generated, own.output_tokens) and generated != own.output_tokens:
@@ -175,14 +220,23 @@ def _tokens(seen: Observation, states: States) -> _Found:
                 f"cache, but this measurement states {own.input_tokens}"
             )
             yield Objection(Reason.CONTRADICTION, detail)
+
+
+def _decoded(seen: Observation) -> _Found:
+    """Compares the sequences of all decode steps with those that its own can have been in.
+
+    Each sequence of a step generates at least one token; requests of others that began before the
+    window show so.
+    """
+    most = seen.counts.output_tokens if seen.counts.in_steps is None else seen.counts.in_steps
     decoded = round(seen.batches.steps * seen.batches.mean)
-    if own.output_tokens is not None and decoded > own.output_tokens:
+    if most is not None and decoded > most:
         detail = (
-            f"the engine decoded at least {decoded} tokens in the window, but this measurement "
-            f"received {own.output_tokens}: the engine served other clients, or its states are of "
+            f"the engine decoded at least {decoded} tokens in the window, of which at most {most} "
+            "are of this measurement: the engine served other clients, or its states are of "
             "another run"
         )
-        yield Objection(Reason.OTHER_TRAFFIC, detail)
+        yield Objection(Reason.UNTRACED_SEQUENCES, detail)
 
 
 def _changes(states: States) -> _Found:

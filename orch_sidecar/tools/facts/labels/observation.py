@@ -34,13 +34,35 @@ class RequestCounts:
     """The requests of a measurement. At most `sent` reached the engine, at least `answered` did.
 
     `output_tokens`: of all of them; None where some are unknown, as those of a failed request.
-    `input_tokens`: of the answered ones, None where unknown.
+    `input_tokens`: of the answered ones, None where unknown. `in_steps`: how often, at most, its
+    sequences were in a decode step; None: once for each of the tokens.
     """
 
     sent: int
     answered: int
     output_tokens: int | None = None
     input_tokens: int | None = None
+    in_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What spans show beside the answers of a measurement.
+
+    `engines`: how many served it. Of its requests: `shared`, whose generation had several answers;
+    `divided`, which ran in parts; `online`, of the interactive class. `foreign`: sequences of
+    others in its engines meanwhile; `unseen`: its own in a step with more than are known.
+    `waited_s`: for admission while nothing that is known was dispatched, of `took_s` in all.
+    """
+
+    engines: int = 1
+    shared: int = 0
+    divided: int = 0
+    online: int = 0
+    foreign: int = 0
+    unseen: int = 0
+    waited_s: float = 0.0
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +119,8 @@ class States:
 class Observation:
     """A measurement.
 
-    `slots`: of its engines. `in_flight`: its requests from arrival to end, as the client measured
+    `slots`: of its engines. `accepted`: the requests that these accepted in the window, None where
+    that is not known. `in_flight`: its requests from arrival to end, as the client measured
     them, else the sidecar, else the engine; `decoding`: the same from first to last token, by the
     engine; `in_engine`: its sequences from their arrival there. Each of one clock, whose readings
     may be wrong by `clock_slack`. `arrivals`, `at_once`: the load and the limit of concurrent
@@ -110,6 +133,8 @@ class Observation:
     batches: Batches
     counts: RequestCounts
     states: States | None = None
+    accepted: int | None = None
+    beside: Beside = Beside()
     in_flight: Sequence[Interval] = ()
     decoding: Sequence[Interval] = ()
     in_engine: Sequence[Interval] = ()
@@ -183,6 +208,7 @@ def observed(
         batches=states.batches,
         counts=counts,
         states=states,
+        accepted=states.accepted,
         in_flight=in_flight,
         arrivals=arrivals,
         at_once=at_once,

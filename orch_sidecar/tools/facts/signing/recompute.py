@@ -110,6 +110,7 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
         batches=proof.states.batches,
         counts=counts,
         states=proof.states,
+        accepted=proof.states.accepted,
         in_flight=[each.in_flight for each in proof.requests],
         decoding=[each.decoding for each in proof.requests],
         in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],

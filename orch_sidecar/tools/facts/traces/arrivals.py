@@ -11,6 +11,7 @@ from statistics import median
 from typing import Final
 
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.intervals import most
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -34,7 +35,7 @@ def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals 
     ended = sorted(each.ended_s for each in requests)
     if arrived[-1] - arrived[0] <= _AT_ONCE_SHARE * (ended[-1] - arrived[0]):
         return Arrivals.AT_ONCE
-    clients = _most_at_once(requests)
+    clients = most(each.in_flight for each in requests)
     follow = [arrived[number] - ended[number - clients] for number in range(clients, len(arrived))]
     if len(follow) < LEAST:
         return None
@@ -42,15 +43,3 @@ def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals 
     if sum(each <= pause_s for each in follow) >= _CLOSED_SHARE * len(follow):
         return Arrivals.CLOSED_LOOP
     return Arrivals.OPEN_LOOP if label is Label.BATCHED_ONLINE else None
-
-
-def _most_at_once(requests: Sequence[CompletedRequest]) -> int:
-    """Returns how many requests were there at once, at most."""
-    # An end counts before an arrival of the same time.
-    changes = [(each.arrived_s, 1) for each in requests]
-    changes += [(each.ended_s, -1) for each in requests]
-    count = most = 0
-    for _, change in sorted(changes):
-        count += change
-        most = max(most, count)
-    return most

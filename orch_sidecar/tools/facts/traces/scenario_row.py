@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any
 
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
@@ -25,13 +25,10 @@ from orch_sidecar.tools.facts.tables.row import (
     is_path,
 )
 from orch_sidecar.tools.facts.traces.arrivals import arrivals_of
-from orch_sidecar.tools.facts.traces.counters import prefix_hit_ratio
+from orch_sidecar.tools.facts.traces.observed import observation_of, prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.supply import observation_of
 from orch_sidecar.tools.facts.traces.validity import objections
-
-_Fact = TypeVar("_Fact", str, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +64,30 @@ def judge(scenario: Scenario, traffic: Traffic, declared: Declared, source: str)
     found = objections(scenario, traffic)
     if Reason.UNKNOWN_LABEL in {each.reason for each in found}:
         return ScenarioVerdict(scenario, None, tuple(found))
-    draft = _Draft(scenario, declared)
-    found += draft.objections
+    columns, given = _columns(scenario, declared, found)
+    model = _model(scenario, declared, found)
+    if scenario.key.conditions is None and scenario.sequences:
+        detail = f"the spans of the engine do not contain its {', '.join(CONDITIONS)}"
+        found.append(Objection(Reason.NOT_SAID, detail))
     if found:
         return ScenarioVerdict(scenario, None, tuple(found))
     try:
-        return ScenarioVerdict(scenario, draft.row(f"{source}/{scenario_name(scenario)}"), ())
+        row = _measured(
+            scenario,
+            observation_of(scenario, traffic),
+            engine=Engine(**columns),
+            model_id=model.id,
+            model_name=model.name,
+            given=[*given, *model.given],
+            source_tag=f"{source}/{scenario_name(scenario)}",
+        ).row()
+        faults = [fault.text for fault in invalid_fields(row)]
     except ValueError as error:
-        return ScenarioVerdict(scenario, None, (Objection(Reason.UNSOUND_ROW, str(error)),))
+        faults = [str(error)]
+    if faults:
+        unsound = Objection(Reason.UNSOUND_ROW, "; ".join(faults))
+        return ScenarioVerdict(scenario, None, (unsound,))
+    return ScenarioVerdict(scenario, row, ())
 
 
 def scenario_name(scenario: Scenario) -> str:
@@ -88,89 +101,65 @@ def format_time(time_ns: int) -> str:
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{time_ns // 1_000_000 % 1000:03}Z"
 
 
-class _Draft:
-    """A row in preparation: what spans and user state, and the objections to it."""
-
-    def __init__(self, scenario: Scenario, declared: Declared) -> None:
-        key = scenario.key
-        self.objections: list[Objection] = []
-        self._scenario = scenario
-        self._declared: list[str] = []
-        version = None if key.engine_version is None else format_engine("vllm", key.engine_version)
-        self._engine = self._fact("engine", version, declared.engine)
-        self._precision = self._fact("precision", key.precision, declared.precision)
-        self._gpu = self._fact("gpu", key.gpu, declared.gpu)
-        self._gpu_count = self._fact("gpu_count", key.gpu_count, declared.gpu_count)
-        self._named = self._model(declared)
-        self._declared += self._named.given
-        if key.conditions is None and scenario.sequences:
-            detail = f"the spans of the engine do not contain its {', '.join(CONDITIONS)}"
-            self.objections.append(Objection(Reason.NOT_SAID, detail))
-
-    def _model(self, declared: Declared) -> Model:
-        """Returns the model, by the names that the engine serves, and what it loaded."""
-        requested, found = self._scenario.key.model, self._scenario.sequences
-        served = {requested, *(each.served_as for each in found if each.served_as)}
-        loaded = {each.weights for each in found if each.weights}
-        names = declared.model_id or requested, declared.model_name
-        model = name_model(*names, sorted(served), sorted(loaded))
-        if model.objection is not None:
-            reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
-            detail = f"the model {model.id!r}: {model.objection}"
-            self.objections.append(Objection(reason, detail))
-        return model
-
-    def _fact(self, name: str, traced: _Fact | None, declared: _Fact | None) -> _Fact | None:
-        """Returns either value; objects where both are missing or contradict each other."""
-        option = f"--{name.replace('_', '-')}"
-        if traced is None and declared is None:
+def _columns(
+    scenario: Scenario, declared: Declared, found: list[Objection]
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the columns of the engine, and those that the user declared. Objects where a value is
+    missing, or spans and user contradict each other."""
+    key, given = scenario.key, []
+    version = None if key.engine_version is None else format_engine("vllm", key.engine_version)
+    columns = {
+        "engine": version, "precision": key.precision, "gpu": key.gpu, "gpu_count": key.gpu_count,
+    }  # fmt: skip
+    for name, traced in columns.items():
+        option, own = f"--{name.replace('_', '-')}", getattr(declared, name)
+        if traced is None and own is None:
             detail = f"{name}: the spans do not contain it; give it with {option}"
-            self.objections.append(Objection(Reason.NOT_SAID, detail))
+            found.append(Objection(Reason.NOT_SAID, detail))
         elif traced is None:
-            self._declared.append(name)
-        elif declared not in (None, traced):
-            detail = (
-                f"{name}: the spans contain {traced!r}, which contradicts {option} {declared!r}"
-            )
-            self.objections.append(Objection(Reason.CONTRADICTION, detail))
-        return declared if traced is None else traced
+            given.append(name)
+        elif own not in (None, traced):
+            detail = f"{name}: the spans contain {traced!r}, which contradicts {option} {own!r}"
+            found.append(Objection(Reason.CONTRADICTION, detail))
+    return columns | {name: getattr(declared, name) for name in given}, given
 
-    def row(self, source_tag: str) -> Row:
-        """Builds the row, if there are no objections. Raises ValueError for an invalid row."""
-        assert self._engine is not None
-        assert self._precision is not None
-        assert self._gpu is not None
-        assert self._gpu_count is not None
-        scenario, key = self._scenario, self._scenario.key
-        completed, seen = _completed(scenario), observation_of(scenario)
-        measured = figures(completed)
-        load: Notes = {"scenario": scenario_name(scenario)}
-        if (arrivals := arrivals_of(completed, seen.label)) is not None:
-            load["arrivals"] = arrivals
-        if key.run is not None:
-            load["run"] = key.run
-        ends = ("before", scenario.before), ("after", scenario.after)
-        cut = ",".join(end for end, requests in ends if requests)
-        row = Measured(
-            label=seen.label,
-            engine=Engine(self._engine, self._precision, self._gpu, self._gpu_count),
-            model_id=self._named.id,
-            model_name=self._named.name,
-            totals=measured,
-            source_tag=source_tag,
-            batches=seen.batches,
-            load=load,
-            latency_ms=latency_notes(measured.times_s, 1000),
-            outcomes=_ending_notes(scenario),
-            settings=_settings(scenario, seen),
-            doubts={CUT: cut} if cut else {},
-            served_as=key.model,
-            given=self._declared,
-        ).row()
-        faults = invalid_fields(row)
-        if faults:
-            raise ValueError("; ".join(fault.text for fault in faults))
-        return row
+
+def _model(scenario: Scenario, declared: Declared, found: list[Objection]) -> Model:
+    """Returns the model, by the names that the engine serves, and what it loaded."""
+    requested, sequences = scenario.key.model, scenario.sequences
+    served = {requested, *(each.served_as for each in sequences if each.served_as)}
+    loaded = {each.weights for each in sequences if each.weights}
+    names = declared.model_id or requested, declared.model_name
+    model = name_model(*names, sorted(served), sorted(loaded))
+    if model.objection is not None:
+        reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
+        found.append(Objection(reason, f"the model {model.id!r}: {model.objection}"))
+    return model
+
+
+def _measured(scenario: Scenario, seen: Observation, **more: Any) -> Measured:
+    """Returns what the row states. `more`: the engine, the model and the source."""
+    completed = _completed(scenario)
+    found = figures(completed)
+    load: Notes = {"scenario": scenario_name(scenario)}
+    if (arrivals := arrivals_of(completed, seen.label)) is not None:
+        load["arrivals"] = arrivals
+    if scenario.key.run is not None:
+        load["run"] = scenario.key.run
+    ends = ("before", scenario.before), ("after", scenario.after)
+    cut = ",".join(end for end, requests in ends if requests)
+    return Measured(
+        label=seen.label,
+        totals=found,
+        batches=seen.batches,
+        load=load,
+        latency_ms=latency_notes(found.times_s, 1000),
+        outcomes=_ending_notes(scenario),
+        settings=_settings(scenario, seen),
+        doubts={CUT: cut} if cut else {},
+        served_as=scenario.key.model,
+        **more,
+    )
 
 
 def _completed(scenario: Scenario) -> list[CompletedRequest]:

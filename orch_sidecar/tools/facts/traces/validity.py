@@ -1,33 +1,25 @@
-"""Finds the objections to making a row of a scenario.
+"""Finds what is missing of the spans of a scenario, and where sidecar and engine contradict.
 
-Pure. A label is earned by the steps that the engine ran: one sequence per step for single-stream,
-several for the others, and no traffic of others at the time. What the spans do not show counts as
-not satisfied.
+Pure. Two processes report about each request, and the engine reports tokens, steps and times: no
+one of them can be altered, or come from elsewhere, without another that disagrees. Whether the
+label was earned is decided by `labels.judge`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from orch_sidecar.tools.facts.labels.intervals import Interval, uncovered
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
-from orch_sidecar.tools.facts.labels.thresholds import UNEXPLAINED_WAIT
+from orch_sidecar.tools.facts.labels.observation import Batches
+from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
+from orch_sidecar.tools.facts.tables.agreement.load import PROFILE_LABELS
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.traces.contradictions import contradictions
-from orch_sidecar.tools.facts.traces.counters import counter_objections
-from orch_sidecar.tools.facts.traces.occupancy import (
-    ABORT_WITHIN_NS,
-    engine_occupancies,
-    foreign_sequences,
-    sequences_beside_untraced,
-)
+from orch_sidecar.tools.facts.traces.observed import aborted_in, numbers, observation_of
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.supply import observation_of
-
-_INTERACTIVE: Final = "interactive"
+from orch_sidecar.tools.facts.traces.sequence import UNCOUNTED_STEPS, EngineSequence
 
 
 def objections(scenario: Scenario, traffic: Traffic) -> list[Objection]:
@@ -38,16 +30,11 @@ def objections(scenario: Scenario, traffic: Traffic) -> list[Objection]:
         return [Objection(Reason.UNKNOWN_LABEL, detail)]
     if not served:
         return [Objection(Reason.NOTHING_SERVED, "no request was answered")]
-    return [
-        *_incomplete(scenario, served, traffic),
-        *contradictions(scenario, served),
-        *(
-            judge(observation_of(scenario)) if scenario.sequences else ()
-        ),  # else `_incomplete` objects
-        *(_waits(scenario, traffic) if label == Label.SINGLE_STREAM else ()),
-        *_other_traffic(scenario, traffic),
-        *counter_objections(scenario, traffic),
-    ]
+    found = [*_incomplete(scenario, served, traffic), *_contradictions(scenario, served)]
+    seen = observation_of(scenario, traffic)
+    if scenario.sequences:  # else something is missing
+        found += _counts(scenario, traffic, seen.batches)
+    return [*found, *judge(seen)]
 
 
 def _incomplete(
@@ -78,55 +65,179 @@ def _incomplete(
         yield Objection(Reason.ENGINE_NOT_TRACED, f"{count_requests(partly)}: {detail}")
 
 
-def _waits(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
-    """Finds requests of a single stream that waited for admission while none had been dispatched.
+def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator[Objection]:
+    """Finds contradictions about the requests that were answered."""
+    label, profile = scenario.key.measurement_type, scenario.key.profile
+    sequences = scenario.sequences
+    labels = sorted({str(each.measurement_type) for each in sequences} - {label})
+    profiles = sorted({str(each.profile) for each in sequences} - {str(profile)})
+    texts: tuple[tuple[Callable[[Request], bool], str], ...] = (
+        (
+            lambda each: any(of.measurement_type != label for of in each.sequences),
+            f"the sidecar reports {label}, the engine {', '.join(labels)}",
+        ),
+        (
+            lambda each: any(of.profile != profile for of in each.sequences),
+            f"the sidecar's profile is {profile}, the engine's {', '.join(profiles)}",
+        ),
+        *_CHECKS,
+    )
+    for contradicts, text in texts:
+        if count := sum(map(contradicts, served)):
+            yield Objection(Reason.CONTRADICTION, f"{count_requests(count)}: {text}")
+    named = None if profile is None else PROFILE_LABELS.get(profile)
+    if named is not None and named != label:
+        detail = f"the profile {profile} is {named}: a measurement of it cannot be {label}"
+        yield Objection(Reason.CONTRADICTION, detail)
+    yield from _clocks(served)
 
-    Somebody else had its slot, whose request may have left no span: a request that came before the
-    first of these has no number among theirs. What waited for it is no time of this engine alone.
-    """
-    busy = [
-        Interval(attempt.start_ns, attempt.end_ns + ABORT_WITHIN_NS * (attempt in request.aborted))
-        for request in traffic.requests
-        if request.pool == scenario.key.pool
+
+def _counts(scenario: Scenario, traffic: Traffic, batches: Batches) -> Iterator[Objection]:
+    """Finds sequences that were not counted, numbers that a request cannot have, and steps that
+    cannot have had as many sequences as were counted."""
+    found = scenario.sequences
+    if without := sum(each.engine is None or each.counters is None for each in found):
+        detail = "have no counters of the engine, so that nobody knows who else was in it"
+        yield Objection(Reason.NOT_COUNTED, f"{without} of {len(found)} sequences {detail}")
+    for engine in {each.engine for each in found if each.engine is not None}:
+        # An attempt has one number, and no other attempt has it: a copied span shows here.
+        attempts = [
+            numbers(engine, attempt.sequences)
+            for request in traffic.requests
+            for attempt in request.attempts
+        ]
+        wrong = sum(map(len, attempts)) - len(set().union(*attempts))
+        wrong += sum(len(each) > 1 for each in attempts)
+        if wrong:
+            detail = "the engine numbers each request once, these spans have a number of another"
+            yield Objection(Reason.CONTRADICTION, f"{count_requests(wrong)}: {detail}")
+    largest = batches.largest + sum(
+        request.requested_sequences for request, _ in aborted_in(scenario, traffic)
+    )
+    decoded, uncounted = round(batches.steps * batches.mean), UNCOUNTED_STEPS * len(found)
+    if not batches.steps <= decoded <= batches.steps * largest + uncounted:
+        counted = f"the engine counted {decoded} sequences in {batches.steps} decode steps"
+        yield Objection(Reason.CONTRADICTION, f"{counted} of up to {largest}")
+
+
+def _clocks(served: tuple[Request, ...]) -> Iterator[Objection]:
+    """Finds clocks of sidecar and engine that differ."""
+    offsets = [
+        offset
+        for request in served
         for attempt in request.attempts
+        for each in attempt.sequences
+        if (offset := _offset_ns(each, attempt.start_ns, attempt.end_ns))
     ]
-    served = scenario.ended(Outcome.SERVED)
-    total_ns = sum(request.end_ns - request.start_ns for request in served)
-    waits = [Interval(*waited) for request in served for waited in request.waited]
-    waited_ns = uncovered(waits, busy)
-    if waited_ns > UNEXPLAINED_WAIT * total_ns:
-        detail = (
-            f"requests waited {waited_ns / 1e9:.3f} s for admission while none that is traced was "
-            f"dispatched, {waited_ns / total_ns:.0%} of their latencies: others had it"
-        )
-        yield Objection(Reason.OTHER_TRAFFIC, detail)
+    apart = [offset for offset in offsets if abs(offset) > CLOCKS_AGREE_S * 1e9]
+    if apart:
+        most = max(apart, key=abs)
+        where = "ahead of" if most > 0 else "behind"
+        detail = f"the engine's clock is at least {abs(most) / 1e9:.3f} s {where} the sidecar's"
+        yield Objection(Reason.CONTRADICTION, f"{len(apart)} of its sequences: {detail}")
 
 
-def _other_traffic(scenario: Scenario, traffic: Traffic) -> Iterator[Objection]:
-    """Finds traffic that shared the engines, and shared generations."""
-    shared = sum(request.coalesced or request.coalesced_leader for request in scenario.requests)
-    if shared:
-        detail = "a generation was shared, its tokens would count several times"
-        yield Objection(Reason.COALESCED, f"{count_requests(shared)}: {detail}")
-    divided = sum(bool(request.parts) for request in scenario.requests)
-    if divided:
-        detail = "ran in parts: its times are those of several requests to the engine"
-        yield Objection(Reason.DIVIDED, f"{count_requests(divided)}: {detail}")
-    if scenario.key.measurement_type == Label.OFFLINE:
-        online = sum(each.service_class == _INTERACTIVE for each in scenario.requests)
-        if online:
-            detail = f"{count_requests(online)} of class {_INTERACTIVE}"
-            yield Objection(Reason.ONLINE_TRAFFIC, detail)
-    found = engine_occupancies(scenario, traffic)
-    if others := foreign_sequences(scenario, found):
-        detail = f"foreign sequences in the same engine at the time: {others}"
-        yield Objection(Reason.OTHER_TRAFFIC, detail)
-    if unseen := sequences_beside_untraced(scenario, found):
-        detail = (
-            f"sequences that shared a step with untraced ones (tracing must not sample): {unseen}"
-        )
-        yield Objection(Reason.UNSEEN_TRAFFIC, detail)
-    engines = {sequence.engine for sequence in scenario.sequences}
-    if len(engines) > 1:
-        detail = f"{len(engines)} engines served it: it was restarted, or there are several"
-        yield Objection(Reason.ENGINE_CHANGED, detail)
+def _offset_ns(each: EngineSequence, start_ns: int, end_ns: int) -> int:
+    """Returns by how much a sequence ends after an interval, or (negative) starts before it."""
+    after, before = each.end_ns - end_ns, each.start_ns - start_ns
+    if before < 0 and -before >= after:
+        return before
+    return max(after, 0)
+
+
+def _too_many_tokens(request: Request) -> bool:
+    return any(
+        each.output_tokens
+        > (each.counters.engine_steps + UNCOUNTED_STEPS) * each.counters.tokens_per_step
+        for each in request.sequences
+        if each.counters is not None
+    )
+
+
+def _other_tokens(request: Request) -> bool:
+    """Returns whether sidecar and engine generated other numbers of tokens.
+
+    A step of speculative decoding may generate tokens beyond a stop string: vLLM's statistics have
+    them, its answers have not.
+    """
+    if not request.sequences or request.output_tokens is None:
+        return False
+    surplus = sum(
+        each.counters.tokens_per_step - 1
+        for each in request.sequences
+        if each.counters is not None and each.stopped
+    )
+    return not 0 <= request.engine_output_tokens - request.output_tokens <= surplus
+
+
+def _impossible_counts(request: Request) -> bool:
+    return any(
+        each.steps > each.counters.engine_steps
+        or each.steps > each.counters.decode_steps
+        or not 0 < each.counters.request_number <= each.counters.requests_total
+        or each.counters.tokens_per_step < 1
+        for each in request.sequences
+        if each.counters is not None
+    )
+
+
+def _other_speculation(request: Request) -> bool:
+    return any(
+        (each.conditions.speculative == "none") != (each.counters.tokens_per_step == 1)
+        for each in request.sequences
+        if each.conditions is not None and each.counters is not None
+    )
+
+
+def _impossible_hits(request: Request) -> bool:
+    caches = [each.prefix_cache for each in request.sequences if each.prefix_cache is not None]
+    return any(not 0 <= at.hits - at.hits_before <= at.queries - at.queries_before for at in caches)
+
+
+def _too_short(request: Request) -> bool:
+    """Returns whether the answer came sooner than the engine had generated it.
+
+    The last event of a stream can be missed where it is cut: that costs a step.
+    """
+    took_s = (request.end_ns - request.start_ns) / 1e9
+    return any(
+        took_s < each.inference_s * (1 - CLOCK_RATE) - each.step_s - ROUNDING_S
+        or took_s < each.decode_s * (1 - CLOCK_RATE) - each.step_s - ROUNDING_S
+        for each in request.sequences
+    )
+
+
+def _tokens_out_of_order(request: Request) -> bool:
+    first_ns = request.start_ns if request.first_byte_ns is None else request.first_byte_ns
+    closed_ns = request.closed_ns + round(ROUNDING_S * 1e9)
+    return not request.start_ns <= first_ns <= request.end_ns <= closed_ns
+
+
+_CHECKS: Final[tuple[tuple[Callable[[Request], bool], str], ...]] = (
+    (
+        lambda each: (
+            bool(each.sequences)
+            and not each.parts  # one prompt may be that of several parts
+            and each.input_tokens not in (None, each.engine_input_tokens)
+        ),
+        "sidecar and engine report different input tokens",
+    ),
+    (_other_tokens, "sidecar and engine report different output tokens"),
+    (lambda each: each.closed_ns < each.start_ns, "the end is before the start"),
+    (
+        lambda each: each.closed_ns >= each.start_ns and _tokens_out_of_order(each),
+        "the first token is after the last one, or one of them outside of the request",
+    ),
+    (
+        lambda each: len(each.sequences) > each.requested_sequences,
+        "more sequences in the engine than were requested",
+    ),
+    (_too_many_tokens, "more tokens than the engine's steps can have generated"),
+    (_impossible_counts, "counts of the engine that contradict each other"),
+    (
+        _other_speculation,
+        "tokens per step that the engine's speculative decoding does not generate",
+    ),
+    (_impossible_hits, "more hits in the prefix cache than prompt tokens looked up in it"),
+    (_too_short, "the answer took less time than the engine took to generate it"),
+)

@@ -27,7 +27,7 @@ _ARRIVALS: Final[Mapping[Label, tuple[Arrivals, ...]]] = {
     Label.OFFLINE: (Arrivals.AT_ONCE, Arrivals.CLOSED_LOOP),
 }
 # The profiles that this project ships; others may have any label.
-_PROFILES: Final = {
+PROFILE_LABELS: Final = {
     "home": Label.SINGLE_STREAM,
     "cloud": Label.BATCHED_ONLINE,
     "offline": Label.OFFLINE,
@@ -54,8 +54,11 @@ def label_contradictions(label: Label, notes: Mapping[str, str]) -> Iterator[Fin
         return
     yield from _load(label, notes, row)
     profile = notes.get("profile", "")
-    if _PROFILES.get(profile, label) is not label:
-        yield _noted("profile", notes), f"must not be {profile} {row}: it is {_PROFILES[profile]}"
+    if PROFILE_LABELS.get(profile, label) is not label:
+        yield (
+            _noted("profile", notes),
+            f"must not be {profile} {row}: it is {PROFILE_LABELS[profile]}",
+        )
 
 
 def _load(label: Label, notes: Mapping[str, str], row: str) -> Iterator[Finding]:

@@ -94,7 +94,7 @@ def test_more_decoded_than_was_generated_is_seen_unless_something_is_not_known()
     changes: dict[str, Any] = {"requests_total": 110, "steps_by_batch": {"4": [33, 0.5]}}
     found = result(CALLS, after=snapshot(**changes))
     expected = (
-        "the engine decoded at least 112 tokens in the window, but this measurement received 110"
+        "the engine decoded at least 112 tokens in the window, of which at most 110 are of this"
     )
     assert [reason[: len(expected)] for reason in found.reasons] == [expected]
     cut = Call(due_s=1.0, sent_s=1.0, ended_s=1.1, fate=Fate.CUT, connected=True)

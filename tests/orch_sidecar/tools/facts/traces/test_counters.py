@@ -35,8 +35,9 @@ def two(
 def test_sequence_takes_part_in_no_more_steps_than_it_has_tokens() -> None:
     assert objections_to(*two(2)) == {}
     assert objections_to(*two(3)) == {
-        "untraced_sequences": "the engine decoded 11 sequences in 11 steps, but those that are "
-        "traced took part in at most 10"
+        "untraced_sequences": "the engine decoded at least 11 tokens in the window, of which at "
+        "most 10 are of this measurement: the engine served other clients, or its states are of "
+        "another run"
     }
 
 
@@ -81,8 +82,8 @@ def test_aborted_request_accounts_for_its_number_and_for_the_steps_of_the_window
     assert list(objections_to(*two(11, steps=0), aborted)) == ["untraced_sequences"]
     assert objections_to(*two(0, more={"orch.requests_total": 3}), aborted) == {}
     assert objections_to(*two(0, more={"orch.requests_total": 4}), aborted) == {
-        "untraced_requests": "1 request: of the numbers 1 to 4 that the engine gave, 2 are "
-        "traced, and 1 of aborted requests"
+        "untraced_requests": "the engine accepted 4 requests in the window, but this measurement "
+        "sent 3: the engine served other clients, too"
     }
 
 
