@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import COLUMNS
+from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
 from tests.orch_sidecar.tools.facts.rows import SOUND, table
 
 Changes = Mapping[str, str | None]
@@ -128,17 +129,18 @@ class Way:
     column: str = "scenario_notes"
     rule: str = ""
 
+    @property
+    def cheat(self) -> Cheat:
+        return Cheat(
+            f"{self.name} ({self.base})", {Gate.CHECK: self.rule} if self.rule else {}, self._said
+        )
+
+    def _said(self) -> Mapping[Gate, str]:
+        found = faults_of(altered(self.base, self.cells, self.notes))
+        here = [text for line, name, text in found if (line, name) == (2, self.column)]
+        return {Gate.CHECK: "; ".join(here) or str(found or "")}
+
 
 def faults_of(*rows: Sequence[str]) -> list[tuple[int, str, str]]:
     """Returns line, column and text of each fault of a table of these rows."""
     return [(each.line, each.name, each.text) for each in check(table(*map(tuple, rows)))]
-
-
-def check_fault(way: Way) -> None:
-    """Fails unless the altered row has its expected fault, or none where none is expected."""
-    found = faults_of(altered(way.base, way.cells, way.notes))
-    if not way.rule:
-        assert found == []
-    else:
-        at_column = [text for line, name, text in found if (line, name) == (2, way.column)]
-        assert any(way.rule in text for text in at_column), found

@@ -1,13 +1,11 @@
-"""Labels that were not earned, because others used the engine: traced, or not at all."""
+"""Labels and figures that were not earned: others used the engine, or the spans contradict."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from tests.orch_sidecar.tools.facts.spans import COUNTERS, without
-from tests.orch_sidecar.tools.facts.traces.alterations import (
+from orch_sidecar.tools.facts.traces.span import Span
+from tests.orch_sidecar.tools.facts.cheats.alterations import (
     ATTEMPT,
     SEQUENCE,
     SERVER,
@@ -18,11 +16,11 @@ from tests.orch_sidecar.tools.facts.traces.alterations import (
     copied,
     dropped,
     raised,
-    reasons,
     recounted,
     set_to,
-    verdict,
 )
+from tests.orch_sidecar.tools.facts.cheats.traces import case
+from tests.orch_sidecar.tools.facts.spans import COUNTERS, without
 
 FOREIGN = {"orch.scenario": "another"}
 
@@ -42,8 +40,17 @@ def without_trace(*numbers: int) -> Alteration:
     return dropped(None, numbers)
 
 
-# (name, recording, alteration, the reason that must be among the objections)
-CASES: list[tuple[str, str, Alteration, str]] = [
+DECODE_S, INFERENCE_S = (f"gen_ai.latency.time_in_model_{part}" for part in ("decode", "inference"))
+TOKENS = "gen_ai.usage.output_tokens"
+
+
+def shortened(span: Span) -> Span:
+    """A tenth of the time."""
+    return replace(span, end_ns=span.start_ns + (span.end_ns - span.start_ns) // 10)
+
+
+# (name, recording, alteration, the reason)
+OTHERS: list[tuple[str, str, Alteration, str]] = [
     ("a whole trace is missing on home", "home", without_trace(1), "untraced_requests"),
     ("so are the steps of it", "home", without_trace(2), "untraced_sequences"),
     ("two whole traces are missing", "home", without_trace(1, 3), "untraced_requests"),
@@ -179,12 +186,64 @@ CASES: list[tuple[str, str, Alteration, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("recording", "alter", "reason"),
-    [case[1:] for case in CASES],
-    ids=[case[0] for case in CASES],
-)
-def test_label_is_not_earned(recording: str, alter: Alteration, reason: str) -> None:
-    found = verdict(recording, alter)
-    assert found.row is None
-    assert reason in reasons(found), found.objections
+# (name, recording, alteration)
+CONTRADICTIONS: list[tuple[str, str, Alteration]] = [
+    (
+        "a forged request after the run: 100 000 tokens, no step",
+        "home",
+        both(
+            copied(2, 5.0, set_to(SEQUENCE, {TOKENS: 100_000, "orch.steps": 0})),
+            recounted,
+        ),
+    ),
+    (
+        "480 tokens in 46 steps",
+        "cloud",
+        set_to(SEQUENCE, {TOKENS: 480, "orch.engine_steps": 46}, [0]),
+    ),
+    (
+        "tokens that the steps of speculative decoding cannot have",
+        "cloud",
+        set_to(
+            SEQUENCE,
+            {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4, TOKENS: 4 * 40},
+        ),
+    ),
+    ("a first token after the last", "cloud", set_to(SERVER, {"orch.first_byte_s": 9.0}, [3])),
+    ("a last token before the first", "cloud", set_to(SERVER, {"orch.last_token_s": 0.001}, [3])),
+    ("a first token before the request", "cloud", set_to(SERVER, {"orch.first_byte_s": -1.0}, [3])),
+    ("a last token after the end", "cloud", set_to(SERVER, {"orch.last_token_s": 7.5}, [3])),
+    (
+        "an end before the start",
+        "home",
+        changed(SERVER, lambda span: replace(span, end_ns=span.start_ns - 1), [1]),
+    ),
+    ("an answer that came before it was generated", "home", changed(SERVER, shortened)),
+    (
+        "a stream whose last token came before it was generated",
+        "cloud",
+        set_to(SERVER, {"orch.first_byte_s": 0.001, "orch.last_token_s": 0.002}, [5]),
+    ),
+    (
+        "a decode that took longer than the answer",
+        "cloud",
+        set_to(SEQUENCE, {DECODE_S: 3.0}, [2]),
+    ),
+    (
+        "an inference that took longer than the answer",
+        "cloud",
+        set_to(SEQUENCE, {INFERENCE_S: 3.0}, [2]),
+    ),
+    ("sidecar and engine count other tokens", "offline", set_to(SERVER, {TOKENS: 400}, [2])),
+    (
+        "sidecar and engine count other prompts",
+        "offline",
+        set_to(SERVER, {"gen_ai.usage.input_tokens": 400}, [2]),
+    ),
+]
+
+
+CHEATS = [
+    *(case(*each) for each in OTHERS),
+    *(case(*each, "contradiction") for each in CONTRADICTIONS),
+]

@@ -1,4 +1,4 @@
-"""Figures that are not those of the run, and rows that state under which conditions they are."""
+"""Rows of recorded scenarios: their figures, and under which conditions they are."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import Declared, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span
-from tests.orch_sidecar.tools.facts.spans import real
-from tests.orch_sidecar.tools.facts.traces.alterations import (
+from tests.orch_sidecar.tools.facts.cheats.alterations import (
     ATTEMPT,
     SCENARIOS,
     SEQUENCE,
@@ -29,88 +28,13 @@ from tests.orch_sidecar.tools.facts.traces.alterations import (
     set_to,
     verdict,
 )
-
-DECODE_S, INFERENCE_S = (f"gen_ai.latency.time_in_model_{part}" for part in ("decode", "inference"))
-TOKENS = "gen_ai.usage.output_tokens"
-
-
-def shortened(span: Span) -> Span:
-    """A tenth of the time."""
-    return replace(span, end_ns=span.start_ns + (span.end_ns - span.start_ns) // 10)
+from tests.orch_sidecar.tools.facts.spans import real
 
 
 def row_of(recording: str, *alterations: Alteration, given: Declared | None = None) -> Row:
     found = verdict(recording, *alterations, given=given)
     assert found.row is not None, found.objections
     return found.row
-
-
-# (name, recording, alteration): all are contradictions
-CONTRADICTIONS: list[tuple[str, str, Alteration]] = [
-    (
-        "a forged request after the run: 100 000 tokens, no step",
-        "home",
-        both(
-            copied(2, 5.0, set_to(SEQUENCE, {TOKENS: 100_000, "orch.steps": 0})),
-            recounted,
-        ),
-    ),
-    (
-        "480 tokens in 46 steps",
-        "cloud",
-        set_to(SEQUENCE, {TOKENS: 480, "orch.engine_steps": 46}, [0]),
-    ),
-    (
-        "tokens that the steps of speculative decoding cannot have",
-        "cloud",
-        set_to(
-            SEQUENCE,
-            {"orch.speculative": "ngram:3", "orch.tokens_per_step": 4, TOKENS: 4 * 40},
-        ),
-    ),
-    ("a first token after the last", "cloud", set_to(SERVER, {"orch.first_byte_s": 9.0}, [3])),
-    ("a last token before the first", "cloud", set_to(SERVER, {"orch.last_token_s": 0.001}, [3])),
-    ("a first token before the request", "cloud", set_to(SERVER, {"orch.first_byte_s": -1.0}, [3])),
-    ("a last token after the end", "cloud", set_to(SERVER, {"orch.last_token_s": 7.5}, [3])),
-    (
-        "an end before the start",
-        "home",
-        changed(SERVER, lambda span: replace(span, end_ns=span.start_ns - 1), [1]),
-    ),
-    ("an answer that came before it was generated", "home", changed(SERVER, shortened)),
-    (
-        "a stream whose last token came before it was generated",
-        "cloud",
-        set_to(SERVER, {"orch.first_byte_s": 0.001, "orch.last_token_s": 0.002}, [5]),
-    ),
-    (
-        "a decode that took longer than the answer",
-        "cloud",
-        set_to(SEQUENCE, {DECODE_S: 3.0}, [2]),
-    ),
-    (
-        "an inference that took longer than the answer",
-        "cloud",
-        set_to(SEQUENCE, {INFERENCE_S: 3.0}, [2]),
-    ),
-    ("sidecar and engine count other tokens", "offline", set_to(SERVER, {TOKENS: 400}, [2])),
-    (
-        "sidecar and engine count other prompts",
-        "offline",
-        set_to(SERVER, {"gen_ai.usage.input_tokens": 400}, [2]),
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("recording", "alter"),
-    [case[1:] for case in CONTRADICTIONS],
-    ids=[case[0] for case in CONTRADICTIONS],
-)
-def test_figure_that_the_spans_contradict_makes_no_row(recording: str, alter: Alteration) -> None:
-    found = verdict(recording, alter)
-    assert found.row is None
-    assert "contradiction" in reasons(found), found.objections
 
 
 @pytest.mark.parametrize("recording", SCENARIOS)

@@ -14,6 +14,7 @@ from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import Declared, ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
+from tests.orch_sidecar.tools.facts.cheats import Gate
 from tests.orch_sidecar.tools.facts.spans import COUNTERS, counted, real, without
 
 Spans = list[Span]
@@ -157,3 +158,10 @@ def verdict(
 
 def reasons(found: ScenarioVerdict) -> set[str]:
     return {each.reason.value for each in found.objections}
+
+
+def said(recording: str, alter: Alteration) -> Mapping[Gate, str]:
+    """Returns the objections to an altered recording."""
+    found = verdict(recording, alter)
+    objections = "; ".join(f"{each.reason}: {each.detail}" for each in found.objections)
+    return {Gate.JUDGE: "" if found.row is not None else objections}
