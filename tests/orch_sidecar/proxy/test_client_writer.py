@@ -8,71 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.api.usage import MAX_PIECE_BYTES
 from orch_sidecar.observability.record import Outcome
-from orch_sidecar.proxy.client_writer import ClientWriter
-from orch_sidecar.proxy.engine_response import EngineResponse
-from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
-from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_BUFFERED_BYTES, Head, body_of, parse_head
+from orch_sidecar.wire.http1 import LAST_CHUNK, MAX_BUFFERED_BYTES
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
-    POOL,
     STREAM_HEAD,
-    Transport,
     chunk,
-    http_of,
     json_answer,
 )
-from tests.orch_sidecar.records import record_of
+from tests.orch_sidecar.relayed import Relayed
 from tests.orch_sidecar.spoken import DONE, SPOKEN, Spoken, sse
 
 CLOSING_HEAD = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
-
-
-class Client(Transport):
-    """A client whose transport is never full."""
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-
-class Relayed:
-    """A response between an engine and a client without sockets."""
-
-    def __init__(
-        self, api: Endpoint = apis.CHAT, *, stream: bool = True, http10: bool = False
-    ) -> None:
-        self.client = Client()
-        self.record = record_of(endpoint=api, stream=stream)
-        http = http_of(self.client, http10=http10)
-        writer = self.writer = ClientWriter(http, self.record)
-        connections = ConnectionPool("http://127.0.0.1:9", 1.0)
-        self.response = EngineResponse(writer, connections, events=stream)
-        writer.attach(self.response, POOL)
-        self.connection = EngineConnection()
-        self.connection.connection_made(Transport())
-        self.response.start(self.connection, b"POST / HTTP/1.1\r\n\r\n")
-
-    def sends(self, *reads: bytes) -> Relayed:
-        for data in reads:
-            if self.connection.receiver is not None:
-                self.connection.data_received(data)
-        return self
-
-    def closes(self) -> Relayed:
-        self.connection.connection_lost(None)
-        return self
-
-    @property
-    def got(self) -> tuple[Head, bytes]:
-        """Returns the head and the body that the client received, without framing."""
-        parsed = parse_head(self.client.data)
-        assert parsed is not None
-        head, start = parsed
-        return head, body_of(head, dechunk=True).feed(self.client.data[start:])
 
 
 def check(spoken: Spoken, relayed: Relayed) -> None:
