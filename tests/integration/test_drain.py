@@ -62,12 +62,12 @@ async def test_drain_ends_at_its_limit_and_informs_the_clients_it_leaves(
     async def stream(answer: Answer) -> None:
         answer.head(200, EVENT_STREAM)
         answer.event("a")
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     async def half(answer: Answer) -> None:
         answer.head(200, [("content-length", "100")], chunked=False)
         answer.write(b"{")
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     engine.scripts += [stream, half, hold, hold]
     streaming, cut = await started(running), await started(running)
@@ -77,9 +77,7 @@ async def test_drain_ends_at_its_limit_and_informs_the_clients_it_leaves(
     await eventually(lambda: len(hold.waiting) == 2)
     queued = await started(running)
     await eventually(lambda: running.queued == 1)
-    begin = asyncio.get_running_loop().time()
     await running.stop()
-    assert asyncio.get_running_loop().time() - begin < 30, "not the 60 s of the engine"
     response = await streaming.response()
     assert response.body.startswith(b'data: a\n\ndata: {"error": ')
     assert b"draining" in response.body
@@ -93,11 +91,11 @@ async def test_drain_ends_at_its_limit_and_informs_the_clients_it_leaves(
 async def test_drain_of_an_idle_sidecar_is_quick_and_closes_kept_connections(
     engine: ScriptedEngine, start: Start
 ) -> None:
-    running = await start(drain_timeout_s=30)
+    running = await start(drain_timeout_s=2 * HANG_S)
     client = await running.client()
     await client.post()
     begin = asyncio.get_running_loop().time()
     await running.stop()
-    assert asyncio.get_running_loop().time() - begin < 15, "not the 30 s of its limit"
+    assert asyncio.get_running_loop().time() - begin < HANG_S, "not the time of its limit"
     assert await client.rest() == b""
     await eventually(lambda: not engine.wires)

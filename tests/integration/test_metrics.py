@@ -17,6 +17,7 @@ from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
+from tests.patience import HANG_S
 
 NAMES = {
     "orch_slots_total": "gauge",
@@ -256,7 +257,7 @@ async def test_decode_steps_are_those_that_the_engine_counted(
     pool = 'pool="cloud"'
     name = f"orch_engine_prompt_tokens_total{{{pool}}}"
     metrics: dict[str, float] = {}
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(HANG_S):
         while metrics.get(name) != 700:
             metrics = await sidecar.metrics()
     assert metrics[f"orch_decode_batch_size_count{{{pool}}}"] == 16
