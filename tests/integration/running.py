@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from aiohttp.web import RequestHandler
 
@@ -15,6 +15,8 @@ from tests.integration.client import Client
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.patience import HANG_S
 
+LOOK_EVERY_S: Final = 0.005
+
 
 async def eventually(condition: Callable[[], object], within_s: float = HANG_S) -> None:
     """Returns when the condition holds; fails when it does not within the time."""
@@ -22,7 +24,7 @@ async def eventually(condition: Callable[[], object], within_s: float = HANG_S) 
     deadline = loop.time() + within_s
     while not condition():
         assert loop.time() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 class Running:
