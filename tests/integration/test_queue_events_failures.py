@@ -34,22 +34,6 @@ async def test_engines_error_is_relayed_as_an_event(sidecar: Running, script: An
     assert total(await sidecar.metrics(), "orch_requests_total", **label) == 1
 
 
-@pytest.mark.parametrize(("status", "text"), [(500, b"oops"), (200, b"not a stream")])
-async def test_answer_that_is_neither_a_stream_nor_an_error_is_one(
-    sidecar: Running, script: AnswerScript, status: int, text: bytes
-) -> None:
-    first = await busy(sidecar, script)
-    client = await watching(sidecar)
-    await free(script, first)
-    answer = await nth_answer(script, 2)
-    fields = [("content-type", "text/plain"), ("content-length", str(len(text)))]
-    answer.answer.head(status, fields, chunked=False)
-    answer.answer.write(text)
-    answer.finished.set()
-    rest = shown((await client.response()).body).rest
-    assert json.loads(rest.split(b"\n")[0][6:])["error"]["code"] == "engine_failed"
-
-
 async def test_engine_that_breaks_its_stream_ends_it_with_an_event(
     sidecar: Running, script: AnswerScript
 ) -> None:
