@@ -12,7 +12,7 @@ from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, condition
 from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Point, Sweep, is_sound
-from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, Style, by_size
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text
 
@@ -192,11 +192,31 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         ("Goodput", "Answers per second, and those of them within the SLO.", _CLIENTS,
          "requests/s", good and [*measured("answers", "answers"), *good], True),
     ]  # fmt: skip
-    return [
+    by_sizes = [
         by_size(title, about, x, y, series, linear=linear)
         for title, about, x, y, series, linear in charts
         if series
     ]
+    return [*by_sizes, *_pareto(sweep)]
+
+
+def _pareto(sweep: Sweep) -> Iterator[Chart]:
+    """Yields what one user gets against what an accelerator makes, along the concurrencies."""
+    accelerators = sweep.results[0].engine.gpu_count or 1
+    series = []
+    for sound, name, line in ((True, "measured", "-"), (False, "measured, not sound", "")):
+        found = [
+            (1000 / point.tpot_p50_ms, point.tokens_per_s / accelerators)
+            for point in sweep.points
+            if point.tpot_p50_ms and point.is_sound is sound
+        ]
+        if found:
+            xs, ys = zip(*found, strict=True)
+            series.append(Series(name, xs, ys, Style(line, _MARKERS[0], hollow=not sound)))
+    if series:
+        about = "From the fewest concurrent requests at the right to the most at the left."
+        user, whole = "tokens/s per user (1 / TPOT p50)", "tokens/s per accelerator"
+        yield Chart("Throughput and speed", about, Axis(user), Axis(whole), series)
 
 
 def _in_proportion(sweep: Sweep) -> Iterator[Series]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_sidecar.tools.bench.report.sweep import sweep_report
+from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import sweep_of
 from tests.orch_sidecar.tools.bench.report.sample_reports import sweep
@@ -16,6 +16,7 @@ def test_report_has_the_curves_with_the_fit() -> None:
     assert page.loads_nothing()
     assert page.charts == [
         "Throughput", "Time to first token", "Time per output token", "Goodput",
+        "Throughput and speed",
     ]  # fmt: skip
     assert any(text.startswith("fit: ") for text in page.texts)
     assert "largest deviation" in page.text
@@ -46,3 +47,14 @@ def test_incomplete_sweep_names_what_ended_it() -> None:
 
 def test_sweep_of_one_point_has_a_report() -> None:
     assert "Throughput" in Page(sweep_report(sweep(clients=(2,))).html).charts
+
+
+def test_throughput_of_an_accelerator_stands_against_the_speed_of_a_user() -> None:
+    found = sweep()
+    engine = found.results[0].engine.model_copy(update={"gpu_count": 2})
+    results = [each.model_copy(update={"engine": engine}) for each in found.results]
+    pareto = sweep_charts(sweep_of(results))[-1]
+    [measured, *_] = pareto.series
+    sound = [point for point in found.points if point.is_sound]
+    assert measured.xs == tuple(1000 / (point.tpot_p50_ms or 0) for point in sound)
+    assert measured.ys == tuple(point.tokens_per_s / 2 for point in sound)
