@@ -33,8 +33,7 @@ from orch_sidecar.observability.otlp.encoder import (
     request_encoder,
 )
 from orch_sidecar.observability.otlp.protobuf import sized
-from orch_sidecar.observability.otlp.spans import SpanTracing
-from orch_sidecar.observability.otlp.trace_parts import TraceParts
+from orch_sidecar.observability.otlp.spans import RequestTrace, SpanTracing
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts, Tracing
 from tests.orch_sidecar.observability.otlp.sdk_spans import SdkTracing
@@ -104,24 +103,30 @@ class MessageEncoder(SpanEncoder):
         super().__init__(unplaced)
         self._templates: dict[tuple[object, ...], Span] = {}
 
-    def of_record(self, record: RequestRecord) -> Any:
-        return record
-
-    def wait(self, record: Any, head: Any, state: bytes, labels: Any, *more: Any) -> bytes:
-        key, values = (WAIT_SPAN, id(labels), more), {**labels, "orch.cost": more[0]}
-        return _bytes(_filled(self._template(key, 1, values), head))
-
-    def engine(self, record: Any, head: Any, state: bytes, labels: Any, lease: Any) -> bytes:
-        span = _filled(self._of_record(ENGINE_SPAN, 3, record), head)
-        span.attributes.add(key="orch.lease").value.string_value = short_lease(lease)
-        return _bytes(_own(span, record))
-
-    def server(self, record: Any, head: Any, state: bytes, links: Any = ()) -> bytes:
-        span = _filled(self._of_record(record.identity.endpoint.path, 2, record), head)
-        span.attributes.add(key="orch.placement").value.string_value = record.placement
+    def usual(
+        self, record: Any, labels: Any, lease: Any, ids: Any, times: Any, parent: Any
+    ) -> bytes:
+        trace_id, server_id, wait_id, engine_id = ids
+        arrived_ns, admitted_ns, ended_ns = times
+        wait = self._template((WAIT_SPAN, id(labels)), 1, {**labels, "orch.cost": record.cost})
+        engine = _filled(
+            self._of_record(ENGINE_SPAN, 3, record),
+            (trace_id, engine_id, server_id, admitted_ns, ended_ns),
+        )
+        engine.attributes.add(key="orch.lease").value.string_value = short_lease(lease)
+        server = _filled(
+            self._of_record(record.identity.endpoint.path, 2, record),
+            (trace_id, server_id, None, arrived_ns, ended_ns),
+        )
+        server.attributes.add(key="orch.placement").value.string_value = record.placement
         last_token_s = record.seconds_to(record.last_token) or 0.0
-        span.attributes.add(key="orch.last_token_s").value.double_value = last_token_s
-        return _bytes(_own(span, record))
+        server.attributes.add(key="orch.last_token_s").value.double_value = last_token_s
+        spans = (
+            _filled(wait, (trace_id, wait_id, server_id, arrived_ns, admitted_ns)),
+            _own(engine, record),
+            _own(server, record),
+        )
+        return b"".join(map(_bytes, spans))
 
     def _of_record(self, name: str, kind: int, record: RequestRecord) -> Span:
         labels, identity = self.labels_of(record), record.identity
@@ -180,7 +185,7 @@ class OwnWay:
     """A batcher that encodes requests and throws them away, as one for `SpanTracing`."""
 
     def __init__(self, encoder: SpanEncoder) -> None:
-        self._traces: list[TraceParts] = []
+        self._traces: list[RequestTrace] = []
         self._waiting = 0
         self.bytes = 0
         self._request = request_encoder(RESOURCE.attributes, RESOURCE.schema_url, "orch_sidecar")
@@ -188,7 +193,7 @@ class OwnWay:
             encoder, self, SpanCounts(), DEFAULT_ON, RandomIdGenerator()
         )
 
-    def offer(self, trace: TraceParts, spans: int) -> None:
+    def offer(self, trace: RequestTrace, spans: int) -> None:
         self._traces.append(trace)
         self._waiting += spans
         if self._waiting >= BATCH_SPANS:

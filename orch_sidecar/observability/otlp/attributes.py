@@ -12,11 +12,9 @@ from typing import Any, Final, NamedTuple
 from orch_sidecar.api.json_body import well_formed
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.otlp.protobuf import (
-    SPAN_ATTRIBUTE,
     Floats,
     Integers,
     Texts,
-    attribute,
 )
 from orch_sidecar.observability.record import Outcome, RequestRecord
 
@@ -26,31 +24,16 @@ MAX_MODEL_CHARS: Final = 200
 # Caused by the client: these do not set the error status of a span.
 CLIENT_OUTCOMES: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
 
+LEASE: Final = Texts("orch.lease")
+LAST_TOKEN: Final = "orch.last_token_s"  # noqa: S105 (no password)
 _REQUEST_ID: Final = Texts("orch.request_id")
 _CORRELATION_ID: Final = Texts("orch.correlation_id")
-LEASE: Final = Texts("orch.lease")
-_SCENARIO: Final = Texts("orch.scenario")
-_PLACEMENT: Final = Texts("orch.placement")
-_RUN: Final = Texts("orch.run")
+_FANOUT: Final = Integers("orch.fanout")
 _MAX_TOKENS: Final = Integers("gen_ai.request.max_tokens")
 _INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
 _OUTPUT_TOKENS: Final = Integers("gen_ai.usage.output_tokens")
-_FANOUT: Final = Integers("orch.fanout")
-_PARTS: Final = Integers("orch.parts")
 _FIRST_BYTE: Final = Floats("orch.first_byte_s")
-_LAST_TOKEN: Final = Floats("orch.last_token_s")
-# Encoded by `own`.
-OWN_ATTRIBUTES: Final = (
-    "orch.request_id",
-    "orch.correlation_id",
-    "orch.scenario",
-    "orch.fanout",
-    "gen_ai.request.max_tokens",
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.output_tokens",
-    "orch.first_byte_s",
-)
-_COALESCED: Final = attribute(SPAN_ATTRIBUTE, "orch.coalesced", True)
+_LAST_TOKEN: Final = Floats(LAST_TOKEN)
 
 Attributes = Mapping[str, Any]
 
@@ -70,13 +53,24 @@ def model_name(record: RequestRecord) -> str:
 
 def of_record(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
     """Returns the attributes of a record that has ended. `labels`: of its pool and class."""
+    return constant(record, labels) | _known(
+        ("orch.request_id", record.identity.request_id),
+        ("orch.correlation_id", record.identity.correlation_id),
+        ("orch.fanout", record.fanout or None),
+        ("gen_ai.request.max_tokens", record.max_tokens),
+        ("gen_ai.usage.input_tokens", record.input_tokens),
+        ("gen_ai.usage.output_tokens", record.output_tokens),
+        ("orch.first_byte_s", record.seconds_to(record.first_byte)),
+    )
+
+
+def constant(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
+    """Returns those that are equal for many requests."""
     attributes: dict[str, Any] = {
         **labels,
         "http.request.method": record.identity.method,
         "http.route": record.identity.endpoint.path,
         "orch.outcome": record.outcome.value,
-        "orch.request_id": record.identity.request_id,
-        "orch.correlation_id": record.identity.correlation_id,
     }
     if record.status:
         attributes["http.response.status_code"] = record.status
@@ -88,14 +82,7 @@ def of_record(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
             "orch.cost": record.cost,
             "orch.stream": record.stream,
         }
-    return attributes | _known(
-        ("orch.scenario", record.scenario),
-        ("orch.fanout", record.fanout or None),
-        ("gen_ai.request.max_tokens", record.max_tokens),
-        ("gen_ai.usage.input_tokens", record.input_tokens),
-        ("gen_ai.usage.output_tokens", record.output_tokens),
-        ("orch.first_byte_s", record.seconds_to(record.first_byte)),
-    )
+    return attributes | _known(("orch.scenario", record.scenario))
 
 
 def of_server(record: RequestRecord) -> dict[str, Any]:
@@ -105,7 +92,7 @@ def of_server(record: RequestRecord) -> dict[str, Any]:
         ("orch.coalesced", record.coalesced or None),
         ("orch.parts", record.parts or None),
         ("orch.run", record.run),
-        ("orch.last_token_s", record.seconds_to(record.last_token)),
+        (LAST_TOKEN, record.seconds_to(record.last_token)),
     )
 
 
@@ -115,38 +102,28 @@ def of_error(record: RequestRecord) -> dict[str, Any]:
 
 
 def own(record: RequestRecord) -> bytes:
-    """Encodes the attributes that differ from request to request, of engine and server spans."""
+    """Encodes the attributes that differ from request to request, of engine and server spans: those
+    of `of_record` without `constant`."""
     identity = record.identity
     known = [_REQUEST_ID.field(identity.request_id), _CORRELATION_ID.field(identity.correlation_id)]
-    if record.scenario is not None:
-        known.append(_SCENARIO.field(record.scenario))
     if record.fanout:
-        known.append(_FANOUT.field(record.fanout))
+        known.append(_FANOUT[record.fanout])
     if record.max_tokens is not None:
-        known.append(_MAX_TOKENS.field(record.max_tokens))
+        known.append(_MAX_TOKENS[record.max_tokens])
     if record.input_tokens is not None:
-        known.append(_INPUT_TOKENS.field(record.input_tokens))
+        known.append(_INPUT_TOKENS[record.input_tokens])
     if record.output_tokens is not None:
-        known.append(_OUTPUT_TOKENS.field(record.output_tokens))
+        known.append(_OUTPUT_TOKENS[record.output_tokens])
     if record.first_byte is not None:
         known.append(_FIRST_BYTE.field((record.first_byte - identity.arrived) / 1e9))
     return b"".join(known)
 
 
-def own_of_server(record: RequestRecord) -> list[bytes]:
-    """Encodes the attributes of `of_server`."""
-    known = []
-    if record.placement is not None:
-        known.append(_PLACEMENT.field(record.placement))
-    if record.coalesced:
-        known.append(_COALESCED)
-    if record.parts:
-        known.append(_PARTS.field(record.parts))
-    if record.run is not None:
-        known.append(_RUN.field(record.run))
-    if record.last_token is not None:
-        known.append(_LAST_TOKEN.field((record.last_token - record.identity.arrived) / 1e9))
-    return known
+def own_of_server(record: RequestRecord) -> bytes:
+    """Encodes the one of `of_server` that differs from request to request."""
+    if record.last_token is None:
+        return b""
+    return _LAST_TOKEN.field((record.last_token - record.identity.arrived) / 1e9)
 
 
 def bounded(steps: Iterable[Attributes], limits: Limits) -> tuple[dict[str, Any], int]:

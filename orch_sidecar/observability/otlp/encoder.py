@@ -32,9 +32,12 @@ MAX_ATTRIBUTES: Final = 32
 # Of pools, classes, routes and outcomes; a client chooses model and method, hence the bound.
 _MAX_PREPARED: Final = 512
 
-# Fields of Span: trace_id, span_id, parent_span_id, start and end in nanoseconds, flags.
+# Fields of Span: ids of the trace and the span, start and end in nanoseconds, flags; of a child
+# also its parent.
 _ROOT: Final = struct.Struct("<2s16s2s8scQcQ2sI")
 _CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ2sI")
+_PARENT: Final = b"\x22\x08"
+_FLAGS: Final = b"\x85\x01"
 _NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
 _DROPPED_ATTRIBUTES, _LINK, _DROPPED_LINKS = b"\x50", b"\x6a", b"\x70"
 # Field of ScopeSpans, and of the messages around it.
@@ -50,17 +53,19 @@ _TRACE_STATE: Final = b"\x1a"
 _LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
 
 
-# What every span has: the trace's id, its own, its parent's; start and end; flags.
-Head = tuple[bytes, bytes, bytes | None, int, int, int]
+# What every span has: the trace's id, its own, the field of its parent; start and end; flags.
+Head = tuple[bytes, bytes, bytes, int, int, int]
 
 
 class _Prepared(NamedTuple):
     """What is equal for all requests of a pool, class, route, model and outcome.
 
-    `labels`: part of the key by its identity, which is not reused while it is here.
+    `labels`: part of the key by its identity, which is not reused while it is here. `wait`: of a
+    request that was admitted.
     """
 
     labels: Attributes
+    wait: bytes
     server: bytes
     engine: bytes
 
@@ -80,7 +85,7 @@ class RecordAttributes(NamedTuple):
 class SpanEncoder:
     """Encodes spans, each as a field of ScopeSpans.
 
-    `state`: of `trace_state`. `common`: of `of_record`. `labels`: the attributes of the pool and
+    `state`: of `state_field`. `common`: of `of_record`. `labels`: the attributes of the pool and
     class when the span began.
     """
 
@@ -93,7 +98,6 @@ class SpanEncoder:
             most is not None and most < MAX_ATTRIBUTES
         )
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
-        self._waits: dict[tuple[int, int], tuple[Attributes, bytes]] = {}
 
     def labels_of(self, record: RequestRecord) -> Attributes:
         """Returns the attributes of its pool and class."""
@@ -106,28 +110,76 @@ class SpanEncoder:
             return RecordAttributes(record, labels, None, b"")
         return RecordAttributes(record, labels, self._prepare(record, labels), spans.own(record))
 
+    def usual(
+        self,
+        record: RequestRecord,
+        labels: Attributes,
+        lease: str | None,
+        ids: tuple[bytes, bytes, bytes, bytes],
+        times: tuple[int, int, int],
+        parent: tuple[bytes, int, bytes],
+    ) -> bytes:
+        """Encodes the three spans of a request that was admitted once, and answered by an engine.
+
+        `ids`: of the trace and of the three spans. `times`: of arrival, admission and end.
+        `parent`: the field of the server span's parent, its flags, and the field of the state.
+        """
+        trace_id, server_id, wait_id, engine_id = ids
+        arrived_ns, admitted_ns, ended_ns = times
+        of_parent, flags, state = parent
+        now, identity = self.labels_of(record), record.identity
+        own_parent = _PARENT + server_id
+        if self._limited or labels is not now:
+            common = self.of_record(record)
+            wait = trace_id, wait_id, own_parent, arrived_ns, admitted_ns, LOCAL_PARENT
+            engine = trace_id, engine_id, own_parent, admitted_ns, ended_ns, LOCAL_PARENT
+            server = trace_id, server_id, of_parent, identity.arrived_ns, ended_ns, flags
+            return b"%b%b%b" % (
+                self.wait(common, wait, state, labels),
+                self.engine(common, engine, state, labels, lease),
+                self.server(common, server, state),
+            )
+        _, of_wait, of_server, of_engine = self._prepare(record, now)
+        own, own_of_server = spans.own(record), spans.own_of_server(record)
+        own_of_engine = b"" if lease is None else spans.LEASE.field(short_lease(lease))
+        # Behind their lengths: 62 bytes of a child, 52 of the server span without its parent.
+        fixed, size = 62 + len(state), len(own)
+        engine_size = fixed + size + len(of_engine) + len(own_of_engine)
+        server_size = fixed + size + len(of_server) + len(own_of_server) + len(of_parent) - 10
+        child = _CHILD.pack
+        return b"".join(
+            (
+                _SPAN, varint(fixed + len(of_wait)),
+                child(b"\x0a\x10", trace_id, b"\x12\x08", wait_id, _PARENT, server_id,
+                      b"\x39", arrived_ns, b"\x41", admitted_ns, _FLAGS, LOCAL_PARENT),
+                state, of_wait,
+                _SPAN, varint(engine_size),
+                child(b"\x0a\x10", trace_id, b"\x12\x08", engine_id, _PARENT, server_id,
+                      b"\x39", admitted_ns, b"\x41", ended_ns, _FLAGS, LOCAL_PARENT),
+                state, of_engine, own_of_engine, own,
+                _SPAN, varint(server_size),
+                _ROOT.pack(b"\x0a\x10", trace_id, b"\x12\x08", server_id,
+                           b"\x39", arrived_ns, b"\x41", ended_ns, _FLAGS, flags),
+                of_parent, state, of_server, own, own_of_server,
+            )
+        )  # fmt: skip
+
     def wait(
         self,
         common: RecordAttributes,
         head: Head,
         state: bytes,
         labels: Attributes,
-        cost: int,
-        outcome: str | None,
+        outcome: str | None = None,
     ) -> bytes:
         """Encodes a span of admission. `outcome`: if it was not admitted."""
-        key = id(labels), cost
-        if outcome is None and (known := self._waits.get(key)) is not None:
-            return _span(head, state, known[1])
-        steps = [{**labels, "orch.cost": cost}]
+        record, now, prepared, _ = common
+        if outcome is None and prepared is not None and labels is now:
+            return _span(head, state, prepared.wait)
+        steps = [{**labels, "orch.cost": record.cost}]
         if outcome is not None:
             steps.append({"orch.outcome": outcome})
-        encoded = self._slowly(WAIT_SPAN, _INTERNAL, steps)
-        if outcome is None:
-            if len(self._waits) >= _MAX_PREPARED:
-                self._waits.clear()
-            self._waits[key] = labels, encoded
-        return _span(head, state, encoded)
+        return _span(head, state, self._slowly(WAIT_SPAN, _INTERNAL, steps))
 
     def failed_attempt(
         self,
@@ -169,7 +221,7 @@ class SpanEncoder:
             steps.append(spans.of_error(record))
             name, error = record.identity.endpoint.path, _error_of(record)
             return _span(head, state, linked, self._slowly(name, _SERVER, steps, error))
-        return _span(head, state, linked, prepared.server, own, *spans.own_of_server(record))
+        return _span(head, state, linked, prepared.server, own, spans.own_of_server(record))
 
     def _prepare(self, record: RequestRecord, labels: Attributes) -> _Prepared:
         identity, model = record.identity, record.model
@@ -177,19 +229,21 @@ class SpanEncoder:
             model = model[: spans.MAX_MODEL_CHARS]
         key = (
             id(labels), identity.endpoint, identity.method, record.outcome, record.status,
-            record.cost, record.stream, model,
+            record.cost, record.stream, model, record.placement, record.coalesced, record.parts,
+            record.scenario, record.run,
         )  # fmt: skip
         prepared = self._prepared.get(key)
         if prepared is None:
             if len(self._prepared) >= _MAX_PREPARED:
                 self._prepared.clear()
-            fixed = spans.of_record(record, labels) | spans.of_error(record)
-            for name in spans.OWN_ATTRIBUTES:
-                fixed.pop(name, None)
+            fixed = spans.constant(record, labels) | spans.of_error(record)
+            of_server = [self.unplaced, spans.of_server(record), fixed]
+            of_server[1].pop(spans.LAST_TOKEN, None)
             error = _error_of(record)
             prepared = self._prepared[key] = _Prepared(
                 labels,
-                self._slowly(identity.endpoint.path, _SERVER, [self.unplaced, fixed], error),
+                self._slowly(WAIT_SPAN, _INTERNAL, [{**labels, "orch.cost": record.cost}]),
+                self._slowly(identity.endpoint.path, _SERVER, of_server, error),
                 self._slowly(ENGINE_SPAN, _CLIENT, [fixed], error),
             )
         return prepared
@@ -228,22 +282,21 @@ def _error_of(record: RequestRecord) -> str | None:
 
 def _span(head: Head, *parts: bytes) -> bytes:
     """Encodes a span. Raises struct.error for a time beyond 64 bits."""
-    content = b"".join(parts)
-    trace_id, span_id, parent_id, start_ns, end_ns, flags = head
-    if parent_id is None:
-        fixed = _ROOT.pack(
-            b"\x0a\x10", trace_id, b"\x12\x08", span_id,
-            b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags,
-        )  # fmt: skip
-    else:
-        fixed = _CHILD.pack(
-            b"\x0a\x10", trace_id, b"\x12\x08", span_id, b"\x22\x08", parent_id,
-            b"\x39", start_ns, b"\x41", end_ns, b"\x85\x01", flags,
-        )  # fmt: skip
-    return _SPAN + varint(len(fixed) + len(content)) + fixed + content
+    trace_id, span_id, parent, start_ns, end_ns, flags = head
+    root = _ROOT.pack(
+        b"\x0a\x10", trace_id, b"\x12\x08", span_id,
+        b"\x39", start_ns, b"\x41", end_ns, _FLAGS, flags,
+    )  # fmt: skip
+    content = b"".join((root, parent, *parts))
+    return b"".join((_SPAN, varint(len(content)), content))
 
 
-def trace_state(header: str) -> bytes:
+def parent_field(span_id: bytes) -> bytes:
+    """Encodes the parent of a span."""
+    return _PARENT + span_id
+
+
+def state_field(header: str) -> bytes:
     """Encodes the trace state of a span, from the form that it has in a header."""
     return sized(_TRACE_STATE, header.encode()) if header else b""
 

@@ -29,13 +29,19 @@ SPAN_ATTRIBUTE: Final = b"\x4a"
 # Texts up to this length have their attribute's prefix prepared: ids have 32 characters.
 _PREPARED_BYTES: Final = 64
 
+# Encoded integers that are kept are smaller: token counts of most requests, at most half a megabyte
+# of each attribute.
+_KEPT_INTEGERS: Final = 4096
+# Numbers that are encoded already: lengths of most spans.
+_VARINTS: Final = tuple(
+    bytes((bits,)) if bits < 128 else bytes((bits & 127 | 128, bits >> 7)) for bits in range(4096)
+)
+
 
 def varint(number: int) -> bytes:
     """Encodes a number from 0 to 2**64 - 1."""
-    if number < 1 << 7:
-        return _LAST_BYTES[number]
-    if number < 1 << 14:
-        return _OTHER_BYTES[number & 127] + _LAST_BYTES[number >> 7]
+    if number < len(_VARINTS):
+        return _VARINTS[number]
     octets = []
     while number > 127:
         octets.append(_OTHER_BYTES[number & 127])
@@ -103,30 +109,24 @@ class Texts:
 
     def field(self, value: str) -> bytes:
         text = value.encode()
-        if len(text) < _PREPARED_BYTES:
+        try:
             return self._prefixes[len(text)] + text
-        return attribute(SPAN_ATTRIBUTE, self._key, value)
+        except IndexError:
+            return attribute(SPAN_ATTRIBUTE, self._key, value)
 
 
-class Integers:
-    """Encodes attributes of spans of one key whose values are integers."""
-
-    __slots__ = ("_prefixes",)
+class Integers(dict[int, bytes]):
+    """Attributes of spans of one key whose values are integers, encoded; keeps small ones."""
 
     def __init__(self, key: str) -> None:
-        # By the length of the number, which is 1 to 10 bytes.
-        self._prefixes = tuple(
-            attribute(SPAN_ATTRIBUTE, key, (1 << 7 * length) - 1 if length < 10 else -1)[:-length]
-            for length in range(1, 11)
-        )
+        super().__init__()
+        self._key = key
 
-    def field(self, value: int) -> bytes:
-        if 0 <= value < 1 << 14:
-            if value < 1 << 7:
-                return self._prefixes[0] + _LAST_BYTES[value]
-            return self._prefixes[1] + _OTHER_BYTES[value & 127] + _LAST_BYTES[value >> 7]
-        number = integer(value)
-        return self._prefixes[len(number) - 1] + number
+    def __missing__(self, value: int) -> bytes:
+        encoded = attribute(SPAN_ATTRIBUTE, self._key, value)
+        if 0 <= value < _KEPT_INTEGERS:
+            self[value] = encoded
+        return encoded
 
 
 class Floats:

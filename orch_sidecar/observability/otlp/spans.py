@@ -2,14 +2,17 @@
 
 Of OpenTelemetry's SDK it uses the sampler, asked once per trace for the server span, the generator
 of ids, and the propagator, where a client sent a context. Nothing is encoded of a trace that is not
-sampled, or that the batcher drops.
+sampled, or that the batcher drops. A trace is handed over when its last part has ended, so that it
+arrives whole or not at all: a request is a part, and so is a generation that it started for others,
+too, which may outlive it. It is encoded when it is exported: the next answer does not wait for it.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final, Protocol
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.id_generator import IdGenerator
@@ -24,20 +27,21 @@ from orch_sidecar.observability.otlp.attributes import Attributes
 from orch_sidecar.observability.otlp.encoder import (
     LOCAL_PARENT,
     REMOTE_PARENT,
+    Head,
     SpanEncoder,
-)
-from orch_sidecar.observability.otlp.trace_parts import (
-    Batcher,
-    Ended,
-    Identity,
-    TraceParts,
+    link,
+    parent_field,
+    state_field,
 )
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace
 
-# Flags of W3C Trace Context.
+# Flags of W3C Trace Context, and their text.
 _SAMPLED, _RANDOM = 1, 2
+_FLAGS: Final = ("00", "01", "02", "03")
 
+_TRACEPARENT: Final = TRACEPARENT.encode()
+_TRACESTATE: Final = TRACESTATE.encode()
 _SERVER: Final = SpanKind.SERVER
 _RECORD_AND_SAMPLE: Final = Decision.RECORD_AND_SAMPLE
 _NO_CONTEXT: Final = Context()
@@ -45,22 +49,76 @@ _NO_CONTEXT: Final = Context()
 # Within which the spans that wait are sent when the sidecar stops.
 SHUTDOWN_S: Final = 5.0
 
+# A method of the encoder, the head of its span, and the rest of its arguments.
+_Ended = tuple[Callable[..., bytes], Head, tuple[Any, ...]]
 
-class _Unsampled:
-    """A trace that nobody records. The engine learns that it is not sampled."""
+_FRESH_IDS: Final = 512
 
-    __slots__ = ("_identity",)
 
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+class SpanIds:
+    """Makes random ids of spans, many at once."""
+
+    __slots__ = ("_fresh",)
+
+    def __init__(self) -> None:
+        self._fresh: list[bytes] = []
+
+    def __call__(self) -> bytes:
+        if not self._fresh:
+            block = os.urandom(8 * _FRESH_IDS)
+            self._fresh = [block[at : at + 8] for at in range(0, len(block), 8)]
+        return self._fresh.pop()
+
+
+class Batcher(Protocol):
+    """Takes traces whose parts have all ended, and drops them if it must."""
+
+    def offer(self, trace: RequestTrace, spans: int) -> None: ...
+
+    async def close(self, timeout_s: float) -> None: ...
+
+
+class _Identity:
+    """The ids of a trace and of its server span, and its headers for the engine.
+
+    `flags` and `state`: of W3C Trace Context.
+    """
+
+    __slots__ = ("_flags", "_span_id", "_state", "_trace", "server_id", "trace_id")
+
+    def _identify(
+        self, trace_id: int, flags: int, state: str, span_id: Callable[[], bytes]
+    ) -> None:
+        self.trace_id = trace_id.to_bytes(16)
+        self._trace = self.trace_id.hex()
+        self._flags = _FLAGS[flags]
+        self._state = state
+        self._span_id = span_id
+        self.server_id = span_id()
+
+    def _headers(self, span_id: bytes) -> Headers:
+        """Returns the headers for which that span is the parent."""
+        parent = f"00-{self._trace}-{span_id.hex()}-{self._flags}".encode()
+        if self._state:
+            return [(_TRACEPARENT, parent), (_TRACESTATE, self._state.encode())]
+        return [(_TRACEPARENT, parent)]
 
     @property
     def link(self) -> bytes:
-        return self._identity.link
+        """Of another trace's span to this server span, encoded."""
+        return link(self.trace_id, self.server_id)
+
+
+class _Unsampled(_Identity):
+    """A trace that nobody records. The engine learns that it is not sampled."""
+
+    __slots__ = ()
+
+    def __init__(self, trace_id: int, flags: int, state: str, span_id: Callable[[], bytes]) -> None:
+        self._identify(trace_id, flags, state, span_id)
 
     def dispatched(self) -> Headers:
-        identity = self._identity
-        return identity.headers(identity.new_span_id())
+        return self._headers(self._span_id())
 
     def retried(self, reason: Reason) -> None:
         return
@@ -75,40 +133,52 @@ class _Unsampled:
         return
 
 
-class _EngineSpans:
-    """The spans of admission and engine, one after the other, within a server span."""
+class _Part(_Identity):
+    """The spans of admission and engine of one record, one after the other.
 
-    __slots__ = ("_ended", "_engine", "_record", "_trace", "_waiting_since")
+    `_since`: since when it waits, None where it does not. Of the attempt that runs: `_wait_id` and
+    `_engine_id`, None where it has no such span, `_start_ns`, where the one ends and the other
+    begins, and its labels and lease. `_ended`: all other spans.
+    """
 
-    def __init__(self, trace: TraceParts, record: RequestRecord, waiting_since: int) -> None:
-        self._trace = trace
+    __slots__ = (
+        "_encoder", "_ended", "_engine_id", "_labels", "_lease", "_record", "_since", "_start_ns",
+        "_wait_id", "_waited_since",
+    )  # fmt: skip
+
+    def _begin(self, encoder: SpanEncoder, record: RequestRecord) -> None:
+        self._encoder = encoder
         self._record = record
-        self._waiting_since: int | None = waiting_since  # None if it is not queued
-        # Id, start, labels and lease of the attempt that runs.
-        self._engine: tuple[bytes, int, Attributes, str | None] | None = None
-        self._ended: list[Ended] = []
-
-    @property
-    def link(self) -> bytes:
-        return self._trace.link
+        self._since: int | None = record.identity.arrived
+        self._waited_since = self._start_ns = 0
+        self._wait_id: bytes | None = None
+        self._engine_id: bytes | None = None
+        self._labels: Attributes = encoder.unplaced
+        self._lease: str | None = None
+        self._ended: list[_Ended] = []
 
     def dispatched(self) -> Headers:
-        record, trace = self._record, self._trace
-        start = record.admitted
-        start_ns = time.time_ns() if start is None else record.at_ns(start)
-        if self._waiting_since is not None:
-            outcome = record.outcome.value if start is None else None
-            self._end_wait(self._waiting_since, start_ns, outcome)
-        span_id = trace.new_span_id()
-        self._engine = span_id, start_ns, trace.encoder.labels_of(record), record.lease
-        return trace.headers(span_id)
+        record, since, start = self._record, self._since, self._record.admitted
+        if self._wait_id is not None:
+            self._end_wait()
+        identity = record.identity
+        if start is None:
+            self._start_ns = time.time_ns()
+        else:
+            self._start_ns = identity.arrived_ns + start - identity.arrived
+        self._labels = self._encoder.labels_of(record)
+        self._lease = record.lease
+        if since is not None and record.cost:
+            self._waited_since, self._since = since, None
+            self._wait_id = self._span_id()
+        self._engine_id = span_id = self._span_id()
+        return self._headers(span_id)
 
     def retried(self, reason: Reason) -> None:
-        if self._engine is None:
+        if self._engine_id is None:
             return  # it is still queued
-        self._waiting_since = time.monotonic_ns()
-        encode, more = self._trace.encoder.failed_attempt, (reason.value,)
-        self._end_engine(self._engine, time.time_ns(), encode, more)
+        self._since = time.monotonic_ns()
+        self._end_attempt(time.time_ns(), self._encoder.failed_attempt, reason.value)
 
     def shared(self, record: RequestRecord) -> Trace:
         raise AssertionError("a shared generation cannot be shared again")
@@ -116,92 +186,150 @@ class _EngineSpans:
     def joined(self, generation: Trace) -> None:
         raise AssertionError("a shared generation cannot join another")
 
+    def _close(self, now_ns: int) -> None:
+        """Ends what has not ended."""
+        record = self._record
+        if self._engine_id is not None:
+            self._end_attempt(now_ns, self._encoder.engine)
+        if self._since is not None and record.cost:
+            start_ns, labels = record.at_ns(self._since), self._encoder.labels_of(record)
+            head = self._head(self._span_id(), start_ns, now_ns)
+            self._ended.append((self._encoder.wait, head, (labels, record.outcome.value)))
+
+    def _end_attempt(self, end_ns: int, encode: Callable[..., bytes], *more: str) -> None:
+        if self._wait_id is not None:
+            self._end_wait()
+        assert self._engine_id is not None
+        head = self._head(self._engine_id, self._start_ns, end_ns)
+        self._ended.append((encode, head, (self._labels, self._lease, *more)))
+        self._engine_id = None
+
+    def _end_wait(self) -> None:
+        assert self._wait_id is not None
+        head = self._head(self._wait_id, self._record.at_ns(self._waited_since), self._start_ns)
+        self._ended.append((self._encoder.wait, head, (self._labels,)))
+        self._wait_id = None
+
+    def _head(self, span_id: bytes, start_ns: int, end_ns: int) -> Head:
+        return self.trace_id, span_id, parent_field(self.server_id), start_ns, end_ns, LOCAL_PARENT
+
+
+class _Generation(_Part):
+    """The part of a trace that is a shared generation, or a part of a divided request."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: RequestTrace, record: RequestRecord) -> None:
+        self.trace_id, self.server_id = request.trace_id, request.server_id
+        self._trace, self._flags, self._state = request._trace, request._flags, request._state
+        self._span_id = request._span_id
+        self._request = request
+        self._begin(request._encoder, record)
+
     def ended(self) -> None:
-        """Ends the trace of a shared generation."""
-        self._trace.part_ended(self._record, self._close(time.time_ns()))
+        self._close(time.time_ns())
+        self._request._part_ended(self._record, self._ended)
 
-    def _close(self, now_ns: int) -> list[Ended]:
-        """Returns all spans, in the order of their ends."""
-        if self._waiting_since is not None:
-            self._end_wait(self._waiting_since, now_ns, self._record.outcome.value)
-        if self._engine is not None:
-            self._end_engine(self._engine, now_ns, self._trace.encoder.engine, ())
-        return self._ended
 
-    def _end_wait(self, since: int, end_ns: int, outcome: str | None) -> None:
-        record, trace = self._record, self._trace
-        if not record.cost:
-            return
-        self._waiting_since = None
-        encoder, span_id = trace.encoder, trace.new_span_id()
-        start_ns = record.at_ns(since)
-        head = trace.trace_id, span_id, trace.server_id, start_ns, end_ns, LOCAL_PARENT
-        more = encoder.labels_of(record), record.cost, outcome
-        self._ended.append((encoder.wait, head, more))
+class RequestTrace(_Part):
+    """A sampled trace: the server span of a request, and its parts."""
 
-    def _end_engine(
+    __slots__ = ("_batcher", "_ended_ns", "_links", "_open", "_parent", "_parts", "_shares")
+
+    def __init__(
         self,
-        engine: tuple[bytes, int, Attributes, str | None],
-        end_ns: int,
-        encode: Callable[..., bytes],
-        more: tuple[str, ...],
+        encoder: SpanEncoder,
+        batcher: Batcher,
+        record: RequestRecord,
+        parent: SpanContext | None,
     ) -> None:
-        self._engine = None
-        trace, (span_id, start_ns, labels, lease) = self._trace, engine
-        head = trace.trace_id, span_id, trace.server_id, start_ns, end_ns, LOCAL_PARENT
-        self._ended.append((encode, head, (labels, lease, *more)))
-
-
-class _RequestSpans(_EngineSpans):
-    """The spans of one request: those of admission and engine, and the server span."""
-
-    __slots__ = ("_links", "_parent", "_shares")
-
-    def __init__(self, trace: TraceParts, record: RequestRecord, parent: SpanContext | None):
-        # As _EngineSpans does it: a call less for each request.
-        self._trace = trace
-        self._record = record
-        self._waiting_since = record.identity.arrived
-        self._engine = None
-        self._ended = []
+        self._begin(encoder, record)
+        self._batcher = batcher
         self._parent = parent
+        self._ended_ns = 0
         self._links: tuple[bytes, ...] = ()
-        # It shares a generation, whose own trace has the spans of admission and engine.
+        # It shares a generation, whose own part has the spans of admission and engine.
         self._shares = False
+        # Its parts that have not ended, and those that have; none of these: the usual three spans.
+        self._open = 1
+        self._parts: list[tuple[RequestRecord, list[_Ended]]] = []
 
     def dispatched(self) -> Headers:
         if self._shares:  # the shared generation failed
             self._shares = False
-            self._waiting_since = time.monotonic_ns()
+            self._since = time.monotonic_ns()
         return super().dispatched()
 
     def shared(self, record: RequestRecord) -> Trace:
         self._share()
-        self._trace.open += 1
-        return _EngineSpans(self._trace, record, record.identity.arrived)
+        self._open += 1
+        return _Generation(self, record)
 
     def joined(self, generation: Trace) -> None:
-        assert isinstance(generation, _EngineSpans | _Unsampled)
+        assert isinstance(generation, _Identity)
         self._share()
         self._links += (generation.link,)
-
-    def ended(self) -> None:
-        trace, record, parent = self._trace, self._record, self._parent
-        now_ns = time.time_ns()
-        ended = self._ended if self._shares else self._close(now_ns)
-        parent_id, flags = None, LOCAL_PARENT
-        if parent is not None:
-            parent_id = parent.span_id.to_bytes(8)
-            flags = REMOTE_PARENT if parent.is_remote else LOCAL_PARENT
-        start_ns = record.identity.arrived_ns
-        head = trace.trace_id, trace.server_id, parent_id, start_ns, now_ns, flags
-        ended.append((trace.encoder.server, head, (self._links,)))
-        trace.part_ended(record, ended)
 
     def _share(self) -> None:
         """Begins to share a generation. What has ended before remains."""
         self._shares = True
-        self._engine = None
+        self._engine_id = None
+        if self._wait_id is not None:
+            self._end_wait()
+
+    def ended(self) -> None:
+        self._ended_ns = now_ns = time.time_ns()
+        usual = self._wait_id is not None and self._engine_id is not None and not self._ended
+        if usual and self._open == 1 and not (self._parts or self._links):
+            self._batcher.offer(self, 3)
+            return
+        if not self._shares:
+            self._close(now_ns)
+        head = (
+            self.trace_id,
+            self.server_id,
+            self._parent_field(),
+            self._record.identity.arrived_ns,
+            now_ns,
+            self._parent_flags(),
+        )
+        self._ended.append((self._encoder.server, head, (self._links,)))
+        self._part_ended(self._record, self._ended)
+
+    def _part_ended(self, record: RequestRecord, ended: list[_Ended]) -> None:
+        """Takes the spans of a part. The trace is handed over if it was the last one."""
+        self._parts.append((record, ended))
+        self._open -= 1
+        if not self._open:
+            self._batcher.offer(self, sum(len(each) for _, each in self._parts))
+
+    def _parent_field(self) -> bytes:
+        return b"" if self._parent is None else parent_field(self._parent.span_id.to_bytes(8))
+
+    def _parent_flags(self) -> int:
+        return (
+            REMOTE_PARENT if self._parent is not None and self._parent.is_remote else LOCAL_PARENT
+        )
+
+    def encode(self) -> bytes:
+        """Encodes all its spans. Raises what the encoder does for values that OTLP cannot have."""
+        encoder, state = self._encoder, state_field(self._state) if self._state else b""
+        if not self._parts:
+            assert self._wait_id is not None
+            assert self._engine_id is not None
+            return encoder.usual(
+                self._record,
+                self._labels,
+                self._lease,
+                (self.trace_id, self.server_id, self._wait_id, self._engine_id),
+                (self._record.at_ns(self._waited_since), self._start_ns, self._ended_ns),
+                (self._parent_field(), self._parent_flags(), state),
+            )
+        encoded = []
+        for record, ended in self._parts:
+            common = encoder.of_record(record)
+            encoded += [encode(common, head, state, *rest) for encode, head, rest in ended]
+        return b"".join(encoded)
 
 
 class SpanTracing:
@@ -214,14 +342,16 @@ class SpanTracing:
         spans: SpanCounts,
         sampler: Sampler,
         ids: IdGenerator,
+        span_id: Callable[[], bytes] | None = None,
     ) -> None:
-        """`spans`: in which the batcher counts."""
+        """`spans`: in which the batcher counts. `ids`: of traces; `span_id`: of spans."""
         self.spans: SpanCounts | None = spans
         self._unplaced = encoder.unplaced
         self._sampler = sampler
         # Without a parent these always sample: calling them would cost as much as a span does.
         self._samples_roots = sampler in (ALWAYS_ON, DEFAULT_ON)
         self._ids = ids
+        self._span_id = span_id or SpanIds()
         # Older releases of the SDK do not know the flag.
         self._random = _RANDOM if getattr(ids, "is_trace_id_random", bool)() else 0
         self._propagator = TraceContextTextMapPropagator()
@@ -229,10 +359,10 @@ class SpanTracing:
         self._batcher = batcher
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
+        parent: SpanContext | None = None
+        context = _NO_CONTEXT
         if TRACEPARENT in headers:
             context, parent = self._given(headers)
-        else:
-            context, parent = _NO_CONTEXT, None
         if parent is None:
             trace_id, flags = self._ids.generate_trace_id(), self._random
         else:
@@ -246,12 +376,11 @@ class SpanTracing:
             sampled = result.decision is _RECORD_AND_SAMPLE
             state = result.trace_state.to_header() if result.trace_state else ""
         if not sampled:
-            return _Unsampled(Identity(self._ids, trace_id, flags, state))
+            return _Unsampled(trace_id, flags, state, self._span_id)
         record.trace_id = trace_id
-        trace = TraceParts(
-            self._encoder, self._batcher, self._ids, trace_id, flags | _SAMPLED, state
-        )
-        return _RequestSpans(trace, record, parent)
+        trace = RequestTrace(self._encoder, self._batcher, record, parent)
+        trace._identify(trace_id, flags | _SAMPLED, state, self._span_id)
+        return trace
 
     def _given(self, headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:
         """Returns the context that the client sent, and its span; None if that is invalid."""

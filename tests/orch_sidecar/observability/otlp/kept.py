@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -13,8 +14,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 
 from orch_sidecar.observability.otlp.attributes import Attributes, Limits
 from orch_sidecar.observability.otlp.encoder import SpanEncoder, request_encoder
-from orch_sidecar.observability.otlp.spans import SpanTracing
-from orch_sidecar.observability.otlp.trace_parts import TraceParts
+from orch_sidecar.observability.otlp.spans import RequestTrace, SpanTracing
 from orch_sidecar.observability.tracing import SpanCounts
 
 
@@ -25,7 +25,7 @@ class Kept:
         self.traces: list[tuple[bytes, int]] = []
         self.invalid: list[int] = []  # spans of traces that could not be encoded
 
-    def offer(self, trace: TraceParts, spans: int) -> None:
+    def offer(self, trace: RequestTrace, spans: int) -> None:
         try:
             self.traces.append((trace.encode(), spans))
         except (ValueError, OverflowError, struct.error):
@@ -49,9 +49,10 @@ def tracing_to(
     limits: Limits = Limits(),  # noqa: B008 - immutable
     sampler: Sampler = DEFAULT_ON,
     ids: IdGenerator | None = None,
+    span_id: Callable[[], bytes] | None = None,
 ) -> SpanTracing:
     encoder = SpanEncoder(unplaced, limits)
-    return SpanTracing(encoder, kept, SpanCounts(), sampler, ids or RandomIdGenerator())
+    return SpanTracing(encoder, kept, SpanCounts(), sampler, ids or RandomIdGenerator(), span_id)
 
 
 def attributes_of(span: Span) -> dict[str, Any]:

@@ -188,6 +188,9 @@ class Ids(IdGenerator):
         self.at += 1
         return self.at
 
+    def span_id(self) -> bytes:
+        return self.generate_span_id().to_bytes(8)
+
     def generate_trace_id(self) -> int:
         self._trace_id = self._trace_id * 6364136223846793005 + 1 & (1 << 128) - 1 or 1
         return self._trace_id

@@ -86,11 +86,11 @@ class _EngineSpans:
 
     def close(self, attributes: dict[str, Any]) -> None:
         """Ends the spans that have not ended. `attributes`: those of the record."""
-        self._wait_span(None)
+        self._wait_span(None, self._record.outcome.value)
         if self._engine is not None:
             self._tracing.end(self._engine, self._record, attributes)
 
-    def _wait_span(self, end: int | None) -> None:
+    def _wait_span(self, end: int | None, outcome: str | None = None) -> None:
         record, tracing, since = self._record, self._tracing, self._waiting_since
         if not record.cost or since is None:
             return
@@ -101,8 +101,8 @@ class _EngineSpans:
             start_time=record.at_ns(since),
             attributes={**tracing.labels_of(record), "orch.cost": record.cost},
         )
-        if end is None:
-            span.set_attribute("orch.outcome", record.outcome.value)
+        if outcome is not None:
+            span.set_attribute("orch.outcome", outcome)
         span.end(None if end is None else record.at_ns(end))
 
 
@@ -196,8 +196,6 @@ class SdkTracing:
             "http.request.method": record.identity.method,
             "http.route": record.identity.endpoint.path,
             "orch.outcome": record.outcome.value,
-            "orch.request_id": record.identity.request_id,
-            "orch.correlation_id": record.identity.correlation_id,
         }
         if record.status:
             attributes["http.response.status_code"] = record.status
@@ -211,6 +209,8 @@ class SdkTracing:
             }
         for name, value in (
             ("orch.scenario", record.scenario),
+            ("orch.request_id", record.identity.request_id),
+            ("orch.correlation_id", record.identity.correlation_id),
             ("orch.fanout", record.fanout or None),
             ("gen_ai.request.max_tokens", record.max_tokens),
             ("gen_ai.usage.input_tokens", record.input_tokens),

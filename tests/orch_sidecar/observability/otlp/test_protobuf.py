@@ -40,14 +40,14 @@ def test_values_are_encoded_as_the_sdk_encodes_them(value: Any) -> None:
 
 @pytest.mark.parametrize("value", EDGES)
 def test_integers_of_every_length_are_read_back(value: int) -> None:
-    span = Span.FromString(Integers("key").field(value))
+    span = Span.FromString(Integers("key")[value])
     assert (span.attributes[0].key, span.attributes[0].value.int_value) == ("key", value)
     assert AnyValue.FromString(any_value(value)).int_value == value
 
 
 @given(INT64, st.floats(), st.text())
 def test_prepared_attributes_are_read_back(number: int, ratio: float, text: str) -> None:
-    encoded = Integers("i").field(number) + Floats("f").field(ratio)
+    encoded = Integers("i")[number] + Floats("f").field(ratio)
     encoded += Texts("t").field(text)
     found = {each.key: each.value for each in Span.FromString(encoded).attributes}
     assert (found["i"].int_value, found["t"].string_value) == (number, text)

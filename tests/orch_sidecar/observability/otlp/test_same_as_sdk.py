@@ -114,7 +114,7 @@ def assert_same(world: SimpleNamespace, sampler: Sampler, limits: SpanLimits) ->
         limits.max_span_attributes, limits.max_span_attribute_length, limits.max_links
     )
     theirs = World(SdkTracing(provider, world.unplaced), ids[0], CLOCK, world.labels)
-    own = tracing_to(kept, world.unplaced, own_limits, sampler, ids[1])
+    own = tracing_to(kept, world.unplaced, own_limits, sampler, ids[1], ids[1].span_id)
     ours = World(own, ids[1], CLOCK, world.labels)
     for each in (theirs, ours):
         each.live(world.lives)
