@@ -1,7 +1,9 @@
 """The attributes of a finished request's spans, and OpenTelemetry's limits of them.
 
-Pure. No attribute contains prompt text or keys. Attributes are set in steps, as they become known:
-a limit drops those that were set first.
+Pure. No attribute contains prompt text or keys. Names that begin with `gen_ai.` are those of
+OpenTelemetry's conventions, in development (open-telemetry/semantic-conventions-genai with the
+schema gen-ai/1.42.0, docs/gen-ai/client-inference.md). Attributes are set in steps, as they become
+known: a limit drops those that were set first.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ CLIENT_OUTCOMES: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
 
 LEASE: Final = Texts("orch.lease")
 LAST_TOKEN: Final = "orch.last_token_s"  # noqa: S105 (no password)
+FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
 _REQUEST_ID: Final = Texts("orch.request_id")
 _CORRELATION_ID: Final = Texts("orch.correlation_id")
 _FANOUT: Final = Integers("orch.fanout")
@@ -34,6 +37,7 @@ _INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
 _OUTPUT_TOKENS: Final = Integers("gen_ai.usage.output_tokens")
 _FIRST_BYTE: Final = Floats("orch.first_byte_s")
 _LAST_TOKEN: Final = Floats(LAST_TOKEN)
+_FIRST_CHUNK: Final = Floats(FIRST_CHUNK)
 
 Attributes = Mapping[str, Any]
 
@@ -82,6 +86,8 @@ def constant(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
             "orch.cost": record.cost,
             "orch.stream": record.stream,
         }
+        if record.stream:  # the conventions want it of streams only
+            attributes["gen_ai.request.stream"] = True
     return attributes | _known(("orch.scenario", record.scenario))
 
 
@@ -93,6 +99,7 @@ def of_server(record: RequestRecord) -> dict[str, Any]:
         ("orch.parts", record.parts or None),
         ("orch.run", record.run),
         (LAST_TOKEN, record.seconds_to(record.last_token)),
+        (FIRST_CHUNK, record.seconds_to(record.first_byte) if record.stream else None),
     )
 
 
@@ -120,10 +127,13 @@ def own(record: RequestRecord) -> bytes:
 
 
 def own_of_server(record: RequestRecord) -> bytes:
-    """Encodes the one of `of_server` that differs from request to request."""
-    if record.last_token is None:
-        return b""
-    return _LAST_TOKEN.field((record.last_token - record.identity.arrived) / 1e9)
+    """Encodes those of `of_server` that differ from request to request."""
+    arrived, known = record.identity.arrived, b""
+    if record.last_token is not None:
+        known = _LAST_TOKEN.field((record.last_token - arrived) / 1e9)
+    if record.stream and record.first_byte is not None:
+        known += _FIRST_CHUNK.field((record.first_byte - arrived) / 1e9)
+    return known
 
 
 def bounded(steps: Iterable[Attributes], limits: Limits) -> tuple[dict[str, Any], int]:

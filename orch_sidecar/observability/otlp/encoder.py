@@ -238,7 +238,8 @@ class SpanEncoder:
                 self._prepared.clear()
             fixed = spans.constant(record, labels) | spans.of_error(record)
             of_server = [self.unplaced, spans.of_server(record), fixed]
-            of_server[1].pop(spans.LAST_TOKEN, None)
+            for name in (spans.LAST_TOKEN, spans.FIRST_CHUNK):
+                of_server[1].pop(name, None)
             error = _error_of(record)
             prepared = self._prepared[key] = _Prepared(
                 labels,

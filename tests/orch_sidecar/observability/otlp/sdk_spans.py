@@ -161,6 +161,10 @@ class _Spans:
             ("orch.parts", record.parts or None),
             ("orch.run", record.run),
             ("orch.last_token_s", record.seconds_to(record.last_token)),
+            (
+                "gen_ai.response.time_to_first_chunk",
+                record.seconds_to(record.first_byte) if record.stream else None,
+            ),
         ):
             if value is not None:
                 self._server.set_attribute(name, value)
@@ -207,6 +211,8 @@ class SdkTracing:
                 "orch.cost": record.cost,
                 "orch.stream": record.stream,
             }
+            if record.stream:
+                attributes["gen_ai.request.stream"] = True
         for name, value in (
             ("orch.scenario", record.scenario),
             ("orch.request_id", record.identity.request_id),

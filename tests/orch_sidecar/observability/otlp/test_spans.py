@@ -83,6 +83,7 @@ def test_no_span_has_more_attributes_than_the_quick_way_allows(kept: Kept) -> No
     record.labels, record.placement, record.coalesced, record.run = labels, "x", True, "x"
     record.scenario, record.max_tokens, record.input_tokens, record.output_tokens = "x", 1, 1, 1
     record.first_byte = record.last_token = record.admitted
+    record.stream = True
     end(record, trace, Outcome.ENGINE_ERROR)
     assert max(len(span.attributes) for span in kept.spans()) <= MAX_ATTRIBUTES
 
