@@ -10,7 +10,7 @@ end. A client measures at the far end of a network, so its window is a little lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import measured
@@ -19,7 +19,7 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import Measured
 from orch_sidecar.tools.facts.labels.model import Model, name_model
-from orch_sidecar.tools.facts.labels.observation import Observation, RequestCounts
+from orch_sidecar.tools.facts.labels.observation import Observation, RequestCounts, observed
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.labels.thresholds import (
     FAILED_SHARE,
@@ -82,12 +82,13 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof, found: Recomputed) 
     """Returns where a row does not follow from its evidence, empty if it does."""
     try:
         rebuilt = _rebuilt(run, proof)
+        anew = rebuilt.row()
     except ValueError as error:
         return [f"of the client's requests: {error}"]
     return [
         *(each.detail for each in judge(observation_of(row.measurement_type, run, proof))),
         *_other_model(run, proof),
-        *_differences(row, rebuilt),
+        *_differences(row, anew, rebuilt.totals.window_s),
         *_goodput(row, run),
         *_by_the_engine(rebuilt, proof, found),
         *impossible_times(run, proof),
@@ -104,19 +105,19 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
         output_tokens=proof.generated_tokens if complete else None,
         input_tokens=sum(each.prompt_tokens for each in proof.requests) if complete else None,
     )
-    return Observation(
-        label=label,
-        slots=frozenset({proof.before.snapshot.slots_total}),
-        batches=proof.states.batches,
-        counts=counts,
-        states=proof.states,
-        accepted=proof.states.accepted,
+    seen = observed(
+        label,
+        proof.states,
+        counts,
         in_flight=[each.in_flight for each in proof.requests],
+        arrivals=run.scenario.arrivals,
+        at_once=run.scenario.clients,
+    )
+    return replace(
+        seen,
         decoding=[each.decoding for each in proof.requests],
         in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],
         clock_slack=proof.adjusted_s + ROUNDING_S,
-        arrivals=run.scenario.arrivals,
-        at_once=run.scenario.clients,
     )
 
 
@@ -144,13 +145,12 @@ def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
     )
 
 
-def _differences(row: Row, rebuilt: Measured) -> Iterator[str]:
+def _differences(row: Row, anew: Row, window_s: float) -> Iterator[str]:
     """Yields the columns and notes that are not what the evidence gives."""
-    anew = rebuilt.row()
     for name in COLUMNS:
         stated, value = getattr(row, name), getattr(anew, name)
         if name == "throughput_tokens_per_sec":
-            rounding = 1e-4 + (_DIGITS + _TIME_S / rebuilt.totals.window_s) * value
+            rounding = 1e-4 + (_DIGITS + _TIME_S / window_s) * value
             if abs(stated - value) > rounding:
                 yield f"throughput is {stated:.6g} tokens/s, the evidence gives {value:.6g}"
         elif name != "scenario_notes" and stated != value:

@@ -6,9 +6,11 @@ and a note of the row names them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
@@ -17,18 +19,33 @@ from orch_sidecar.tools.facts.labels.model import Model, name_model
 from orch_sidecar.tools.facts.labels.objection import Objection, Reason
 from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.tables.check import invalid_fields
-from orch_sidecar.tools.facts.tables.notes import BATCH_REQUESTS, CONDITIONS, CUT, PREFIX_HIT_RATIO
+from orch_sidecar.tools.facts.tables.notes import (
+    BATCH_REQUESTS,
+    CONDITIONS,
+    CUT,
+    PREFIX_HIT_RATIO,
+    Arrivals,
+)
 from orch_sidecar.tools.facts.tables.row import (
     Label,
     Row,
     format_engine,
     is_path,
 )
-from orch_sidecar.tools.facts.traces.arrivals import arrivals_of
 from orch_sidecar.tools.facts.traces.observed import observation_of, prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
 from orch_sidecar.tools.facts.traces.validity import objections
+
+# Fewer requests that follow others, or fewer in all, show no kind of arrivals.
+LEAST: Final = 10
+# Requests that all arrive within this share of the window were sent at once.
+_AT_ONCE_SHARE: Final = 0.1
+# A client sends its next request within this share of an answer's time, or these seconds.
+_PAUSE_SHARE: Final = 0.05
+_PAUSE_S: Final = 0.05
+# Of a closed loop some clients pause longer, or leave before the others.
+_CLOSED_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +177,29 @@ def _measured(scenario: Scenario, seen: Observation, **more: Any) -> Measured:
         served_as=scenario.key.model,
         **more,
     )
+
+
+def arrivals_of(requests: Sequence[CompletedRequest], label: Label) -> Arrivals | None:
+    """Returns how requests arrived; None where they do not show it, and where the label implies
+    it.
+
+    In a closed loop each request but the first of each client follows the end of another one
+    without a pause; by a schedule it does not. What a few requests show is by chance, and unknown.
+    """
+    if label is Label.SINGLE_STREAM or len(requests) < LEAST:
+        return None
+    arrived = sorted(each.arrived_s for each in requests)
+    ended = sorted(each.ended_s for each in requests)
+    if arrived[-1] - arrived[0] <= _AT_ONCE_SHARE * (ended[-1] - arrived[0]):
+        return Arrivals.AT_ONCE
+    clients = intervals.most(each.in_flight for each in requests)
+    follow = [arrived[number] - ended[number - clients] for number in range(clients, len(arrived))]
+    if len(follow) < LEAST:
+        return None
+    pause_s = max(_PAUSE_S, _PAUSE_SHARE * median(each.latency_s for each in requests))
+    if sum(each <= pause_s for each in follow) >= _CLOSED_SHARE * len(follow):
+        return Arrivals.CLOSED_LOOP
+    return Arrivals.OPEN_LOOP if label is Label.BATCHED_ONLINE else None
 
 
 def _completed(scenario: Scenario) -> list[CompletedRequest]:

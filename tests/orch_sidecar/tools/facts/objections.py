@@ -14,7 +14,7 @@ LABELS = ("single_stream", "batched_online", "offline")
 
 
 # What a label requires of the load: single requests, of which most of these tests are made, have
-# none. Tests of `supply` have.
+# none. `test_observed_load` has the tests of it.
 LOAD = {"one_by_one", "mostly_alone", "trickle", "batch_not_full"}
 
 

@@ -166,6 +166,8 @@ FORGERIES = (
           result=scenario(arrivals="poisson", rate_per_s=3.0)),
     Forgery("fewer clients", "at_once is 2, 3 requests were in flight at once",
           {"notes": {"at_once": 2}}, scenario(clients=2)),
+    Forgery("a name that no note can hold", "must be one line without a semicolon",
+            result={"engine": result_of(row_of())["engine"] | {"model": "tiny; batch_max=9"}}),
     Forgery("no requests", "no request was answered", result={"calls": []}),
     Forgery("requests that took no time", "has no length", result=calls(ended_s=0.0, first_s=0.0)),
 )  # fmt: skip
