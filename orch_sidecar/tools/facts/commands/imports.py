@@ -1,4 +1,4 @@
-"""`orch facts from-vllm-bench` and `from-guidellm`: makes rows from the files of other tools."""
+"""`orch facts from-vllm-bench`, `from-guidellm`, `from-aiperf`: rows from files of other tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     print_error,
     write_rows,
 )
-from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
+from orch_sidecar.tools.facts.evidence import aiperf, guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.documents import parse_all
@@ -68,6 +68,15 @@ Use --save-detailed if possible: the figures are then computed from every reques
 
 Write the report with --output kind=json,path=FILE. A label is claimed with
 --label measurement_type=LABEL.""",
+    ),
+    _Tool(
+        "aiperf",
+        "AIPerf",
+        aiperf.read,
+        """summaries of AIPerf (profile_export_aiperf.json).
+
+Run it with --export-level records: the summary then has the tokens that the engine reported. Its
+own count of tokens is of the text, tokenized again. It claims no label.""",
     ),
 )
 

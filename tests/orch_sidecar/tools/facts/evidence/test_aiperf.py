@@ -1,0 +1,74 @@
+"""Parsing summaries of AIPerf: a recorded one, with and without changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orch_sidecar.tools.facts.evidence.aiperf import read
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
+from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.row import Label, Row
+from tests.orch_sidecar.tools.facts.imports import document, proof
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def found_in(change: Change = lambda summary: None) -> ImportedRun | Rejection:
+    summary: dict[str, Any] = document("aiperf_cloud")
+    change(summary)
+    [found] = read(summary)
+    return found
+
+
+def phase(**fields: Any) -> Change:
+    return lambda summary: summary["input_config"]["phases"][0].update(fields)
+
+
+def test_tokens_are_those_that_the_engine_reported() -> None:
+    found = found_in()
+    assert isinstance(found, ImportedRun)
+    assert (found.tool, found.model) == ("aiperf 0.13.0", "tiny")
+    assert (found.arrivals, found.at_once, found.failed) == (Arrivals.CLOSED_LOOP, 4, 0)
+    # 40 answers of 16 tokens, whose text AIPerf tokenized to 900.
+    assert (found.totals.requests, found.totals.output_tokens) == (40, 640)
+    assert found.totals.tokens_per_s == pytest.approx(640 / 8.4067, rel=1e-4)
+    assert sorted(found.latency_ms) == [
+        "latency_p50_ms", "latency_p90_ms", "latency_p95_ms", "ttft_p50_ms", "ttft_p95_ms",
+    ]  # fmt: skip
+
+
+def test_states_of_the_engine_earn_the_label() -> None:
+    found = found_in()
+    assert isinstance(found, ImportedRun)
+    row = to_row(found, proof("aiperf_cloud"), Source("run-1", None, None))
+    assert isinstance(row, Row), row
+    assert (row.measurement_type, row.batch, row.output_tokens) == (Label.BATCHED_ONLINE, 4, 16)
+
+
+def test_times_of_a_schedule_are_left_out_for_they_begin_with_the_sending() -> None:
+    found = found_in(phase(type="poisson", rate=8.0))
+    assert isinstance(found, ImportedRun)
+    assert (found.arrivals, found.rate_per_s, found.latency_ms) == (Arrivals.POISSON, 8.0, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (phase(type="user_centric"), "input_config.phases.type"),
+        (phase(name="warmup"), "input_config.phases"),
+        (lambda summary: summary.update(was_cancelled=True), "was_cancelled"),
+        (lambda summary: summary.update(schema_version="2.0"), "schema_version"),
+        (lambda summary: summary.pop("total_usage_completion_tokens"),
+         "total_usage_completion_tokens.avg"),
+    ],
+)  # fmt: skip
+def test_summary_that_says_something_else_is_rejected_by_its_field(
+    change: Change, name: str
+) -> None:
+    found = found_in(change)
+    assert isinstance(found, Rejection), found
+    assert found.name == name
