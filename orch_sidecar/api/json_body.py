@@ -75,8 +75,8 @@ _ENCODER: Final = msgspec.json.Encoder()
 def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
     """Returns the object in a body. `outlined`: the body is an outline. Raises InvalidBody."""
     may_be_deeper = _opens_more_than(max_depth, body)
-    if not (outlined or may_be_deeper) and (document := _same_encoded(body)) is not None:
-        return document
+    if not (outlined or may_be_deeper) and (same := _same_encoded(body)) is not None:
+        return same
     try:
         # As json.loads does for bytes, and so vLLM.
         is_utf_8 = body[:1] == b"{" and body[1:2] > b"\0"  # by its rules

@@ -12,7 +12,6 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
-from io import BytesIO
 from typing import Final, Protocol, TypeVar
 
 import aiohttp
@@ -122,13 +121,13 @@ class BodyReader:
             await asyncio.sleep(0)
             return read(outline.result())
 
-    async def _outline(self, body: bytes | memoryview, outline: Outline) -> None:
-        """Has the outline of a body read what it has not. Raises InvalidBody.
+    async def _outline(self, part: bytes, outline: Outline, begin: int = 0) -> None:
+        """Has the outline read what it has not of a part that begins there. Raises InvalidBody.
 
         One body at a time: several would delay the event loop together.
         """
         async with self._one_at_a_time:
-            while (at := outline.read_bytes) < len(body):
+            while (at := outline.read_bytes - begin) < len(part):
                 now = time.perf_counter()
                 if self._turn_ends_at is None:
                     self._turn_ends_at = now + _TURN_AFTER_S
@@ -136,27 +135,32 @@ class BodyReader:
                 elif now >= self._turn_ends_at:
                     await asyncio.sleep(0)
                     continue
-                outline.feed(bytes(body[at : at + SLICE_BYTES]))
+                outline.feed(part[at : at + SLICE_BYTES])
 
     def _turn_ended(self) -> None:
         self._turn_ends_at = None
 
     async def _whole(self, holder: Holder, outline: Outline | None) -> bytes | Refusal:
-        """Reads like `http.read`, which would retain the body as long as the request, and hold it
-        twice meanwhile."""
+        """Reads like `http.read`, which would retain the body as long as the request.
+
+        In parts, which are joined at once: of many buffers that grow side by side most are moved
+        each time.
+        """
         content, most = holder.http.content, self._most_bytes
-        body, size = BytesIO(), 0
+        parts: list[bytes] = []
+        size = 0
         while part := await content.readany():
-            size += body.write(part)
+            parts.append(part)
+            size += len(part)
             if size > most:
                 return self._too_large("larger")
             beyond = size - holder.reserved_bytes
             if beyond > 0 and (refusal := self.reserve(holder, beyond)) is not None:
                 return refusal
             if outline is not None and size > LARGE_BYTES:
-                with body.getbuffer() as arrived:
-                    await self._outline(arrived, outline)
-        return body.getvalue()
+                for each in parts[-1:] if outline.read_bytes else parts:
+                    await self._outline(each, outline, outline.read_bytes)
+        return b"".join(parts)
 
     def reserve(self, holder: Holder, size: int) -> Refusal | None:
         """Reserves more bytes for a request, if the budget has them."""
