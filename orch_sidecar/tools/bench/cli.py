@@ -46,7 +46,6 @@ from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn
 from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 _DESCRIPTION: Final = """Measures an OpenAI endpoint and judges whether the figures are valid.
 
@@ -124,21 +123,29 @@ def _command(work: _Work) -> Callable[[argparse.Namespace], int]:
             return await work(options, interrupted)
 
     def run(options: argparse.Namespace) -> int:
-        try:
+        def work_on_files() -> int:
             check_files(options)
             return uvloop.run(interruptible(options))
-        except (Interrupted, KeyboardInterrupt):
-            return _failed("interrupted before anything was measured", 1)
-        except (EndpointError, NotMeasurable) as error:
-            return _failed(error, 1)
-        except (UnreadableFile, PlotUnavailable, OSError, ValueError) as error:
-            return _failed(error, 2)
+
+        return exit_code_of("orch bench", "measured", work_on_files)
 
     return run
 
 
-def _failed(error: object, code: int) -> int:
-    _print_error(f"orch bench: {error}")
+def exit_code_of(command: str, done: str, work: Callable[[], int]) -> int:
+    """Does the work of a command, and prints the error that ends it.
+
+    Returns its exit code: 1 where nothing could be `done`, 2 for bad usage.
+    """
+    try:
+        return work()
+    except (Interrupted, KeyboardInterrupt):
+        why, code = f"interrupted before anything was {done}", 1
+    except (EndpointError, NotMeasurable) as error:
+        why, code = str(error), 1
+    except (PlotUnavailable, OSError, ValueError) as error:
+        why, code = str(error), 2
+    _print_error(f"{command}: {why}")
     return code
 
 

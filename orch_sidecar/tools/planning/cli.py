@@ -128,8 +128,7 @@ async def _entry(url: str, pool: str | None) -> Mapping[str, Any]:
     found = await read_capabilities(Endpoint.of(url, api_key(), {}), pool)
     if found is None:
         raise NoEngine(f"{url} has no /v1/capabilities: it is neither a sidecar nor an engine")
-    entries: list[Mapping[str, Any]] = found.document["engines"]
-    return next(each for each in entries if each["pool"] == found.snapshot.pool)
+    return found.entry
 
 
 def _with_memory(model: EngineModel, options: argparse.Namespace, tokens: int) -> EngineModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 SNAPSHOT: Final = "snapshot"
 UPDATE: Final = "update"
@@ -15,7 +15,16 @@ _ENDED_KEPT: Final = 100
 Document = Mapping[str, Any]
 
 
-class Order(StrEnum):
+class Cycled(StrEnum):
+    """A choice; `next` is the one after it, the first one after the last."""
+
+    @property
+    def next(self) -> Self:
+        members = list(type(self))
+        return members[(members.index(self) + 1) % len(members)]
+
+
+class Order(Cycled):
     """How requests are sorted."""
 
     STATE = "state"  # running ones first, then the queue in its order
@@ -23,23 +32,13 @@ class Order(StrEnum):
     CLASS = "class"
     KEY = "key"
 
-    @property
-    def next(self) -> Order:
-        orders = list(Order)
-        return orders[(orders.index(self) + 1) % len(orders)]
 
-
-class PoolOrder(StrEnum):
+class PoolOrder(Cycled):
     """How pools are sorted."""
 
     GIVEN = "given"  # as they are configured
     QUEUE = "queue"  # the longest first
     STATE = "state"  # those that take no requests first
-
-    @property
-    def next(self) -> PoolOrder:
-        orders = list(PoolOrder)
-        return orders[(orders.index(self) + 1) % len(orders)]
 
 
 class InFlight(NamedTuple):

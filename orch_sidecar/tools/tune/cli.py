@@ -23,13 +23,12 @@ from orch_sidecar.tools.arguments import (
     add_slo,
     positive,
 )
-from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.interrupt import Interrupted, interrupts
+from orch_sidecar.tools.bench.cli import exit_code_of
+from orch_sidecar.tools.bench.load.interrupt import interrupts
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.options import add_endpoint, slo_of
 from orch_sidecar.tools.bench.plan.plan import plan_of
-from orch_sidecar.tools.bench.runs.run import NotMeasurable
-from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
+from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -63,22 +62,16 @@ _LEAST_CHUNK: Final = 64
 def main(arguments: list[str]) -> None:
     """Runs the command; exits with its code if that is not 0."""
     options = parser().parse_args(arguments)
-    try:
+
+    def work() -> int:
         profiles.load(options.profile)
         files.check_writable(options.output)
         require(options.plot)
         uvloop.run(_tune(options))
-    except (Interrupted, KeyboardInterrupt):
-        _exit("interrupted before anything was decided", 1)
-    except (EndpointError, NotMeasurable) as error:
-        _exit(error, 1)
-    except (PlotUnavailable, OSError, ValueError) as error:
-        _exit(error, 2)
+        return 0
 
-
-def _exit(error: object, code: int) -> None:
-    print(f"orch tune: {error}", file=sys.stderr)
-    sys.exit(code)
+    if code := exit_code_of("orch tune", "decided", work):
+        sys.exit(code)
 
 
 async def _tune(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from orch_sidecar.api.headers import X_ORCH_CLASS
-from orch_sidecar.tools.bench.load.capabilities import read_capabilities
+from orch_sidecar.tools.bench.load.capabilities import entry_of, read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.plan import Plan
@@ -111,12 +111,7 @@ def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:
 
 def _entries(result: Result, pool: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Returns the pool's entries before and after a run."""
-    found = [
-        entry
-        for document in result.capabilities
-        for entry in document["engines"]
-        if entry["pool"] == pool
-    ]
+    found = [entry_of(document, pool) for document in result.capabilities]
     if len(found) < 2:
         raise EndpointError(
             f"the engine's state after a run is missing: {'; '.join(result.reasons) or 'unknown'}"

@@ -36,6 +36,17 @@ class Capabilities:
     snapshot: Snapshot
     idle: bool = True
 
+    @property
+    def entry(self) -> Mapping[str, Any]:
+        """The engine of the pool in the document."""
+        return entry_of(self.document, self.snapshot.pool)
+
+
+def entry_of(document: Any, pool: str) -> Mapping[str, Any]:
+    """Returns the engine of a pool in a document, which is valid; empty where there is none."""
+    entries = (each for each in document["engines"] if isinstance(each, Mapping))
+    return next((each for each in entries if each.get("pool") == pool), {})
+
 
 async def read_capabilities(endpoint: Endpoint, pool: str | None) -> Capabilities | None:
     """Returns the current capabilities, None if the endpoint has none, whatever it answers instead.

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.tools.bench.report.conditions import (
-    CLIENT,
-    ENGINE,
-    LOAD,
     Condition,
-    conditions_of,
     differing,
+    facts_of,
 )
 from orch_sidecar.tools.bench.report.figures import time_axis
 from orch_sidecar.tools.bench.report.intervals import Change, change
@@ -181,16 +178,10 @@ def _conditions(page: Page, found: Comparison) -> None:
         page.table(("condition", "a", "b", "what that means"), rows, texts=4)
     page.section("What is the same")
     changed = {(one.group, one.name) for one, _ in found.differing}
-    page.facts(
-        {
-            group: [
-                (each.title, each.text)
-                for each in conditions_of(found.before)
-                if each.group == group and each.text and (group, each.name) not in changed
-            ]
-            for group in (LOAD, ENGINE, CLIENT)
-        }
+    same = facts_of(
+        found.before, lambda each: bool(each.text) and (each.group, each.name) not in changed
     )
+    page.facts(same)
 
 
 def _charts(before: Result, after: Result) -> Iterator[Chart]:

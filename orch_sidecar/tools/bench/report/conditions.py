@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -60,6 +61,16 @@ def conditions_of(result: Result) -> list[Condition]:
         for group, found in groups.items()
         for name, value in found.items()
     ]
+
+
+def facts_of(
+    result: Result, is_shown: Callable[[Condition], bool]
+) -> dict[str, list[tuple[str, str]]]:
+    """Returns the titles and the texts of the conditions that are shown, by their groups."""
+    found: dict[str, list[tuple[str, str]]] = {LOAD: [], ENGINE: [], CLIENT: []}
+    for each in filter(is_shown, conditions_of(result)):
+        found[each.group].append((each.title, each.text or "unknown"))
+    return found
 
 
 def _load(result: Result) -> dict[str, Any]:

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orch_sidecar.tools.bench.report.conditions import (
-    CLIENT,
-    ENGINE,
     LOAD,
     arrivals_text,
-    conditions_of,
     engine_text,
+    facts_of,
 )
 from orch_sidecar.tools.bench.report.figures import (
     distribution,
@@ -116,17 +114,7 @@ def conditions(page: Page, result: Result) -> None:
     """Appends the meaning of the label and all conditions."""
     label = result.measurement_type
     page.remark(f"{label.value}: {LABELS.get(label, '')}.")
-    found = conditions_of(result)
-    page.facts(
-        {
-            group: [
-                (each.title, each.text or "unknown")
-                for each in found
-                if each.group == group and (each.text or group != LOAD)
-            ]
-            for group in (LOAD, ENGINE, CLIENT)
-        }
-    )
+    page.facts(facts_of(result, lambda each: bool(each.text) or each.group != LOAD))
     signed = result.evidence.signed is not None
     missing = f": {result.evidence.missing}" if result.evidence.missing else ""
     page.remark(f"Evidence: {'signed by the engine' if signed else f'none{missing}'}.")

@@ -91,10 +91,5 @@ class StatementsOfRun:
 
 def _offered(found: Capabilities | None) -> bool:
     """Returns whether the engine states that it signs: other endpoints are not asked."""
-    if found is None:
-        return False
-    for entry in found.document["engines"]:
-        if isinstance(entry, Mapping) and entry.get("pool") == found.snapshot.pool:
-            features = entry.get("features")
-            return isinstance(features, Mapping) and features.get("evidence") is True
-    return False
+    features = None if found is None else found.entry.get("features")
+    return isinstance(features, Mapping) and features.get("evidence") is True
