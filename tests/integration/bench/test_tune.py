@@ -33,13 +33,13 @@ async def test_curve_and_rate_are_those_of_the_engine(
     found = await tune(asked, lengths, 0.3, asyncio.Event(), reported.append)
     assert [point.clients for point in found.sweep.points] == [1, 2, 4]
     assert {1, 2, 4} <= {point.batch for point in found.model.curve.points}
-    assert found.model.curve.ms(4) == pytest.approx(
-        4.0, rel=0.01
-    )  # the script's, whatever the batch
+    step_ms = found.model.curve.ms(4)
+    assert step_ms == pytest.approx(4.0, rel=0.01), "the script's, whatever the batch"
     assert found.decision.slots == 8  # twice what was measured: all of it would be kept
     assert found.rate is not None
     assert found.rate.best is not None
     assert all(trial.kept for trial in found.rate.trials)
-    assert len(reported) == 1 + len(found.rate.trials)
+    # A busy machine is told of, too: the client may be the bottleneck.
+    assert sum("met the SLO" in line for line in reported) == len(found.rate.trials)
     classes = {request.header("x-vllm-priority") for request in engine.generating}
     assert classes == {"0", "1"}, "the curve is measured with bulk, the rate with interactive"
