@@ -10,8 +10,6 @@ only for a constraint.
 
 from __future__ import annotations
 
-from typing import Final
-
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.set_aside import Group
@@ -20,8 +18,6 @@ from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.lease_protocol import Claim
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
-
-_ONE_PASSES: Final = Scope.REQUEST
 
 
 class QueueOrder:
@@ -70,11 +66,11 @@ class QueueOrder:
                 first = group.first
                 due = service_class is BULK and self._reserve.is_due(first, now)
                 blocked_by = self._blocks(first.request, now, due=due)
-                if blocked_by is None or blocked_by.scope is not _ONE_PASSES:
+                if blocked_by is None or blocked_by.scope is not Scope.REQUEST:
                     return first, blocked_by
         while (head := self._queues.head(service_class)) is not None:
             blocked_by = self._blocks(head.request, now, due=due)
-            if blocked_by is None or blocked_by.scope is not _ONE_PASSES:
+            if blocked_by is None or blocked_by.scope is not Scope.REQUEST:
                 return head, blocked_by
             self._queues.set_aside(head, blocked_by, now)
         return None, None

@@ -19,9 +19,15 @@ from orch_sidecar.api.refusal import Reason, Refusal
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """Status, error code, OpenAI and Anthropic error types, and whether a retry can succeed."""
+    """Status, error code, OpenAI and Anthropic error types, and whether a retry can succeed.
 
+    `text`: why a request was not served, for a table that people look at: short, and without the
+    names of this code.
+    """
+
+    reason: Reason
     status: int
+    text: str
     code: str
     openai_type: str
     anthropic_type: str
@@ -29,69 +35,100 @@ class ErrorKind:
     policy_label: str | None = None
 
 
-def _bad(status: int, code: str) -> ErrorKind:
-    return ErrorKind(status, code, "invalid_request_error", "invalid_request_error")
+def _bad(
+    reason: Reason, status: int, text: str, code: str = "", anthropic: str = "invalid_request_error"
+) -> ErrorKind:
+    code = code or reason.value
+    return ErrorKind(reason, status, text, code, "invalid_request_error", anthropic)
 
 
-def _taken(code: str, label: str) -> ErrorKind:
-    return ErrorKind(429, code, "rate_limit_error", "rate_limit_error", True, label)
+def _not_permitted(reason: Reason, text: str) -> ErrorKind:
+    return ErrorKind(reason, 403, text, reason.value, "permission_error", "permission_error")
 
 
-def _unavailable(code: str) -> ErrorKind:
-    return ErrorKind(503, code, "service_unavailable_error", "overloaded_error", retriable=True)
+def _taken(reason: Reason, code: str, label: str, text: str) -> ErrorKind:
+    return ErrorKind(reason, 429, text, code, "rate_limit_error", "rate_limit_error", True, label)
 
 
-BY_REASON: Final[dict[Reason, ErrorKind]] = {
-    Reason.INVALID_REQUEST: _bad(400, "invalid_request"),
-    Reason.INFEASIBLE: _bad(400, "infeasible"),
-    Reason.COST_EXCEEDS_SLOTS: _bad(400, "cost_exceeds_slots"),
-    Reason.NOT_FOUND: ErrorKind(404, "not_found", "invalid_request_error", "not_found_error"),
-    Reason.FORBIDDEN: ErrorKind(403, "forbidden", "permission_error", "permission_error"),
-    Reason.METHOD_NOT_ALLOWED: _bad(405, "method_not_allowed"),
-    Reason.BODY_TOO_LARGE: ErrorKind(
-        413, "body_too_large", "invalid_request_error", "request_too_large"
+def _unavailable(reason: Reason, text: str) -> ErrorKind:
+    openai, anthropic = "service_unavailable_error", "overloaded_error"
+    return ErrorKind(reason, 503, text, reason.value, openai, anthropic, retriable=True)
+
+
+def _failed(
+    reason: Reason, status: int, text: str, anthropic: str = "api_error", *, retriable: bool = False
+) -> ErrorKind:
+    return ErrorKind(reason, status, text, reason.value, "server_error", anthropic, retriable)
+
+
+_KINDS: Final = (
+    _bad(Reason.INVALID_REQUEST, 400, "malformed"),
+    _bad(Reason.INFEASIBLE, 400, "no pool could ever serve it"),
+    _bad(Reason.COST_EXCEEDS_SLOTS, 400, "more sequences than there are slots"),
+    _bad(Reason.NOT_FOUND, 404, "no such model or path", anthropic="not_found_error"),
+    _not_permitted(Reason.FORBIDDEN, "not allowed"),
+    _bad(Reason.METHOD_NOT_ALLOWED, 405, "wrong method"),
+    _bad(Reason.BODY_TOO_LARGE, 413, "its body is too large", anthropic="request_too_large"),
+    _bad(Reason.BODY_TIMEOUT, 400, "its body did not arrive in time"),
+    _bad(Reason.UNSUPPORTED_ENCODING, 415, "its body is compressed"),
+    _bad(Reason.LEASE_SPENT, 409, "the parent's lease was used before"),
+    _bad(
+        Reason.UNAUTHORIZED, 401, "no API key, or an unknown one", "invalid_api_key",
+        "authentication_error"
     ),
-    Reason.BODY_TIMEOUT: _bad(400, "body_timeout"),
-    Reason.UNSUPPORTED_ENCODING: _bad(415, "unsupported_encoding"),
-    Reason.LEASE_SPENT: _bad(409, "lease_spent"),
-    Reason.UNAUTHORIZED: ErrorKind(
-        401, "invalid_api_key", "invalid_request_error", "authentication_error"
+    _not_permitted(Reason.CLASS_FORBIDDEN, "its key is for bulk requests only"),
+    _bad(Reason.COST_EXCEEDS_KEY, 400, "more sequences than its key may have"),
+    _taken(Reason.QUEUE_FULL, "ADMISSION_REJECT", "reject", "the queue was full"),
+    _taken(
+        Reason.QUEUE_FULL_DROP_LRU, "QUEUE_FULL_DROP_LRU", "drop-lru", "pushed out of a full queue"
     ),
-    Reason.CLASS_FORBIDDEN: ErrorKind(
-        403, "class_forbidden", "permission_error", "permission_error"
+    _taken(Reason.QUEUE_TIMEOUT, "ADMISSION_TIMEOUT", "timeout", "would wait, or waited, too long"),
+    _taken(
+        Reason.SLO_MISS, "ADMISSION_SLO", "slo", "its first token would be too late for the SLO"
     ),
-    Reason.COST_EXCEEDS_KEY: _bad(400, "cost_exceeds_key"),
-    Reason.QUEUE_FULL: _taken("ADMISSION_REJECT", "reject"),
-    Reason.QUEUE_FULL_DROP_LRU: _taken("QUEUE_FULL_DROP_LRU", "drop-lru"),
-    Reason.QUEUE_TIMEOUT: _taken("ADMISSION_TIMEOUT", "timeout"),
-    Reason.SLO_MISS: _taken("ADMISSION_SLO", "slo"),
-    Reason.DEADLINE_MISS: _taken("ADMISSION_DEADLINE", "deadline"),
-    Reason.DO_NOT_QUEUE: _taken("ADMISSION_NO_QUEUE", "no-queue"),
-    Reason.KEY_CONCURRENCY: _taken("ADMISSION_KEY_CONCURRENCY", "key-concurrency"),
+    _taken(
+        Reason.DEADLINE_MISS, "ADMISSION_DEADLINE", "deadline",
+        "its first token would miss its deadline"
+    ),
+    _taken(
+        Reason.DO_NOT_QUEUE, "ADMISSION_NO_QUEUE", "no-queue",
+        "no slot was free, and it asked not to wait"
+    ),
+    _taken(
+        Reason.KEY_CONCURRENCY, "ADMISSION_KEY_CONCURRENCY", "key-concurrency",
+        "its key has as many requests as it may"
+    ),
     # OpenAI's code.
-    Reason.KEY_REQUESTS: _taken("rate_limit_exceeded", "key-requests"),
-    Reason.KEY_TOKENS: _taken("rate_limit_exceeded", "key-tokens"),
-    Reason.READER_LIMIT: _taken("READER_LIMIT", "reader-limit"),
-    Reason.ENGINE_STARTING: _unavailable("engine_starting"),
-    Reason.ENGINE_DOWN: _unavailable("engine_down"),
-    Reason.ENGINE_STALE: _unavailable("engine_stale"),
-    Reason.ENGINE_STALLED: _unavailable("engine_stalled"),
-    Reason.ENGINE_PAUSED: _unavailable("engine_paused"),
-    Reason.ENGINE_WITHOUT_PLUGIN: _unavailable("engine_without_plugin"),
-    Reason.ENGINE_REFUSES_KEY: _unavailable("engine_refuses_key"),
-    Reason.PROFILE_MISMATCH: _unavailable("profile_mismatch"),
-    Reason.API_VERSION_MISMATCH: _unavailable("api_version_mismatch"),
-    Reason.NO_POOL: _unavailable("no_pool"),
-    Reason.DRAINING: _unavailable("draining"),
-    Reason.BODY_BUDGET_FULL: _unavailable("body_budget_full"),
-    Reason.ENGINE_FAILED: ErrorKind(502, "engine_failed", "server_error", "api_error", True),
-    Reason.ENGINE_TIMEOUT: ErrorKind(504, "engine_timeout", "server_error", "timeout_error", True),
+    _taken(
+        Reason.KEY_REQUESTS, "rate_limit_exceeded", "key-requests",
+        "its key has used its requests of this minute"
+    ),
+    _taken(
+        Reason.KEY_TOKENS, "rate_limit_exceeded", "key-tokens",
+        "its key has used its tokens of this minute"
+    ),
+    _taken(Reason.READER_LIMIT, "READER_LIMIT", "reader-limit", "too many streams of the state"),
+    _unavailable(Reason.ENGINE_STARTING, "the engine was starting"),
+    _unavailable(Reason.ENGINE_DOWN, "the engine was down"),
+    _unavailable(Reason.ENGINE_STALE, "the engine's state was unknown"),
+    _unavailable(Reason.ENGINE_STALLED, "the engine made no progress"),
+    _unavailable(Reason.ENGINE_PAUSED, "the engine was paused"),
+    _unavailable(Reason.ENGINE_WITHOUT_PLUGIN, "the engine runs without the orch plugin"),
+    _unavailable(Reason.ENGINE_REFUSES_KEY, "the engine rejects the sidecar's key"),
+    _unavailable(Reason.PROFILE_MISMATCH, "engine and sidecar have different profiles"),
+    _unavailable(Reason.API_VERSION_MISMATCH, "engine and sidecar do not fit together"),
+    _unavailable(Reason.NO_POOL, "no pool could take it"),
+    _unavailable(Reason.DRAINING, "the pool was draining"),
+    _unavailable(Reason.BODY_BUDGET_FULL, "too many large requests at once"),
+    _failed(Reason.ENGINE_FAILED, 502, "the engine was lost", retriable=True),
+    _failed(Reason.ENGINE_TIMEOUT, 504, "the engine went silent", "timeout_error", retriable=True),
     # Sent to a client only within a stream that it shares with others; any other is disconnected.
-    Reason.CLIENT_STALLED: ErrorKind(499, "client_stalled", "server_error", "api_error"),
+    _failed(Reason.CLIENT_STALLED, 499, "the client stopped reading"),
     # No standard status fits; this one is known from nginx, and clients do not retry it.
-    Reason.CANCELLED: _bad(499, "cancelled"),
-    Reason.INTERNAL_ERROR: ErrorKind(500, "internal_error", "server_error", "api_error"),
-}
+    _bad(Reason.CANCELLED, 499, "cancelled", "cancelled"),
+    _failed(Reason.INTERNAL_ERROR, 500, "a fault of the sidecar: see its log"),
+)  # fmt: skip
+BY_REASON: Final[dict[Reason, ErrorKind]] = {each.reason: each for each in _KINDS}
 
 # For a retriable refusal without an estimate.
 _DEFAULT_RETRY_MS: Final = 1000
@@ -121,22 +158,22 @@ def headers(refusal: Refusal) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """How an API writes an error: `envelope` is the body of an answer, `events` end a stream.
+    """How an API writes an error: `envelope` makes the body of an answer of the error object, and
+    `event` what `encoded` makes the end of a stream of. `error_type`: the field of ErrorKind with
+    its type."""
 
-    Both are made of the error object, which `error` makes of a refusal.
-    """
-
-    error: Callable[[Refusal], dict[str, Any]]
+    error_type: str
     envelope: Callable[[dict[str, Any]], dict[str, Any]]
-    events: Callable[[dict[str, Any]], bytes]
+    event: Callable[[dict[str, Any]], dict[str, Any]]
+    encoded: Callable[[dict[str, Any]], bytes]
 
     def body(self, refusal: Refusal) -> bytes:
         """Returns a refusal as the body of an answer."""
-        return json.dumps(self.envelope(self.error(refusal))).encode()
+        return json.dumps(self.envelope(self._error(refusal))).encode()
 
     def in_stream(self, refusal: Refusal) -> bytes:
         """Returns a refusal as the last events of a stream."""
-        return self.events(self.error(refusal))
+        return self.encoded(self.event(self._error(refusal)))
 
     def relayed(self, body: bytes) -> bytes | None:
         """Returns an engine's error as the last events of a stream; None if the body has none."""
@@ -147,69 +184,51 @@ class ErrorFormat:
         error = document.get("error", document) if isinstance(document, dict) else None
         if not isinstance(error, dict) or not isinstance(error.get("message"), str):
             return None
-        return self.events(error)
+        return self.encoded(self.event(error))
+
+    def _error(self, refusal: Refusal) -> dict[str, Any]:
+        kind = BY_REASON[refusal.reason]
+        return {
+            "message": well_formed(refusal.message),
+            "type": getattr(kind, self.error_type),
+            "param": refusal.param and well_formed(refusal.param),
+            "code": kind.code,
+            "policy_label": kind.policy_label or refusal.reason.value,
+            "retriable": kind.retriable,
+            "retry_after_ms": retry_after_ms(refusal),
+        }
 
 
-def _error(refusal: Refusal, error_type: str) -> dict[str, Any]:
-    kind = BY_REASON[refusal.reason]
-    return {
-        "message": well_formed(refusal.message),
-        "type": error_type,
-        "param": refusal.param and well_formed(refusal.param),
-        "code": kind.code,
-        "policy_label": kind.policy_label or refusal.reason.value,
-        "retriable": kind.retriable,
-        "retry_after_ms": retry_after_ms(refusal),
-    }
-
-
-def _openai_error(refusal: Refusal) -> dict[str, Any]:
-    return _error(refusal, BY_REASON[refusal.reason].openai_type)
-
-
-def _openai_envelope(error: dict[str, Any]) -> dict[str, Any]:
+def _enveloped(error: dict[str, Any]) -> dict[str, Any]:
     return {"error": error}
 
 
-def _openai_events(error: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(_openai_envelope(error)).encode() + b"\n\ndata: [DONE]\n\n"
-
-
-def _responses_event(error: dict[str, Any]) -> bytes:
-    # The event of OpenAI's Responses API is flat; its clients raise an exception on `error` in it.
-    return _event({"error": error, **error, "type": "error", "sequence_number": None})
-
-
-def _anthropic_error(refusal: Refusal) -> dict[str, Any]:
-    return _error(refusal, BY_REASON[refusal.reason].anthropic_type)
-
-
-def _anthropic_envelope(error: dict[str, Any]) -> dict[str, Any]:
+def _typed(error: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": error}
 
 
-def _anthropic_event(error: dict[str, Any]) -> bytes:
-    return _event(_anthropic_envelope(error))
+def _ends_by_done(event: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n"
 
 
-def _cohere_envelope(error: dict[str, Any]) -> dict[str, Any]:
-    return error
+def _named(event: dict[str, Any]) -> bytes:
+    return b"event: error\ndata: " + json.dumps(event).encode() + b"\n\n"
 
 
-def _cohere_event(error: dict[str, Any]) -> bytes:
+def _flat(error: dict[str, Any]) -> dict[str, Any]:
+    # The event of OpenAI's Responses API; its clients raise an exception on `error` in it.
+    return {"error": error, **error, "type": "error", "sequence_number": None}
+
+
+def _message_end(error: dict[str, Any]) -> dict[str, Any]:
     delta = {"finish_reason": "ERROR", "error": error["message"]}
-    event = json.dumps({"type": "message-end", "delta": delta}).encode()
-    return b"data: " + event + b"\n\ndata: [DONE]\n\n"
+    return {"type": "message-end", "delta": delta}
 
 
-def _event(envelope: dict[str, Any]) -> bytes:
-    return b"event: error\ndata: " + json.dumps(envelope).encode() + b"\n\n"
-
-
-OPENAI: Final = ErrorFormat(_openai_error, _openai_envelope, _openai_events)
-RESPONSES: Final = ErrorFormat(_openai_error, _openai_envelope, _responses_event)
-COHERE: Final = ErrorFormat(_openai_error, _cohere_envelope, _cohere_event)
-ANTHROPIC: Final = ErrorFormat(_anthropic_error, _anthropic_envelope, _anthropic_event)
+OPENAI: Final = ErrorFormat("openai_type", _enveloped, _enveloped, _ends_by_done)
+RESPONSES: Final = ErrorFormat("openai_type", _enveloped, _flat, _named)
+COHERE: Final = ErrorFormat("openai_type", dict, _message_end, _ends_by_done)
+ANTHROPIC: Final = ErrorFormat("anthropic_type", _typed, _typed, _named)
 
 
 def error_text(error: BaseException) -> str:

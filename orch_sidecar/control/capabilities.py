@@ -16,10 +16,22 @@ from orch_sidecar.api.endpoints import WORKLOADS
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts.lease_protocol import API_VERSION, timestamp
-from vllm_plugin.contracts.profile import Profile, ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # The fields of the engine's document that are for sidecars only, or replaced here.
 _OMITTED_FIELDS: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
+# What only an engine tells, while it has not.
+_UNREPORTED: Final[dict[str, Any]] = {
+    "engine": None,
+    "engine_version": None,
+    "models": [],
+    "ctx_max": None,
+    "slots_total": 0,
+    "running": 0,
+    "waiting": 0,
+    "epoch": None,
+    "features": {},
+}
 # Where clients have API keys, it tells them what others asked.
 PRIVATE_FIELD: Final = "prefix_cache"
 
@@ -47,43 +59,20 @@ def head(
     }
 
 
-def unknown(pool: str, profile: Profile, state: str) -> dict[str, Any]:
-    """Returns the entry of a pool whose engine is unknown, as of a headless pool that has no
-    address: null or empty but for the configuration."""
-    return {
-        "engine": None,
-        "engine_version": None,
-        "pool": pool,
-        "models": [],
-        "ctx_max": None,
-        "profile": profile.name,
-        "measurement_type": profile.measurement_type.value,
-        "batching": profile.batching,
-        "slots_total": 0,
-        "slots_free": 0,
-        "slots_free_by_class": {},
-        "effective_capacity": 0,
-        "running": 0,
-        "waiting": 0,
-        "leased": 0,
-        "foreign": 0,
-        "state": state,
-        "epoch": None,
-        "age_ms": None,
-        "supported_workloads": [],
-        "rate_limits": {},
-        "features": {},
-    }
-
-
 def entry(pool: PoolStatus, key: ApiKey | None) -> dict[str, Any]:
-    """Returns the entry of a pool: its engine's document, with this sidecar's own values."""
+    """Returns the entry of a pool: its engine's document, with this sidecar's own values. What its
+    engine has not reported is null or empty."""
     engine, admission = pool.document, pool.admission
     limits, blocked = admission.limits, admission.blocked_by
     blocked_by = None if blocked is None else blocked.reason
     reported = {name: value for name, value in engine.items() if name not in _OMITTED_FIELDS}
     return (
-        unknown(pool.name, pool.profile, pool.state.value)
+        _UNREPORTED
+        | {
+            "profile": pool.profile.name,
+            "measurement_type": pool.profile.measurement_type.value,
+            "batching": pool.profile.batching,
+        }
         | reported
         | {
             "pool": pool.name,

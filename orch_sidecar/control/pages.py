@@ -105,17 +105,16 @@ class Pages:
         return web.Response(body=pieces, content_type="application/json", charset="utf-8")
 
     async def _capabilities(self, key: ApiKey | None) -> AsyncIterator[bytes]:
-        states = self._pools.states()
         head = capabilities.head(
             state=self._pools.state.value,
-            states=states,
+            states=self._pools.states(),
             sidecar_version=VERSION,
             sidecar_build=self._build,
             generation=self._reloads.generation,
         )
         text, comma = json.dumps(head)[:-1] + ', "engines": [', ""
         until = time.monotonic() + PIECE_S
-        for entry in self._entries(key, states):
+        for entry in self._entries(key):
             text, comma = text + comma + json.dumps(entry), ", "
             if time.monotonic() > until:
                 yield text.encode()
@@ -123,7 +122,7 @@ class Pages:
                 text, until = "", time.monotonic() + PIECE_S
         yield (text + "]}").encode()
 
-    def _entries(self, key: ApiKey | None, states: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    def _entries(self, key: ApiKey | None) -> Iterator[dict[str, Any]]:
         """The entries of all pools, and then of the absent ones, each as it is when it is its
         turn."""
         absent, private = self._pools.absent(), self._authorizer.sees_all(key)
@@ -138,8 +137,8 @@ class Pages:
             if names:
                 entry["shares"] = capabilities.shares_of_keys(pool.queues, names)
             yield entry
-        for name, profile in absent.items():
-            entry = capabilities.unknown(name, profile, states[name])
+        for status in absent:
+            entry = capabilities.entry(status, key)
             entry["rate_limits"] |= budgets
             yield entry
 

@@ -31,6 +31,7 @@ class PoolState(StrEnum):
     STALLED = "stalled"  # it answers, but its requests make no progress
     DOWN = "down"
     UNUSABLE = "unusable"  # it answers, but this sidecar cannot use it
+    ABSENT = "absent"  # no address of a headless pool is known
 
 
 # The fields of a document that `outage_of` reads.
@@ -56,6 +57,7 @@ _REASONS: Final = {
     PoolState.STALLED: Reason.ENGINE_STALLED,
     PoolState.DOWN: Reason.ENGINE_DOWN,
     PoolState.UNUSABLE: Reason.ENGINE_DOWN,
+    PoolState.ABSENT: Reason.ENGINE_DOWN,
 }
 
 # An engine that is starting, stopping (another will be in its place), or alive and not going on;

@@ -13,6 +13,8 @@ from orch_sidecar.engine_state import report
 
 # Reports that are kept: a quarter of an hour, which is longer than nearly all requests take.
 _MAX_SAMPLES: Final = 900
+# Rates are means over this time, so that a step of seconds does not make them jump.
+_RATE_WINDOW_S: Final = 5.0
 
 
 class _Counts(NamedTuple):
@@ -21,10 +23,12 @@ class _Counts(NamedTuple):
     at: float
     steps: int
     sequences: int
+    tokens: int
+    prompt_tokens: int
 
 
 class StepHistory:
-    """The decode steps of one engine over time."""
+    """The decode steps and the tokens of one engine over time."""
 
     def __init__(self) -> None:
         self._counts: deque[_Counts] = deque(maxlen=_MAX_SAMPLES)
@@ -41,8 +45,31 @@ class StepHistory:
             self._epoch = document.get("epoch")
             self._counts.clear()
         decoded = report.decode_steps_of(document) or []
-        steps = sum(steps for _, steps, _ in decoded)
-        self._counts.append(_Counts(at, steps, sum(batch * count for batch, count, _ in decoded)))
+        self._counts.append(
+            _Counts(
+                at,
+                sum(steps for _, steps, _ in decoded),
+                sum(batch * count for batch, count, _ in decoded),
+                document.get("generated_tokens_total", 0),
+                (document.get("prefill") or {}).get("tokens", 0),
+            )
+        )
+
+    def token_rates(self) -> dict[str, float | None]:
+        """Returns generated and prompt tokens per second of late; None until two reports are
+        known."""
+        counts = self._counts
+        if len(counts) < 2:
+            return {"tokens_per_s": None, "prompt_tokens_per_s": None}
+        last = counts[-1]
+        since = next(each for each in counts if last.at - each.at <= _RATE_WINDOW_S)
+        if since is last:
+            since = counts[-2]
+        seconds = last.at - since.at
+        return {
+            "tokens_per_s": round((last.tokens - since.tokens) / seconds, 1),
+            "prompt_tokens_per_s": round((last.prompt_tokens - since.prompt_tokens) / seconds, 1),
+        }
 
     def mean_batch(self, start: float, end: float) -> float | None:
         """Returns the mean batch of the decode steps between two times, interpolated between the

@@ -21,14 +21,15 @@ class MeanBatches:
     """The decode steps that engines have reported since they are read here."""
 
     def __init__(self) -> None:
-        self._histories: dict[str, StepHistory] = {}
+        # By name of the pool.
+        self.histories: dict[str, StepHistory] = {}
 
     def read(self, pools: Collection[Pool]) -> None:
         """Takes the last reports of these pools' engines. Forgets other pools: they are gone."""
-        before = self._histories
-        self._histories = {each.name: before.get(each.name) or StepHistory() for each in pools}
+        before = self.histories
+        self.histories = {each.name: before.get(each.name) or StepHistory() for each in pools}
         for pool in pools:
-            history, document = self._histories[pool.name], pool.watcher.document
+            history, document = self.histories[pool.name], pool.watcher.document
             beat_at = pool.watcher.beat_at
             if document is not None and beat_at is not None and beat_at > history.known_until:
                 history.add(document, beat_at)
@@ -37,7 +38,7 @@ class MeanBatches:
         """Whether a request's mean batch may become known with the next report. `now`: nanoseconds
         of the monotonic clock."""
         record, at = ended
-        history = self._histories.get(record.pool or "")
+        history = self.histories.get(record.pool or "")
         if history is None or record.admitted is None:
             return False
         return history.known_until * 1e9 < at and now - at < _PENDING_S * 1e9
@@ -46,7 +47,7 @@ class MeanBatches:
         """Returns the mean batch, in sequences, from the first token of a stream, else from the
         slot, to the end; None: unknown."""
         record, at = ended
-        history = self._histories.get(record.pool or "")
+        history = self.histories.get(record.pool or "")
         if history is None or record.admitted is None:
             return None
         start = record.first_byte if record.stream else None

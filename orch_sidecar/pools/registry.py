@@ -38,7 +38,8 @@ from orch_sidecar.pools.placement.routing import (
 )
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.shortlist import LongestContext, Shortlist
-from vllm_plugin.contracts.profile import AdmissionRules, Profile
+from orch_sidecar.pools.status import PoolStatus, absent
+from vllm_plugin.contracts.profile import AdmissionRules
 
 # Changes of all engines together that are asked for per second: a few hundredths of a core.
 CHANGES_PER_S: Final = 1000
@@ -126,11 +127,11 @@ class PoolRegistry:
     def states(self) -> dict[str, str]:
         """The states by pool name; a headless pool without an address is `absent`."""
         states = {pool.name: pool.state.value for pool in self.all}
-        return states | dict.fromkeys(self.without_address, "absent")
+        return states | dict.fromkeys(self.without_address, PoolState.ABSENT.value)
 
-    def absent(self) -> dict[str, Profile]:
-        """The profiles of the headless pools that have no address, by name."""
-        return {name: self._profiles[name] for name in self.without_address}
+    def absent(self) -> list[PoolStatus]:
+        """The headless pools that have no address, each as one whose engine has never reported."""
+        return [absent(name, self._profiles[name]) for name in self.without_address]
 
     def add_address(self, group: str, number: int, address: str) -> Pool:
         """Adds an address of a headless pool, as a pool that is named by group and number."""

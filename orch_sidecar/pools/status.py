@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import Document
@@ -90,3 +91,10 @@ class PoolStatus:
             queue_depth=admission.queue_depth,
             max_batch_size=max(admission.limits.batch(each) for each in admission.classes),
         )
+
+
+def absent(name: str, profile: Profile) -> PoolStatus:
+    """Returns the status of a headless pool without an address."""
+    admission = AdmissionController(profile.admission).status(0.0)
+    message = "no address of this pool is known"
+    return PoolStatus(name, profile, admission, state=PoolState.ABSENT, message=message)

@@ -60,6 +60,4 @@ async def test_every_hold_and_every_state_is_documented_and_no_other(
         if (match := re.fullmatch(r'orch_engine_state\{.*state="(\w+)".*\}', name))
     }
     assert set(first_cells("explanation/admission.md", "Constraints")) == holds
-    assert set(first_cells("reference/operating.md", "Operating", "Engine states.")) == states | {
-        "absent"
-    }
+    assert set(first_cells("reference/operating.md", "Operating", "Engine states.")) == states

@@ -16,11 +16,12 @@ from orch_sidecar.control.live import words
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.status import PoolStatus
-from vllm_plugin.contracts.profile import Profile, ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 MAX_QUEUED: Final = 50  # of each class
 MAX_ADMITTED: Final = 100
 _MAX_POINTS: Final = 48  # more of the curve are merged
+_FIT: Final = ("t0_ms", "c_ms", "alpha", "largest", "good", "traffic")  # of a StepTime
 
 Names = Mapping[bytes, str]
 
@@ -85,16 +86,7 @@ def curve(document: Mapping[str, Any]) -> dict[str, Any]:
     fit = report.step_time_of(document)
     return {
         "points": points,
-        "fit": None
-        if fit is None
-        else {
-            "t0_ms": fit.t0_ms,
-            "c_ms": fit.c_ms,
-            "alpha": fit.alpha,
-            "largest": fit.largest,
-            "good": fit.good,
-            "traffic": fit.traffic,
-        },
+        "fit": None if fit is None else {name: getattr(fit, name) for name in _FIT},
     }
 
 
@@ -156,7 +148,8 @@ def _phase(admitted: Admitted) -> str | None:
 
 
 def pool_entry(pool: PoolStatus, ledger: Ledger) -> dict[str, Any]:
-    """Returns the entry of a pool but for its rates, its latency and the lists of its requests."""
+    """Returns the entry of a pool, without rates, latency and the lists of its requests: so it is
+    of a pool that has no address."""
     engine, status = pool.document, pool.admission
     drain = status.draining
     ready = pool.state is PoolState.READY
@@ -171,7 +164,7 @@ def pool_entry(pool: PoolStatus, ledger: Ledger) -> dict[str, Any]:
         "gpu": engine.get("gpu"),
         "weights": engine.get("weights"),
         "state": pool.state.value,
-        "since_at": round(1000 * pool.since_s),
+        "since_at": round(1000 * pool.since_s) or None,
         "message": "" if ready else pool.message,
         "advice": words.advice(pool),
         "drain": None
@@ -190,40 +183,10 @@ def pool_entry(pool: PoolStatus, ledger: Ledger) -> dict[str, Any]:
             "preemptions": engine.get("preemptions_total", 0),
         },
         "violations": status.violations,
-        "queued": pool.queued,
-    }
-
-
-def absent_entry(name: str, profile: Profile) -> dict[str, Any]:
-    """Returns the entry of a headless pool that has no address."""
-    nothing = dict.fromkeys(("total", "free", "interactive", "bulk", "foreign", "closing"), 0)
-    return {
-        "name": name,
-        "profile": profile.name,
-        "measurement_type": profile.measurement_type.value,
-        "tier": False,
-        "models": [],
-        "engine": None,
-        "gpu": None,
-        "weights": None,
-        "state": "absent",
-        "since_at": None,
-        "message": "no address of this pool is known",
-        "advice": words.ABSENT_ADVICE,
-        "drain": None,
-        "slots": nothing,
-        "limits": {},
-        "batches": [],
-        "decode_steps": 0,
-        "running": 0,
-        "prefilling": 0,
-        "curve": curve({}),
-        "kv": {"usage": None, "tokens": None, "preemptions": 0},
-        "violations": 0,
         "rates": {"tokens_per_s": None, "prompt_tokens_per_s": None, "busy": None},
         "latency": {},
-        "waits": None,
-        "queued": {},
+        "waits": words.waits(status),
+        "queued": pool.queued,
         "keys": [],
         "queue": [],
         "admitted": [],

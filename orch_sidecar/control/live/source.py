@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any
 
+from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.auth.authorizer import Authorizer
-from orch_sidecar.control.live import document, latency, words
+from orch_sidecar.control.live import document, latency
 from orch_sidecar.control.live.document import (
     MAX_ADMITTED,
     MAX_QUEUED,
@@ -28,53 +28,6 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.request import Request
 from vllm_plugin.contracts.profile import ServiceClass
-
-# Rates are means over this time, so that a step of seconds does not make them jump.
-_WINDOW_S: Final = 5.0
-_MAX_SAMPLES: Final = 32
-
-
-class _Counts(NamedTuple):
-    """The engine's counts since its start, as of `at`."""
-
-    at: float
-    tokens: int
-    prompt_tokens: int
-
-
-class TokenRates:
-    """The token counts of one engine over the last seconds."""
-
-    def __init__(self) -> None:
-        self._counts: deque[_Counts] = deque(maxlen=_MAX_SAMPLES)
-        self._epoch: object = None
-
-    def add(self, document: Mapping[str, Any], at: float) -> None:
-        """Adds a report, once. Another epoch starts from nothing."""
-        if self._counts and at <= self._counts[-1].at:
-            return
-        if document.get("epoch") != self._epoch:
-            self._epoch = document.get("epoch")
-            self._counts.clear()
-        prompt_tokens = (document.get("prefill") or {}).get("tokens", 0)
-        tokens = document.get("generated_tokens_total", 0)
-        self._counts.append(_Counts(at, tokens, prompt_tokens))
-
-    def document(self) -> dict[str, float | None]:
-        """Returns generated and prompt tokens per second; None until two reports are known."""
-        counts = self._counts
-        if len(counts) < 2:
-            return {"tokens_per_s": None, "prompt_tokens_per_s": None}
-        last = counts[-1]
-        since = next(each for each in counts if last.at - each.at <= _WINDOW_S)
-        if since is last:
-            since = counts[-2]
-        seconds = last.at - since.at
-        return {
-            "tokens_per_s": round((last.tokens - since.tokens) / seconds, 1),
-            "prompt_tokens_per_s": round((last.prompt_tokens - since.prompt_tokens) / seconds, 1),
-        }
-
 
 Part = dict[str, Any]
 
@@ -103,7 +56,6 @@ class LiveSource:
         self._head = head
         self._loop = asyncio.get_running_loop()
         self._batches = MeanBatches()
-        self._rates: dict[str, TokenRates] = {}
         self._table = RequestTable(self._batches, self._serves)
 
     def sidecar(self) -> Part:
@@ -119,12 +71,9 @@ class LiveSource:
         clock, names = Clock(now, time.time() - now), self._authorizer.names()
         ended = self._metrics.recent().all()
         self._batches.read(self._pools.all)
-        before = self._rates  # those of pools that are gone are forgotten
-        self._rates = {each.name: before.get(each.name) or TokenRates() for each in self._pools}
-        absent = self._pools.absent()
         return [
             *(self._entry(pool, names, ended, clock) for pool in self._pools),
-            *(document.absent_entry(name, profile) for name, profile in absent.items()),
+            *(document.pool_entry(status, Ledger()) for status in self._pools.absent()),
         ]
 
     def changed_requests(self) -> list[Row]:
@@ -137,17 +86,13 @@ class LiveSource:
 
     def _entry(self, pool: Pool, names: document.Names, ended: list[Ended], clock: Clock) -> Part:
         status = pool.status()
-        rates, watcher = self._rates[pool.name], pool.watcher
-        if watcher.document is not None and watcher.beat_at is not None:
-            rates.add(watcher.document, watcher.beat_at)
-        busy = status.busy_ratio
+        rates, busy = self._batches.histories[pool.name].token_rates(), status.busy_ratio
         own = [(record, at) for record, at in ended if record.pool == pool.name]
         return document.pool_entry(status, pool.ledger) | {
-            "rates": rates.document() | {"busy": None if busy is None else round(busy, 3)},
+            "rates": rates | {"busy": None if busy is None else round(busy, 3)},
             "latency": latency.of_classes(
                 own, status.admission.classes, status.admission.rules, time.monotonic_ns()
             ),
-            "waits": words.waits(status.admission),
             "keys": document.keys(pool.queues, names),
             "queue": document.queue(self._queued(pool, clock.now), names, clock),
             "admitted": document.admitted(islice(self._admitted(pool), MAX_ADMITTED), names, clock),

@@ -12,10 +12,10 @@ from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.config.settings import PoolSettings
 from orch_sidecar.control.capabilities import entry as entry_of
-from orch_sidecar.control.capabilities import head, unknown
+from orch_sidecar.control.capabilities import head
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.status import PoolStatus
+from orch_sidecar.pools.status import PoolStatus, absent
 from vllm_plugin.contracts import profile
 from vllm_plugin.contracts.lease_protocol import API_VERSION
 from vllm_plugin.contracts.profile import Profile, ServiceClass
@@ -112,7 +112,7 @@ async def test_pool_whose_engine_has_never_reported_is_there_with_what_is_config
 
 
 def test_headless_pool_without_an_address_is_there_too() -> None:
-    entry = unknown("entry", profile.load("home"), "absent")
+    entry = entry_of(absent("entry", profile.load("home")), None)
     assert (entry["pool"], entry["profile"], entry["state"]) == ("entry", "home", "absent")
     assert (entry["batching"], entry["slots_total"]) == (False, 0)
 

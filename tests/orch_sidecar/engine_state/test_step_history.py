@@ -51,3 +51,38 @@ def test_engine_that_restarted_begins_anew() -> None:
     made.add(counts({"2": 6}, "b"), 12.0)
     assert made.mean_batch(10.5, 12.0) is None
     assert made.mean_batch(11.0, 12.0) == 2.0
+
+
+def tokens_counted(tokens: int, epoch: str = "a") -> dict[str, Any]:
+    return {
+        "epoch": epoch,
+        "generated_tokens_total": tokens,
+        "prefill": {"tokens": 10 * tokens, "seconds": 1.0},
+    }
+
+
+def rates(*reports: tuple[float, dict[str, Any]]) -> StepHistory:
+    made = StepHistory()
+    for at, document in reports:
+        made.add(document, at)
+    return made
+
+
+def test_token_rates_need_two_reports() -> None:
+    for each in (StepHistory(), rates((1.0, tokens_counted(5)))):
+        assert each.token_rates() == {"tokens_per_s": None, "prompt_tokens_per_s": None}
+
+
+def test_token_rates_are_those_of_the_last_seconds() -> None:
+    tokens = [100] * 5 + [100 * each for each in range(2, 9)]
+    reports = [(float(at), tokens_counted(each)) for at, each in enumerate(tokens)]
+    assert rates(*reports).token_rates() == {"tokens_per_s": 100.0, "prompt_tokens_per_s": 1000.0}
+    apart = rates((0.0, tokens_counted(0)), (60.0, tokens_counted(600)))
+    assert apart.token_rates()["tokens_per_s"] == 10.0
+
+
+def test_token_rates_of_an_engine_that_restarted_begin_anew() -> None:
+    made = rates((10.0, tokens_counted(900)), (11.0, tokens_counted(6, "b")))
+    assert made.token_rates()["tokens_per_s"] is None
+    made.add(tokens_counted(12, "b"), 12.0)
+    assert made.token_rates()["tokens_per_s"] == 6.0

@@ -10,6 +10,7 @@ import pytest
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.fairness.key_share import KeyShare
+from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, QueuedRequest
@@ -17,7 +18,7 @@ from orch_sidecar.api.refusal import Reason
 from orch_sidecar.control.live import document
 from orch_sidecar.control.live.document import Admitted, Clock, Queued
 from orch_sidecar.engine_state.states import PoolState
-from orch_sidecar.pools.status import PoolStatus
+from orch_sidecar.pools.status import PoolStatus, absent
 from tests.orch_sidecar.snapshots import CLOUD
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -115,10 +116,10 @@ def test_drain_has_its_origin_and_since_when() -> None:
 
 
 def test_pool_without_an_address_has_an_entry_of_the_same_form() -> None:
-    absent = document.absent_entry("far", CLOUD)
-    lists = {"rates", "latency", "waits", "keys", "queue", "admitted"}
-    assert set(absent) == set(entry(admission())) | lists
-    assert (absent["state"], absent["since_at"]) == ("absent", None)
+    found = document.pool_entry(absent("far", CLOUD), Ledger())
+    assert set(found) == set(entry(admission()))
+    assert (found["state"], found["since_at"], found["waits"]) == ("absent", None, None)
+    assert "Start a replica" in found["advice"]
 
 
 def test_queue_has_places_and_times_and_names_of_keys() -> None:
