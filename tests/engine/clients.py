@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from orch_sidecar.api.endpoints import ENDPOINTS, NOT_SERVED, find
+from orch_sidecar.tools.local.otlp import OtlpReceiver
 from orch_sidecar.tools.local.stack import Stack, get_json
 from tests.patience import HANG_S
 
@@ -125,6 +126,17 @@ async def until(condition: Callable[[], Awaitable[Any]], within_s: float = HANG_
     finally:
         waiting.cancel()
     return took_s
+
+
+async def all_exported(stack: Stack, receiver: OtlpReceiver) -> None:
+    """Waits until the spans of all requests so far have come: each side exports in order, and
+    those of one more request are the last."""
+    trace_id, head = traceparent()
+    async with session() as http:
+        asked = body("completions", 2, stream=False)
+        assert (await post(http, stack.url, "completions", asked, head)).status == 200
+    spans = await asyncio.to_thread(receiver.wait, trace_id, lambda found: len(found) == 4, HANG_S)
+    assert len(spans) == 4
 
 
 async def is_ready(http: aiohttp.ClientSession, stack: Stack) -> bool:

@@ -6,6 +6,7 @@ the files that use one follow each other.
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from tests.patience import READY_WITHIN_S
 SLOTS = 8
 
 ORDER = (
-    # home, then cloud: the fit of step times is of the last steps, and wants no others before it
-    *("test_home", "test_capabilities_speed", "test_measuring", "test_false_labels"),
-    *("test_evidence", "test_cloud"),
+    # home, then cloud, in which nothing may have run: the fit of step times is of the last steps
+    *("test_home", "test_warm_up", "test_capabilities_speed", "test_measuring"),
+    *("test_false_labels", "test_evidence", "test_cloud"),
     *(
         "test_cloud_clients",
         "test_examples",
@@ -36,6 +37,7 @@ ORDER = (
         "test_operators",
         "test_check",
         "test_slow_machine",
+        "test_update",
     ),
     "test_tenants",
     "test_parts",  # goes beyond the slots of the engines, directly
@@ -172,9 +174,10 @@ def operator_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cloud(stacks: Stacks, logs: Path, receiver: HttpReceiver, operator_key: Path) -> Stack:
-    """Profile cloud with 8 slots; traces go to `receiver`, over HTTP. Has operators' routes, and
-    signs statements with a key that `operator_key` certifies."""
+    """Profile cloud with 8 slots; traces go to `receiver`, over HTTP. Has operators' routes, signs
+    statements with a key that `operator_key` certifies, and logs what it compiles."""
     environ = {
+        "TORCH_LOGS": "dynamo",
         "ORCH_EVIDENCE_KEY": str(operator_key),
         "VLLM_SERVER_DEV_MODE": "1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
@@ -210,20 +213,32 @@ def home(stacks: Stacks, logs: Path, grpc_receiver: GrpcReceiver) -> Stack:
 CLIENTS, BLOCK_TOKENS, BLOCKS, CTX_MAX = 16, 32, 120, 512
 
 
+@pytest.fixture(scope="session")
+def sidecar_key() -> str:
+    """The key by which the engine of `sliding` knows its sidecars."""
+    return secrets.token_urlsafe(32)
+
+
 @pytest.fixture
-def sliding(stacks: Stacks, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Stack:
+def sliding(
+    stacks: Stacks, logs: Path, sidecar_key: str, tmp_path_factory: pytest.TempPathFactory
+) -> Stack:
     """Profile cloud with 16 slots, and blocks for four sequences of 130 tokens, in groups of
-    layers. The model has two names and room for adapters."""
+    layers. The model has two names and room for adapters; the engine listens on all addresses,
+    and knows its sidecars by a key."""
     directory = tmp_path_factory.getbasetemp() / "sliding"
     paths = [str(directory), str(tiny_model())]
     command = [sys.executable, "-m", "tests.engine.sliding_model", *paths]
     subprocess.run(command, check=True, capture_output=True)
-    environ = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    environ = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "ORCH_SIDECAR_KEY": f"next,{sidecar_key}",
+    }
     plan = make_plan("cloud", CLIENTS, logs / "sliding", environ)
     more = (
         f"--max-model-len {CTX_MAX} --max-num-batched-tokens {CTX_MAX} "
         f"--block-size {BLOCK_TOKENS} --num-gpu-blocks-override {BLOCKS} "
-        "--served-model-name tiny alias --enable-lora --max-lora-rank 8"
+        "--served-model-name tiny alias --enable-lora --max-lora-rank 8 --host 0.0.0.0"
     )
     arguments = (*plan.engine_arguments, *more.split())
     return stacks.use("sliding", replace(plan, model=str(directory), engine_arguments=arguments))

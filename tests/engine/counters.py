@@ -12,6 +12,7 @@ import aiohttp
 from orch_sidecar.tools.local.otlp import OtlpReceiver
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import body, post, session, traceparent
+from tests.patience import HANG_S
 
 _TOKENS = 16
 _CONDITIONS = {
@@ -59,7 +60,7 @@ class Traced:
 
     async def labels(self, trace_id: str, n: int = 1) -> list[Labels]:
         spans = await asyncio.to_thread(
-            self.receiver.wait, trace_id, lambda found: len(found) == 3 + n, 15.0
+            self.receiver.wait, trace_id, lambda found: len(found) == 3 + n, HANG_S
         )
         found = [span.attributes for span in spans if span.name == "llm_request"]
         assert len(found) == n

@@ -12,6 +12,7 @@ import aiohttp
 from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import PATHS, body, engine_state, post, session, traceparent
+from tests.patience import HANG_S
 
 _TOKENS = 12
 _COUNTS = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
@@ -86,7 +87,7 @@ async def check_counts(stack: Stack, receiver: OtlpReceiver, rounds: int) -> Non
         def has_server(spans: list[ReceivedSpan], path: str = PATHS[api]) -> bool:
             return any(span.name == path for span in spans)
 
-        spans = await asyncio.to_thread(receiver.wait, trace_id, has_server, 15.0)
+        spans = await asyncio.to_thread(receiver.wait, trace_id, has_server, HANG_S)
         [server] = [span for span in spans if span.name == PATHS[api]]
         assert server.attributes["orch.outcome"] == "ok"
         assert tuple(server.attributes[name] for name in _COUNTS) == counts, (api, document)

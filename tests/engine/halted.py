@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from tests.engine.clients import ATTEMPTS, Seen, post
+from tests.patience import HANG_S
 
 # One request: the API, its body, its headers.
 AdmissionRequest = tuple[str, dict[str, Any], dict[str, str]]
@@ -33,7 +34,7 @@ async def halted(
             asyncio.create_task(post(http, url, api, document, headers, event.set))
             for (api, document, headers), event in zip(asks, begun, strict=True)
         ]
-        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 60)
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), HANG_S)
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(_SETTLED_S)
         if not any(stream.done() for stream in streams):

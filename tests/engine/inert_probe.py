@@ -1,4 +1,7 @@
-"""vLLM's own OpenAI server, which prints what it is made of instead of serving: see test_inert."""
+"""vLLM's own OpenAI server, which writes what it is made of instead of serving: see test_inert.
+
+It has no engine core: a process of its own, of which nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 
 def parts(app: Any) -> dict[str, Any]:
@@ -47,6 +51,14 @@ def main() -> None:
     """`FILE ARGUMENTS`: writes the parts to FILE, of a server with these arguments."""
     target = Path(sys.argv.pop(1))
     from vllm.entrypoints.launchers.api_server import entry
+    from vllm.v1.engine.core_client import EngineCoreClient
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    core = AsyncMock(**{"get_supported_tasks_async.return_value": ("generate",)})
+    core.get_output_async = never
+    EngineCoreClient.make_async_mp_client = lambda *_, **__: core
 
     def write(app: Any) -> None:
         target.write_text(json.dumps(parts(app)), encoding="utf-8")

@@ -15,6 +15,7 @@ import aiohttp
 from orch_sidecar.tools.local.processes import Child
 from orch_sidecar.tools.local.stack import free_port
 from tests.engine.clients import until
+from tests.patience import HANG_S
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def sidecar(log: Path, *pools: dict[str, Any], **environ: str) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        assert child.stop(10.0) == 0, child.last_lines(30)
+        assert child.stop(HANG_S) == 0, child.last_lines(30)
 
 
 async def states(http: aiohttp.ClientSession, url: str) -> dict[str, dict[str, Any]]:
@@ -40,7 +41,7 @@ async def states(http: aiohttp.ClientSession, url: str) -> dict[str, dict[str, A
     return {entry["pool"]: entry for entry in document["engines"]}
 
 
-async def all_ready(http: aiohttp.ClientSession, url: str, within_s: float) -> None:
+async def all_ready(http: aiohttp.ClientSession, url: str, within_s: float = HANG_S) -> None:
     """Waits until every pool of a sidecar is ready."""
 
     async def ready() -> bool:

@@ -20,6 +20,7 @@ from tests.engine.clients import (
 )
 from tests.engine.counters import check_conditions, check_numbers, check_steps
 from tests.engine.counts import check_counts, check_mistakes, check_start
+from tests.patience import HANG_S
 
 
 async def test_the_second_stream_begins_before_the_first_has_ended(cloud: Stack) -> None:
@@ -68,7 +69,7 @@ async def test_eight_at_once_and_the_spans_have_the_batches_that_ran(
     largest = set()
     for trace_id, _ in traces:
         spans = await asyncio.to_thread(
-            receiver.wait, trace_id, lambda found: len(found) == 4, 15.0
+            receiver.wait, trace_id, lambda found: len(found) == 4, HANG_S
         )
         labels = next(span for span in spans if span.name == "llm_request").attributes
         assert labels["measurement_type"] == "batched_online"
@@ -88,7 +89,7 @@ async def test_one_request_is_one_tree_over_http(cloud: Stack, receiver: OtlpRec
     async with session() as http:
         seen = await post(http, cloud.url, "messages", body("messages", 8, stream=False), head)
     assert seen.status == 200
-    spans = await asyncio.to_thread(receiver.wait, trace_id, lambda found: len(found) == 4, 15.0)
+    spans = await asyncio.to_thread(receiver.wait, trace_id, lambda found: len(found) == 4, HANG_S)
     names = {span.name: span for span in spans}
     server = names["/v1/messages"]
     assert server.parent_id == head["traceparent"].split("-")[2]

@@ -14,6 +14,7 @@ import pytest
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import ATTEMPTS, body, engine_state, post, session, until
 from tests.engine.sidecars import all_ready, sidecar
+from tests.patience import HANG_S
 
 STREAMS = 32
 
@@ -41,7 +42,7 @@ async def empty(http: aiohttp.ClientSession, *urls: str) -> None:
 
 async def test_burst_through_two_tiers_is_served_within_the_slots(cloud: Stack, upper: str) -> None:
     async with session() as http:
-        await all_ready(http, upper, 10.0)
+        await all_ready(http, upper)
 
         async def one(number: int) -> int:
             url = upper if number % 4 else cloud.url  # some come past the upper one
@@ -70,7 +71,7 @@ async def cancelled(http: aiohttp.ClientSession, upper: str) -> bytes:
     began = asyncio.Event()
     document = body("chat", 1500, stream=True)
     stream = asyncio.create_task(post(http, upper, "chat", document, headers, began.set))
-    await asyncio.wait_for(began.wait(), 10.0)
+    await asyncio.wait_for(began.wait(), HANG_S)
     cancel = f"{upper}/v1/requests/{request_id}/cancel"
     async with http.post(cancel, headers={"X-Api-Key": "sk-mine"}) as response:
         assert response.status == 204
@@ -85,7 +86,7 @@ async def cancelled(http: aiohttp.ClientSession, upper: str) -> bytes:
 
 async def test_cancelling_above_ends_it_in_the_engine(cloud: Stack, upper: str) -> None:
     async with session() as http:
-        await all_ready(http, upper, 10.0)
+        await all_ready(http, upper)
         for _ in range(ATTEMPTS):  # a starved client may learn of the beginning after the end
             event = json.loads((await cancelled(http, upper)).removeprefix(b"data: "))
             if "error" in event:

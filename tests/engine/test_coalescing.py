@@ -23,6 +23,7 @@ from tests.engine.clients import (
     traceparent,
     until,
 )
+from tests.patience import HANG_S
 
 PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-"}
 STREAMS = 3
@@ -166,11 +167,13 @@ async def test_others_get_all_of_it_when_the_first_is_killed_midway(
         assert documents(answer, stream=True)[-1]["usage"]["completion_tokens"] == LONG
         assert text_of(answer, stream=True) == text_of(lone, stream=True)
     # One decode, in the trace of the first request; the others' spans are no more than theirs.
-    led = await asyncio.to_thread(receiver.wait, traces[0][0], lambda found: len(found) == 4, 15.0)
+    led = await asyncio.to_thread(
+        receiver.wait, traces[0][0], lambda found: len(found) == 4, HANG_S
+    )
     assert {span.name for span in led} >= {"engine.request", "llm_request"}
     for trace_id, _ in traces[1:]:
         [server] = await asyncio.to_thread(
-            receiver.wait, trace_id, lambda found: len(found) == 1, 15.0
+            receiver.wait, trace_id, lambda found: len(found) == 1, HANG_S
         )
         assert server.attributes["orch.coalesced"] is True
 
@@ -183,18 +186,23 @@ async def test_slot_comes_back_when_all_have_left(cloud: Stack) -> None:
             state = await engine_state(http, cloud.url)
             return bool(state["leased"] == 0 and state["running"] == 0)
 
-        await until(free)
-        before = await engine_state(http, cloud.engine_url)
-        begun = [asyncio.Event() for _ in range(STREAMS)]
-        clients = [
-            asyncio.create_task(post(http, cloud.url, "chat", request, on_data=event.set))
-            for event in begun
-        ]
-        await asyncio.gather(*(event.wait() for event in begun))
-        assert (await engine_state(http, cloud.url))["leased"] <= 1
-        for client in clients:
-            client.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
+        # On a machine that is busy with other things all of it may come at once.
+        for _ in range(ATTEMPTS):
+            await until(free)
+            before = await engine_state(http, cloud.engine_url)
+            begun = [asyncio.Event() for _ in range(STREAMS)]
+            clients = [
+                asyncio.create_task(post(http, cloud.url, "chat", request, on_data=event.set))
+                for event in begun
+            ]
+            await asyncio.gather(*(event.wait() for event in begun))
+            leased = (await engine_state(http, cloud.url))["leased"]
+            left = [client.cancel() for client in clients]
+            await asyncio.gather(*clients, return_exceptions=True)
+            if all(left):
+                break
+        assert all(left)
+        assert leased <= 1
         await until(free)
         after = await engine_state(http, cloud.engine_url)
         generated = after["generated_tokens_total"] - before["generated_tokens_total"]

@@ -6,28 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from orch_sidecar.tools.local.engine import SERVER
 from orch_sidecar.tools.local.stack import free_port
 from orch_sidecar.tools.local.up import tiny_model
+from tests.patience import READY_WITHIN_S
 
 LOADING = "Starting to load model"
 
-Servers = dict[str, Future[str]]
 
-
-def run_server(profile: str, *arguments: str, **more: str) -> str:
-    """Runs what `vllm serve` runs, without our launcher; returns what it printed. `more`:
-    variables."""
+def run_server(profile: str, *arguments: str) -> str:
+    """Runs what `vllm serve` runs, without our launcher; returns what it printed."""
     environ = os.environ | {
         "ORCH_PROFILE": profile,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        **more,
     }
     done = subprocess.run(
         [
@@ -37,60 +32,17 @@ def run_server(profile: str, *arguments: str, **more: str) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=READY_WITHIN_S,
     )
     assert done.returncode != 0
     return done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    """What each printed. Two at a time: they do little but import."""
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            "home": pool.submit(
-                run_server,
-                *("home", "--max-num-seqs", "8"),
-                *("--data-parallel-size", "2", "--api-server-count=2"),
-            ),
-            "headless": pool.submit(run_server, "home", "--headless"),
-            "key": pool.submit(run_server, "home", ORCH_SIDECAR_KEY="secret,"),
-        }
-
-
-def test_home_refuses_more_slots_and_lists_every_contradiction(servers: Servers) -> None:
-    printed = servers["home"].result()
-    assert LOADING not in printed
-    (message,) = [line for line in printed.splitlines() if "ProfileContradiction:" in line]
-    assert "contradict profile 'home' (single_stream)" in message
-    assert "--max-num-seqs is 8, must be 1" in message
-    assert "--data-parallel-size is 2, must be 1" in message
-    assert "--api-server-count is 2, must be 1" in message
-
-
-def test_engine_without_an_api_server_is_refused(servers: Servers) -> None:
-    printed = servers["headless"].result()
-    assert LOADING not in printed
-    assert "--headless is given, must not be on the first node of an engine" in printed
-
-
-def test_engine_with_an_invalid_key_for_sidecars_is_refused(servers: Servers) -> None:
-    printed = servers["key"].result()
-    assert LOADING not in printed
-    (message,) = [line for line in printed.splitlines() if "ValueError: ORCH_SIDECAR_KEY" in line]
-    assert "must be a key of printable ASCII characters" in message
-    assert "secret" not in printed
-
-
-def test_server_is_started_in_a_way_that_vllm_supports(servers: Servers) -> None:
-    for server in servers.values():
-        assert "command is deprecated" not in server.result()
 
 
 _SCRIPT = """
 import json, os, sys
 from vllm import LLM
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm_plugin import serve
 
 def message_of(make):
     try:
@@ -107,7 +59,13 @@ def arguments(processes=1, **given):
     made._api_process_count = processes
     return made.create_engine_config()
 
+def command_line(*given):
+    sys.argv = ["serve", model, "--dtype", "float32", *given]
+    serve.main()
+
 found = {
+    "several": message_of(lambda: arguments(processes=2, max_num_seqs=8, data_parallel_size=2)),
+    "headless": message_of(lambda: command_line("--headless")),
     "llm": message_of(lambda: LLM(**common, max_num_seqs=8)),
     "active": message_of(lambda: arguments(max_num_active_seqs=2)),
     "servers": message_of(lambda: arguments(processes=2)),
@@ -125,6 +83,9 @@ found["rust"] = message_of(arguments)
 del os.environ["VLLM_USE_RUST_FRONTEND"]
 os.environ["ORCH_EVIDENCE_KEY"] = "/nowhere/operator.pem"
 found["evidence"] = message_of(arguments)
+del os.environ["ORCH_EVIDENCE_KEY"]
+os.environ["ORCH_SIDECAR_KEY"] = "secret,"
+found["key"] = message_of(arguments)
 print("FOUND" + json.dumps(found))
 """
 
@@ -137,12 +98,31 @@ def scripted() -> dict[str, str | int]:
         env=os.environ | {"ORCH_PROFILE": "home", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=READY_WITHIN_S,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
     assert lines, done.stdout + done.stderr
     found: dict[str, str | int] = json.loads(lines[0].removeprefix("FOUND"))
     return found
+
+
+def test_every_contradiction_is_listed(scripted: dict[str, str]) -> None:
+    assert scripted["several"].startswith("ProfileContradiction: ")
+    assert "contradict profile 'home' (single_stream)" in scripted["several"]
+    assert "--max-num-seqs is 8, must be 1" in scripted["several"]
+    assert "--data-parallel-size is 2, must be 1" in scripted["several"]
+    assert "--api-server-count is 2, must be 1" in scripted["several"]
+
+
+def test_engine_without_an_api_server_is_refused(scripted: dict[str, str]) -> None:
+    words = "--headless is given, must not be on the first node of an engine"
+    assert words in scripted["headless"]
+
+
+def test_engine_with_an_invalid_key_for_sidecars_is_refused(scripted: dict[str, str]) -> None:
+    assert scripted["key"].startswith("ValueError: ORCH_SIDECAR_KEY")
+    assert "must be a key of printable ASCII characters" in scripted["key"]
+    assert "secret" not in scripted["key"]
 
 
 def test_a_script_with_vllm_llm_is_refused(scripted: dict[str, str]) -> None:
@@ -189,16 +169,17 @@ def test_the_resource_states_how_the_engine_batches(scripted: dict[str, str]) ->
     assert "measurement_type=single_stream" in scripted["resource"]
 
 
-# A start of a server each, for rules that unit tests of the plugin show.
+# A start of a server each, for what the script above and a server in test_up show.
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("profile", "arguments", "words"),
     [
+        ("home", ("--max-num-seqs", "8", "--api-server-count=2"), "--api-server-count is 2, must"),
         ("cloud", ("--max-num-seqs", "1"), "--max-num-seqs is 1, must be at least 2"),
         ("/nowhere/missing.yaml", (), "missing.yaml: cannot be read"),
     ],
 )
-def test_server_of_another_profile_is_refused(
+def test_server_that_contradicts_its_profile_is_refused(
     profile: str, arguments: tuple[str, ...], words: str
 ) -> None:
     printed = run_server(profile, *arguments)

@@ -10,7 +10,6 @@ import json
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,9 @@ from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.facts.tables.row import parse_notes
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine import trace_file
-from tests.engine.clients import body, post, session
+from tests.engine.clients import all_exported, body, post, session
 from tests.engine.receivers import HttpReceiver
+from tests.patience import HANG_S
 
 TOKENS: Final = 12
 ROW: Final = "row"  # the verdict on a scenario that earned its label
@@ -222,14 +222,11 @@ def verdicts(
     """Returns, for each way, the objections to its scenario, or {ROW}."""
     before = len(receiver.exports)
     digests = asyncio.run(send_all(stack, ways))
-    exported = -1
-    while len(receiver.exports) != exported:  # both sides export in the background
-        exported = len(receiver.exports)
-        time.sleep(1.5)
+    asyncio.run(all_exported(stack, receiver))
     traces = folder / "traces.jsonl"
     trace_file.write(traces, receiver.exports[before:])
     command = [sys.executable, "-m", "orch_sidecar", "facts", "from-otlp", str(traces), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     found = json.loads(done.stdout)
     names = {digest: name for name, digest in digests.items()}
     judged: dict[str, set[str]] = {name: set() for name in ways}

@@ -8,7 +8,16 @@ import re
 import pytest
 
 from orch_sidecar.tools.local.stack import Stack, get_json
-from tests.engine.clients import Seen, body, engine_state, post, session, traceparent, until
+from tests.engine.clients import (
+    ATTEMPTS,
+    Seen,
+    body,
+    engine_state,
+    post,
+    session,
+    traceparent,
+    until,
+)
 from tests.engine.counters import check_conditions, check_prefix_cache
 from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.engine.receivers import GrpcReceiver
@@ -73,19 +82,22 @@ async def test_slot_is_granted_within_a_second_after_an_abort_at_any_moment(
     async with session() as http:
         for moment_s in moments_s:
             url = home.engine_url if directly else home.url
-            aborted = asyncio.create_task(
-                post(http, url, "completions", body("completions", 400, stream=stream))
-            )
-            await asyncio.sleep(moment_s)
-            aborted.cancel()
-            await asyncio.gather(aborted, return_exceptions=True)
-            seen = await post(http, home.url, "completions", body("completions", 2, stream=True))
-            assert seen.status == 200
-            waits_ms.append(queued_ms(seen))
+            for _ in range(ATTEMPTS):  # a machine may stop the engine for a second
+                aborted = asyncio.create_task(
+                    post(http, url, "completions", body("completions", 400, stream=stream))
+                )
+                await asyncio.sleep(moment_s)
+                aborted.cancel()
+                await asyncio.gather(aborted, return_exceptions=True)
+                short = body("completions", 2, stream=True)
+                seen = await post(http, home.url, "completions", short)
+                assert seen.status == 200
+                if (wait_ms := queued_ms(seen)) < 1000:
+                    break
+            waits_ms.append(wait_ms)
         state = await engine_state(http, home.url)
     assert state["peak"] == 1
-    late = [wait_ms for wait_ms in waits_ms if wait_ms >= 1000]
-    assert len(late) <= 1, f"a machine may stop the engine for a second, but not often: {waits_ms}"
+    assert max(waits_ms) < 1000, f"each the shortest of up to {ATTEMPTS} waits: {waits_ms}"
 
 
 def queued_ms(seen: Seen) -> float:
@@ -117,7 +129,7 @@ async def test_spans_of_five_clients_are_all_labelled_single_stream(
     assert set(state["steps_by_batch"]) == {"1"}
     for trace_id, _ in traces:
         spans = await asyncio.to_thread(
-            grpc_receiver.wait, trace_id, lambda found: len(found) == 4, 15.0
+            grpc_receiver.wait, trace_id, lambda found: len(found) == 4, HANG_S
         )
         names = {span.name: span for span in spans}
         assert set(names) == {
@@ -145,7 +157,7 @@ async def test_one_request_is_one_tree_over_grpc(home: Stack, grpc_receiver: Grp
     async with session() as http:
         await post(http, home.url, "chat", body("chat", 8, stream=True), head)
     spans = await asyncio.to_thread(
-        grpc_receiver.wait, trace_id, lambda found: len(found) == 4, 15.0
+        grpc_receiver.wait, trace_id, lambda found: len(found) == 4, HANG_S
     )
     names = {span.name: span for span in spans}
     server, wait = names["/v1/chat/completions"], names["admission.wait"]

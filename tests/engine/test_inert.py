@@ -17,6 +17,7 @@ from orch_sidecar.tools.local.up import tiny_model
 from tests.engine import inert_probe
 from tests.environments import site_packages, without_this_project
 from tests.import_graph import ROOT
+from tests.patience import READY_WITHIN_S
 
 _LOGGERS: Final = """
 import sys
@@ -62,7 +63,12 @@ def run(binaries: Path, *words: str, **environ: str) -> str:
     own = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     command = [str(binaries / "python"), *words]
     done = subprocess.run(
-        command, env=clean | own | environ, cwd="/", capture_output=True, text=True, timeout=300
+        command,
+        env=clean | own | environ,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=READY_WITHIN_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import subprocess
@@ -17,8 +18,9 @@ import pytest
 
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine import trace_file
-from tests.engine.clients import ATTEMPTS, body
+from tests.engine.clients import ATTEMPTS, all_exported, body
 from tests.engine.receivers import HttpReceiver
+from tests.patience import HANG_S, READY_WITHIN_S
 
 LENGTHS = ("--input-tokens", "32", "--output-tokens", "24")
 # What is measured on each, and what then is not measured as it says.
@@ -100,10 +102,7 @@ def outcomes(request: pytest.FixtureRequest, folder: Path, found: dict[str, Outc
 def outcome(stack: Stack, receiver: HttpReceiver, profile: str, folder: Path) -> Outcome:
     words = MEASURED[profile]
     measured, facts = unhindered(stack, profile, folder)
-    exported = -1
-    while len(receiver.exports) != exported:  # both sides export in the background
-        exported = len(receiver.exports)
-        time.sleep(1.5)
+    asyncio.run(all_exported(stack, receiver))
     traces = folder / f"{profile}.jsonl"
     trace_file.write(traces, receiver.exports)
     out = folder / f"traced-{profile}.csv"
@@ -141,7 +140,10 @@ def unhindered(stack: Stack, profile: str, folder: Path) -> tuple[Ran, Path]:
 def orch(*words: str, code: int | None = 0) -> str:
     """Runs `orch`, which ends with this code (None: with any); returns what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "orch_sidecar", *words], capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", "orch_sidecar", *words],
+        capture_output=True,
+        text=True,
+        timeout=READY_WITHIN_S,
     )
     assert code in (None, done.returncode), done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -285,5 +287,5 @@ class Other:
             f"{self._stack.url}/v1/completions", document, {"Content-Type": "application/json"}
         )
         while not self._over.wait(3.0):
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=HANG_S) as response:
                 response.read()

@@ -21,18 +21,18 @@ from tests.patience import HANG_S
 
 
 @pytest.fixture
-def url(sliding: Stack, logs: Path) -> Iterator[str]:
+def url(sliding: Stack, logs: Path, sidecar_key: str) -> Iterator[str]:
     """The URL of a sidecar whose two pools are the same engine."""
     pools = [{"name": name, "url": sliding.engine_url, "profile": "cloud"} for name in ("a", "b")]
-    with sidecar(logs / "models.log", *pools) as url:
+    with sidecar(logs / "models.log", *pools, ORCH_SIDECAR_KEY=sidecar_key) as url:
         yield url
 
 
 @pytest.fixture
-def alone(sliding: Stack, logs: Path) -> Iterator[str]:
+def alone(sliding: Stack, logs: Path, sidecar_key: str) -> Iterator[str]:
     """The URL of a sidecar whose only pool is that engine, as endpoint pickers read it."""
     pool = {"name": "a", "url": sliding.engine_url, "profile": "cloud"}
-    with sidecar(logs / "alone.log", pool) as url:
+    with sidecar(logs / "alone.log", pool, ORCH_SIDECAR_KEY=sidecar_key) as url:
         yield url
 
 
@@ -49,7 +49,7 @@ def lora_labels(page: str) -> dict[str, str]:
 
 async def adapters_are_seen(http: ClientSession, sliding: Stack, url: str) -> None:
     """A sidecar names the adapter of a request that runs, by the labels that vLLM itself has."""
-    await all_ready(http, url, 10.0)
+    await all_ready(http, url)
 
     async def page(base: str, path: str) -> dict[str, str]:
         async with http.get(base + path) as response:
@@ -89,7 +89,7 @@ async def test_every_name_is_served_adapters_from_their_load_to_their_unload(
             async with http.post(sliding.engine_url + path, json=asked) as response:
                 assert response.status == 200, await response.text()
 
-        await all_ready(http, url, 10.0)
+        await all_ready(http, url)
         assert await names() == ("tiny", "alias")
         assert (await status("alias"), await status("sql")) == (200, 404)
         listed = await Endpoint.of(url, None, {}).fetch_json("/v1/models")
@@ -119,7 +119,7 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_and_holds_no_slot
     for the end of the first, in a slot."""
     names = ("first", "second")
     async with session() as http:
-        await all_ready(http, alone, 10.0)
+        await all_ready(http, alone)
         for name in names:
             adapter = write_adapter(tmp_path / name, Path(sliding.plan.model))
             asked = {"lora_name": name, "lora_path": str(adapter)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.clients import engine_state, post, session, unknown_routes
+from tests.engine.clients import engine_state, post, session, unknown_routes, until
 
 WORDS = [f"{number} and {number + 1} are" for number in range(20)]
 IDS = [[7, 8, number + 10] for number in range(5)]
@@ -123,5 +123,9 @@ async def test_client_that_leaves_takes_all_parts_with_it(stack: Stack) -> None:
         await asyncio.gather(task, return_exceptions=True)
         after = await post(http, stack.url, "completions", {"model": "tiny", "prompt": "a"})
         assert after.status == 200
-        state = await engine_state(http, stack.url)
-    assert (state["leased"], state["foreign"]) == (0, 0)
+
+        async def empty() -> bool:
+            state = await engine_state(http, stack.url)
+            return bool(state["leased"] == state["foreign"] == 0)
+
+        await until(empty)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import body, post, session, until
-from tests.engine.conftest import SLOTS, Stacks, make_plan
+from tests.engine.conftest import SLOTS
 from tests.engine.sidecars import sidecar
 from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH
 
@@ -72,28 +70,17 @@ def address() -> str:
     return found
 
 
-@pytest.fixture
-def keyed(stacks: Stacks, logs: Path) -> Iterator[tuple[Stack, str]]:
-    """An engine that listens on all addresses and knows its sidecars by a key, and the key."""
-    key = secrets.token_urlsafe(32)
-    plan = make_plan("home", None, logs / "keyed", {"ORCH_SIDECAR_KEY": f"next,{key}"})
-    plan = replace(plan, engine_arguments=(*plan.engine_arguments, "--host", "0.0.0.0"))
-    yield stacks.use("keyed", plan), key
-    stacks.stop("keyed")
-
-
 def texts_of(logs: Path) -> list[str]:
     return [log.read_text(errors="replace") for log in logs.rglob("*.log")]
 
 
 async def test_engine_at_another_address_serves_sidecars_that_send_its_key(
-    keyed: tuple[Stack, str], address: str, logs: Path
+    sliding: Stack, sidecar_key: str, address: str, logs: Path
 ) -> None:
     """Its own sidecar, which has the same variable, is ready: else the fixture had failed."""
-    stack, key = keyed
-    pool = {"name": "home", "url": f"http://{address}:{stack.engine_port}", "profile": "home"}
+    pool = {"name": "cloud", "url": f"http://{address}:{sliding.engine_port}", "profile": "cloud"}
     given = {"without": {}, "wrong": {"ORCH_SIDECAR_KEY": "wrong"}}
-    given["right"] = {"ORCH_SIDECAR_KEY": key}
+    given["right"] = {"ORCH_SIDECAR_KEY": sidecar_key}
     with ExitStack() as running:
         urls = {
             name: running.enter_context(sidecar(logs / f"{name}.log", pool, **environ))
@@ -123,7 +110,7 @@ async def test_engine_at_another_address_serves_sidecars_that_send_its_key(
             document = body("completions", 4, stream=False)
             assert (await post(http, urls["right"], "completions", document)).status == 200
             assert (await post(http, urls["without"], "completions", document)).status == 503
-            url = f"{stack.engine_url}{CLAIMS_PATH}{'a' * 16}"
+            url = f"{sliding.engine_url}{CLAIMS_PATH}{'a' * 16}"
             async with http.put(url, json=CLAIM) as response:
                 assert response.status == 403, "on its own host, too"
-    assert not any(key in text for text in texts_of(logs))
+    assert not any(sidecar_key in text for text in texts_of(logs))

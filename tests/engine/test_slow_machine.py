@@ -38,7 +38,7 @@ async def test_slo_per_token_that_no_batch_keeps_costs_no_request_and_no_slot(
 ) -> None:
     """As many clients at once as would wait in the engine alone."""
     async with session() as http:
-        await all_ready(http, demanding, 60.0)
+        await all_ready(http, demanding)
 
         async def known() -> bool:
             await post(http, demanding, "chat", body("chat", 64, stream=False))

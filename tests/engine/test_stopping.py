@@ -7,6 +7,7 @@ import signal
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import is_ready, session, until
 from tests.engine.conftest import Stacks
+from tests.patience import HANG_S
 
 
 async def test_the_engine_leaves_at_sigterm_although_the_stream_is_open(
@@ -23,5 +24,5 @@ async def test_the_engine_leaves_at_sigterm_although_the_stream_is_open(
     engine.signal(signal.SIGTERM)
     await until(has_left)  # a server that waits for the stream's end waits for ever
     assert home.sidecar is not None
-    assert home.sidecar.stop(10.0) == 0  # a sidecar without an engine leaves as well
+    assert home.sidecar.stop(HANG_S) == 0  # a sidecar without an engine leaves as well
     stacks.stop("home")

@@ -74,7 +74,7 @@ async def test_prompt_of_another_key_is_not_found_in_the_prefix_cache(
             document = body(api, 1, stream=False) | asked | more
             seen = await post(http, keyed, api, document, dict([ring.bearer(name)]))
             assert seen.status == 200, seen.data
-            await until(lambda: cache.looked_up_since(queries), 10.0)
+            await until(lambda: cache.looked_up_since(queries))
             return await cache.count("hits") - before
 
         assert await hits("victim") == 0

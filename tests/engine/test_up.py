@@ -69,7 +69,7 @@ def test_the_printed_lines_work_and_ctrl_c_leaves_nothing_behind(
         engine_and_sidecar_share_a_key(int(marked["ORCH_TEST_MARKER"]))
     finally:
         up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 0
+        assert up.wait(HANG_S) == 0
     assert printed.read_text().endswith("stopping\nstopped\n")
     assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
 
@@ -121,16 +121,20 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
 
 
 def test_check_reports_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> None:
+    port = str(free_port())
     done = subprocess.run(
         [
             *(sys.executable, "-m", "orch_sidecar", "up", "--check"),
-            *("--port", str(free_port()), "--", "--scheduler-cls", "mine"),
+            *("--port", port, "--", "--scheduler-cls", "mine"),
         ],
         env=marked,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=READY_WITHIN_S,
     )
     assert done.returncode == 1
     assert "the engine exited with code 1" in done.stderr
     assert "--scheduler-cls is given, must not be" in done.stderr
+    log = (cache_directory() / "logs" / port / "engine.log").read_text(errors="replace")
+    assert "Starting to load model" not in log
+    assert "command is deprecated" not in log, "it is started in a way that vLLM supports"

@@ -88,7 +88,7 @@ async def test_entries_of_both_releases_serve_while_an_update_rolls(
         ]
         async with session() as http:
             for url in urls:
-                await all_ready(http, url, 60.0)
+                await all_ready(http, url)
 
             async def client(number: int) -> None:
                 headers = {"X-Orch-Pool": ("engine", "lower")[number // 2 % 2]}

@@ -6,18 +6,14 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from orch_sidecar.tools.local.otlp import ReceivedSpan
 from orch_sidecar.tools.local.stack import Stack
 from orch_sidecar.tools.local.up import phase_of
 from tests.engine.clients import body, engine_state, post, session, until
-from tests.engine.conftest import Stacks, make_plan
 from tests.engine.receivers import HttpReceiver
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
@@ -41,24 +37,6 @@ _ASKED: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.fixture
-def own_receiver() -> Iterator[HttpReceiver]:
-    with HttpReceiver() as running:
-        yield running
-
-
-@pytest.fixture
-def stack(stacks: Stacks, logs: Path, own_receiver: HttpReceiver) -> Iterator[Stack]:
-    """An engine that has just become ready, and whose log says what it compiles."""
-    environ = {
-        "TORCH_LOGS": "dynamo",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": own_receiver.endpoint,
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-    }
-    yield stacks.use("warm", make_plan("cloud", 4, logs / "warm", environ))
-    stacks.stop("warm")
-
-
 def requests_of(receiver: HttpReceiver) -> list[ReceivedSpan]:
     return [span for span in receiver.spans if span.name == "llm_request"]
 
@@ -69,32 +47,33 @@ def log_of(stack: Stack) -> str:
 
 
 async def test_requests_find_everything_compiled_and_no_trace_of_it(
-    stack: Stack, own_receiver: HttpReceiver
+    cloud: Stack, receiver: HttpReceiver
 ) -> None:
-    ready = log_of(stack)
+    """The first test of this engine, which has just become ready."""
+    ready = log_of(cloud)
     compiled = _COMPILED.findall(ready)
     assert "batched_count_greater_than" in compiled
     before_listening = ready[: ready.index("Starting vLLM")].splitlines()
     assert any(phase_of([line]) == ("warming up", "") for line in before_listening)
     sequences = 0
     async with session() as http:
-        await check_nothing_counted(http, stack)
+        await check_nothing_counted(http, cloud)
         for asked in _ASKED:
             for clients in (1, 3):
                 document = body("completions", 8, stream=False, **asked)
                 answers = await asyncio.gather(
-                    *(post(http, stack.engine_url, "completions", document) for _ in range(clients))
+                    *(post(http, cloud.engine_url, "completions", document) for _ in range(clients))
                 )
                 assert {answer.status for answer in answers} == {200}, asked
-                assert _COMPILED.findall(log_of(stack)) == compiled, asked
+                assert _COMPILED.findall(log_of(cloud)) == compiled, asked
                 sequences += clients * asked.get("n", 1)
 
         async def all_spans_came() -> bool:
-            return len(requests_of(own_receiver)) >= sequences
+            return len(requests_of(receiver)) >= sequences
 
-        await until(all_spans_came, 30)
-        assert await finished(http, stack) == sequences
-    assert len(requests_of(own_receiver)) == sequences
+        await until(all_spans_came)
+        assert await finished(http, cloud) == sequences
+    assert len(requests_of(receiver)) == sequences
 
 
 async def finished(http: aiohttp.ClientSession, stack: Stack) -> int:

@@ -14,8 +14,8 @@ from tests.k8s.runner.events import What
 from tests.k8s.runner.image import Image
 from tests.k8s.runner.network import PREFIX
 from tests.k8s.runner.pod import Pod
+from tests.patience import HANG_S
 
-SOON_S: Final = 30.0
 IMAGE: Final = "shell:1"
 SLEEP: Final = f"sleep 4711.{os.getpid()}"  # a command line that nothing else has
 # Ready once it handles SIGTERM: before that, the first process of a container ignores it.
@@ -58,7 +58,7 @@ def deployment(name: str, pod: dict[str, Any], **spec: Any) -> dict[str, Any]:
 def started(cluster: Cluster, name: str, pod: dict[str, Any]) -> Pod:
     """Applies a Deployment and waits for its pod to be ready."""
     cluster.apply([deployment(name, {"terminationGracePeriodSeconds": 2, **pod})])
-    cluster.wait(lambda: cluster.ready(name) == 1, SOON_S)
+    cluster.wait(lambda: cluster.ready(name) == 1, HANG_S)
     return cluster.pods(name)[0]
 
 
@@ -112,7 +112,7 @@ def test_container_gets_what_its_manifest_declares(cluster: Cluster) -> None:
         "declared",
         {"securityContext": context, "containers": [container], "volumes": volumes},
     )
-    cluster.wait(lambda: pod.log("c") == "http://declared/2 $(URL)\n", SOON_S)
+    cluster.wait(lambda: pod.log("c") == "http://declared/2 $(URL)\n", HANG_S)
     assert printed(cluster, pod, "pwd; id -u; id -G").split() == [
         "/var/work",
         "12345",
@@ -173,7 +173,7 @@ def test_main_containers_leave_before_sidecars_and_these_in_reverse(cluster: Clu
         },
     )
     cluster.scale("leaving", 0)
-    cluster.wait(lambda: not cluster.pods("leaving"), SOON_S)
+    cluster.wait(lambda: not cluster.pods("leaving"), HANG_S)
     assert happened(cluster, pod, *ENDING) == [
         ("c", What.PRE_STOP_BEGAN),
         ("c", What.PRE_STOP_ENDED),
@@ -200,7 +200,7 @@ def test_unhealthy_container_is_stopped_within_the_probe_s_grace_and_restarted(
     pod = started(cluster, "sick", {"containers": [container], **grace})
     printed(cluster, pod, "touch /tmp/sick")
     # The new run has a fresh root, without the marker.
-    cluster.wait(lambda: pod.restarts["c"] == 1 and pod.ready, SOON_S)
+    cluster.wait(lambda: pod.restarts["c"] == 1 and pod.ready, HANG_S)
     assert happened(cluster, pod, What.UNHEALTHY, *ENDING) == [
         ("c", each) for each in (What.UNHEALTHY, *ENDING)
     ]
@@ -212,16 +212,16 @@ def test_service_is_found_by_name_and_its_pods_come_and_go(cluster: Cluster) -> 
     asking = started(cluster, "asking", {"containers": [shell("exec sleep 99")]})
     assert printed(cluster, asking, "getent hosts found") == ""
     found = started(cluster, "found", {"containers": [shell(FINE)]})
-    cluster.wait(lambda: found.ip in printed(cluster, asking, "getent hosts found.orch"), SOON_S)
+    cluster.wait(lambda: found.ip in printed(cluster, asking, "getent hosts found.orch"), HANG_S)
     cluster.scale("found", 0)
-    cluster.wait(lambda: printed(cluster, asking, "getent hosts found") == "", SOON_S)
+    cluster.wait(lambda: printed(cluster, asking, "getent hosts found") == "", HANG_S)
 
 
 def test_what_does_not_come_is_an_error_with_logs_and_probes(cluster: Cluster) -> None:
     probe = {"httpGet": {"port": 1, "path": "/x"}, "periodSeconds": 1}
     container = shell("echo last words; exec sleep 99", readinessProbe=probe)
     cluster.apply([deployment("never", {"containers": [container]})])
-    cluster.wait(lambda: "readiness probe: GET http://10." in cluster.report(), SOON_S)
+    cluster.wait(lambda: "readiness probe: GET http://10." in cluster.report(), HANG_S)
     with pytest.raises(NotReached, match=r"\| last words"):
         cluster.wait(lambda: cluster.ready("never") == 1, 0.1)
     cluster.scale("never", 0)
@@ -247,7 +247,7 @@ def test_nothing_is_left_of_a_cluster_that_a_test_leaves_by_an_error(tmp_path: P
     def fails() -> None:
         with Cluster({IMAGE: Image()}, tmp_path) as cluster:
             cluster.apply([deployment("rest", pod, replicas=2)])
-            cluster.wait(lambda: processes(SLEEP) == 2, SOON_S)
+            cluster.wait(lambda: processes(SLEEP) == 2, HANG_S)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

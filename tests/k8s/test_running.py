@@ -21,6 +21,7 @@ import pytest
 from orch_sidecar.tools.local.otlp import ReceivedSpan
 from tests.k8s.deployed import NAMESPACE, Deployed, deployed
 from tests.k8s.runner.events import Event, What
+from tests.patience import HANG_S
 
 pytestmark = pytest.mark.engine
 
@@ -89,7 +90,7 @@ def test_trace_arrives_in_jaegers_place_with_every_tier_and_names_the_pod(
                 return answer.status
 
     assert asyncio.run(ask()) == 200
-    there.cluster.wait(lambda: len(there.trace(trace_id)) >= 7, 20.0)
+    there.cluster.wait(lambda: len(there.trace(trace_id)) >= 7, HANG_S)
     spans = there.trace(trace_id)
     [engine] = [span for span in spans if span.name == "llm_request"]
     assert engine.attributes["measurement_type"] == "single_stream"
@@ -135,7 +136,7 @@ def test_two_entries_never_put_two_sequences_into_the_engine_with_one_slot(
     answers = asyncio.run(hammer())
     assert [status for status, _ in answers] == 40 * [200], answers
     served = before["requests_total"] + 40  # reported with the engine's next heartbeat
-    there.cluster.wait(lambda: there.engine(home)["requests_total"] >= served, 5.0)
+    there.cluster.wait(lambda: there.engine(home)["requests_total"] >= served, HANG_S)
     after = there.engine(home)
     assert (after["peak"], after["slots_total"]) == (1, 1)
     assert after["oversubscription_violations_total"] == 0
@@ -166,7 +167,7 @@ async def delete_mid_stream(there: Deployed) -> tuple[str, bytes, int] | None:
                     event.pod == busy and event.what is What.PRE_STOP_BEGAN
                     for event in there.cluster.events
                 ),
-                10.0,
+                HANG_S,
             )
             async with http.post(there.url + CHAT, json=body(there, 4)) as other:
                 status = other.status
@@ -187,7 +188,7 @@ def check_left_in_order(there: Deployed) -> int:
     tokens = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
     assert "error" not in tokens[-1]
     assert tokens[-1]["choices"][0]["finish_reason"] == "length"
-    there.cluster.wait(lambda: busy not in {pod.name for pod in there.pods("orch-cloud")}, 90.0)
+    there.cluster.wait(lambda: busy not in {pod.name for pod in there.pods("orch-cloud")}, HANG_S)
     order = [
         (event.container, event.what)
         for event in there.cluster.events
