@@ -10,7 +10,7 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -136,29 +136,36 @@ async def one_by_one_of_four(load: Load) -> None:
     await load.one_by_one(3, n=4)
 
 
+async def beside(load: Load, *others: Coroutine[Any, Any, None]) -> None:
+    """Others beside requests of the scenario, which began before and ends after all of them."""
+    await load.together(3)
+    await asyncio.gather(*others, load.together(3))
+    await load.together(3)
+
+
 async def untraced_stranger_beside(load: Load) -> None:
-    stranger = load.ask(load.stack.url, untraced(), tokens=2 * TOKENS)
-    await asyncio.gather(stranger, load.together(6))
+    await beside(load, load.ask(load.stack.url, untraced(), tokens=2 * TOKENS))
 
 
 async def untraced_stranger_beside_at_engine(load: Load) -> None:
-    await asyncio.gather(load.ask(load.stack.engine_url, untraced()), load.together(6))
+    await beside(load, load.ask(load.stack.engine_url, untraced()))
 
 
 async def half_untraced(load: Load) -> None:
-    others = (load.ask(load.stack.url, load.headers | untraced()) for _ in range(3))
-    await asyncio.gather(load.together(3), *others)
+    await beside(load, *(load.ask(load.stack.url, load.headers | untraced()) for _ in range(9)))
 
 
 async def joined_beside(load: Load) -> None:
     joined = {**load.headers, "X-Orch-Run": secrets.token_hex(16)}
-    await asyncio.gather(load.ask(load.stack.url, joined), load.together(5))
+    await beside(load, load.ask(load.stack.url, joined))
 
 
 async def shared_generation(load: Load) -> None:
     fields = {"X-Orch-Scenario": load.scenario, "X-Orch-Run": load.run}
     same: dict[str, Any] = {"prompt": "The same slot is", "seed": 1, "temperature": 0}
-    await asyncio.gather(*(load.ask(load.stack.url, fields, **same) for _ in range(4)))
+    await asyncio.gather(
+        *(load.ask(load.stack.url, fields, tokens=8 * TOKENS, **same) for _ in range(4))
+    )
 
 
 Way = Callable[[Load], Awaitable[None]]
