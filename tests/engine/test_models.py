@@ -118,6 +118,7 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_and_holds_no_slot
     """The engine runs one adapter at once, vLLM's default. In the engine the second one would wait
     for the end of the first, in a slot."""
     names = ("first", "second")
+    bulk = {"X-Orch-Class": "bulk"}  # no SLO would be missed on a slow machine
     async with session() as http:
         await all_ready(http, alone)
         for name in names:
@@ -132,17 +133,17 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_and_holds_no_slot
         await until(known)
         begun = asyncio.Event()
         long = body("chat", 300, stream=True, model="first")
-        first = asyncio.create_task(post(http, alone, "chat", long, on_data=begun.set))
+        first = asyncio.create_task(post(http, alone, "chat", long, bulk, begun.set))
         await asyncio.wait_for(begun.wait(), HANG_S)
         second = asyncio.create_task(
-            post(http, alone, "chat", body("chat", 4, stream=True, model="second"))
+            post(http, alone, "chat", body("chat", 4, stream=True, model="second"), bulk)
         )
 
         async def waits() -> bool:
             return bool((await states(http, alone))["a"]["blocked_by"] == "adapter")
 
         await until(waits)
-        base = await post(http, alone, "chat", body("chat", 4, stream=True))
+        base = await post(http, alone, "chat", body("chat", 4, stream=True), bulk)
         assert base.status == 200
         assert not first.done(), "it has passed"
         engine = await engine_state(http, sliding.engine_url)
