@@ -263,7 +263,10 @@ def _scale(axes: Axes, axis: Axis, *, x: bool) -> None:
     shown_axis = axes.xaxis if x else axes.yaxis
     if axis.log:
         (axes.set_xscale if x else axes.set_yscale)("log")
-        low, high = axes.dataLim.intervalx if x else axes.dataLim.intervaly
+        data = axes.dataLim
+        low, high = data.intervalx if x else data.intervaly
+        if low <= 0:  # an interval may reach below what such an axis can show
+            low = data.minposx if x else data.minposy
         low, high = _outward(axis.low or low, axis.high or high)
         if not axis.ticks:
             (axes.set_xlim if x else axes.set_ylim)(low, high)

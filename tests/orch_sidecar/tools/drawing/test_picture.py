@@ -129,6 +129,12 @@ def test_line_above_all_points_is_in_the_picture() -> None:
     assert {"4000", "far"} <= set(shown(chart).texts)
 
 
+def test_interval_that_reaches_below_zero_is_drawn_on_axes_that_cannot_show_it() -> None:
+    wide = Series("measured", (1, 2, 4), (3, 6, 12), margins=(4, 1, 1))
+    texts = shown(sized(wide)).texts
+    assert {"5", "10"} <= set(texts)
+
+
 def test_single_series_needs_no_legend() -> None:
     assert "measured" not in shown(sized(MEASURED)).texts
     assert "measured" in shown(sized(MEASURED, FITTED)).texts
