@@ -59,7 +59,7 @@ def check(scenario: Scenario) -> str:
         return metadata.version(_PACKAGE)
     except ModuleNotFoundError:
         raise LoadgenUnavailable(
-            f"--loadgen needs the package {_PACKAGE}: pip install 'orch-sidecar[loadgen]'"
+            f"--loadgen needs the package {_PACKAGE}: pip install {_PACKAGE}"
         ) from None
 
 
