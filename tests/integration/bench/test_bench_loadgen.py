@@ -78,5 +78,5 @@ def test_load_that_it_cannot_send_is_refused(scenario: Scenario) -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_loadgen", None)
-    with pytest.raises(loadgen.LoadgenUnavailable, match=r"pip install 'orch-sidecar\[loadgen\]'"):
+    with pytest.raises(loadgen.LoadgenUnavailable, match="pip install mlcommons-loadgen"):
         loadgen.check(SINGLE)
