@@ -125,7 +125,7 @@ async def one_token_each(load: Load) -> None:
 
 
 async def honest_batch(load: Load) -> None:
-    await load.together()
+    await load.together(16, tokens=8 * TOKENS)  # long enough to meet on any machine
 
 
 async def one_by_one(load: Load) -> None:
