@@ -1,8 +1,8 @@
 """Lets MLCommons' own load generator decide when the requests of a run are sent.
 
-It issues queries from a thread of its own, and is told of each first and last token at the moment
-at which the client sees it. Each query gets a prompt of its own, whatever sample it names: a prompt
-that is asked twice would be found in the prefix cache. The package is imported only here.
+It issues queries from a thread of its own. Each first and last token is reported to it at the
+moment at which the client sees it. Each query gets a prompt of its own, whatever it names: one
+that is sent twice would be found in the prefix cache. The package is imported only here.
 """
 
 from __future__ import annotations
@@ -145,21 +145,21 @@ class Loadgen:
         return found
 
     def _demand(self, sample: int, at_s: float) -> Demand:
-        lg, told = self._lg, {"first": False, "last": False}
+        lg, reported = self._lg, {"first": False, "last": False}
 
-        def tell(what: str, send: Any, tokens: int) -> None:
-            if not told[what]:
-                told[what] = True
+        def report(what: str, send: Any, tokens: int) -> None:
+            if not reported[what]:
+                reported[what] = True
                 send([lg.QuerySampleResponse(sample, 0, 0, tokens)])
 
         def events(call: Call, expected: int | None) -> None:
-            tell("first", lg.FirstTokenComplete, 1)
+            report("first", lg.FirstTokenComplete, 1)
             if len(call.event_s) == expected:
-                tell("last", lg.QuerySamplesComplete, expected)
+                report("last", lg.QuerySamplesComplete, expected)
 
         def ended(call: Call) -> None:
-            tell("first", lg.FirstTokenComplete, 1)
-            tell("last", lg.QuerySamplesComplete, call.output_tokens or 1)
+            report("first", lg.FirstTokenComplete, 1)
+            report("last", lg.QuerySamplesComplete, call.output_tokens or 1)
 
         scheduled = self._scenario.arrivals is not Arrivals.ONE_BY_ONE
         return Demand(at_s, scheduled, events, ended)

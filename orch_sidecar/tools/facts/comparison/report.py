@@ -23,6 +23,7 @@ from orch_sidecar.tools.facts.tables.row import Label
 _LINES: Final = {Label.SINGLE_STREAM: "-", Label.BATCHED_ONLINE: "--", Label.OFFLINE: "-."}
 _BATCH: Final = "mean batch (sequences per decode step)"
 LINEAR: Final = "linear scaling"
+_WAYS: Final = "Ways of batching"
 _SET_COLORS: Final = 5  # the sixth is that of linear scaling
 
 
@@ -32,7 +33,8 @@ def as_page(comparison: Comparison) -> Page:
     page = Page(title_of(comparison))
     contrasts = varied([each.conditions for each in sets], known=True)
     for of_set, ways in _lettered(comparison):
-        page.section(describe(of_set.conditions, always=contrasts))
+        alone = len(sets) == 1  # the title of the page has all of its conditions
+        page.section(_WAYS if alone else describe(of_set.conditions, always=contrasts))
         _table(page, ways)
     if sets:
         page.text(

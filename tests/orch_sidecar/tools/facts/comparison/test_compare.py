@@ -251,7 +251,7 @@ class TestReport:
         assert text.splitlines()[:7] == [
             heading,
             "",
-            heading,
+            "Ways of batching",
             "   batching                          batch  rows  tokens/s  per sequence  speed-up  "
             "efficiency  x single",
             "A  single_stream                         1     1     92.72         92.72      1.00  "
