@@ -202,13 +202,11 @@ class Client:
 
     def _behind(self) -> bytes:
         """Requests sent ahead: one, more than a server keeps, or one with half of a large body."""
-        behind = self._requests.next(last=False)
-        data = behind.head + behind.body
         draw = self._chance.randrange(3)
-        if draw == 0:
-            return data
-        if draw == 1:
-            return data * _MANY
+        behinds = [self._requests.next(last=False) for _ in range(_MANY if draw == 1 else 1)]
+        if draw < 2:
+            return b"".join(each.head + each.body for each in behinds)
+        [behind] = behinds
         length = b"Content-Length: %d\r\n" % len(behind.body)
         larger = b"Content-Length: %d\r\n" % (2 * _HALF_BODY_BYTES)
         return behind.head.replace(length, larger) + b"{" * _HALF_BODY_BYTES
