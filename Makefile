@@ -53,14 +53,13 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Three side by side: engines; integration, which waits for most of its time; what computes. With
-# one more that computes, engines, which are nice to others, would start for minutes. Each prints
-# when it has ended.
+# Two side by side: engines beside the rest. With three the engines, which are nice to others, take
+# longer than the rest together. Each prints when it has ended.
 SIDE_BY_SIDE := --no-print-directory --output-sync=target --keep-going
 PYTEST := $(BIN)/python -m pytest -q
 
 test: $(STAMP)
-	@$(MAKE) $(SIDE_BY_SIDE) --jobs=3 test-engine test-integration test-unit static
+	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 test-engine static test-integration test-unit
 
 test-fast: lint
 	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 fast-unit fast-integration

@@ -12,7 +12,7 @@ from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, verify_t
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.test_measuring import LENGTHS, orch, rows_of
+from tests.engine.test_measuring import LENGTHS, TOKENS, orch, rows_of
 
 REQUESTS = ("--requests", "24", "--duration", "0")
 SLO = ("--slo-ttft-ms", "400", "--slo-tpot-ms", "40", "--slo-latency-ms", "900")
@@ -31,7 +31,7 @@ def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
     found = verify(table, trusted)
     assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", [])
     assert found.found is not None
-    assert (found.found.sequences, found.found.generated_tokens) == (24, 24 * 24)
+    assert (found.found.sequences, found.found.generated_tokens) == (24, 24 * TOKENS)
     assert verify(table).verdict is Verdict.SIGNER_UNKNOWN
     [row] = rows_of(table)
     evidence = tmp_path / f"{row['scenario_notes'].rpartition('sha256:')[2]}.json"

@@ -117,6 +117,7 @@ async def test_requests_are_counted_by_pool_route_outcome_and_status(
     await client.post()
     client.start()
     await client.aborted()
+    await running.idle()  # the next one needs all slots, and there is no queue
     gone = await started(running, n=4)
     await eventually(lambda: held.waiting)
     client = await running.client()
