@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 from orch_sidecar.tools.drawing.chart import Chart
 from orch_sidecar.tools.drawing.elements import Child, element, html_of
 from orch_sidecar.tools.drawing.picture import element_of
-from orch_sidecar.tools.drawing.texts import aligned
+from orch_sidecar.tools.drawing.texts import aligned, value_text
 
 # The page loads nothing, whatever a name in it contains.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -134,8 +134,8 @@ class Page:
         self._parts.append(element("div", made, class_="wide", tabindex="0"))
         self._say(*aligned(head, found, texts))
 
-    def facts(self, groups: Mapping[str, Iterable[tuple[str, str]]]) -> None:
-        """Appends groups of names and their texts, side by side where there is place."""
+    def facts(self, groups: Mapping[str, Mapping[str, object]]) -> None:
+        """Appends documents with their titles, side by side where there is place."""
         made = (_facts(*group) for group in groups.items())
         self._parts.append(element("div", *made, class_="columns"))
 
@@ -151,9 +151,14 @@ def _figure(chart: Chart, number: int) -> Element:
     return element("figure", caption, element_of(chart, number))
 
 
-def _facts(title: str, rows: Iterable[tuple[str, str]]) -> Element:
+def _facts(title: str, document: Mapping[str, object]) -> Element:
     made = [
-        element("tr", element("th", name, scope="row"), element("td", text)) for name, text in rows
+        element(
+            "tr",
+            element("th", name.replace("_", " "), scope="row"),
+            element("td", value_text(name, value) or "unknown"),
+        )
+        for name, value in document.items()
     ]
     table = element("table", element("tbody", *made), class_="facts")
     return element("div", element("h3", title), table)

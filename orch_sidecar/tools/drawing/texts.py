@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 NONE = "-"
+_GIB = 2**30
 
 
 def number_text(value: float | None) -> str:
@@ -17,6 +18,19 @@ def number_text(value: float | None) -> str:
     digits = min(6, max(0, 3 - math.floor(math.log10(abs(value)))))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def value_text(name: str, value: object) -> str:
+    """Formats a value of a document by the unit in its name; empty of None."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{each} {value_text(each, part)}" for each, part in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(value_text(name, each) for each in value)
+    if name.endswith("_bytes") and isinstance(value, int):
+        return f"{value / _GIB:.2f} GiB"
+    return number_text(value) if isinstance(value, float) else str(value)
 
 
 def rounded(value: float | None, digits: int = 0) -> str:

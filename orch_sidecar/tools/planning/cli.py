@@ -32,8 +32,9 @@ from orch_sidecar.tools.facts.cost.cost import Prices
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities, of_facts, select
-from orch_sidecar.tools.planning.fleet import Prediction, grow, rules_for
+from orch_sidecar.tools.planning.fleet import Prediction, grow
 from orch_sidecar.tools.planning.text import needed, plan_text, slots_text
+from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress
 from orch_sidecar.tools.traces.options import add_trace, trace_of
@@ -76,11 +77,11 @@ def _run(options: argparse.Namespace) -> int:
     bulk = None if options.bulk_trace is None else trace_of(options, options.bulk_trace)
     traffic = Replay(trace_of(options, options.trace), bulk)
     tokens = round(traffic.prompt + traffic.output)
-    slo = slo_of(options)
+    slo_ms = slo_of(options)
     model = _with_memory(_model(options, tokens), options, tokens)
     largest = model.curve.largest
     full = FullSlots(model.shape(profile, largest), traffic)
-    decision = decide(model, full, slo.tpot_ms, largest)
+    decision = decide(model, full, slo_ms.get("tpot"), largest)
     slots = options.slots or max(2, decision.slots)
     seconds = traffic.count / traffic.rate
     print(
@@ -96,8 +97,8 @@ def _run(options: argparse.Namespace) -> int:
             model.shape(profile, slots),
             traffic.arrivals(traffic.rate, seconds, 0),
             seconds,
-            rules_for(profile.admission, slo),
-            slo,
+            with_slo(profile.admission, slo_ms),
+            slo_ms,
         ):
             found.append(each)
             progress.phase(f"predicting {len(found) + 1} engines")

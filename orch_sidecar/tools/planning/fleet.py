@@ -7,11 +7,10 @@ scheduler of `orch simulate`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
@@ -38,23 +37,13 @@ class Prediction:
     occupancy: float
 
 
-def rules_for(rules: AdmissionRules, slo: Slo) -> AdmissionRules:
-    """Returns the rules with the SLO for interactive requests, if there are any."""
-    if rules.interactive is None:
-        return rules
-    given = {"ttft_p95_ms": slo.ttft_ms, "tpot_p95_ms": slo.tpot_ms}
-    update = {name: bound for name, bound in given.items() if bound is not None}
-    interactive = rules.interactive.model_copy(update=update)
-    return rules.model_copy(update={"interactive": interactive})
-
-
 def predict(
     engines: int,
     shape: EngineShape,
     arrivals: Sequence[Arrival],
     seconds: float,
     rules: AdmissionRules,
-    slo: Slo,
+    slo_ms: Mapping[str, float],
 ) -> Prediction:
     """Runs the traffic through that many engines. `seconds`: of the arrivals."""
     records: list[Record] = []
@@ -74,7 +63,7 @@ def predict(
             busy_s += course.busy_s
     asked = [each for each in records if each.arrival.service_class is INTERACTIVE] or records
     served = [done for each in asked if (done := each.completed) is not None]
-    kept = [each for each in served if slo.kept_by(each)]
+    kept = [each for each in served if each.meets(slo_ms)]
     first = [1000 * each.ttft_s for each in served if each.ttft_s is not None]
     each_ms = [1000 * each.tpot_s for each in served if each.tpot_s is not None]
     return Prediction(
@@ -116,12 +105,12 @@ def grow(
     arrivals: Sequence[Arrival],
     seconds: float,
     rules: AdmissionRules,
-    slo: Slo,
+    slo_ms: Mapping[str, float],
 ) -> Iterator[Prediction]:
     """Predicts one engine, two and so on, until one more than `target` needs, or `most`."""
     enough = False
     for engines in range(1, most + 1):
-        found = predict(engines, shape, arrivals, seconds, rules, slo)
+        found = predict(engines, shape, arrivals, seconds, rules, slo_ms)
         yield found
         if enough:
             return

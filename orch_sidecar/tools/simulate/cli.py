@@ -124,8 +124,8 @@ def _rules(
     options: argparse.Namespace, profile: Profile, shape: EngineShape, workload: Traffic
 ) -> AdmissionRules:
     if options.slo_ms is not None:
-        return with_slo(profile.admission, options.slo_ms)
+        return with_slo(profile.admission, {"ttft": options.slo_ms})
     if options.slo_factor is not None:
         unloaded_ms = unloaded_ttft_p95_ms(shape, workload, options.seed)
-        return with_slo(profile.admission, options.slo_factor * unloaded_ms)
+        return with_slo(profile.admission, {"ttft": options.slo_factor * unloaded_ms})
     return profile.admission

@@ -7,7 +7,7 @@ their p95 TTFT alone at a low rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -91,11 +91,13 @@ class Scenario:
         return self.workload.arrivals(self.rate, self.seconds, self.seed)
 
 
-def with_slo(rules: AdmissionRules, ttft_p95_ms: float) -> AdmissionRules:
-    """Returns the rules with another TTFT SLO of interactive requests, if they have any."""
+def with_slo(rules: AdmissionRules, slo_ms: Mapping[str, float]) -> AdmissionRules:
+    """Returns the rules with another SLO of interactive requests, if they have any. `slo_ms`: by
+    the names of the times, `ttft` and `tpot`."""
     if rules.interactive is None:
         return rules
-    interactive = rules.interactive.model_copy(update={"ttft_p95_ms": ttft_p95_ms})
+    bounds = {f"{time}_p95_ms": bound for time, bound in slo_ms.items()}
+    interactive = rules.interactive.model_copy(update=bounds)
     return rules.model_copy(update={"interactive": interactive})
 
 

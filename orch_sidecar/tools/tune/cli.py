@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
 async def _tune(options: argparse.Namespace) -> None:
     scenario = Scenario(
         Label.BATCHED_ONLINE, Arrivals.POISSON, 1, options.seconds, options.seed, rate_per_s=1.0,
-        slo=slo_of(options),
+        slo_ms=slo_of(options),
     )  # fmt: skip
     with interrupts() as interrupted:
         plan = await plan_of(options, scenario)

@@ -82,12 +82,12 @@ async def tune(
     entry = _entries(sweep.results[-1], found.snapshot.pool)[1]
     prefill = entry.get("prefill_tokens_per_s") or None
     model = model_of(entry, lengths.prompt + lengths.output, curve, prefill)
-    slo = plan.scenario.slo
+    slo_ms = plan.scenario.slo_ms
     full = FullSlots(model.shape(), _requests(lengths))
     full.measured(_times_per_token(sweep))
-    decision = decide(model, full, slo.tpot_ms, slots)
+    decision = decide(model, full, slo_ms.get("tpot"), slots)
     rate = None
-    if slo.bounds:
+    if slo_ms:
         usable = min(decision.slots, slots)
         rate = RateSearch(_FIRST_SHARE * full.at(usable).requests_per_s, RATES, seconds)
         apart = replace(plan.scenario, seed=plan.scenario.seed + _SEEDS_APART)

@@ -10,17 +10,16 @@ clients have the core that is free beside one engine, and slow down two.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities
-from orch_sidecar.tools.planning.fleet import Prediction, predict, rules_for
-from orch_sidecar.tools.simulate.compare import capacity
+from orch_sidecar.tools.planning.fleet import Prediction, predict
+from orch_sidecar.tools.simulate.compare import capacity, with_slo
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival, Replay
 from orch_sidecar.tools.traces import read
@@ -55,11 +54,11 @@ def quick(given: argparse.Namespace) -> None:
 
 def run(given: argparse.Namespace, record: Record) -> None:
     traffic = Replay(read(given.trace).scaled(lengths=given.length_factor))
-    slo = Slo(given.slo_ttft_ms, given.slo_tpot_ms)
+    slo = {"ttft": given.slo_ttft_ms, "tpot": given.slo_tpot_ms}
     document = profiles.policy(given.slo_ttft_ms, 600.0)
     document["admission"]["interactive"]["tpot_p95_ms"] = given.slo_tpot_ms
     path = profiles.write(rig.logs(), "planning", document)
-    rules = rules_for(profile.load(str(path)).admission, slo)
+    rules = with_slo(profile.load(str(path)).admission, slo)
     with (
         Engine(given.size, SLOTS, name="first", core=0) as first,
         Engine(given.size, SLOTS, name="second", core=1) as second,
@@ -148,7 +147,11 @@ def _pools(engines: Sequence[Engine], used: Path | str) -> list[dict[str, str]]:
 
 
 def _measure(
-    engines: Sequence[Engine], path: Path, arrivals: Sequence[Arrival], slo: Slo, seconds: float
+    engines: Sequence[Engine],
+    path: Path,
+    arrivals: Sequence[Arrival],
+    slo_ms: Mapping[str, float],
+    seconds: float,
 ) -> tuple[float, float]:
     """The shares of all requests that were answered within the SLO, and refused."""
     requests = [
@@ -163,18 +166,16 @@ def _measure(
         )
     for engine in engines:
         engine.rest()
-    kept = sum(_kept(answer, slo) for answer in loaded.answers)
+    kept = sum(_kept(answer, slo_ms) for answer in loaded.answers)
     refused = sum(answer.status == 429 for answer in loaded.answers)
     return kept / len(requests), refused / len(requests)
 
 
-def _kept(answer: Answer, slo: Slo) -> bool:
+def _kept(answer: Answer, slo_ms: Mapping[str, float]) -> bool:
     if not answer.complete or answer.first_s is None or answer.last_s is None:
         return False
-    assert slo.ttft_ms is not None
-    assert slo.tpot_ms is not None
-    if 1000 * (answer.first_s - answer.request.at_s) > slo.ttft_ms:
+    if 1000 * (answer.first_s - answer.request.at_s) > slo_ms["ttft"]:
         return False
     tokens = answer.request.output_tokens
     took_ms = 1000 * (answer.last_s - answer.first_s)
-    return tokens < 2 or took_ms / (tokens - 1) <= slo.tpot_ms
+    return tokens < 2 or took_ms / (tokens - 1) <= slo_ms["tpot"]

@@ -51,7 +51,7 @@ def simulate(
     """Compares the policy with the others and with the clairvoyant one, and judges it."""
     replay = files.replay(kind.trace)
     slo_ms = slo_times * unloaded_ttft_p95_ms(shape, replay, SEED)
-    rules = with_slo(profile.load("cloud").admission, slo_ms)
+    rules = with_slo(profile.load("cloud").admission, {"ttft": slo_ms})
     rate = rate_of(kind, replay, capacity(shape, replay, SEED))
     lasts_s = seconds_of(kind, replay, seconds)
     scenario = Scenario(shape, replay, rate, lasts_s, SEED, clients=clients(kind))

@@ -34,7 +34,7 @@ async def test_interruption_of_the_warm_up_ends_it_without_a_result(
     cloud: Running, engine: ScriptedEngine
 ) -> None:
     engine.answer = endless
-    interrupted, running = begun(url_of(cloud), replace(CLOSED, warm_up=2))
+    interrupted, running = begun(url_of(cloud), replace(CLOSED, warm_up_requests=2))
     await eventually(lambda: engine.present)
     interrupted.set()
     with pytest.raises(Interrupted):

@@ -64,7 +64,7 @@ async def test_single_stream_is_measured_and_makes_a_row(home: Running, tmp_path
 
 @pytest.mark.parametrize("scenario", [CLOSED, POISSON])
 async def test_batched_online_is_measured(cloud: Running, scenario: Any) -> None:
-    result = await measured(url_of(cloud), replace(scenario, warm_up=3))
+    result = await measured(url_of(cloud), replace(scenario, warm_up_requests=3))
     assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
     assert result.batches is not None
     assert result.batches.largest > 1
@@ -199,7 +199,7 @@ async def test_counts_that_come_late_are_waited_for(
         asyncio.get_running_loop().call_later(0.4, lambda: report(self, **instead))
 
     monkeypatch.setattr(Decoding, "report", late)
-    result = await measured(url_of(home), replace(SINGLE, warm_up=2))
+    result = await measured(url_of(home), replace(SINGLE, warm_up_requests=2))
     assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
 
 
@@ -220,7 +220,7 @@ async def test_request_that_is_under_way_before_it_is_refused_before_anything_is
     )
     await eventually(lambda: engine.present)
     messages: list[str] = []
-    alone = plan(url_of(sidecar), replace(scenario, warm_up=0), restarts=1)
+    alone = plan(url_of(sidecar), replace(scenario, warm_up_requests=0), restarts=1)
     with pytest.raises(NotMeasurable, match="not idle before the run: it serves requests of oth"):
         await measure(alone, asyncio.Event(), messages.append)
     assert not long.done()
@@ -309,7 +309,7 @@ async def test_run_that_exhausts_its_prompts_is_incomplete_and_keeps_the_figures
         (replace(CLOSED, least_requests=13), 17),
         (replace(POISSON, least_requests=17), 17),
         (replace(OFFLINE, least_requests=17, label=Label.BATCHED_ONLINE), 17),
-        (replace(CLOSED, least_requests=2, warm_up=13), 17),
+        (replace(CLOSED, least_requests=2, warm_up_requests=13), 17),
     ],
 )
 async def test_too_few_prompts_are_rejected_before_anything_is_sent(
@@ -321,6 +321,6 @@ async def test_too_few_prompts_are_rejected_before_anything_is_sent(
 
 
 async def test_exactly_enough_prompts_suffice(cloud: Running) -> None:
-    scenario = replace(CLOSED, least_requests=12, warm_up=12)
+    scenario = replace(CLOSED, least_requests=12, warm_up_requests=12)
     result = await measured(url_of(cloud), scenario, prompts=few, max_prompts=16)
     assert (result.status, result.counts.answered) == (Status.PRELIMINARY, 12)

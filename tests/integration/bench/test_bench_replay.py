@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Fate
-from orch_sidecar.tools.bench.load.scenario import Replay, Scenario, Slo
+from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -32,7 +32,7 @@ TRACE = Trace(
 def scenario(**more: Any) -> Scenario:
     return Scenario(
         Label.BATCHED_ONLINE, Arrivals.TRACE, len(TRACE.requests), 0.0, 0,
-        slo=Slo(ttft_ms=60_000.0), replay=Replay(TRACE, **more),
+        slo_ms={"ttft": 60_000.0}, replay=Replay(TRACE, **more),
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ async def test_every_request_names_its_scenario_and_is_never_coalesced(
     engine: ScriptedEngine,
 ) -> None:
     Decoding(engine)
-    result = await measured(engine.url, replace(CLOSED, warm_up=3))
+    result = await measured(engine.url, replace(CLOSED, warm_up_requests=3))
     warm_up, rest = engine.generating[:3], engine.generating[3:]
     assert {each.header("x-orch-scenario") for each in warm_up} == {f"{result.id}.warmup"}
     assert {each.header("x-orch-scenario") for each in rest} == {result.id}
@@ -49,7 +49,7 @@ async def test_every_request_has_the_secret_of_its_run_and_the_result_its_digest
     engine: ScriptedEngine,
 ) -> None:
     Decoding(engine)
-    first = await measured(engine.url, replace(CLOSED, warm_up=3))
+    first = await measured(engine.url, replace(CLOSED, warm_up_requests=3))
     [secret] = {each.header("x-orch-run") for each in engine.generating}
     assert secret is not None
     assert re.fullmatch("[0-9a-f]{32}", secret)
@@ -61,7 +61,7 @@ async def test_every_request_has_the_secret_of_its_run_and_the_result_its_digest
 
 async def test_prefix_cache_is_separate_for_each_run(engine: ScriptedEngine) -> None:
     Decoding(engine)
-    scenario = replace(CLOSED, warm_up=2, least_requests=4)
+    scenario = replace(CLOSED, warm_up_requests=2, least_requests=4)
     first = await measured(engine.url, scenario)
     second = await measured(engine.url, scenario)
     salts = [each.json()["cache_salt"] for each in engine.generating]
@@ -160,11 +160,11 @@ async def test_pool_that_is_not_ready_is_rejected(
 async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None:
     engine.api_key = "sk"
     with pytest.raises(NotMeasurable, match="no request of the warm-up was answered: status 401"):
-        await measured(engine.url, replace(CLOSED, warm_up=2))
+        await measured(engine.url, replace(CLOSED, warm_up_requests=2))
     engine.api_key = None
     elsewhere = f"{engine.url}/other"
     with pytest.raises(NotMeasurable, match="no request of the warm-up was answered: status 404"):
-        await measured(elsewhere, replace(CLOSED, warm_up=1))
+        await measured(elsewhere, replace(CLOSED, warm_up_requests=1))
 
 
 async def test_more_at_once_than_there_may_be_connections_are_rejected(

@@ -19,7 +19,7 @@ from orch_sidecar.tools.bench.results.result import Status
 from tests.benchmarks.upstream import MODEL, Script, Upstream
 from tests.integration.bench.measuring import CLOSED, measured, plan
 
-SCENARIO = replace(CLOSED, least_requests=20, warm_up=4)
+SCENARIO = replace(CLOSED, least_requests=20, warm_up_requests=4)
 SCRIPT = Script(first_token_s=0.060, token_s=0.010, tokens=12)
 
 
@@ -134,7 +134,7 @@ async def test_result_agrees_with_the_upstream(upstream: Upstream) -> None:
         assert figures.tpot_ms is not None
         assert figures.itl_ms is not None
         assert figures.ttft_ms.p50 >= 60
-        answered = upstream.seen().requests[SCENARIO.warm_up :]
+        answered = upstream.seen().requests[SCENARIO.warm_up_requests :]
         pairs = (
             (figures.tpot_ms.p50, median(each.tpot_s for each in answered)),
             (figures.ttft_ms.p50, median(each.ttft_s for each in answered)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.tune.measure import RATES, Lengths, tune
@@ -25,7 +25,13 @@ async def test_curve_and_rate_are_those_of_the_engine(
     rates = replace(RATES, requests=10, most_trials=2)
     monkeypatch.setattr("orch_sidecar.tools.tune.measure.RATES", rates)
     online = Scenario(
-        Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.0, 0, rate_per_s=1.0, slo=Slo(1e6, 1e6)
+        Label.BATCHED_ONLINE,
+        Arrivals.POISSON,
+        1,
+        0.0,
+        0,
+        rate_per_s=1.0,
+        slo_ms={"ttft": 1e6, "tpot": 1e6},
     )
     reported: list[str] = []
     lengths = Lengths(INPUT_TOKENS, OUTPUT_TOKENS)

@@ -138,8 +138,8 @@ class Loadgen:
         found.schedule_rng_seed = found.sample_index_rng_seed = scenario.seed
         found.single_stream_expected_latency_ns = _LEAST_LATENCY_NS
         found.server_target_qps = scenario.rate_per_s or 1.0
-        found.ttft_latency = round(1e6 * (scenario.slo.ttft_ms or _NO_BOUND_MS))
-        found.tpot_latency = round(1e6 * (scenario.slo.tpot_ms or _NO_BOUND_MS))
+        found.ttft_latency = round(1e6 * (scenario.slo_ms.get("ttft", _NO_BOUND_MS)))
+        found.tpot_latency = round(1e6 * (scenario.slo_ms.get("tpot", _NO_BOUND_MS)))
         margin_s = _OFFLINE_MARGIN * max(1.0, scenario.least_seconds)
         found.offline_expected_qps = scenario.least_requests / margin_s
         return found

@@ -6,17 +6,54 @@ tokens, so that the prefix cache finds what it found there; all others are rando
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
 from random import Random
+from typing import Annotated
+
+from pydantic import Field
 
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest
-from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.notes import TRACE_DIGITS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.traces import Trace, TracedRequest
 from vllm_plugin.contracts.profile import ServiceClass
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDocument:
+    """The traces that were replayed. `window_s`: the part, in their own seconds; None: to the end.
+    `requests`: of that part. `bulk_clients`: clients with bulk work beside them."""
+
+    name: str
+    sha256: str
+    requests: int
+    window_s: tuple[float, float | None]
+    time_factor: float
+    length_factor: float
+    bulk_clients: int = 0
+    bulk_name: str | None = None
+    bulk_sha256: str | None = None
+    bulk_requests: int = 0
+
+    @property
+    def has_bulk(self) -> bool:
+        return self.bulk_name is not None or self.bulk_clients > 0
+
+    def __str__(self) -> str:
+        from_s, until_s = self.window_s
+        parts = [
+            f"{self.requests} requests of the trace {self.name} ({self.sha256[:TRACE_DIGITS]})"
+        ]
+        if from_s or until_s is not None:
+            parts.append(f"from {from_s:g} s" + ("" if until_s is None else f" to {until_s:g} s"))
+        parts.append(f"times by {self.time_factor:g}, lengths by {self.length_factor:g}")
+        if self.bulk_clients:
+            parts.append(f"beside {self.bulk_clients} clients with bulk requests")
+        if self.bulk_name is not None:
+            parts.append(f"beside {self.bulk_requests} bulk requests of {self.bulk_name}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +72,21 @@ class Replay:
     length_factor: float = 1.0
 
     @property
-    def has_bulk(self) -> bool:
-        return self.bulk is not None or self.bulk_clients > 0
+    def document(self) -> TraceDocument:
+        """What the record of a run has of it."""
+        (from_s, until_s), bulk = self.window_s, self.bulk
+        return TraceDocument(
+            self.trace.name,
+            self.trace.sha256,
+            len(self.trace.requests),
+            (from_s, until_s if isfinite(until_s) else None),
+            self.time_factor,
+            self.length_factor,
+            self.bulk_clients,
+            None if bulk is None else bulk.name,
+            None if bulk is None else bulk.sha256,
+            0 if bulk is None else len(bulk.requests),
+        )
 
     @property
     def due_s(self) -> tuple[float, ...]:
@@ -77,33 +127,16 @@ def _tokens(
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
-    """The bounds that a request must meet to count as goodput, in milliseconds; None: no bound."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    latency_ms: float | None = None
-
-    @property
-    def bounds(self) -> dict[str, float]:
-        """The configured bounds by name."""
-        named = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "latency": self.latency_ms}
-        return {name: bound for name, bound in named.items() if bound is not None}
-
-    def kept_by(self, served: CompletedRequest) -> bool:
-        """Returns whether an answer met all bounds."""
-        return served.meets(self.bounds)
-
-
-@dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run.
+    """One run, as it is performed and as its file has it.
 
     `clients`: concurrency of a closed loop, 1 for single stream. `rate_per_s`: mean rate of an
     open loop. A run ends once `least_requests` were sent and `least_seconds` have passed; an
-    offline run sends `least_requests` and ends when they have ended. `replay`: of a trace, which
-    determines when the run ends. `loadgen`: the version of MLCommons' load generator that sends it,
-    None if this one does.
+    offline run sends `least_requests` and ends when they have ended. `slo_ms`: the bounds that a
+    request must meet to count as goodput, by the names of the times. `loadgen`: the version of
+    MLCommons' load generator that sends it, None if this one does. `prompts`: describes them.
+    `cache_salt`: separates the run's prefix cache from that of other runs; None where none was
+    sent. `trace`: says what `replay` is of, which determines when the run ends.
     """
 
     label: Label
@@ -114,20 +147,23 @@ class Scenario:
     clients: int | None = None
     rate_per_s: float | None = None
     burstiness: float | None = None
-    warm_up: int = 0
-    slo: Slo = Slo()
-    replay: Replay | None = None
+    warm_up_requests: int = 0
+    slo_ms: Mapping[str, float] = field(default_factory=dict)
     loadgen: str | None = None
+    prompts: str = ""
+    cache_salt: str | None = None
+    trace: TraceDocument | None = None
+    replay: Annotated[Replay | None, Field(exclude=True)] = None
 
     @property
     def text(self) -> str:
-        """The arrivals as text, for a progress bar."""
+        """Describes how requests arrive."""
         name = self.arrivals.value.replace("_", " ")
-        if self.replay is not None:
-            return f"{name} {self.replay.trace.name}"
+        if self.trace is not None:
+            return str(self.trace)
         if self.arrivals is Arrivals.CLOSED_LOOP:
             return f"{name} of {self.clients}"
         if self.rate_per_s is None:
             return name
-        shape = f" (burstiness {self.burstiness:g})" if self.burstiness is not None else ""
-        return f"{name}{shape} at {self.rate_per_s:.6g}/s"
+        shape = "" if self.burstiness is None else f" of burstiness {self.burstiness:g}"
+        return f"{name} arrivals{shape} at {self.rate_per_s:.4g}/s"

@@ -20,7 +20,7 @@ from orch_sidecar.tools.arguments import (
     non_negative,
     positive,
 )
-from orch_sidecar.tools.bench.load.scenario import Replay, Scenario, Slo
+from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -177,14 +177,14 @@ def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
         "least_requests": options.requests,
         "least_seconds": options.duration,
         "seed": options.seed,
-        "warm_up": options.warm_up,
-        "slo": slo_of(options),
+        "warm_up_requests": options.warm_up,
+        "slo_ms": slo_of(options),
     }
     if label is Label.SINGLE_STREAM:
         return Scenario(arrivals=Arrivals.ONE_BY_ONE, clients=1, **common)
     if label is Label.OFFLINE:
         return Scenario(arrivals=Arrivals.AT_ONCE, **common)
-    if options.find_rate and not common["slo"].bounds:
+    if options.find_rate and not common["slo_ms"]:
         raise InvalidOptions(
             "--find-rate needs an SLO: give --slo-ttft-ms, --slo-tpot-ms or --slo-latency-ms"
         )
@@ -253,10 +253,11 @@ def sweep_scenario(options: argparse.Namespace) -> Scenario:
         least_requests=1,
         least_seconds=options.duration,
         seed=options.seed,
-        slo=slo_of(options),
+        slo_ms=slo_of(options),
     )
 
 
-def slo_of(options: argparse.Namespace) -> Slo:
-    """Returns the SLO of the options that `add_slo` has added."""
-    return Slo(**{f"{time}_ms": getattr(options, f"slo_{time}_ms", None) for time in SLO_TIMES})
+def slo_of(options: argparse.Namespace) -> dict[str, float]:
+    """Returns the bounds in ms, by the names of their times, of what `add_slo` has added."""
+    given = {time: getattr(options, f"slo_{time}_ms", None) for time in SLO_TIMES}
+    return {time: bound for time, bound in given.items() if bound is not None}

@@ -6,15 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.bench.report.conditions import (
-    Condition,
-    differing,
-    facts_of,
-)
+from orch_sidecar.tools.bench.report.conditions import Condition, conditions_of, differing
 from orch_sidecar.tools.bench.report.figures import time_axis
 from orch_sidecar.tools.bench.report.intervals import Change, change
 from orch_sidecar.tools.bench.report.measures import Measure, Times, by_class, measures_of, times_of
-from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, verdict
+from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, facts, verdict
 from orch_sidecar.tools.bench.report.sweep import clients_text, curves_by_clients
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
@@ -178,10 +174,8 @@ def _conditions(page: Page, found: Comparison) -> None:
         page.table(("condition", "a", "b", "what that means"), rows, texts=4)
     page.section("What is the same")
     changed = {(one.group, one.name) for one, _ in found.differing}
-    same = facts_of(
-        found.before, lambda each: bool(each.text) and (each.group, each.name) not in changed
-    )
-    page.facts(same)
+    same = [each for each in conditions_of(found.before) if each.text]
+    facts(page, [each for each in same if (each.group, each.name) not in changed])
 
 
 def _charts(before: Result, after: Result) -> Iterator[Chart]:

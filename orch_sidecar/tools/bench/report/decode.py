@@ -8,9 +8,8 @@ step, 0 if a formula replaces the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from orch_sidecar.tools.bench.decode.result import (
     LARGE_BATCH,
@@ -169,7 +168,12 @@ def decode_report(found: DecodeResult) -> Page:
     for run in found.runs:
         _run(page, run)
     page.section("What was measured, and how")
-    page.facts(_facts(found))
+    facts = {"Schedule": asdict(found.config)} if found.runs else {}
+    if found.device is not None:
+        facts["Device"] = asdict(found.device)
+    if found.formula is not None:
+        facts["Formula"] = {"time of a step": f"{formula_text(found.formula)} ms"}
+    page.facts(facts)
     page.remark(f"Schema {found.schema}.")
     return page
 
@@ -232,25 +236,3 @@ def _run(page: Page, run: Run) -> None:
 
 def _chart(title: str, about: str, y_label: str, series: list[Series]) -> Chart:
     return by_size(title, about, "sequences in the step", y_label, series, linear=True)
-
-
-def _facts(found: DecodeResult) -> dict[str, list[tuple[str, str]]]:
-    """Returns the options of the schedule, if one ran, and the device or the formula."""
-    groups = {}
-    if found.runs:
-        groups["Schedule"] = _named(asdict(found.config))
-    if found.device is not None:
-        groups["Device"] = _named(asdict(found.device))
-    if found.formula is not None:
-        groups["Formula"] = [("time of a step", f"{formula_text(found.formula)} ms")]
-    return groups
-
-
-def _named(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name.replace("_", " "), _value(each)) for name, each in values.items()]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {each}" for name, each in _named(value))
-    return "unknown" if value is None else str(value)

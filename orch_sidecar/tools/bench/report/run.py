@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from orch_sidecar.tools.bench.report.conditions import (
     LOAD,
-    arrivals_text,
+    Condition,
+    conditions_of,
     engine_text,
-    facts_of,
 )
 from orch_sidecar.tools.bench.report.figures import (
     distribution,
@@ -93,8 +93,8 @@ def verdict(page: Page, result: Result, letter: str = "") -> None:
     name = f"{letter}: {result.engine.model_name}, " if letter else ""
     status = f"{result.measurement_type}: {result.status.value}"
     page.text(name, badge(status, kind), f" · {meaning}")
-    load = f"{arrivals_text(result)}, prompts: {result.scenario.prompts}"
-    page.text(f"{engine_text(result)} · {load} · {began(result)}")
+    load = f"{result.scenario.text}, prompts: {result.scenario.prompts}"
+    page.text(f"{engine_text(result.engine)} · {load} · {began(result)}")
     if result.reasons:
         page.note("bad" if kind == "bad" else "warn", "Why", result.reasons)
     if result.shortfalls and not letter:
@@ -114,10 +114,19 @@ def conditions(page: Page, result: Result) -> None:
     """Appends the meaning of the label and all conditions."""
     label = result.measurement_type
     page.remark(f"{label.value}: {LABELS.get(label, '')}.")
-    page.facts(facts_of(result, lambda each: bool(each.text) or each.group != LOAD))
+    found = conditions_of(result)
+    facts(page, [each for each in found if each.text or each.group != LOAD])
     signed = result.evidence.signed is not None
     missing = f": {result.evidence.missing}" if result.evidence.missing else ""
     page.remark(f"Evidence: {'signed by the engine' if signed else f'none{missing}'}.")
+
+
+def facts(page: Page, conditions: Iterable[Condition]) -> None:
+    """Appends conditions by their groups."""
+    groups: dict[str, dict[str, str]] = {}
+    for each in conditions:
+        groups.setdefault(each.group, {})[each.name] = each.text
+    page.facts(groups)
 
 
 def _cards(result: Result, measures: Sequence[Measure]) -> Iterator[Card]:

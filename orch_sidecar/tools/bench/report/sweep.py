@@ -79,7 +79,7 @@ def sweep_title(sweep: Sweep) -> str:
     """Names what was measured: model, label, lengths, engine and hardware."""
     first = sweep.results[0]
     load = f"{first.measurement_type}, closed loops, prompts: {first.scenario.prompts}"
-    return f"{first.engine.model_name}: {load}, {engine_text(first)}"
+    return f"{first.engine.model_name}: {load}, {engine_text(first.engine)}"
 
 
 def limits(sweep: Sweep) -> Iterator[str]:
@@ -235,12 +235,9 @@ def _fit_text(sweep: Sweep) -> str:
     off = f"{100 * sweep.fit.worst_error:.1f} %"
     if sweep.fit.worst_error > POOR_FIT:
         return f"No curve t0 + c · b^alpha describes the time per token: the best is {off} off."
-    return f"Time per token = {_formula(sweep)} ms for b sequences; largest deviation {off}."
-
-
-def _formula(sweep: Sweep) -> str:
-    assert sweep.fit is not None
-    return formula_text(Curve(sweep.fit.t0_ms, sweep.fit.c_ms, sweep.fit.alpha))
+    return (
+        f"Time per token = {formula_text(sweep.fit)} ms for b sequences; largest deviation {off}."
+    )
 
 
 def formula_text(curve: Curve) -> str:
@@ -253,8 +250,7 @@ def _fitted(sweep: Sweep) -> Iterator[Series]:
     fit = sweep.fit
     if fit is not None and fit.worst_error <= POOR_FIT:
         batches = sorted(p.batch for p in sweep.points if p.is_sound and p.tpot_p50_ms)
-        curve = Curve(fit.t0_ms, fit.c_ms, fit.alpha)
-        yield fitted(f"fit: {_formula(sweep)}", curve.at, batches[0], batches[-1])
+        yield fitted(f"fit: {formula_text(fit)}", fit.at, batches[0], batches[-1])
 
 
 def fitted(

@@ -13,7 +13,6 @@ from orch_sidecar.tools.bench.results.identity import missing_identity
 from orch_sidecar.tools.bench.results.result import FiguresDocument, Result, Status
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.measured import Engine, Measured, Notes, latency_notes
-from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
@@ -23,7 +22,8 @@ from orch_sidecar.tools.facts.tables.row import Row, format_engine
 from vllm_plugin.contracts.profile import ServiceClass
 
 NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE, Status.UNBATCHED})
-# The parts of a result that a row is not made of.
+# The parts of a result that a row is not made of. What the engine signed is in the evidence itself,
+# and its unsigned documents prove nothing.
 _UNUSED: Final = {"evidence", "capabilities"}
 
 
@@ -50,8 +50,6 @@ def row_of(result: Result) -> Row:
     outcomes = recorded.outcomes
     if result.goodput is not None:
         outcomes["goodput_share"] = result.goodput.share
-    found = result.batches
-    known = found is not None and result.status is not Status.UNVERIFIED
     return Measured(
         label=result.measurement_type,
         claim=result.measurement_type,
@@ -71,7 +69,7 @@ def row_of(result: Result) -> Row:
             tokens_per_s=figures.tokens_per_s,
         ),
         source_tag=f"orch-bench:{result.id}",
-        batches=Batches(found.steps, found.largest, found.mean) if found and known else None,
+        batches=None if result.status is Status.UNVERIFIED else result.batches,
         overlap=figures.overlap,
         load=recorded.load,
         latency_ms=_latencies(result, figures),
@@ -103,10 +101,6 @@ def _settings(result: Result) -> Notes:
     return settings
 
 
-# What the engine signed is in the evidence itself, and its unsigned documents prove nothing.
-_NOT_IN_EVIDENCE: Final = {"evidence", "capabilities"}
-
-
 def with_evidence(row: Row, result: Result, facts: Path) -> Row:
     """Writes the evidence of a result, and returns the row with the note that names it.
 
@@ -115,7 +109,7 @@ def with_evidence(row: Row, result: Result, facts: Path) -> Row:
     """
     if result.evidence.signed is None or invalid_fields(row):
         return row
-    measured = result.model_dump(mode="json", exclude=_NOT_IN_EVIDENCE)
+    measured = result.model_dump(mode="json", exclude=_UNUSED)
     content, named = evidence_of(result.evidence.signed, row, measured)
     files.write(facts.resolve().parent / f"{digest(content)}{SUFFIX}", content)
     return named

@@ -11,9 +11,10 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import Call
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
-from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
 # The columns of `calls`, one row per request. `due_s`: None without a schedule. `first_s`: the
@@ -53,42 +54,6 @@ class SpreadMs(Document):
     p99: float
     max: float
     early: dict[str, float]
-
-
-class TraceDocument(Document):
-    """The traces that were replayed. `window_s`: the part, in their own seconds; None: to the end.
-    `requests`: of that part. `bulk_clients`: clients with bulk work beside them."""
-
-    name: str
-    sha256: str
-    requests: int
-    window_s: tuple[float, float | None]
-    time_factor: float
-    length_factor: float
-    bulk_clients: int = 0
-    bulk_name: str | None = None
-    bulk_sha256: str | None = None
-    bulk_requests: int = 0
-
-
-class ScenarioDocument(Document):
-    """The scenario. `cache_salt`: the salt that separates the run's prefix cache from that of
-    other runs; None where none was sent."""
-
-    name: str
-    arrivals: Arrivals
-    clients: int | None
-    rate_per_s: float | None
-    burstiness: float | None
-    least_requests: int
-    least_seconds: float
-    warm_up_requests: int
-    seed: int
-    prompts: str
-    cache_salt: str | None
-    slo_ms: dict[str, float]
-    trace: TraceDocument | None = None
-    loadgen: str | None = None
 
 
 class EngineDocument(Document):
@@ -188,14 +153,6 @@ class ClassDocument(Document):
     goodput: Goodput | None
 
 
-class BatchesDocument(Document):
-    """The engine's decode steps during the run, their largest and their mean batch (sequences)."""
-
-    steps: int
-    largest: int
-    mean: float
-
-
 # Of a trial's requests, those that must meet the SLO. MLPerf Server: the 99th percentile does.
 KEPT_SHARE: Final = 0.99
 # Of a normal distribution, two-sided 95 %.
@@ -250,13 +207,13 @@ class EvidenceDocument(Document):
 class Result(Document):
     """One run.
 
-    `run`: the digest of its secret id, which is `orch.run` of the server spans of its requests.
-    `reasons`: the reasons for `status`; `shortfalls`: what it lacks to be published.
-    `prefix_hit_ratio`: the share of the looked-up prompt tokens that the prefix cache had.
-    `capabilities`: the engine's documents before and after it. `trials`: of the search for its
-    rate. `classes`: each by its name, where bulk requests ran beside interactive ones; `goodput` is
-    then that of the interactive ones, and all else is of both. `loadgen`: of MLCommons' load
-    generator, if it sent the requests.
+    `batches`: of the engine's decode steps meanwhile. `run`: the digest of its secret id, which is
+    `orch.run` of the server spans of its requests. `reasons`: the reasons for `status`;
+    `shortfalls`: what it lacks to be published. `prefix_hit_ratio`: the share of the looked-up
+    prompt tokens that the prefix cache had. `capabilities`: the engine's documents before and after
+    it. `trials`: of the search for its rate. `classes`: each by its name, where bulk requests ran
+    beside interactive ones; `goodput` is then that of the interactive ones, and all else is of
+    both. `loadgen`: of MLCommons' load generator, if it sent the requests.
     """
 
     schema_version: Literal["orch.bench/1"] = "orch.bench/1"
@@ -268,14 +225,14 @@ class Result(Document):
     measurement_type: Label
     began_at: str
     endpoint: str
-    scenario: ScenarioDocument
+    scenario: Scenario
     engine: EngineDocument
     client: ClientDocument
     counts: Counts
     figures: FiguresDocument | None
     goodput: Goodput | None
     classes: dict[str, ClassDocument] = {}
-    batches: BatchesDocument | None
+    batches: Batches | None
     prefix_hit_ratio: float | None
     trials: list[Trial] = []
     loadgen: LoadgenDocument | None = None

@@ -6,24 +6,22 @@ The label is judged by what the engine did (`facts.labels.judge`), not by the re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil, isfinite
+from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
-from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
+from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides, identity
 from orch_sidecar.tools.bench.results.result import (
-    BatchesDocument,
     ClassDocument,
     EvidenceDocument,
+    FiguresDocument,
     LoadgenDocument,
     Result,
-    ScenarioDocument,
     Status,
-    TraceDocument,
 )
-from orch_sidecar.tools.bench.results.tally import Tally, counts_of
+from orch_sidecar.tools.bench.results.tally import client_of, counts_of, figures_of, goodput_of
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.objection import Reason
@@ -48,7 +46,7 @@ _IN_FLIGHT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run that has ended.
+    """A run that has ended. `scenario`: with its prompts and its salt.
 
     `digest`: of its secret id, as its spans have it.
     `documents`, `before`, `after`: the capabilities before and after the run and their snapshots,
@@ -64,8 +62,6 @@ class FinishedRun:
     began_at: str
     endpoint: str
     model: str
-    prompts: str
-    cache_salt: str | None
     scenario: Scenario
     calls: Sequence[Call]
     client_health: ClientHealth
@@ -92,16 +88,17 @@ class FinishedRun:
 
 def result_of(run: FinishedRun) -> Result:
     """Returns the result with its verdict."""
-    tally, counts = Tally(run.calls), counts_of(run.calls)
-    label = run.scenario.label
-    classes = _classes(run)
-    status, reasons, missing = _verdict(run, tally)
+    scenario, calls, figures = run.scenario, run.calls, figures_of(run.calls)
+    goodput, classes = goodput_of(calls, scenario.slo_ms), {}
+    if scenario.trace is not None and scenario.trace.has_bulk:
+        for each in ServiceClass:
+            classes[each.value] = _of_class(run, each)
+        goodput = classes[ServiceClass.INTERACTIVE].goodput
+    status, reasons, missing = _verdict(run, figures)
     batches = hit_ratio = None
     if run.states is not None:
         found = run.states.batches
-        batches = BatchesDocument(
-            steps=found.steps, largest=found.largest, mean=round(found.mean, 6)
-        )
+        batches = replace(found, mean=round(found.mean, 6), shared=round(found.shared, 6))
         hit_ratio = round(run.states.prefix_hit_ratio, 6)
     return Result(
         id=run.id,
@@ -109,57 +106,53 @@ def result_of(run: FinishedRun) -> Result:
         status=status,
         reasons=reasons,
         shortfalls=missing,
-        measurement_type=label,
+        measurement_type=scenario.label,
         began_at=run.began_at,
         endpoint=run.endpoint,
-        scenario=_scenario(run),
+        scenario=scenario,
         engine=identity(run.model, run.before, run.given),
-        client=tally.client(
-            run.host, run.client_health, at_once=run.scenario.arrivals is Arrivals.AT_ONCE
+        client=client_of(
+            calls,
+            run.host,
+            run.client_health,
+            0.0 if figures is None else figures.window_s,
+            at_once=scenario.arrivals is Arrivals.AT_ONCE,
         ),
-        counts=counts,
-        figures=tally.figures(),
-        goodput=classes[ServiceClass.INTERACTIVE].goodput
-        if classes
-        else tally.goodput(run.scenario.slo),
+        counts=counts_of(calls),
+        figures=figures,
+        goodput=goodput,
         classes=classes,
         batches=batches,
         prefix_hit_ratio=hit_ratio,
         capabilities=list(run.documents),
-        calls=[_recorded(call) for call in run.calls],
+        calls=[_recorded(call) for call in calls],
         evidence=run.evidence,
         loadgen=run.loadgen,
     )
 
 
-def _classes(run: FinishedRun) -> dict[str, ClassDocument]:
-    """Returns the figures of each class, empty for a run with one."""
-    replay, slo = run.scenario.replay, run.scenario.slo
-    if replay is None or not replay.has_bulk:
-        return {}
-    found = {}
-    for service_class in ServiceClass:
-        calls = [call for call in run.calls if call.service_class is service_class]
-        tally = Tally(calls)
-        # The SLO is that of interactive requests.
-        goodput = tally.goodput(slo) if service_class is ServiceClass.INTERACTIVE else None
-        found[service_class.value] = ClassDocument(
-            counts=counts_of(calls), figures=tally.figures(), goodput=goodput
-        )
-    return found
+def _of_class(run: FinishedRun, service_class: ServiceClass) -> ClassDocument:
+    """Returns the figures of one class. The SLO is that of interactive requests."""
+    calls = [call for call in run.calls if call.service_class is service_class]
+    slo_ms = run.scenario.slo_ms if service_class is ServiceClass.INTERACTIVE else {}
+    return ClassDocument(
+        counts=counts_of(calls), figures=figures_of(calls), goodput=goodput_of(calls, slo_ms)
+    )
 
 
-def _verdict(run: FinishedRun, tally: Tally) -> tuple[Status, list[str], list[str]]:
+def _verdict(
+    run: FinishedRun, figures: FiguresDocument | None
+) -> tuple[Status, list[str], list[str]]:
     """Returns the status, its reasons, and what the run lacks to be published."""
-    reasons = _objections(run, tally)
+    reasons = _objections(run, figures)
     if run.disturbed:
         reasons.insert(0, run.disturbed)
     missing = []
-    if tally.window_s is None:
+    if figures is None:
         reasons.append("no request was answered completely")
     else:
-        missing = shortfalls(run.scenario.label, len(tally.served), tally.window_s)
-        missing += _too_short(run.scenario, tally.window_s)
+        missing = shortfalls(run.scenario.label, figures.requests, figures.window_s)
+        missing += _too_short(run.scenario, figures.window_s)
     if run.stopped:
         why = run.ended_by or "the user interrupted the run"
         return Status.INCOMPLETE, [why, *reasons], missing
@@ -171,7 +164,7 @@ def _verdict(run: FinishedRun, tally: Tally) -> tuple[Status, list[str], list[st
     return Status.PRELIMINARY if missing else Status.VALID, [], missing
 
 
-def _objections(run: FinishedRun, tally: Tally) -> list[str]:
+def _objections(run: FinishedRun, figures: FiguresDocument | None) -> list[str]:
     reasons = [
         f"the engine was not idle {when} the run: it also served other requests"
         for when in run.not_idle
@@ -184,20 +177,20 @@ def _objections(run: FinishedRun, tally: Tally) -> list[str]:
         if each.reason not in _TOO_SPARSE:
             reasons.append(each.detail)
         elif not run.trial:
-            reasons.append(each.detail + _denser(run.scenario, tally))
+            reasons.append(each.detail + _denser(run.scenario, figures))
     return reasons
 
 
-def _denser(scenario: Scenario, tally: Tally) -> str:
+def _denser(scenario: Scenario, figures: FiguresDocument | None) -> str:
     """Returns what would batch: a rate at which enough requests are in flight at a time.
 
     By Little's law it is their number over the mean latency, which more of them rather lengthen.
     """
-    rate, mean_s = scenario.rate_per_s, tally.mean_latency_s
-    if rate is None or not mean_s or (wanted := ceil(_IN_FLIGHT / mean_s)) <= rate:
+    rate, mean_ms = scenario.rate_per_s, figures and figures.latency_ms.mean
+    if rate is None or not mean_ms or (wanted := ceil(1000 * _IN_FLIGHT / mean_ms)) <= rate:
         return ""
     return (
-        f"; an answer took {1000 * mean_s:.0f} ms, too little for {rate:.4g} requests/s to overlap:"
+        f"; an answer took {mean_ms:.0f} ms, too little for {rate:.4g} requests/s to overlap:"
         f" --rate {wanted} keeps about {_IN_FLIGHT} in flight"
     )
 
@@ -235,43 +228,6 @@ def _too_short(scenario: Scenario, window_s: float) -> list[str]:
     if scenario.arrivals is not Arrivals.AT_ONCE or not window_s < least_s < MIN_DURATION_S:
         return []
     return [f"{window_s:.1f} s instead of the requested {least_s:g} s: raise --requests"]
-
-
-def _scenario(run: FinishedRun) -> ScenarioDocument:
-    scenario = run.scenario
-    return ScenarioDocument(
-        name=scenario.label.value.replace("_", "-"),
-        arrivals=scenario.arrivals,
-        clients=scenario.clients,
-        rate_per_s=scenario.rate_per_s,
-        burstiness=scenario.burstiness,
-        least_requests=scenario.least_requests,
-        least_seconds=scenario.least_seconds,
-        warm_up_requests=scenario.warm_up,
-        seed=scenario.seed,
-        prompts=run.prompts,
-        cache_salt=run.cache_salt,
-        slo_ms=scenario.slo.bounds,
-        trace=None if scenario.replay is None else _trace(scenario.replay),
-        loadgen=scenario.loadgen,
-    )
-
-
-def _trace(replay: Replay) -> TraceDocument:
-    from_s, until_s = replay.window_s
-    bulk = replay.bulk
-    return TraceDocument(
-        name=replay.trace.name,
-        sha256=replay.trace.sha256,
-        requests=len(replay.trace.requests),
-        window_s=(from_s, until_s if isfinite(until_s) else None),
-        time_factor=replay.time_factor,
-        length_factor=replay.length_factor,
-        bulk_clients=replay.bulk_clients,
-        bulk_name=None if bulk is None else bulk.name,
-        bulk_sha256=None if bulk is None else bulk.sha256,
-        bulk_requests=0 if bulk is None else len(bulk.requests),
-    )
 
 
 def _recorded(call: Call) -> RecordedCall:

@@ -9,11 +9,12 @@ fit, have no speed-up, and are never what the speed-up of others is relative to.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from orch_sidecar.tools.bench.results.fit import fit
+from orch_sidecar.tools.bench.results.fit import Fit, fit
 from orch_sidecar.tools.bench.results.result import Document, Result, Status
 from orch_sidecar.tools.facts.labels.judge import NEVER_BATCHED
 
@@ -48,25 +49,17 @@ class Point(Document):
         return self.status not in _UNSOUND
 
 
-class FitDocument(Document):
-    """TPOT in ms as t0 + c * b^alpha of the batch b, rounded. `worst_error`: relative."""
-
-    t0_ms: float
-    c_ms: float
-    alpha: float
-    worst_error: float
-
-
 class Sweep(Document):
     """The file. `complete`: all concurrencies were measured completely; `ended_by`: otherwise,
-    what ended the sweep. `base_clients`: of the first sound point; None without one."""
+    what ended the sweep. `base_clients`: of the first sound point; None without one. `fit`: of TPOT
+    in ms, rounded."""
 
     schema_version: Literal["orch.sweep/1"] = "orch.sweep/1"
     complete: bool
     ended_by: str
     base_clients: int | None
     points: list[Point]
-    fit: FitDocument | None
+    fit: Fit | None
     results: Annotated[list[Result], Field(min_length=1)]
 
 
@@ -126,14 +119,7 @@ def _unbatched(result: Result) -> Result:
     return result.model_copy(update={"status": Status.UNBATCHED})
 
 
-def _fit(points: Sequence[Point]) -> FitDocument | None:
+def _fit(points: Sequence[Point]) -> Fit | None:
     # By batch, not by clients: more clients than slots do not enlarge the batch.
     found = fit([(p.batch, p.tpot_p50_ms) for p in points if p.tpot_p50_ms])
-    if found is None:
-        return None
-    return FitDocument(
-        t0_ms=round(found.t0, 4),
-        c_ms=round(found.c, 4),
-        alpha=found.alpha,
-        worst_error=round(found.worst_error, 4),
-    )
+    return found and Fit(*(round(each, 4) for each in astuple(found)))

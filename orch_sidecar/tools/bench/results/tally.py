@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.result import (
     ClientDocument,
     Counts,
@@ -15,24 +14,12 @@ from orch_sidecar.tools.bench.results.result import (
     Goodput,
     SpreadMs,
 )
-from orch_sidecar.tools.facts.labels.figures import (
-    CompletedRequest,
-    Figures,
-    Spread,
-    figures,
-    overlap,
-    percentile,
-    spread,
-)
+from orch_sidecar.tools.facts.labels.figures import Spread, figures, overlap, percentile, spread
 from orch_sidecar.tools.facts.labels.thresholds import CLIENT_LATE_S, CLIENT_LATE_SHARE
 
-# A client later than this did not keep its schedule, and one that is busier or wakes later than
-# this adds to every time it measures.
-LATE_MS: Final = 1000 * CLIENT_LATE_S
-LAG_MS: Final = 20.0
-CPU_SHARE: Final = 0.9
-# The acceptable share of the window for sending an offline run, and for one pause of the client.
-SHARE: Final = CLIENT_LATE_SHARE
+# A client that is busier or wakes later than this adds to every time it measures.
+_LAG_S: Final = 0.02
+_CPU_SHARE: Final = 0.9
 
 _MOST_REASONS: Final = 20
 
@@ -53,96 +40,86 @@ def counts_of(calls: Sequence[Call]) -> Counts:
     )
 
 
-class Tally:
-    """The calls of a run, and the answered ones among them."""
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._answered = [call for call in calls if call.served is not None]
-        self._calls = calls
-        self.served: list[CompletedRequest] = [
-            s for call in calls if (s := call.served) is not None
-        ]
-        self._figures: Figures | None = figures(self.served) if self.served else None
-
-    @property
-    def window_s(self) -> float | None:
-        """The seconds from the first arrival to the last end; None without an answer."""
-        return None if self._figures is None else self._figures.window_s
-
-    @property
-    def mean_latency_s(self) -> float | None:
-        """The mean seconds of an answer; None without one."""
-        return None if self._figures is None else self._figures.latency_s.mean
-
-    def figures(self) -> FiguresDocument | None:
-        """Returns throughput and latency; None without an answer."""
-        found = self._figures
-        if found is None:
-            return None
-        known = all(call.input_tokens is not None for call in self._answered)
-        each = [s.output_tokens / s.latency_s for s in self.served if s.latency_s > 0]
-        queued_s = [call.queue_ms / 1000 for call in self._answered if call.queue_ms is not None]
-        return FiguresDocument(
-            requests=found.requests,
-            window_s=round(found.window_s, 6),
-            input_tokens=found.input_tokens if known else None,
-            output_tokens=found.output_tokens,
-            tokens_per_s=round(found.tokens_per_s, 4),
-            tokens_per_s_per_stream=round(percentile(each, 50) or 0.0, 4),
-            requests_per_s=round(found.requests / found.window_s, 4),
-            overlap=overlap(self.served),
-            ttft_ms=ms(found.ttft_s),
-            tpot_ms=ms(found.tpot_s),
-            itl_ms=ms(spread([gap for call in self._answered for gap in call.gaps_s])),
-            latency_ms=_ms(found.latency_s),
-            queue_ms=ms(spread(queued_s)),
-        )
-
-    def goodput(self, slo: Slo) -> Goodput | None:
-        """Returns the goodput; None without a bound, or without an answer."""
-        if not slo.bounds or self._figures is None:
-            return None
-        window_s = self._figures.window_s
-        kept = [each for each in self.served if slo.kept_by(each)]
-        return Goodput(
-            requests=len(kept),
-            share=round(len(kept) / len(self._calls), 4),
-            requests_per_s=round(len(kept) / window_s, 4),
-            tokens_per_s=round(sum(each.output_tokens for each in kept) / window_s, 4),
-        )
-
-    def client(
-        self, host: Mapping[str, Any], client_health: ClientHealth, *, at_once: bool
-    ) -> ClientDocument:
-        """Returns the client and its health. `at_once`: everything was due at the start."""
-        late = spread([late_s for call in self._calls if (late_s := call.late_s) is not None])
-        some_s = SHARE * (self.window_s or 0.0)
-        most_s = max(LATE_MS / 1000, some_s) if at_once else LATE_MS / 1000
-        lag = spread(client_health.lag_s)
-        causes = []
-        if late is not None and late.p99 > most_s:
-            causes.append(f"requests were sent {1000 * late.p99:.1f} ms late (p99)")
-        if lag is not None and 1000 * lag.p99 > LAG_MS:
-            causes.append(f"its event loop woke {1000 * lag.p99:.1f} ms late (p99)")
-        elif lag is not None and lag.most > max(LAG_MS / 1000, some_s):
-            causes.append(f"its event loop was blocked for {1000 * lag.most:.1f} ms")
-        if client_health.cpu_share > CPU_SHARE:
-            causes.append(f"it used {client_health.cpu_share:.0%} of one core")
-        return ClientDocument(
-            host=dict(host),
-            late_ms=ms(late),
-            loop_lag_ms=ms(lag),
-            cpu_share=round(client_health.cpu_share, 3),
-            bottleneck=causes,
-        )
+def figures_of(calls: Sequence[Call]) -> FiguresDocument | None:
+    """Returns throughput and latency; None without an answer."""
+    served = [made for call in calls if (made := call.served) is not None]
+    if not served:
+        return None
+    answered = [call for call in calls if call.served is not None]
+    found, known = figures(served), all(call.input_tokens is not None for call in answered)
+    each = [s.output_tokens / s.latency_s for s in served if s.latency_s > 0]
+    queued_s = [call.queue_ms / 1000 for call in answered if call.queue_ms is not None]
+    return FiguresDocument(
+        requests=found.requests,
+        window_s=round(found.window_s, 6),
+        input_tokens=found.input_tokens if known else None,
+        output_tokens=found.output_tokens,
+        tokens_per_s=round(found.tokens_per_s, 4),
+        tokens_per_s_per_stream=round(percentile(each, 50) or 0.0, 4),
+        requests_per_s=round(found.requests / found.window_s, 4),
+        overlap=overlap(served),
+        ttft_ms=None if found.ttft_s is None else _ms(found.ttft_s),
+        tpot_ms=None if found.tpot_s is None else _ms(found.tpot_s),
+        itl_ms=_spread_ms([gap for call in answered for gap in call.gaps_s]),
+        latency_ms=_ms(found.latency_s),
+        queue_ms=_spread_ms(queued_s),
+    )
 
 
-def ms(found: Spread | None) -> SpreadMs | None:
-    """Converts seconds to milliseconds."""
+def goodput_of(calls: Sequence[Call], slo_ms: Mapping[str, float]) -> Goodput | None:
+    """Returns the goodput; None without a bound, or without an answer."""
+    served = [made for call in calls if (made := call.served) is not None]
+    if not slo_ms or not served:
+        return None
+    window_s = figures(served).window_s
+    kept = [each for each in served if each.meets(slo_ms)]
+    return Goodput(
+        requests=len(kept),
+        share=round(len(kept) / len(calls), 4),
+        requests_per_s=round(len(kept) / window_s, 4),
+        tokens_per_s=round(sum(each.output_tokens for each in kept) / window_s, 4),
+    )
+
+
+def client_of(
+    calls: Sequence[Call],
+    host: Mapping[str, Any],
+    health: ClientHealth,
+    window_s: float,
+    *,
+    at_once: bool,
+) -> ClientDocument:
+    """Returns the client and its health. `at_once`: everything was due at the start.
+
+    Then it may take a share of the window to send it, as may a pause of the client in any run.
+    """
+    late = spread([late_s for call in calls if (late_s := call.late_s) is not None])
+    lag, some_s = spread(health.lag_s), CLIENT_LATE_SHARE * window_s
+    causes = []
+    if late is not None and late.p99 > max(CLIENT_LATE_S, some_s if at_once else 0.0):
+        causes.append(f"requests were sent {1000 * late.p99:.1f} ms late (p99)")
+    if lag is not None and lag.p99 > _LAG_S:
+        causes.append(f"its event loop woke {1000 * lag.p99:.1f} ms late (p99)")
+    elif lag is not None and lag.most > max(_LAG_S, some_s):
+        causes.append(f"its event loop was blocked for {1000 * lag.most:.1f} ms")
+    if health.cpu_share > _CPU_SHARE:
+        causes.append(f"it used {health.cpu_share:.0%} of one core")
+    return ClientDocument(
+        host=dict(host),
+        late_ms=None if late is None else _ms(late),
+        loop_lag_ms=None if lag is None else _ms(lag),
+        cpu_share=round(health.cpu_share, 3),
+        bottleneck=causes,
+    )
+
+
+def _spread_ms(values_s: Sequence[float]) -> SpreadMs | None:
+    found = spread(values_s)
     return None if found is None else _ms(found)
 
 
 def _ms(found: Spread) -> SpreadMs:
+    """Converts seconds to milliseconds."""
     names = ("mean", "p50", "p90", "p95", "p99")
     values = {name: round(1000 * getattr(found, name), 4) for name in names}
     early = {name: round(1000 * value, 4) for name, value in found.early.items()}

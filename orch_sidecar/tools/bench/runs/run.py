@@ -114,13 +114,18 @@ async def _measure_once(
     plan: Plan, interrupted: asyncio.Event, *, trial: bool, is_last: bool
 ) -> Result:
     """Runs the plan as `measure` does. Raises _Disturbed, unless `is_last`."""
-    scenario = plan.scenario
-    run = RunId.new(scenario.label)
+    run, scenario = RunId.new(plan.scenario.label), plan.scenario
     due_s = schedule(scenario)
     first = await unless_interrupted(interrupted, read_capabilities(plan.endpoint, plan.pool))
     _check_measurable(plan, first, _prompts_needed(scenario, due_s))
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
     salted = plan.ignore_eos or first is not None
+    scenario = replace(
+        scenario,
+        prompts=plan.prompts_text,
+        cache_salt=run.name if salted else None,
+        trace=None if scenario.replay is None else scenario.replay.document,
+    )
     with Progress("warming up"):
         before = await unless_interrupted(interrupted, _warm_up(plan, run, first, salted=salted))
     if before is not None and not before.idle:
@@ -147,8 +152,6 @@ async def _measure_once(
             began_at=began_at,
             endpoint=plan.endpoint.url,
             model=plan.model,
-            prompts=plan.prompts_text,
-            cache_salt=run.name if salted else None,
             scenario=scenario,
             calls=load.calls,
             client_health=client_health,
@@ -253,12 +256,12 @@ def _prompts_needed(scenario: Scenario, due_s: tuple[float, ...]) -> int:
     measured = len(due_s) or scenario.least_requests + (scenario.clients or 0)
     if scenario.replay is not None:  # a trace has prompts of its own
         measured = 2 * scenario.replay.bulk_clients
-    warm_up = scenario.warm_up and scenario.warm_up + _warm_up_clients(scenario)
-    return max(measured, warm_up)
+    sent_before = scenario.warm_up_requests
+    return max(measured, sent_before and sent_before + _warm_up_clients(scenario))
 
 
 def _warm_up_clients(scenario: Scenario) -> int:
-    return min(scenario.warm_up, scenario.clients or _WARM_UP_CLIENTS)
+    return min(scenario.warm_up_requests, scenario.clients or _WARM_UP_CLIENTS)
 
 
 async def _warm_up(
@@ -267,13 +270,13 @@ async def _warm_up(
     """Sends the warm-up; returns the engine's capabilities once it is idle again."""
     scenario = plan.scenario
     answered = 0
-    if scenario.warm_up:
+    if scenario.warm_up_requests:
         load = LoadGenerator(plan.endpoint, lambda call: None)
         its_own = replace(run, name=run.name + WARMUP)
         requests = requests_of(plan, its_own, scenario.seed + _WARM_UP_SEED, salted=salted)
         clients = _warm_up_clients(scenario)
         await load.run(
-            load.closed_loop(requests, clients, lambda sent, _: sent >= scenario.warm_up)
+            load.closed_loop(requests, clients, lambda sent, _: sent >= scenario.warm_up_requests)
         )
         answered = sum(call.fate is Fate.ANSWERED for call in load.calls)
         if not answered:

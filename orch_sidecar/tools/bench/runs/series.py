@@ -69,7 +69,7 @@ async def run_sweep(
             plan.scenario,
             clients=clients,
             least_requests=2 * clients,
-            warm_up=clients,
+            warm_up_requests=clients,
             seed=plan.scenario.seed + number,
         )
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
@@ -75,9 +76,9 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Fini
         "began_at": "2026-11-21T21:17:15.090Z",
         "endpoint": "http://127.0.0.1:8080",
         "model": "tiny",
-        "prompts": "synthetic, 32 in, 11 out",
-        "cache_salt": "20261121T211711Z-x-4037a0",
-        "scenario": scenario,
+        "scenario": replace(
+            scenario, prompts="synthetic, 32 in, 11 out", cache_salt="20261121T211711Z-x-4037a0"
+        ),
         "calls": calls,
         "client_health": IDLE,
         "host": HOST,

@@ -28,7 +28,7 @@ def written() -> pages.Page:
     page.charts([CHART, CHART])
     page.charts([CHART])
     page.table((HOSTILE, HOSTILE), [(HOSTILE, HOSTILE)], kinds={HOSTILE: "good"})
-    page.facts({HOSTILE: [(HOSTILE, HOSTILE)]})
+    page.facts({HOSTILE: {HOSTILE: HOSTILE}})
     page.list([HOSTILE])
     page.remark(HOSTILE)
     return page

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.planning.fleet import grow, predict, rules_for, spread
+from orch_sidecar.tools.planning.fleet import grow, predict, spread
 from orch_sidecar.tools.planning.text import needed, plan_text
+from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival, Workload
 from tests.orch_sidecar.tools.planning.rows import BATCHES, row
@@ -19,8 +19,8 @@ from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ServiceClass
 
 SHAPE = EngineShape(slots=8, t0_ms=10.0, c_ms=1.0, alpha=1.0)
-SLO = Slo(1000.0, 60.0)
-RULES = rules_for(profiles.load("cloud").admission, SLO)
+SLO = {"ttft": 1000.0, "tpot": 60.0}
+RULES = with_slo(profiles.load("cloud").admission, SLO)
 SECONDS = 60.0
 CONVERSATION = Path("tests/traces/azure_llm_2023_conv.csv")
 
@@ -32,7 +32,7 @@ def traffic(rate: float) -> list[Arrival]:
 def test_rules_have_the_slo_of_the_plan() -> None:
     assert RULES.interactive is not None
     assert (RULES.interactive.ttft_p95_ms, RULES.interactive.tpot_p95_ms) == (1000.0, 60.0)
-    assert rules_for(profiles.load("offline").admission, SLO).interactive is None
+    assert with_slo(profiles.load("offline").admission, SLO).interactive is None
 
 
 def test_every_request_goes_to_one_engine_and_the_load_is_even() -> None:
@@ -61,8 +61,8 @@ def test_goodput_grows_with_the_engines_until_all_are_served() -> None:
 def test_slow_steps_miss_the_slo_of_the_time_per_token() -> None:
     slow = EngineShape(slots=8, t0_ms=70.0, c_ms=1.0, alpha=1.0)
     arrivals = [Arrival(float(at), ServiceClass.INTERACTIVE, 8, 20, 20) for at in range(0, 60, 5)]
-    assert predict(1, slow, arrivals, SECONDS, RULES, Slo(5000.0, 60.0)).goodput == 0.0
-    assert predict(1, slow, arrivals, SECONDS, RULES, Slo(5000.0, 90.0)).goodput == 1.0
+    assert predict(1, slow, arrivals, SECONDS, RULES, {"ttft": 5000.0, "tpot": 60.0}).goodput == 0.0
+    assert predict(1, slow, arrivals, SECONDS, RULES, {"ttft": 5000.0, "tpot": 90.0}).goodput == 1.0
 
 
 def test_text_names_what_is_not_enough() -> None:

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.planning.engine_model import of_capabilities
-from orch_sidecar.tools.planning.fleet import predict, rules_for
+from orch_sidecar.tools.planning.fleet import predict
 from orch_sidecar.tools.simulate import run
-from orch_sidecar.tools.simulate.compare import capacity
+from orch_sidecar.tools.simulate.compare import capacity, with_slo
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.fronts import Direct
 from orch_sidecar.tools.simulate.run import Run
@@ -30,7 +29,7 @@ from vllm_plugin.speed.steps import Prefill
 
 SLOTS, SECONDS, LOAD = 8, 60.0, 1.5
 TRUE = EngineShape(SLOTS, 12, 3.4, 0.6, 1000, step_tokens=256, long_prefill_tokens=64)
-SLO = Slo(2000.0, 200.0)
+SLO = {"ttft": 2000.0, "tpot": 200.0}
 SLOWER, PERIOD_S, FIT_S = 2.5, 1.0, 1.0
 
 
@@ -123,7 +122,7 @@ def test_plan_counts_the_steps_that_another_job_slows_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trace = read(Path("tests/traces/azure_llm_2023_conv.csv")).scaled(lengths=1 / 16)
-    traffic, rules = Replay(trace), rules_for(load("cloud").admission, SLO)
+    traffic, rules = Replay(trace), with_slo(load("cloud").admission, SLO)
     arrivals = traffic.arrivals(LOAD * capacity(TRUE, traffic, 0), SECONDS, 0)
 
     def goodput(engines: int, shape: EngineShape) -> float:

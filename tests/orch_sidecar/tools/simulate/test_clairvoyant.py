@@ -25,7 +25,7 @@ from vllm_plugin.contracts.profile import ServiceClass, load
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 EXCERPT = Path(__file__).parents[3] / "traces" / "azure_llm_2023_conv.csv"
 SLO_MS = 500.0
-RULES = with_slo(load("cloud").admission, SLO_MS)
+RULES = with_slo(load("cloud").admission, {"ttft": SLO_MS})
 SHAPE = EngineShape(
     slots=8, t0_ms=12, c_ms=3.4, alpha=0.6, prefill_tokens_per_s=1000, long_prefill_tokens=64
 )

@@ -51,7 +51,7 @@ def scenario_of(name: str, seed: int) -> tuple[float, Scenario, AdmissionRules]:
     workload = Workload()
     slo_ms = 3 * unloaded_ttft_p95_ms(shape, workload, seed)
     rate = 2 * capacity(shape, workload, seed)
-    rules = with_slo(load("cloud").admission, slo_ms)
+    rules = with_slo(load("cloud").admission, {"ttft": slo_ms})
     bulk = rules.bulk.model_copy(update={"max_wait_s": MAX_WAIT_S})
     rules = rules.model_copy(update={"bulk": bulk})
     return slo_ms, Scenario(shape, workload, rate, SECONDS, seed), rules

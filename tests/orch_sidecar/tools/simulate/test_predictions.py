@@ -34,7 +34,7 @@ SHAPES = {
 
 def errors_of(service_class: ServiceClass, shape: EngineShape, times: float) -> list[float]:
     trace = Replay(read(Path("tests/traces/azure_llm_2023_conv.csv")).scaled(lengths=1 / 16))
-    rules = with_slo(load("cloud").admission, 3 * unloaded_ttft_p95_ms(shape, trace, 1))
+    rules = with_slo(load("cloud").admission, {"ttft": 3 * unloaded_ttft_p95_ms(shape, trace, 1)})
     clients = BulkClients(24, Workload(prompt=48, output=96, bulk_factor=1))
     rate = times * capacity(shape, trace, 1)
     scenario = Scenario(shape, trace, rate, SECONDS, seed=1, clients=clients)

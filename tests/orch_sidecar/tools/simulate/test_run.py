@@ -22,7 +22,7 @@ from vllm_plugin.contracts.profile import ServiceClass, load
 SHAPE = EngineShape(slots=8, long_prefill_tokens=256)
 WORKLOAD = Workload()
 CLOUD = load("cloud").admission
-RULES = with_slo(CLOUD, 200.0)
+RULES = with_slo(CLOUD, {"ttft": 200.0})
 CAN = capacity(SHAPE, WORKLOAD, 1)
 
 

@@ -16,7 +16,7 @@ from vllm_plugin.contracts.profile import ServiceClass, load
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
 SHAPE = EngineShape(slots=4, long_prefill_tokens=256)
-RULES = with_slo(load("cloud").admission, 300.0)
+RULES = with_slo(load("cloud").admission, {"ttft": 300.0})
 
 
 def trace(*rows: tuple[float, int, int]) -> Trace:

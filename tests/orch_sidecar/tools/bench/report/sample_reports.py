@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 from orch_sidecar.tools.bench.load.call import Call
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
@@ -15,7 +14,7 @@ from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refu
 from tests.orch_sidecar.tools.facts.snapshots import document
 from vllm_plugin.contracts.profile import ServiceClass
 
-BOUNDED = replace(ONLINE, slo=Slo(ttft_ms=200.0, tpot_ms=20.0))
+BOUNDED = replace(ONLINE, slo_ms={"ttft": 200.0, "tpot": 20.0})
 HOSTILE = "org/<script>alert(1)</script>'\"&-Instruct-with-a-name-that-is-longer-than-any-column"
 
 
@@ -50,11 +49,11 @@ def online(count: int = 300, *, seed: int = 0, faster: float = 1.0) -> Result:
 def hostile() -> Result:
     """Of a model whose name is markup, with reasons that are, too."""
     given = IdentityOverrides(model_name=HOSTILE, gpu=HOSTILE, engine=f"{HOSTILE} 1")
-    found = result([*calls(40), refused(5.0, HOSTILE)], BOUNDED, given=given, prompts=HOSTILE)
+    found = result([*calls(40), refused(5.0, HOSTILE)], BOUNDED, given=given)
     engine = found.engine.model_copy(update={"model_name": HOSTILE, "gpu": HOSTILE})
-    return found.model_copy(
-        update={"engine": engine, "reasons": [HOSTILE], "shortfalls": [HOSTILE]}
-    )
+    scenario = replace(found.scenario, prompts=HOSTILE)
+    update = {"engine": engine, "reasons": [HOSTILE], "shortfalls": [HOSTILE]}
+    return found.model_copy(update={**update, "scenario": scenario})
 
 
 def of_two_classes() -> Result:
@@ -77,6 +76,6 @@ def sweep(*, clients: tuple[int, ...] = (1, 2, 4, 8), faster: float = 1.0) -> Sw
         ]
         found = result(made, scenario)
         assert found.batches is not None
-        batches = found.batches.model_copy(update={"mean": float(count)})
+        batches = replace(found.batches, mean=float(count))
         results.append(found.model_copy(update={"batches": batches}))
     return sweep_of(results)

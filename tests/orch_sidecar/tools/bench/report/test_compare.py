@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orch_sidecar.tools.bench.report.compare import (
@@ -45,7 +47,7 @@ def test_short_runs_are_not_judged() -> None:
 
 def test_conditions_that_differ_are_listed_with_what_they_mean() -> None:
     before, after = online(), online(seed=1)
-    scenario = after.scenario.model_copy(update={"rate_per_s": 20.0, "seed": 7})
+    scenario = replace(after.scenario, rate_per_s=20.0, seed=7)
     engine = after.engine.model_copy(
         update={
             "precision": "FP8",
@@ -56,7 +58,7 @@ def test_conditions_that_differ_are_listed_with_what_they_mean() -> None:
     found = comparison_of(before, after)
     named = {one.name: (one.text, other.text) for one, other in found.differing}
     assert named == {
-        "rate": ("10/s", "20/s"),
+        "rate_per_s": ("10", "20"),
         "seed": ("0", "7"),
         "precision": (before.engine.precision, "FP8"),
         "data_parallel": ("", "2"),

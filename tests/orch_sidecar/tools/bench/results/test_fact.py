@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth
-from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
@@ -65,7 +65,7 @@ def test_row_contains_what_the_engine_did(
 
 
 def test_notes_have_the_names_that_other_rows_have() -> None:
-    row = row_of(result([*CALLS, refused(0.0)], replace(ONLINE, slo=Slo(ttft_ms=500.0))))
+    row = row_of(result([*CALLS, refused(0.0)], replace(ONLINE, slo_ms={"ttft": 500.0})))
     notes = parse_notes(row.scenario_notes)
     assert set(notes) == {
         "input_tokens", "output_tokens", "batching", "tool", "arrivals", "rate_per_s", "requests",

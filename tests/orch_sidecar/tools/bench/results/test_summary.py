@@ -11,7 +11,6 @@ import pytest
 from pydantic import ValidationError
 
 from orch_sidecar.tools.bench.load.call import Call, Fate
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.result import CALL_COLUMNS, Result, SpreadMs, Status
 from orch_sidecar.tools.bench.results.summary import result_of
 from tests.orch_sidecar.tools.bench.sample_results import (
@@ -177,7 +176,7 @@ def test_offline_run_shorter_than_requested_reports_it() -> None:
 
 
 def test_result_reads_back_as_it_was_written() -> None:
-    slo = replace(ONLINE, slo=Slo(ttft_ms=200.0))
+    slo = replace(ONLINE, slo_ms={"ttft": 200.0})
     for found in (
         result([*CALLS, refused(0.0), Call(due_s=1.0, fate=Fate.CUT)], slo),
         result_of(unverified(CALLS)),
@@ -221,8 +220,10 @@ def test_every_call_has_its_row() -> None:
 
 
 def test_result_contains_the_scenario_and_its_seed() -> None:
-    slo = Slo(ttft_ms=200.0, latency_ms=900.0)
-    scenario = replace(ONLINE, seed=7, burstiness=0.5, warm_up=4, least_seconds=3.0, slo=slo)
+    slo = {"ttft": 200.0, "latency": 900.0}
+    scenario = replace(
+        ONLINE, seed=7, burstiness=0.5, warm_up_requests=4, least_seconds=3.0, slo_ms=slo
+    )
     found = result_of(run(CALLS, scenario)).scenario
     assert (found.seed, found.burstiness, found.rate_per_s) == (7, 0.5, 10.0)
     assert (found.warm_up_requests, found.least_seconds) == (4, 3.0)

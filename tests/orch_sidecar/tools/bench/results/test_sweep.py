@@ -72,8 +72,8 @@ def test_speed_up_and_efficiency_are_against_one_client() -> None:
 def test_formula_of_the_steps_is_found_again() -> None:
     found = swept(1, 2, 4, 8, 16, 32)
     assert found.fit is not None
-    assert found.fit.t0_ms == pytest.approx(T0_MS, rel=0.02)
-    assert found.fit.c_ms == pytest.approx(C_MS, rel=0.05)
+    assert found.fit.t0 == pytest.approx(T0_MS, rel=0.02)
+    assert found.fit.c == pytest.approx(C_MS, rel=0.05)
     assert found.fit.alpha == pytest.approx(ALPHA, abs=0.02)
 
 
@@ -94,14 +94,14 @@ def test_curve_is_fitted_to_mean_batches_and_not_to_rounded_ones() -> None:
         assert found.batches is not None
         assert found.figures is not None
         assert found.figures.tpot_ms is not None
-        batches = found.batches.model_copy(update={"mean": mean})
+        batches = replace(found.batches, mean=mean)
         tpot = found.figures.tpot_ms.model_copy(update={"p50": tpot_ms})
         figures = found.figures.model_copy(update={"tpot_ms": tpot})
         good = {"status": Status.PRELIMINARY, "reasons": []}
         results.append(found.model_copy(update={"batches": batches, "figures": figures, **good}))
     fit = sweep_of(results).fit
     assert fit is not None
-    assert (fit.t0_ms, fit.c_ms, fit.alpha, fit.worst_error) == (8.0, 2.0, 1.0, 0.0)
+    assert (fit.t0, fit.c, fit.alpha, fit.worst_error) == (8.0, 2.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("clients", [1, 8])
@@ -201,7 +201,7 @@ def test_sweep_without_a_sound_point_has_no_other_series() -> None:
 def test_curve_that_is_far_off_is_not_drawn_but_said_to_be() -> None:
     found = swept(1, 2, 4, 8)
     assert found.fit is not None
-    bad = found.model_copy(update={"fit": found.fit.model_copy(update={"worst_error": 0.43})})
+    bad = found.model_copy(update={"fit": replace(found.fit, worst_error=0.43)})
     assert any("fit: " in name for name in series_of(found))
     assert not any("fit: " in name for name in series_of(bad))
     said = "No curve t0 + c · b^alpha describes the time per token: the best is 43.0 % off."

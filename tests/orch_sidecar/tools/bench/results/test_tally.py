@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
-from orch_sidecar.tools.bench.load.scenario import Slo
-from orch_sidecar.tools.bench.results.tally import Tally, counts_of
+from orch_sidecar.tools.bench.results.tally import (
+    client_of,
+    counts_of,
+    figures_of,
+    goodput_of,
+)
 from tests.orch_sidecar.tools.bench.sample_results import HOST, IDLE, answered, in_a_row, refused
 
 # A TTFT of 100 ms; 11 tokens, the last 200 ms after the request.
@@ -14,7 +18,7 @@ CALLS = in_a_row(10)
 
 
 def test_figures_are_those_of_the_window_from_first_arrival_to_last_end() -> None:
-    found = Tally(CALLS).figures()
+    found = figures_of(CALLS)
     assert found is not None
     assert found.window_s == pytest.approx(1.1)
     assert found.tokens_per_s == pytest.approx(110 / 1.1)
@@ -31,43 +35,40 @@ def test_figures_are_those_of_the_window_from_first_arrival_to_last_end() -> Non
 
 
 def test_tokens_per_stream_are_of_an_answer_over_its_latency() -> None:
-    found = Tally([*CALLS, answered(0.0, first_s=1.0)]).figures()
+    found = figures_of([*CALLS, answered(0.0, first_s=1.0)])
     assert found is not None
     assert found.tokens_per_s_per_stream == pytest.approx(11 / 0.2)
 
 
 def test_answers_that_were_being_generated_at_once_are_counted() -> None:
-    found = Tally([answered(0.0), answered(0.01), answered(0.02), answered(5.0)]).figures()
+    found = figures_of([answered(0.0), answered(0.01), answered(0.02), answered(5.0)])
     assert found is not None
     assert found.overlap == 3
 
 
 def test_prompts_of_unknown_length_make_no_sum() -> None:
-    found = Tally([*CALLS, answered(0.0, input_tokens=None)]).figures()
+    found = figures_of([*CALLS, answered(0.0, input_tokens=None)])
     assert found is not None
     assert found.input_tokens is None
     assert found.output_tokens == 121
 
 
 def test_waits_for_a_slot_are_the_reported_ones() -> None:
-    found = Tally([answered(0.0, queue_ms=3.0), answered(0.0, queue_ms=5.0), answered(0.0)])
-    figures = found.figures()
-    assert figures is not None
-    assert figures.queue_ms is not None
-    assert figures.queue_ms.mean == pytest.approx(4)
+    found = figures_of([answered(0.0, queue_ms=3.0), answered(0.0, queue_ms=5.0), answered(0.0)])
+    assert found is not None
+    assert found.queue_ms is not None
+    assert found.queue_ms.mean == pytest.approx(4)
 
 
 def test_nothing_answered_has_no_figures() -> None:
-    tally = Tally([refused(0.0)])
-    assert tally.figures() is None
-    assert tally.window_s is None
-    assert tally.goodput(Slo(ttft_ms=1.0)) is None
+    assert figures_of([refused(0.0)]) is None
+    assert goodput_of([refused(0.0)], {"ttft": 1.0}) is None
 
 
 def test_goodput_is_of_all_that_were_sent_and_not_of_all_that_were_answered() -> None:
     slow = [answered(1.0, first_s=0.3), answered(1.0, first_s=0.3)]
     turned_away = [refused(0.5) for _ in range(8)]
-    found = Tally([*CALLS, *slow, *turned_away]).goodput(Slo(ttft_ms=200.0))
+    found = goodput_of([*CALLS, *slow, *turned_away], {"ttft": 200.0})
     assert found is not None
     assert (found.requests, found.share) == (10, 0.5)
     assert found.requests_per_s == pytest.approx(10 / 1.4, abs=1e-3)
@@ -75,7 +76,7 @@ def test_goodput_is_of_all_that_were_sent_and_not_of_all_that_were_answered() ->
 
 
 def test_without_a_bound_there_is_no_goodput() -> None:
-    assert Tally(CALLS).goodput(Slo()) is None
+    assert goodput_of(CALLS, {}) is None
 
 
 def test_requests_are_counted_by_their_fate_and_the_reasons_by_how_often() -> None:
@@ -101,7 +102,7 @@ def test_only_the_most_frequent_reasons_are_kept() -> None:
 
 
 def test_client_that_keeps_up_is_not_a_bottleneck() -> None:
-    found = Tally(CALLS).client(HOST, IDLE, at_once=False)
+    found = client_of(CALLS, HOST, IDLE, 1.1, at_once=False)
     assert found.bottleneck == []
     assert found.late_ms is not None
     assert found.late_ms.max == 0
@@ -119,16 +120,16 @@ def test_client_that_keeps_up_is_not_a_bottleneck() -> None:
 def test_slow_client_is_reported_as_the_bottleneck(
     calls: list[Call], client_health: ClientHealth, cause: str
 ) -> None:
-    assert Tally(calls).client(HOST, client_health, at_once=False).bottleneck == [cause]
+    assert client_of(calls, HOST, client_health, 10.0, at_once=False).bottleneck == [cause]
 
 
 def test_sending_all_at_once_may_take_a_hundredth_of_the_whole() -> None:
     """10 s of answers: 90 ms of sending are little, 110 ms are not."""
     last = answered(0.0, first_s=9.9)
     for late_s, causes in ((0.09, 0), (0.11, 1)):
-        tally = Tally([last, *(answered(0.0, sent_s=late_s) for _ in range(50))])
-        assert len(tally.client(HOST, IDLE, at_once=True).bottleneck) == causes
-        assert len(tally.client(HOST, IDLE, at_once=False).bottleneck) == 1
+        calls = [last, *(answered(0.0, sent_s=late_s) for _ in range(50))]
+        assert len(client_of(calls, HOST, IDLE, 10.0, at_once=True).bottleneck) == causes
+        assert len(client_of(calls, HOST, IDLE, 10.0, at_once=False).bottleneck) == 1
 
 
 def test_client_may_be_blocked_for_a_hundredth_of_the_window() -> None:
@@ -136,4 +137,4 @@ def test_client_may_be_blocked_for_a_hundredth_of_the_window() -> None:
     calls = [answered(0.0), answered(0.0, first_s=9.9)]
     for stood_s, causes in ((0.09, []), (0.11, ["its event loop was blocked for 110.0 ms"])):
         client_health = ClientHealth((*(0.0 for _ in range(199)), stood_s), 0.1)
-        assert Tally(calls).client(HOST, client_health, at_once=False).bottleneck == causes
+        assert client_of(calls, HOST, client_health, 10.0, at_once=False).bottleneck == causes

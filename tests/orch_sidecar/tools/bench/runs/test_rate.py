@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.load.scenario import Slo
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Trial
 from orch_sidecar.tools.bench.runs.rate import RULES, RateSearch, SearchRules, kept
 from orch_sidecar.tools.tune.measure import RATES
@@ -20,7 +19,7 @@ from tests.orch_sidecar.tools.bench.sample_results import (
     result,
 )
 
-SLO = replace(ONLINE, slo=Slo(ttft_ms=200.0))
+SLO = replace(ONLINE, slo_ms={"ttft": 200.0})
 KEPT = result(in_a_row(100), SLO)
 MISSED = result([*in_a_row(98), answered(9.8, first_s=0.3), answered(9.9, first_s=0.3)], SLO)
 NOTHING = result([refused(0.0)], SLO)

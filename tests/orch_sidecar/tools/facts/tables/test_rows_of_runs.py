@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load.call import Call
-from orch_sidecar.tools.bench.load.scenario import Scenario, Slo
+from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
 from orch_sidecar.tools.bench.results.result import Status
@@ -33,13 +33,13 @@ from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 
 DECLARED = Engine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
-SLO = Slo(ttft_ms=500.0)
+SLO = {"ttft": 500.0}
 
 SECONDS = st.floats(0.0, 50.0) | st.floats(0.0, 0.01)
 # Pause before a request, time to its first token, time per token, tokens.
 ANSWER = st.tuples(SECONDS, st.floats(1e-4, 20.0), st.floats(1e-6, 2.0), st.integers(2, 300))
 ANSWERS = st.lists(ANSWER, min_size=1, max_size=90)
-CLOSED = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, slo=SLO)
+CLOSED = replace(ONLINE, arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, slo_ms=SLO)
 
 Drawn = list[tuple[float, float, float, int]]
 
@@ -98,7 +98,7 @@ def test_closed_loop(drawn: list[Drawn]) -> None:
 @given(ANSWERS)
 def test_open_loop(drawn: Drawn) -> None:
     calls = due(drawn)
-    assert invalid_fields(measured(calls, replace(ONLINE, slo=SLO))) == []
+    assert invalid_fields(measured(calls, replace(ONLINE, slo_ms=SLO))) == []
     assert invalid_fields(row_of(result_of(unverified(calls, given=TYPED)))) == []
 
 
