@@ -29,6 +29,10 @@ _OBJECT: Final = re.compile(
 )
 _INPUT: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*([0-9]{1,12})')
 _OUTPUT: Final = re.compile(rb'"(?:completion|output)_tokens":\s*([0-9]{1,12})')
+_CACHE_READ: Final = re.compile(rb'"(?:cached|cache_read_input)_tokens":\s*([0-9]{1,12})')
+_REASONING: Final = re.compile(rb'"reasoning_tokens":\s*([0-9]{1,12})')
+# Anthropic's API counts these apart from the input, vLLM as it does; OpenAI's as a part of it.
+_APART: Final = re.compile(rb'"cache_(?:read|creation)_input_tokens":\s*([0-9]{1,12})')
 # Both counts of an object without others, in the order in which vLLM and Anthropic report them.
 # Atomic: where the object does not end after the first output, none of the others is tried.
 _TOKEN_COUNTS: Final = re.compile(
@@ -56,17 +60,18 @@ FIRST_BYTES_PER_TOKEN: Final = 3.0
 _LEARNING_RATE: Final = 0.02
 _MIN_RATIO, _MAX_RATIO = 0.25, 64.0
 
-Counts = tuple[int | None, int | None]
+Counts = tuple[int | None, int | None, int | None, int | None]
+_NO_COUNTS: Final[Counts] = (None, None, None, None)
 
 
 def read(text: bytes) -> Counts:
-    """Returns the input and output tokens that a part of an answer reports; None if absent.
+    """Returns the tokens that a part of an answer reports, each None if absent: input, output, and
+    of these the input that the prefix cache had and the output that is reasoning.
 
     The last ones count, and where they lack one of the two, those before them: Anthropic's API
     reports input tokens at the beginning of a stream and output tokens at its end.
     """
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens, output_tokens, cached, reasoning = _NO_COUNTS
     at = len(text)
     for _ in range(_MAX_CANDIDATES):
         at = text.rfind(_USAGE, 0, at)
@@ -76,18 +81,25 @@ def read(text: bytes) -> Counts:
             continue  # the end of a longer name
         if input_tokens is None and output_tokens is None:
             both = _TOKEN_COUNTS.match(text, at)
-            if both is not None:
-                return int(both[1]), int(both[2])
+            if both is not None and b'"cache_' not in both[0]:
+                return int(both[1]), int(both[2]), None, None
         usage = _OBJECT.match(text, at)
         if usage is None:
             continue  # such as null
-        if input_tokens is None and (count := _INPUT.search(usage[1])) is not None:
-            input_tokens = int(count[1])
-        if output_tokens is None and (count := _OUTPUT.search(usage[1])) is not None:
-            output_tokens = int(count[1])
+        fields = usage[1]
+        if input_tokens is None and (count := _INPUT.search(fields)) is not None:
+            input_tokens = int(count[1]) + sum(map(int, _APART.findall(fields)))
+            cached = _count(_CACHE_READ, fields)
+        if output_tokens is None and (count := _OUTPUT.search(fields)) is not None:
+            output_tokens, reasoning = int(count[1]), _count(_REASONING, fields)
         if input_tokens is not None and output_tokens is not None:
             break
-    return input_tokens, output_tokens
+    return input_tokens, output_tokens, cached, reasoning
+
+
+def _count(name: re.Pattern[bytes], fields: bytes) -> int | None:
+    found = name.search(fields)
+    return None if found is None else int(found[1])
 
 
 class AnswerReader:
@@ -96,8 +108,8 @@ class AnswerReader:
     The owner appends the content of the body to `content`, and calls `fold` when that has
     MAX_PIECES, or after a piece of more than MAX_PIECE_BYTES. Of a stream, the first and the last
     events are searched, and those that are too long to be kept; any other answer completely.
-    After `end`, `counts` are the input and output tokens, None where not reported, and `failed`
-    states whether the answer is a stream that reports an error.
+    After `end`, `counts` are the tokens as `read` returns them, and `failed` states whether the
+    answer is a stream that reports an error.
     """
 
     __slots__ = ("_between", "_events", "_kept", "_last", "content", "counts", "failed")
@@ -109,7 +121,7 @@ class AnswerReader:
         self._between = False
         self._last = False  # the last event has begun, and is too long to be kept
         self.failed = False
-        self.counts: Counts = (None, None)
+        self.counts = _NO_COUNTS
         self._kept = _NO_EVENT  # the last bytes that were received, beginning after a line
         self.content: list[bytes] = []
 
@@ -157,10 +169,12 @@ class AnswerReader:
         return self._kept
 
     def _read(self, text: bytes) -> None:
-        (input_tokens, output_tokens), earlier = read(text), self.counts
+        (input_tokens, output_tokens, cached, reasoning), earlier = read(text), self.counts
         self.counts = (
             earlier[0] if input_tokens is None else input_tokens,
             earlier[1] if output_tokens is None else output_tokens,
+            earlier[2] if input_tokens is None else cached,
+            earlier[3] if output_tokens is None else reasoning,
         )
         if self._events and not self.failed:
             self.failed = _FAILED_EVENT.search(text) is not None

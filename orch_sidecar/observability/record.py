@@ -69,6 +69,8 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
     expected to start from then on. Both are 0 for a request that was admitted immediately, None
     is unknown.
 
+    `cached_tokens`: of the input, those that the prefix cache had; `reasoning_tokens`: of the
+    output; None where the engine does not report them.
     `generated_tokens`: output tokens, estimated if not reported: of complete answers, and where a
     budget counts them.
     `rate_limits`: header fields about the budgets of its key; `key`: the name of that.
@@ -107,6 +109,8 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
     parts: int = 0
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
     generated_tokens: int | None = None
     rate_limits: tuple[tuple[str, str], ...] = ()
     client_limited: bool = False
@@ -163,6 +167,8 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
         self.lease = generation.lease
         self.input_tokens = generation.input_tokens
         self.output_tokens = generation.output_tokens
+        self.cached_tokens = generation.cached_tokens
+        self.reasoning_tokens = generation.reasoning_tokens
         self.generated_tokens = generation.generated_tokens
         if generation.queued is not None and self.admitted in (None, generation.admitted):
             self.queued = max(generation.queued, self.identity.arrived)

@@ -216,13 +216,11 @@ class DividedRequest:
         record.admitted = record.admitted or first.admitted
         record.copy_generation(first)
         records = [each.request.record for each in self._running]
-        read = [each.input_tokens for each in records]
-        written = [each.output_tokens for each in records]
-        again = [each.part.reads_again for each in self._running]
-        record.input_tokens = _total(
-            [0 if twice else tokens for tokens, twice in zip(read, again, strict=True)]
-        )
-        record.output_tokens = _total(written)
+        reading = [each.request.record for each in self._running if not each.part.reads_again]
+        record.input_tokens = _total([each.input_tokens for each in reading])
+        record.cached_tokens = _total([each.cached_tokens for each in reading])
+        record.output_tokens = _total([each.output_tokens for each in records])
+        record.reasoning_tokens = _total([each.reasoning_tokens for each in records])
         generated = [each.generated_tokens or 0 for each in records]
         record.generated_tokens = sum(generated) or record.output_tokens
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.usage import Counts
 from tests.orch_sidecar import apis
 
 DONE = b"data: [DONE]\n\n"
@@ -19,13 +20,13 @@ MISLEADING = (
 
 @dataclass(frozen=True)
 class Spoken:
-    """The body of an answer, and what is to be read of it."""
+    """The body of an answer, and what is to be read of it. `counts`: as `usage.read` has them."""
 
     name: str
     api: Endpoint
     stream: bool
     body: bytes = field(repr=False)
-    counts: tuple[int | None, int | None]
+    counts: Counts
     failed: bool = False
 
 
@@ -45,6 +46,7 @@ def usage(prompt: int, completion: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt, "total_tokens": prompt + completion,
         "completion_tokens": completion, "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": 1},
     }  # fmt: skip
 
 
@@ -80,8 +82,10 @@ def openai_answer(api: Endpoint, *, n: int = 1, after: str = "") -> bytes:
 
 def message_stream(*, at_end: bool, length: int = 3) -> bytes:
     """As vLLM sends it: all counts again in the last event (`at_end`), or as Anthropic does."""
-    message = {"id": "msg_1", "usage": {"input_tokens": 5, "output_tokens": 0}}
-    counts = {"output_tokens": 3} | ({"input_tokens": 5} if at_end else {})
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 4}
+    first = {"input_tokens": 5} if at_end else {"input_tokens": 1, **cached}
+    message = {"id": "msg_1", "usage": {**first, "output_tokens": 0}}
+    counts = {"output_tokens": 3} | ({"input_tokens": 1, **cached} if at_end else {})
     delta = {"type": "text_delta", "text": MISLEADING}
     events: list[Any] = [{"type": "message_start", "message": message}]
     events += [{"type": "content_block_delta", "index": 0, "delta": delta}] * length
@@ -99,8 +103,8 @@ def response(text: str, user: str = "", counts: Any = None) -> dict[str, Any]:
 
 
 RESPONSE_USAGE = {
-    "input_tokens": 5, "input_tokens_details": {"cached_tokens": 0},
-    "output_tokens": 3, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 8,
+    "input_tokens": 5, "input_tokens_details": {"cached_tokens": 4},
+    "output_tokens": 3, "output_tokens_details": {"reasoning_tokens": 1}, "total_tokens": 8,
 }  # fmt: skip
 
 
@@ -117,8 +121,10 @@ def response_stream(text: str = MISLEADING, user: str = "") -> bytes:
     )
 
 
-_KNOWN = (5, 3)
-_NOTHING = (None, None)
+_KNOWN = (5, 3, 4, 1)
+_OF_TWO = (5, 6, 4, 1)
+_MESSAGE = (5, 3, 4, None)
+_NOTHING = (None, None, None, None)
 _LONG = "y" * 9000
 _ERROR = {"error": {"message": MISLEADING, "code": 500}}
 _STREAMED = sse({"id": "cmpl-1", "choices": [{"text": MISLEADING}]})
@@ -129,7 +135,7 @@ SPOKEN = [
         for api in (apis.CHAT, apis.COMPLETIONS)
         for spoken in (
             Spoken(f"{api.path} stream", api, True, openai_stream(api, text=MISLEADING), _KNOWN),
-            Spoken(f"{api.path} n=2", api, True, openai_stream(api, n=2), (5, 6)),
+            Spoken(f"{api.path} n=2", api, True, openai_stream(api, n=2), _OF_TWO),
             Spoken(
                 f"{api.path} continuous", api, True, openai_stream(api, continuous=True), _KNOWN
             ),
@@ -141,20 +147,20 @@ SPOKEN = [
                 _NOTHING,
             ),
             Spoken(f"{api.path} answer", api, False, openai_answer(api), _KNOWN),
-            Spoken(f"{api.path} answer n=2", api, False, openai_answer(api, n=2), (5, 6)),
+            Spoken(f"{api.path} answer n=2", api, False, openai_answer(api, n=2), _OF_TWO),
             Spoken(f"{api.path} long tail", api, False, openai_answer(api, after=_LONG), _KNOWN),
             Spoken(f"{api.path} error", api, True, _STREAMED + sse(_ERROR) + DONE, _NOTHING, True),
         )
     ),
-    Spoken("messages stream", apis.MESSAGES, True, message_stream(at_end=True), _KNOWN),
-    Spoken("messages as Anthropic", apis.MESSAGES, True, message_stream(at_end=False), _KNOWN),
-    Spoken("messages long", apis.MESSAGES, True, message_stream(at_end=False, length=60), _KNOWN),
+    Spoken("messages stream", apis.MESSAGES, True, message_stream(at_end=True), _MESSAGE),
+    Spoken("messages as Anthropic", apis.MESSAGES, True, message_stream(at_end=False), _MESSAGE),
+    Spoken("messages long", apis.MESSAGES, True, message_stream(at_end=False, length=60), _MESSAGE),
     Spoken(
         "messages answer",
         apis.MESSAGES,
         False,
         json.dumps({"usage": {"input_tokens": 5, "output_tokens": 3}}).encode(),
-        _KNOWN,
+        (5, 3, None, None),
     ),
     Spoken(
         "messages error",

@@ -35,6 +35,8 @@ _FANOUT: Final = Integers("orch.fanout")
 _MAX_TOKENS: Final = Integers("gen_ai.request.max_tokens")
 _INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
 _OUTPUT_TOKENS: Final = Integers("gen_ai.usage.output_tokens")
+_CACHED_TOKENS: Final = Integers("gen_ai.usage.cache_read.input_tokens")
+_REASONING_TOKENS: Final = Integers("gen_ai.usage.reasoning.output_tokens")
 _FIRST_BYTE: Final = Floats("orch.first_byte_s")
 _LAST_TOKEN: Final = Floats(LAST_TOKEN)
 _FIRST_CHUNK: Final = Floats(FIRST_CHUNK)
@@ -64,6 +66,8 @@ def of_record(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
         ("gen_ai.request.max_tokens", record.max_tokens),
         ("gen_ai.usage.input_tokens", record.input_tokens),
         ("gen_ai.usage.output_tokens", record.output_tokens),
+        ("gen_ai.usage.cache_read.input_tokens", record.cached_tokens),
+        ("gen_ai.usage.reasoning.output_tokens", record.reasoning_tokens),
         ("orch.first_byte_s", record.seconds_to(record.first_byte)),
     )
 
@@ -121,6 +125,10 @@ def own(record: RequestRecord) -> bytes:
         known.append(_INPUT_TOKENS[record.input_tokens])
     if record.output_tokens is not None:
         known.append(_OUTPUT_TOKENS[record.output_tokens])
+    if record.cached_tokens is not None:
+        known.append(_CACHED_TOKENS[record.cached_tokens])
+    if record.reasoning_tokens is not None:
+        known.append(_REASONING_TOKENS[record.reasoning_tokens])
     if record.first_byte is not None:
         known.append(_FIRST_BYTE.field((record.first_byte - identity.arrived) / 1e9))
     return b"".join(known)

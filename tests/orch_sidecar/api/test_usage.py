@@ -26,10 +26,12 @@ from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.spoken import DONE, SPOKEN, Spoken, openai_stream, sse
 
 SPOKEN_CASES = pytest.mark.parametrize("spoken", SPOKEN, ids=lambda spoken: spoken.name)
+NOTHING = (None, None, None, None)
 _PARTS = [
     b'"prompt_tokens":12', b'"input_tokens": 3', b'"completion_tokens":7', b'"output_tokens":\t8',
     b'"output_tokens":1234567890123', b'"prompt_tokens":1234567890123', b'"completion_tokens":null',
-    b'"output_tokens":-1', b'"other":1.5', b'"a\\"output_tokens":9', b",", b" ", b"{", b"}",
+    b'"output_tokens":-1', b'"other":1.5', b'"cache_read_input_tokens":4',
+    b'"a\\"output_tokens":9', b",", b" ", b"{", b"}",
     b'"usage":{', b"0",
 ]  # fmt: skip
 
@@ -111,26 +113,31 @@ def test_counts_of_a_long_first_event_are_read(size: int) -> None:
     ended = {"type": "message_delta", "usage": {"output_tokens": 5}}
     body = b"".join(sse(event) for event in (started, *deltas, ended))
     pieces = [body[: 7000 + 2 * size], body[7000 + 2 * size :]]
-    assert reader_of(pieces, events=True).counts == (9, 5)
+    assert reader_of(pieces, events=True).counts == (9, 5, None, None)
 
 
 def test_continuous_counts_of_a_stream_without_an_end_are_the_last_ones() -> None:
     stream = openai_stream(SPOKEN[0].api, with_usage=False, continuous=True)
-    assert reader_of([stream], events=True).counts == (5, 3)
+    assert reader_of([stream], events=True).counts == (5, 3, 4, 1)
 
 
 def test_null_counts_between_and_after_the_counts_are_skipped() -> None:
     counts = b'data: {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}\n\n'
     null = b'data: {"choices": [], "usage": null}\n\n'
-    assert read(null + counts + null) == (5, 2)
-    assert read(null) == (None, None)
-    assert read(b'{"usage": {"prompt_tokens": null, "completion_tokens": 3}}') == (None, 3)
-    assert read(b'{"usage": {}, "completion_tokens": 3}') == (None, None)
+    assert read(null + counts + null) == (5, 2, None, None)
+    assert read(null) == NOTHING
+    assert read(b'{"usage": {"prompt_tokens": null, "completion_tokens": 3}}') == (
+        None,
+        3,
+        None,
+        None,
+    )
+    assert read(b'{"usage": {}, "completion_tokens": 3}') == NOTHING
 
 
 def test_longer_names_with_the_same_end_are_no_counts() -> None:
     schema = {"properties": {'a "usage': {"input_tokens": 1, "output_tokens": 2}}}
-    assert read(json.dumps({"tools": [schema]}).encode()) == (None, None)
+    assert read(json.dumps({"tools": [schema]}).encode()) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -155,7 +162,7 @@ def test_object_with_many_counts_takes_no_square_of_its_size(
     """Such as a client's tools, echoed by the Responses API: they would hold the event loop."""
     text = b'{"usage":{"input_tokens":1,' + outputs * 8_000 + b'"more":{}}}'
     began_s = time.process_time()
-    assert read(text) == (1, 1)
+    assert read(text) == (1, 1, None, None)
     assert time.process_time() - began_s < 0.5  # milliseconds; the square is seconds
 
 
@@ -170,13 +177,13 @@ def test_both_counts_are_those_that_are_found_one_by_one(parts: list[bytes]) -> 
 
 @pytest.mark.parametrize("answer", [b"", DONE, b'{"error": {"message": "no"}}'])
 def test_absent_counts_are_none(answer: bytes) -> None:
-    assert read(answer) == (None, None)
+    assert read(answer) == NOTHING
 
 
 @given(st.text(st.sampled_from('"\\:{} 0123456789\n') | st.characters(codec="utf-8"), max_size=60))
 def test_generated_text_is_never_mistaken_for_usage(text: str) -> None:
     body = f'"usage":{{"prompt_tokens": 111, "completion_tokens": 222 {text} "output_tokens":333'
-    assert read(json.dumps({"choices": [{"text": body}]}).encode()) == (None, None)
+    assert read(json.dumps({"choices": [{"text": body}]}).encode()) == NOTHING
 
 
 @given(text=st.text())

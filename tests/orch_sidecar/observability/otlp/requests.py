@@ -125,6 +125,8 @@ class Lives:
             "max_tokens": maybe(number),
             "input_tokens": maybe(number),
             "output_tokens": maybe(number),
+            "cached_tokens": maybe(number),
+            "reasoning_tokens": maybe(number),
             "placement": maybe(text),
             "first_byte": maybe(moment),
             "last_token": maybe(moment),

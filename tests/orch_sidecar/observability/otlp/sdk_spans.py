@@ -221,6 +221,8 @@ class SdkTracing:
             ("gen_ai.request.max_tokens", record.max_tokens),
             ("gen_ai.usage.input_tokens", record.input_tokens),
             ("gen_ai.usage.output_tokens", record.output_tokens),
+            ("gen_ai.usage.cache_read.input_tokens", record.cached_tokens),
+            ("gen_ai.usage.reasoning.output_tokens", record.reasoning_tokens),
             ("orch.first_byte_s", record.seconds_to(record.first_byte)),
         ):
             if value is not None:
