@@ -30,7 +30,7 @@ def response(**more: Any) -> Any:
     """An engine's response, complete by default."""
     values: dict[str, Any] = {
         "complete": True, "rejected": None, "status": 200, "outcome": Outcome.OK,
-        "client_limited": False, "reads": 3, "answer": SimpleNamespace(counts=(5, 7)),
+        "client_limited": False, "reads": 3, "answer": SimpleNamespace(counts=(5, 7, 4, 1)),
     }  # fmt: skip
     return SimpleNamespace(**(values | more))
 
@@ -182,6 +182,6 @@ async def test_stream_without_usage_counts_a_token_per_read() -> None:
     pool, request = pool_of(), request_of()
     pool.gate.controller.release = MagicMock(return_value=[])
     request.record.stream, request.record.cost = True, 1
-    counts = SimpleNamespace(counts=(None, None))
+    counts = SimpleNamespace(counts=(None, None, None, None))
     await admit(NextStage(answers(SENT, answer=counts, reads=9))).handle(request, pool, asked())
     assert pool.gate.controller.release.call_args.args[2] == 8

@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         elif head.status != 200:
             self._end(Fate.FAILED, f"status {head.status}: {_code_of(self._answer)}")
         elif events is None:
-            call.input_tokens, call.output_tokens = usage.read(self._answer)
+            call.input_tokens, call.output_tokens, _, _ = usage.read(self._answer)
             self._end(Fate.ANSWERED, "", at_s)
         else:
             self._finish_stream(call, events, at_s)

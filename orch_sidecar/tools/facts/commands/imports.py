@@ -1,4 +1,4 @@
-"""`orch facts from-vllm-bench`, `from-guidellm`, `from-aiperf`: rows from files of other tools."""
+"""`orch facts from-vllm-bench`, `from-guidellm` and others: rows from files of other tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from orch_sidecar.tools.facts.commands.terminal import (
     print_error,
     write_rows,
 )
-from orch_sidecar.tools.facts.evidence import aiperf, guidellm, vllm_bench
+from orch_sidecar.tools.facts.evidence import (
+    aiperf,
+    guidellm,
+    mlperf_endpoints,
+    vllm_bench,
+)
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.documents import parse_all
@@ -77,6 +82,15 @@ Write the report with --output kind=json,path=FILE. A label is claimed with
 
 Run it with --export-level records: the summary then has the tokens that the engine reported. Its
 own count of tokens is of the text, tokenized again. It claims no label.""",
+    ),
+    _Tool(
+        "mlperf-endpoints",
+        "MLPerf endpoints",
+        mlperf_endpoints.read,
+        """summaries of MLPerf endpoints (performance/result_summary.json).
+
+Its tokens are of the text, tokenized again: those of the row are the engine's, which has to be
+idle before and after. The file does not name the model: give --model-id. It claims no label.""",
     ),
 )
 

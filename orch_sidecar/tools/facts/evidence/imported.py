@@ -79,8 +79,9 @@ class ImportedRun:
     `claim`: the label in the file, which is not trusted. `at_once`: the tool's limit of concurrent
     requests, None without one. `failed`: requests without a complete answer; `totals` are of the
     complete ones, and its window from the first arrival to the last end, unless the note
-    `window_is` states otherwise. `latency_ms`: by the names of the notes. `served`: its answers by
-    the tool's own times, none where the file does not contain them. `notes`: further notes.
+    `window_is` states otherwise. `counts_tokens`: whether its tokens are those of the engine; where
+    they are not, `totals` has none. `latency_ms`: by the names of the notes. `served`: its answers
+    by the tool's own times, none where the file does not contain them. `notes`: further notes.
 
     `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
     a clock of an unknown time zone, as if it were UTC's. None where the file does not have them.
@@ -100,6 +101,7 @@ class ImportedRun:
     began_at_s: float | None = None
     ended_at_s: float | None = None
     local_end_s: float | None = None
+    counts_tokens: bool = True
 
 
 def figures_of(served: Sequence[CompletedRequest]) -> tuple[Totals, dict[str, float]]:

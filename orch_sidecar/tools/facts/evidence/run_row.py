@@ -44,6 +44,13 @@ class Source:
 
 def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row | Rejection:
     """Converts a run to a row, or rejects it."""
+    if not (source.model_id or run.model):
+        return Rejection("model", "", "the file does not name it: give --model-id")
+    if not run.counts_tokens:
+        counted = _counted(run, known)
+        if isinstance(counted, Rejection):
+            return counted
+        run = counted
     engine = known if isinstance(known, Engine) else engine_of(known.before)
     names = ((), ()) if isinstance(known, Engine) else (known.before.models, [known.before.weights])
     model = name_model(source.model_id or run.model, source.model_name, *names)
@@ -79,6 +86,23 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row | Re
         )
         return Rejection("max_concurrency", limit, rule)
     return _row(claimed)
+
+
+def _counted(run: ImportedRun, known: States | Engine) -> ImportedRun | Rejection:
+    """Returns a run with the tokens that the engine counted in it."""
+    if isinstance(known, Engine) or known.generated_tokens is None or run.failed:
+        rule = (
+            "the tool counts tokens of the text, not the engine's: give --capabilities-before and "
+            "--capabilities-after of a run in which no request failed"
+        )
+        return Rejection("tokens", f"of {run.totals.requests} answers, {run.failed} failed", rule)
+    totals = replace(
+        run.totals,
+        input_tokens=(known.prefilled_tokens or 0) + known.prefix_hits,
+        output_tokens=known.generated_tokens,
+        tokens_per_s=known.generated_tokens / run.totals.window_s,
+    )
+    return replace(run, totals=totals)
 
 
 def _row(made: Measured) -> Row | Rejection:

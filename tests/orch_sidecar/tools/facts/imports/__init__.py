@@ -1,9 +1,10 @@
 """Recorded files of other tools, and the capabilities of the engine before and after.
 
 Made by `python -m tests.benchmarks.imports --fixtures` and this folder, which leaves out texts
-and what is of the machine. Four are of runs by hand: AIPerf's summary of 40 requests with
-`--export-level records`, less what is not used (`aiperf_cloud`), a load on a port where
-nothing listens (`vllm_bench_all_failed`), Poisson arrivals of GuideLLM that came too early
+and what is of the machine. Five are of runs by hand: AIPerf's summary of 40 requests with
+`--export-level records`, less what is not used (`aiperf_cloud`), that of MLPerf
+endpoints 0.1.0 of as many, less its histograms (`mlperf_cloud`), a load on a port where nothing
+listens (`vllm_bench_all_failed`), Poisson arrivals of GuideLLM that came too early
 (`guidellm_early`), and `vllm bench throughput --output-json` (`vllm_throughput`).
 """
 
