@@ -1,5 +1,5 @@
-"""Parses the command line: numbers, for argparse's `type`, errors in one line, help as written, and
-the options that several commands have.
+"""What commands have in common: how they end, help as written, numbers for argparse's `type`, and
+the options that several of them have.
 
 Each function that returns a number raises argparse's ArgumentTypeError with the value and the rule.
 """
@@ -7,6 +7,7 @@ Each function that returns a number raises argparse's ArgumentTypeError with the
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -22,6 +23,32 @@ SLO_TIMES: Final = {
 
 # A seed must fit in 64 bits.
 _MAX_DIGITS: Final = 18
+
+
+class Unavailable(Exception):
+    """What a command needs does not answer, or cannot be used; the message gives the reason."""
+
+
+def run_command(name: str, work: Callable[[], int]) -> None:
+    """Does the work of a command, and prints the error that ends it.
+
+    Exits with the code that the work returns, if that is not 0; with 1 for what is unavailable, and
+    with 2 for files and values that are not as they must be.
+    """
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        why, code = "interrupted", 1
+    except Unavailable as error:
+        why, code = str(error), 1
+    except (OSError, ValueError, ArithmeticError) as error:
+        why, code = str(error), 2
+    else:
+        why = ""
+    if why:
+        print(f"{name}: {why}", file=sys.stderr)
+    if code:
+        sys.exit(code)
 
 
 class TextParser(argparse.ArgumentParser):

@@ -17,12 +17,11 @@ from typing import Final
 import uvloop
 from pydantic import BaseModel
 
-from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative
+from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative, run_command
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.decode.options import add_command as add_decode
 from orch_sidecar.tools.bench.load import loadgen
-from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.interrupt import Interrupted, interrupts, unless_interrupted
+from orch_sidecar.tools.bench.load.interrupt import interrupts, unless_interrupted
 from orch_sidecar.tools.bench.plan.options import (
     InvalidOptions,
     add_arrivals,
@@ -40,9 +39,9 @@ from orch_sidecar.tools.bench.reports import add_commands, write_report
 from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of, with_evidence
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound
-from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
+from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
-from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn
+from orch_sidecar.tools.drawing.picture import drawn
 from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Label
@@ -81,9 +80,7 @@ def main(arguments: list[str]) -> None:
     if arguments and arguments[0].partition("=")[0] == "--trace":
         arguments = ["batched-online", *arguments]  # the only one that replays a trace
     options = parser().parse_args(arguments)
-    code: int = options.run(options)
-    if code:
-        sys.exit(code)
+    run_command(f"orch bench {options.bench_command}", lambda: int(options.run(options)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -92,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     commands = found.add_subparsers(dest="bench_command", metavar="COMMAND", required=True)
     for label, text in _HELP.items():
         each = commands.add_parser(label.value.replace("_", "-"), help=text, description=text)
-        each.set_defaults(run=_command(_run), label=label, find_rate=False)
+        each.set_defaults(run=_measuring(_run), label=label, find_rate=False)
         if label is Label.BATCHED_ONLINE:
             add_arrivals(each)
         add_length(each, label)
@@ -103,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
         add_report(add_common(each))
     text = "closed loops of several concurrencies: throughput and latency by batch"
     each = commands.add_parser("sweep", help=text, description=text)
-    each.set_defaults(run=_command(_sweep))
+    each.set_defaults(run=_measuring(_sweep))
     add, text, sizes = each.add_argument, "default: 1,2,4,8,16", (1, 2, 4, 8, 16)
     add("--concurrency", type=counts, default=sizes, metavar="B,B,...", help=text)
     text = "of each concurrency, at least; default: %(default)g"
@@ -115,38 +112,18 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _command(work: _Work) -> Callable[[argparse.Namespace], int]:
-    """Makes a command of the work: prints its errors and returns the exit code."""
+def _measuring(work: _Work) -> Callable[[argparse.Namespace], int]:
+    """Makes a command of the work, which begins when its files can be written."""
 
     async def interruptible(options: argparse.Namespace) -> int:
         with interrupts() as interrupted:
             return await work(options, interrupted)
 
     def run(options: argparse.Namespace) -> int:
-        def work_on_files() -> int:
-            check_files(options)
-            return uvloop.run(interruptible(options))
-
-        return exit_code_of("orch bench", "measured", work_on_files)
+        check_files(options)
+        return uvloop.run(interruptible(options))
 
     return run
-
-
-def exit_code_of(command: str, done: str, work: Callable[[], int]) -> int:
-    """Does the work of a command, and prints the error that ends it.
-
-    Returns its exit code: 1 where nothing could be `done`, 2 for bad usage.
-    """
-    try:
-        return work()
-    except (Interrupted, KeyboardInterrupt):
-        why, code = f"interrupted before anything was {done}", 1
-    except (EndpointError, NotMeasurable) as error:
-        why, code = str(error), 1
-    except (PlotUnavailable, OSError, ValueError) as error:
-        why, code = str(error), 2
-    _print_error(f"{command}: {why}")
-    return code
 
 
 def _print_error(text: str) -> None:

@@ -23,8 +23,6 @@ from orch_sidecar.tools.drawing.picture import PlotUnavailable
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
 from orch_sidecar.tools.facts.tables import files
 
-# A file may have numbers that are too large for any figure.
-_UNREADABLE: Final = (OSError, ValueError, ArithmeticError)
 _RULE: Final = "it must be a result that `orch bench` of this release has written"
 # By its schema, what a file holds, and the page of it.
 _KINDS: Final[dict[object, tuple[TypeAdapter[Any], Callable[[Any], Page]]]] = {
@@ -58,32 +56,21 @@ def add_commands(commands: Any) -> None:
     each.add_argument(
         "--output", type=report_file, metavar="HTML", help="default: beside the result"
     )
-    each.set_defaults(run=_command(_report))
+    each.set_defaults(run=_report)
     text = "two runs side by side, with confidence intervals"
     each = commands.add_parser("compare", help=text, description=_COMPARE)
     each.add_argument("before", type=Path, metavar="A.json")
     each.add_argument("after", type=Path, metavar="B.json")
     add_report(each, "write a page, with their distributions; default: compare.html")
-    each.set_defaults(run=_command(_compare))
+    each.set_defaults(run=_compare)
 
 
-def _command(work: Callable[[argparse.Namespace], bool]) -> Callable[[argparse.Namespace], int]:
-    def run(options: argparse.Namespace) -> int:
-        try:
-            return 0 if work(options) else 2
-        except _UNREADABLE as error:
-            print(f"orch bench {options.bench_command}: {error}", file=sys.stderr)
-            return 2
-
-    return run
-
-
-def _report(options: argparse.Namespace) -> bool:
+def _report(options: argparse.Namespace) -> int:
     result, page_of = _read(options.result)
-    return _write(page_of(result), options.output or report_beside(options.result))
+    return 0 if _write(page_of(result), options.output or report_beside(options.result)) else 2
 
 
-def _compare(options: argparse.Namespace) -> bool:
+def _compare(options: argparse.Namespace) -> int:
     (before, _), (after, _) = _read(options.before), _read(options.after)
     compared = _COMPARED.get(type(before))
     if compared is None or type(before) is not type(after):
@@ -93,7 +80,7 @@ def _compare(options: argparse.Namespace) -> bool:
         )
     page = compared(before, after)
     print(page.plain)
-    return write_report(page, options.report, Path("compare"))
+    return 0 if write_report(page, options.report, Path("compare")) else 2
 
 
 def _read(path: Path) -> tuple[Any, Callable[[Any], Page]]:

@@ -53,7 +53,7 @@ _LEGEND_CHARACTERS: Final = 58  # of a line as wide as a chart
 _ABOUT_CHARACTERS: Final = 66
 
 
-class PlotUnavailable(RuntimeError):
+class PlotUnavailable(ValueError):
     """matplotlib is missing; the message names what to install."""
 
 

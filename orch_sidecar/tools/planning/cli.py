@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,13 +20,14 @@ from orch_sidecar.tools.arguments import (
     add_slo,
     count,
     positive,
+    run_command,
     share,
 )
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
-from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
+from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.plan.options import api_key, slo_of
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
-from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
+from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.facts.cost.cost import Prices
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
@@ -53,19 +53,13 @@ _EPILOG: Final = """examples:
   orch plan --trace conv.csv --fact tps_model_gpu.csv --slo-ttft-ms 500 --plot plan.png
   orch plan --trace conv.csv --fact tps_model_gpu.csv --slo-ttft-ms 500 --per-hour 2.50
 
-exit codes: 0 enough engines were found, 1 they were not, 2 bad usage"""
+exit codes: 0 enough engines were found, 1 they were not, or none answers, 2 bad usage"""
 
 
 def main(arguments: list[str]) -> None:
     """Prints the plan; exits with 1 if no number of engines is enough, with 2 for bad usage."""
     options = parser().parse_args(arguments)
-    try:
-        code = _run(options)
-    except (EndpointError, NoEngine, PlotUnavailable, OSError, ValueError) as error:
-        print(f"orch plan: {error}", file=sys.stderr)
-        sys.exit(2)
-    if code:
-        sys.exit(code)
+    run_command("orch plan", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from orch_sidecar.tools.arguments import run_command
 from orch_sidecar.tools.simulate.compare import (
     Policy,
     Scenario,
@@ -32,24 +32,23 @@ _SECONDS: Final = 300.0
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the figures of each policy; exits with 2 for bad usage, with 1 on other errors."""
+    """Prints the figures of each policy; exits with 2 for bad usage."""
     options = parser().parse_args(arguments)
+    run_command("orch simulate", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     profile = profiles.load(options.profile)
     shape = shape_of(options, profile)
-    try:
-        with Progress("reading the traffic") as progress:
-            workload, clients = traffic_of(options)
-            progress.phase("measuring the capacity")
-            capacity_per_s = capacity(shape, workload, options.seed)
-            rules = _rules(options, profile, shape, workload)
-            rate = _rate(options, workload, capacity_per_s)
-            seconds = options.seconds or _seconds(workload, rate)
-            scenario = Scenario(
-                shape, workload, rate, seconds, options.seed, options.retry, clients
-            )
-            found = _figures(scenario, rules, [*map(Policy, options.policies)], progress)
-    except (ValueError, OSError) as error:
-        sys.exit(f"orch simulate: {error}")
+    with Progress("reading the traffic") as progress:
+        workload, clients = traffic_of(options)
+        progress.phase("measuring the capacity")
+        capacity_per_s = capacity(shape, workload, options.seed)
+        rules = _rules(options, profile, shape, workload)
+        rate = _rate(options, workload, capacity_per_s)
+        seconds = options.seconds or _seconds(workload, rate)
+        scenario = Scenario(shape, workload, rate, seconds, options.seed, options.retry, clients)
+        found = _figures(scenario, rules, [*map(Policy, options.policies)], progress)
     slo_ms = rules.of(ServiceClass.INTERACTIVE).ttft_p95_ms
     if options.json:
         document: dict[str, Any] = {
@@ -65,7 +64,7 @@ def main(arguments: list[str]) -> None:
             "policies": {policy: asdict(each) for policy, each in found.items()},
         }
         print(json.dumps(document, indent=2))
-        return
+        return 0
     slo = "no SLO" if slo_ms is None else f"interactive TTFT SLO {slo_ms:.0f} ms"
     beside = f", {options.bulk_clients} bulk clients" if options.bulk_clients else ""
     print(
@@ -77,6 +76,7 @@ def main(arguments: list[str]) -> None:
     refused = refusals(found)
     if refused:
         print(f"\n{refused}")
+    return 0
 
 
 def _figures(

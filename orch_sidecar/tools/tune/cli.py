@@ -22,8 +22,8 @@ from orch_sidecar.tools.arguments import (
     add_seed,
     add_slo,
     positive,
+    run_command,
 )
-from orch_sidecar.tools.bench.cli import exit_code_of
 from orch_sidecar.tools.bench.load.interrupt import interrupts
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan.options import add_endpoint, slo_of
@@ -70,8 +70,7 @@ def main(arguments: list[str]) -> None:
         uvloop.run(_tune(options))
         return 0
 
-    if code := exit_code_of("orch tune", "decided", work):
-        sys.exit(code)
+    run_command("orch tune", work)
 
 
 async def _tune(options: argparse.Namespace) -> None:

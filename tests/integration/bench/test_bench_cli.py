@@ -171,7 +171,10 @@ async def test_label_that_the_pool_does_not_have_exits_with_1_and_writes_nothing
 ) -> None:
     ran = await bench.run(url_of(cloud), "single-stream")
     assert ran.code == 1
-    assert "orch bench: the pool 'cloud' (profile cloud) is batched_online" in ran.printed
+    assert (
+        "orch bench single-stream: the pool 'cloud' (profile cloud) is batched_online"
+        in ran.printed
+    )
     assert not ran.output.exists()
     assert ran.rows == []
 
@@ -256,5 +259,5 @@ async def test_interruption_of_the_warm_up_ends_cleanly_and_writes_nothing(
     process.send_signal(number)
     ran = await bench.ended(process)
     assert ran.code == 1
-    assert ran.printed == "orch bench: interrupted before anything was measured\n"
+    assert ran.printed == "orch bench single-stream: the user interrupted the run\n"
     assert not ran.output.exists()

@@ -16,54 +16,37 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable, open_device
+from orch_sidecar.tools.bench.decode.device import Device, open_device
 from orch_sidecar.tools.bench.decode.measure import Bench
-from orch_sidecar.tools.bench.decode.options import BUDGET_S, NREQ, add_command
+from orch_sidecar.tools.bench.decode.options import BUDGET_S, NREQ
 from orch_sidecar.tools.bench.decode.result import DOCUMENT, Config, DecodeResult, DeviceInfo, Run
 from orch_sidecar.tools.bench.decode.result import run_figures as figures_of
 from orch_sidecar.tools.bench.decode.schedule import run_schedule
 from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
 from orch_sidecar.tools.bench.plan.options import InvalidOptions
-from orch_sidecar.tools.bench.report.decode import busy_line, decode_report, text_of
-from orch_sidecar.tools.drawing.picture import PlotUnavailable, require
+from orch_sidecar.tools.bench.report.decode import decode_report
+from orch_sidecar.tools.drawing.picture import require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import Progress
 
 _REPORT: Final = "orch-bench-decode.html"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 1 where nothing could be measured, 2 for bad usage."""
-    parser = argparse.ArgumentParser(prog="orch bench")
-    add_command(parser.add_subparsers(dest="command", metavar="COMMAND", required=True), run)
-    return run(parser.parse_args(arguments))
-
-
 def run(options: argparse.Namespace) -> int:
-    """Runs the command with its parsed options; returns the exit code like `main`."""
-    try:
-        report = Path(_REPORT) if options.report is True else options.report
-        if report is not None:
-            require()
-            files.check_writable(report)
-        load = os.getloadavg()[0]  # before this program adds to it
-        found = _by_formula(options) if options.step_time is not None else _on_device(options)
-        lines = [text_of(found)]
-        if found.device is not None and found.device.kind == "cpu":
-            lines += filter(None, [busy_line(load, os.cpu_count() or 1)])
-        document = json.dumps(DOCUMENT.dump_python(found, mode="json"), indent=2)
-        if options.json not in (None, "-"):
-            Path(options.json).write_text(f"{document}\n", encoding="utf-8")
-        if report is not None:
-            files.write(report, decode_report(found).html)
-            lines.append(f"report: {report}")
-    except InvalidOptions as error:
-        print(f"orch bench decode: {error}", file=sys.stderr)
-        return 2
-    except (DeviceUnavailable, PlotUnavailable, OSError) as error:
-        print(f"orch bench decode: {error}", file=sys.stderr)
-        return 1
-    print(document if options.json == "-" else "\n".join(lines))
+    """Runs the command with its parsed options. Raises Unavailable, OSError and ValueError."""
+    report = Path(_REPORT) if options.report is True else options.report
+    if report is not None:
+        require()
+        files.check_writable(report)
+    found = _by_formula(options) if options.step_time is not None else _on_device(options)
+    document = json.dumps(DOCUMENT.dump_python(found, mode="json"), indent=2)
+    page = decode_report(found)
+    print(document if options.json == "-" else page.plain)
+    if options.json not in (None, "-"):
+        files.write(Path(options.json), f"{document}\n")
+    if report is not None:
+        files.write(report, page.html)
+        print(f"report: {report}", file=sys.stderr if options.json == "-" else sys.stdout)
     return 0
 
 
@@ -83,10 +66,10 @@ def _by_formula(options: argparse.Namespace) -> DecodeResult:
 
 
 def _on_device(options: argparse.Namespace) -> DecodeResult:
-    config = _config(options)
+    config, load = _config(options), os.getloadavg()[0]  # before this program adds to it
     device = open_device(options.device, options.dtype, options.threads)
     shape = _shape(options, ON_CPU if device.kind == "cpu" else ON_GPU)
-    ran = _ran(device, shape)
+    ran = _ran(device, shape, load)
     if options.sweep is not None:
         bench = Bench(device, shape, max(options.sweep), config.seed)
         with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
@@ -139,7 +122,8 @@ def _shape(options: argparse.Namespace, plain: Shape) -> Shape:
         raise InvalidOptions(str(error)) from error
 
 
-def _ran(device: Device, shape: Shape) -> DeviceInfo:
+def _ran(device: Device, shape: Shape, load: float) -> DeviceInfo:
+    on_cpu = device.kind == "cpu"
     return DeviceInfo(
         kind=device.kind,
         name=device.name,
@@ -150,4 +134,6 @@ def _ran(device: Device, shape: Shape) -> DeviceInfo:
         weight_bytes=shape.weights * device.dtype.itemsize,
         kv_bytes_per_sequence=shape.kv_values * device.dtype.itemsize,
         shape=shape,
+        cpus=os.cpu_count() if on_cpu else None,
+        busy_threads=load if on_cpu else None,
     )

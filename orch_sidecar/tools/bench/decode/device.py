@@ -12,6 +12,7 @@ import platform
 from dataclasses import dataclass
 from typing import Any, Final
 
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.machine import (
     cpu_flags,
     cpu_model,
@@ -30,7 +31,7 @@ _SPINNING: Final = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
 _SPIN_COUNT: Final = "10000"
 
 
-class DeviceUnavailable(Exception):
+class DeviceUnavailable(Unavailable):
     """The device cannot be used for the measurement; the message gives the reason."""
 
 

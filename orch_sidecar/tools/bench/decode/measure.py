@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable
 from orch_sidecar.tools.bench.decode.kernel import Kernel
@@ -31,10 +31,8 @@ _WARM_UP_STEPS: Final = 5
 _STEPS_IN_A_ROW: Final = 5
 
 
-class Timer(Protocol):
-    """Runs a step to its end; returns its milliseconds and those of the gap before it, or None."""
-
-    def __call__(self, launch: Callable[[], None]) -> tuple[float, float | None]: ...
+Timer = Callable[[Callable[[], None]], tuple[float, float | None]]
+"""Runs a step to its end; returns its milliseconds and those of the gap before it, or None."""
 
 
 class HostTimer:

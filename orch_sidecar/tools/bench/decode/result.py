@@ -7,8 +7,8 @@ the schedule's virtual clock. Percentiles interpolate, unlike in the reference p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Final, Literal
 
@@ -24,8 +24,6 @@ from orch_sidecar.tools.facts.labels.figures import Spread, spread
 LARGE_BATCH: Final = 8
 # A batch beyond this is a damaged file.
 _MOST_BATCH: Final = 100_000
-
-Batch = Annotated[int, Field(ge=1, le=_MOST_BATCH)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,9 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The device and the model. `threads`, `cache_bytes`: None where unknown or not applicable."""
+    """The device and the model. `threads`, `cache_bytes`: None where unknown or not applicable.
+    `busy_threads`: of other programs, on the `cpus` that steps run on, as a mean of the last minute
+    before them; None of a GPU."""
 
     kind: str
     name: str
@@ -68,6 +68,8 @@ class DeviceInfo:
     weight_bytes: int
     kv_bytes_per_sequence: int
     shape: Shape
+    cpus: int | None = None
+    busy_threads: float | None = None
 
     @property
     def in_cache(self) -> bool:
@@ -76,10 +78,20 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps(Spread):
-    """The times of so many steps of one batch."""
+class Point:
+    """Steps of one batch. Throughput is that of the median step; gaps are None where no device ran.
 
+    `speed_up`: in tokens per second over the first point; `efficiency`: speed-up per sequence, 1
+    if a step of more sequences takes no longer.
+    """
+
+    batch: Annotated[int, Field(ge=1, le=_MOST_BATCH)]
     steps: int
+    step_ms: Spread
+    gap_ms: Spread | None
+    tokens_per_s: float
+    speed_up: float
+    efficiency: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ class Run:
     """The figures of one schedule, in milliseconds and tokens per second.
 
     `tokens_per_s_device`: over the time in steps; `tokens_per_s`: from the first arrival to the
-    last end. `step_ms`: by batch. Gaps are None where no device ran; `gap_large_ms`: gaps before
+    last end. `points`: by batch. Gaps are None where no device ran; `gap_large_ms`: gaps before
     steps of LARGE_BATCH or more.
     """
 
@@ -99,31 +111,9 @@ class Run:
     ttft_ms: Spread
     e2e_ms: Spread
     steps: int
-    step_ms: Annotated[Mapping[Batch, Steps], Field(min_length=1)]
+    points: Annotated[tuple[Point, ...], Field(min_length=1)]
     gap_ms: Spread | None
     gap_large_ms: Spread | None
-
-    def full_tokens_per_s(self, bmax: int) -> float | None:
-        """Returns the tokens/s of median steps of `bmax` sequences; None if none was full."""
-        full = self.step_ms.get(bmax)
-        return None if full is None else 1000 * bmax / full.p50
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Steps of one batch. Throughput is that of the median step.
-
-    `speed_up`: in tokens per second over the first point; `efficiency`: speed-up per sequence, 1
-    if a step of more sequences takes no longer.
-    """
-
-    batch: Batch
-    steps: int
-    step_ms: Spread
-    gap_ms: Spread | None
-    tokens_per_s: float
-    speed_up: float
-    efficiency: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +150,7 @@ def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) 
     device_ms = sum(step.ms for step in steps)
     tokens = sum(step.batch for step in steps)
     span_ms = max(each.ended_ms for each in requests) - requests[0].arrived_ms
-    by_batch: dict[int, list[float]] = {}
-    for step in steps:
-        by_batch.setdefault(step.batch, []).append(step.ms)
+    timed = timed or [TimedStep(step.batch, step.ms, None) for step in steps]
     return Run(
         window_ms=window_ms,
         device_ms=device_ms,
@@ -172,10 +160,7 @@ def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) 
         ttft_ms=_spread([each.ttft_ms for each in requests]),
         e2e_ms=_spread([each.e2e_ms for each in requests]),
         steps=len(steps),
-        step_ms={
-            batch: Steps(**asdict(_spread(ms)), steps=len(ms))
-            for batch, ms in sorted(by_batch.items())
-        },
+        points=_points(timed),
         gap_ms=_gaps(timed, 1),
         gap_large_ms=_gaps(timed, LARGE_BATCH),
     )
@@ -183,6 +168,13 @@ def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) 
 
 def sweep_figures(timed: Sequence[TimedStep]) -> Sweep:
     """Returns the figures of steps, in any order, by batch."""
+    points = _points(timed)
+    found = fit([(point.batch, point.step_ms.p50) for point in points])
+    grows = all(before.tokens_per_s < after.tokens_per_s for before, after in pairwise(points))
+    return Sweep(points, found, grows)
+
+
+def _points(timed: Sequence[TimedStep]) -> tuple[Point, ...]:
     by_batch: dict[int, list[TimedStep]] = {}
     for each in timed:
         by_batch.setdefault(each.batch, []).append(each)
@@ -202,9 +194,7 @@ def sweep_figures(timed: Sequence[TimedStep]) -> Sweep:
                 efficiency=speed_up * first / batch,
             )
         )
-    found = fit([(point.batch, point.step_ms.p50) for point in points])
-    grows = all(before.tokens_per_s < after.tokens_per_s for before, after in pairwise(points))
-    return Sweep(tuple(points), found, grows)
+    return tuple(points)
 
 
 def _gaps(timed: Sequence[TimedStep], least_batch: int) -> Spread | None:

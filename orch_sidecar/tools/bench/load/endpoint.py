@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.stream import shown
 
 _TIMEOUT_S: Final = 10.0
@@ -24,7 +25,7 @@ _SHOWN: Final = 300  # characters of an error response
 _VISIBLE: Final = re.compile(r"[!-~]*")
 
 
-class EndpointError(Exception):
+class EndpointError(Unavailable):
     """The endpoint cannot be used as requested; the message gives the reason."""
 
 

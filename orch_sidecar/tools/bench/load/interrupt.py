@@ -8,12 +8,14 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+from orch_sidecar.tools.arguments import Unavailable
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 _T = TypeVar("_T")
 
 
-class Interrupted(Exception):
+class Interrupted(Unavailable):
     """The user interrupted the run."""
 
 

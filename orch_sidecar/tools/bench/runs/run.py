@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from orch_sidecar.api.options import run_digest
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.capabilities import (
     READY,
@@ -58,7 +59,7 @@ _WARM_UP_CLIENTS: Final = 4  # of an open loop
 _BUSY: Final = "the engine is not idle before the run: it serves requests of others"
 
 
-class NotMeasurable(Exception):
+class NotMeasurable(Unavailable):
     """The plan cannot be measured at this endpoint; the message gives the reasons."""
 
 

@@ -106,7 +106,7 @@ def test_endpoint_that_is_not_there_exits_with_1(capsys: pytest.CaptureFixture[s
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert code_of(*ONLINE, "--url", url) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"orch bench: GET {url}/v1/capabilities: ")
+    assert error.startswith(f"orch bench batched-online: GET {url}/v1/capabilities: ")
     assert "Traceback" not in error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.decode import cli as decode
+from orch_sidecar.tools.bench import cli
 from orch_sidecar.tools.bench.decode.result import DOCUMENT
 from orch_sidecar.tools.bench.decode.shape import ON_GPU
 from orch_sidecar.tools.bench.report.decode import decode_report
@@ -18,7 +18,7 @@ from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 def document(folder: Path, *words: str) -> dict[str, Any]:
     path = folder / "decode.json"
-    assert decode.main(["decode", "--step-time", "0.5,0.08", "--json", str(path), *words]) == 0
+    cli.main(["decode", "--step-time", "0.5,0.08", "--json", str(path), *words])
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
@@ -55,7 +55,7 @@ def page_of(found: dict[str, Any]) -> Page:
 def test_each_window_has_its_figures_and_pictures(tmp_path: Path) -> None:
     page = page_of(document(tmp_path, "--window-ms", "6,2"))
     assert page.loads_nothing()
-    assert page.charts == ["Steps by batch", "Time of a step"] * 2
+    assert page.charts == ["Throughput", "Steps by batch", "Time of a step"] * 2
     assert "Admission window of 6 ms" in page.text
     assert "0.5 + 0.08 · b ms" in page.text
     assert "make no row of a table" in page.text
@@ -66,7 +66,7 @@ def test_sweep_shows_the_curve_and_the_device() -> None:
     assert page.charts == ["Throughput", "Time of a step"]
     assert "Decode steps on NVIDIA H100 <80GB> HBM3" in page.text
     assert "t(b) = 0.5 + 1 · b ms, largest deviation 2.0 %" in page.text
-    assert "The weights fit in the processor's cache" in page.text
+    assert "the weights fit in the processor's cache" in page.text
 
 
 def test_sweep_of_one_batch_has_no_fit() -> None:
@@ -86,7 +86,7 @@ def test_command_writes_the_report_beside_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.html"
-    assert decode.main(["decode", "--step-time", "0.5,0.08", "--report", str(path)]) == 0
+    cli.main(["decode", "--step-time", "0.5,0.08", "--report", str(path)])
     assert f"report: {path}" in capsys.readouterr().out
     assert "Steps by batch" in Page(path.read_text(encoding="utf-8")).charts
     assert [each.name for each in tmp_path.iterdir()] == ["a.html"]
