@@ -22,8 +22,8 @@ from orch_sidecar.tools.arguments import (
 )
 from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.results.identity import IdentityOverrides
-from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.traces.options import add_bulk_clients, add_trace, trace_of
 

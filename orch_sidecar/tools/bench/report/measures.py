@@ -19,9 +19,9 @@ from orch_sidecar.tools.bench.report.intervals import (
 )
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.drawing.texts import NONE, number_text
-from orch_sidecar.tools.facts.labels import early_stopping
 from orch_sidecar.tools.facts.labels.figures import PERCENTILES, CompletedRequest
 from orch_sidecar.tools.facts.labels.recorded import Call
+from orch_sidecar.tools.facts.tables import publication
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -198,7 +198,7 @@ def measures_of(result: Result) -> list[Measure]:
             for at, p in percentiles_of(len(times.values)).items():
                 estimate = of_percentile(times.values, p)
                 if estimate is not None:
-                    early = early_stopping.estimate(sorted(times.values), p)
+                    early = publication.estimate(sorted(times.values), p)
                     found.append(
                         Measure(f"{times.name} {at}", "ms", estimate, of=name, early=early)
                     )

@@ -33,8 +33,8 @@ from orch_sidecar.tools.facts.labels.observation import (
 )
 from orch_sidecar.tools.facts.labels.recorded import Call as RecordedCall
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.tables.agreement.publication import MIN_DURATION_S, shortfalls
 from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, shortfalls
 from vllm_plugin.contracts.profile import ServiceClass
 
 # A load too sparse to batch: a search for a rate also tries such ones.

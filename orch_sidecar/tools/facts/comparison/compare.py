@@ -29,11 +29,11 @@ from orch_sidecar.tools.facts.comparison.conditions import (
     remarks_of,
     scheduling_of,
 )
-from orch_sidecar.tools.facts.tables.agreement.runs import run_of
 from orch_sidecar.tools.facts.tables.check import LocatedRow, identity
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE
 from orch_sidecar.tools.facts.tables.row import Label, parse_notes
-from orch_sidecar.tools.facts.tables.rules import TTFT_P50_NOTE, TTFT_P95_NOTE
+from orch_sidecar.tools.facts.tables.rules import time_note
+from orch_sidecar.tools.facts.tables.runs import run_of
 
 # Whether the evidence that a row names was verified, and is evidence of this row.
 Verifier = Callable[[LocatedRow], bool]
@@ -262,7 +262,7 @@ def _point(facts: Sequence[_Fact]) -> Point:
     figures = [each.located.row.throughput_tokens_per_sec for each in facts]
     mean, middle = fmean(each.batch_mean for each in facts), median(figures)
     largest = list(_notes(facts, BATCH_MAX))
-    ttft = (list(_notes(facts, name)) for name in (TTFT_P50_NOTE, TTFT_P95_NOTE))
+    ttft = (list(_notes(facts, time_note("ttft", at))) for at in (50, 95))
     p50, p95 = (median(times) if times else None for times in ttft)
     return Point(
         batch=facts[0].batch,

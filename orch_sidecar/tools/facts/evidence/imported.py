@@ -15,7 +15,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 from orch_sidecar.tools.facts.labels.documents import first_problem
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures
 from orch_sidecar.tools.facts.labels.measured import latency_notes
-from orch_sidecar.tools.facts.tables.agreement.load import load_contradiction
+from orch_sidecar.tools.facts.tables.contradictions import load_contradiction
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 

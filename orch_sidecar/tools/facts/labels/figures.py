@@ -11,7 +11,7 @@ Pure. Runs of `orch bench`, traces and files of other tools share these definiti
 - latency: arrival to the end.
 
 Percentiles interpolate between the two nearest ranks (numpy's `linear`). Beside each stands
-MLPerf's estimate of it, which allows for few samples (`early_stopping`).
+MLPerf's estimate of it, which allows for few samples (`tables.publication`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.labels import early_stopping
 from orch_sidecar.tools.facts.labels.intervals import Interval, most
+from orch_sidecar.tools.facts.tables.publication import estimate
 
 # The percentiles of a spread, by their names.
 PERCENTILES: Final[Mapping[str, float]] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
@@ -124,7 +124,7 @@ def spread(values: Sequence[float]) -> Spread | None:
     ordered = sorted(values)
     at = [percentile(values, p) for p in PERCENTILES.values()]
     p50, p90, p95, p99 = (each for each in at if each is not None)
-    estimates = {name: early_stopping.estimate(ordered, p) for name, p in PERCENTILES.items()}
+    estimates = {name: estimate(ordered, p) for name, p in PERCENTILES.items()}
     early = {name: value for name, value in estimates.items() if value is not None}
     return Spread(sum(values) / len(values), p50, p90, p95, p99, ordered[-1], early)
 

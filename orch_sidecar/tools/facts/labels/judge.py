@@ -19,7 +19,7 @@ from orch_sidecar.tools.facts.labels.thresholds import (
     SHARED_STEPS,
     UNEXPLAINED_WAIT,
 )
-from orch_sidecar.tools.facts.tables.agreement.load import load_contradiction
+from orch_sidecar.tools.facts.tables.contradictions import load_contradiction
 from orch_sidecar.tools.facts.tables.row import Label
 
 # A sweep ignores this reason at one client, where it is expected.

@@ -12,7 +12,6 @@ from typing import Final, Protocol
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.tables.agreement.publication import MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.notes import (
     BATCH_MAX,
     BATCH_MEAN,
@@ -20,6 +19,7 @@ from orch_sidecar.tools.facts.tables.notes import (
     PREFIX_HIT_RATIO,
     PRELIMINARY,
 )
+from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
 from orch_sidecar.tools.facts.tables.rules import BATCHING
 

@@ -38,11 +38,10 @@ from orch_sidecar.tools.facts.signing.recompute import (
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row, row_faults
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
+from orch_sidecar.tools.facts.tables.runs import TRACES
 from orch_sidecar.tools.facts.tables.table import Record
 
 _NOTES: Final = COLUMNS.index("scenario_notes")
-# The begin of `source_tag` in rows that are made of traces.
-_OF_TRACES: Final = ("jaeger:", "otlp:")
 
 
 class Verdict(StrEnum):
@@ -141,7 +140,7 @@ def verify_row(
     """Returns the verdict on a row, by the evidence that it names."""
     notes, name = named_by(row.scenario_notes)
     if name is None:
-        if row.source_tag.startswith(_OF_TRACES):
+        if row.source_tag.startswith(TRACES):
             reason = "made of traces, which have no nonce and no signed statement"
             return Verified(Verdict.NOT_FRESH, (reason,))
         return Verified(Verdict.UNVERIFIED, ("the row has no evidence",))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.tables import rules
-from orch_sidecar.tools.facts.tables.agreement.runs import label_of_run, makes_one_row, run_of
+from orch_sidecar.tools.facts.tables.contradictions import contradictions
 from orch_sidecar.tools.facts.tables.forms import invisible_rule
 from orch_sidecar.tools.facts.tables.row import COLUMNS, TABLE, Label, Row, measurement_key
+from orch_sidecar.tools.facts.tables.runs import label_of_run, makes_one_row, run_of
 from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields, with_records
 
 _THROUGHPUT: Final = COLUMNS.index("throughput_tokens_per_sec")
@@ -223,11 +224,11 @@ def row_faults(record: Record) -> list[Fault]:
     ]
     if faults:
         return faults
-    contradictions = [
+    found = [
         Fault(record.file, record.line, COLUMNS.index(column) + 1, column, stated, rule)
-        for column, stated, rule in rules.contradictions(values)
+        for column, stated, rule in contradictions(values)
     ]
-    return sorted(contradictions, key=lambda fault: fault.column)
+    return sorted(found, key=lambda fault: fault.column)
 
 
 def invalid_fields(row: Row) -> list[Fault]:

@@ -1,4 +1,4 @@
-"""The forms of values: text, whole numbers, numbers, choices; and characters that no cell may have.
+"""The forms of values: text, numbers and their rounding, choices; characters that no cell may have.
 
 Pure. A form is data: `check` judges by it, and the published description of a table states it.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 # A float keeps fifteen digits.
 _WHOLE: Final = "0|[1-9][0-9]{0,14}"
@@ -35,6 +36,16 @@ _WITHOUT_SHAPE: Final = re.compile(
 _FORMULA: Final = re.compile(r"""(?:\A|;)[\s"']*([=+\-@\uff1d\uff0b\uff0d\uff20])""")
 
 _CONTROL_NAMES: Final = {"\0": "NULL", "\t": "CHARACTER TABULATION", "\x1b": "ESCAPE"}
+
+
+# The decimals to which producers of rows round one after the other, before the six digits.
+WINDOW_S: Final = (6, 3)
+TIME_MS: Final = (4, 3)
+TOKENS_PER_S: Final = (4,)
+MEAN: Final = (3,)
+_SIGNIFICANT_DIGITS: Final = 6
+# Far below any rounding, and above the errors of the arithmetic here.
+_ARITHMETIC: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +132,25 @@ def formula_rule(value: str) -> str | None:
 def _name(character: str) -> str:
     default = _CONTROL_NAMES.get(character, "a character without a name")
     return f"U+{ord(character):04X} {unicodedata.name(character, default)}"
+
+
+class Rounded(NamedTuple):
+    """The least and the largest number that a text may stand for; both are included."""
+
+    least: float
+    most: float
+
+
+def before_rounding(text: str, decimals: Sequence[int]) -> Rounded:
+    """Returns the numbers that may have been rounded to this one, which is not negative.
+
+    Floats in notes and the throughput have six significant digits (`format_notes`,
+    `throughput_text`), after roundings to some decimals. `decimals`: of the roundings before that
+    to six digits, which changes nothing where the last of them left no more digits.
+    """
+    value = float(text)
+    slack = value * _ARITHMETIC + sum(0.5 * 10.0**-each for each in decimals)
+    if value > 0:
+        last_digit = math.floor(math.log10(value)) + 1 - _SIGNIFICANT_DIGITS
+        slack += 0.5 * 10.0**last_digit if last_digit > -decimals[-1] else 0.0
+    return Rounded(max(0.0, value - slack), value + slack)

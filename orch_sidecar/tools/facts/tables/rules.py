@@ -1,17 +1,28 @@
-"""Rules for each field of a fact, and for fields that must agree.
+"""Rules for each field of a fact, and for each note that is known.
 
-Pure. Knows values by the names of their columns, and nothing about files and lines.
+Pure. Knows values by the names of their columns and notes, and nothing about files and lines. Notes
+with other names are free text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Final
 
-from orch_sidecar.tools.facts.tables.agreement import engine, figures, load, publication, runs
-from orch_sidecar.tools.facts.tables.forms import formula_rule, invisible_rule
-from orch_sidecar.tools.facts.tables.note_forms import violated_form
-from orch_sidecar.tools.facts.tables.row import TABLE, Label, parse_notes
+from orch_sidecar.tools.facts.tables import notes as names
+from orch_sidecar.tools.facts.tables.forms import (
+    ABOVE_0,
+    Form,
+    formula_rule,
+    invisible_rule,
+    matches,
+    number,
+    one_of,
+    whole,
+)
+from orch_sidecar.tools.facts.tables.notes import TRACE_DIGITS, Arrivals
+from orch_sidecar.tools.facts.tables.row import COLUMNS, TABLE, Label, parse_notes
 
 # Labels of older files. Neither determines the batching: an aggregate was measured online or
 # offline, and the stream of one user may have run beside others.
@@ -27,9 +38,88 @@ BATCHING: Final[Mapping[Label, tuple[str, ...]]] = {
 
 _FORMS: Final = {column.name: column.form for column in TABLE}
 
-# Notes in milliseconds that comparisons use.
-TTFT_P50_NOTE: Final = "ttft_p50_ms"
-TTFT_P95_NOTE: Final = "ttft_p95_ms"
+PERCENTILES: Final = (50, 90, 95, 99)
+TIMES: Final = ("ttft", "tpot", "latency")
+
+# vLLM's names of methods, types and backends.
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
+_DRAFTS: Final = re.compile(r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,2})?")
+_OFFLOAD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?::[0-9.]+(?:e[+-]?[0-9]{1,2})?)?")
+_TRACE: Final = re.compile(rf"[0-9a-f]{{{TRACE_DIGITS}}}")
+_ARRIVALS: Final = re.compile(rf"{'|'.join(Arrivals)}|{Arrivals.TRACE}:{_TRACE.pattern}")
+_WINDOW: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?")
+_LOADED: Final = re.compile(r"(?:dummy:|random:)?[0-9a-f]{16}")
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+# Names of columns, none of which follows once more; with all of them it is shorter than 200.
+_GIVEN: Final = re.compile(
+    r"(?=.{0,200}\Z)(?!.*\b(\w+)\b.*\b\1\b)"
+    rf"(?:{'|'.join(COLUMNS)})(?:,(?:{'|'.join(COLUMNS)}))*"
+)
+
+
+def time_note(name: str, percentile: int) -> str:
+    """Returns the name of the note with a percentile of a time, in milliseconds."""
+    return f"{name}_p{percentile}_ms"
+
+
+def early_note(name: str, percentile: int) -> str:
+    """Returns the name of the note with MLPerf's early-stopping estimate of a percentile."""
+    return f"{name}_p{percentile}_early_ms"
+
+
+_NOTES: Final[Mapping[str, Form]] = {
+    "arrivals": matches(
+        _ARRIVALS, f"one of {', '.join(Arrivals)}, or trace: and {TRACE_DIGITS} digits of its hash"
+    ),
+    names.TRACE_WINDOW: matches(_WINDOW, "two times in seconds: 0:300, or 300:"),
+    names.TRACE_TIME: ABOVE_0,
+    names.TRACE_LENGTHS: ABOVE_0,
+    names.BULK_CLIENTS: whole(1),
+    names.BULK_TRACE: matches(_TRACE, f"{TRACE_DIGITS} digits of its hash"),
+    names.LATENCY_OF: one_of("interactive"),
+    "rate_per_s": ABOVE_0,
+    "burstiness": ABOVE_0,
+    "at_once": whole(1),
+    "requests": whole(1),
+    "window_s": number("of seconds, ", 0),
+    **dict.fromkeys(("refused", "failed", "cancelled", "counted_by_events"), whole(0)),
+    "goodput_share": number("", 0, 1),
+    **dict.fromkeys(names.SLOS, ABOVE_0),
+    names.BATCH_MEAN: number("", 1),
+    names.BATCH_MAX: whole(1),
+    names.BATCH_REQUESTS: number("", 1),
+    "batch_is": one_of("overlap"),
+    "claim": one_of("none", *Label),
+    "speculative": matches(_DRAFTS, "none, or a method and its drafts per step: ngram:3"),
+    "quantization": matches(_NAME, "none, or the name of a method: awq"),
+    "kv_cache_dtype": matches(_NAME, "the name of a type: bfloat16"),
+    "prefix_caching": one_of("on", "off"),
+    "attention_backend": matches(_NAME, "the name of a backend: FLASH_ATTN"),
+    "tensor_parallel": whole(1),
+    "pipeline_parallel": whole(1),
+    names.DATA_PARALLEL: whole(2),
+    "max_num_batched_tokens": whole(1),
+    "long_prefill_token_threshold": whole(0),
+    "async_scheduling": one_of("on", "off"),
+    "prefill_schedule_interval": whole(1),
+    "execution": matches(_NAME, "eager, or modes: vllm_compile+full_and_piecewise"),
+    "kv_offload": matches(_OFFLOAD, "none, or a connector and its GiB: OffloadingConnector:8"),
+    "max_loras": whole(0),
+    names.LOADED: matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or alone"),
+    names.PREFIX_HIT_RATIO: number("", 0, 1),
+    "acceptance_length": number("", 1),
+    names.GIVEN: matches(_GIVEN, "names of columns, each once, separated by commas: engine,gpu"),
+    names.PRELIMINARY: one_of("yes"),
+    names.CUT: one_of("before", "after", "before,after"),
+    names.CLIENT_BOTTLENECK: one_of("yes"),
+    names.EVIDENCE: matches(_DIGEST, "sha256: and 64 hexadecimal digits"),
+    **{
+        note(name, percentile): number("of milliseconds, ", 0)
+        for note in (time_note, early_note)
+        for name in TIMES
+        for percentile in PERCENTILES
+    },
+}
 
 
 def violated_rule(column: str, value: str) -> str | None:
@@ -56,7 +146,11 @@ def _notes_rule(value: str) -> str | None:
         notes = parse_notes(value)
     except ValueError as error:
         return f"must be notes such as input_tokens=512; output_tokens=64; batching=on: {error}"
-    return _FORMS["scenario_notes"].violated_rule(value) or violated_form(notes)
+    stated = ((name, text, _NOTES[name]) for name, text in notes.items() if name in _NOTES)
+    broken = (
+        f"{name}={text} {form.rule}" for name, text, form in stated if form.violated_rule(text)
+    )
+    return _FORMS["scenario_notes"].violated_rule(value) or next(broken, None)
 
 
 def is_plausible(column: str, value: str) -> bool:
@@ -65,47 +159,3 @@ def is_plausible(column: str, value: str) -> bool:
         return value != ""
     is_legacy = column == "measurement_type" and value in LEGACY_LABELS
     return is_legacy or violated_rule(column, value) is None
-
-
-def contradictions(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yields the contradictions of a row whose fields are valid individually.
-
-    Each with the column at which it is reported, what that column or a note in it states, and the
-    rule.
-    """
-    label, notes = Label(values["measurement_type"]), parse_notes(values["scenario_notes"])
-    for stated, rule in _findings(values, label, notes):
-        name, _, value = stated.partition("=")
-        yield ("batch", value, rule) if name == "batch" else ("scenario_notes", stated, rule)
-    throughput, output_tokens = values["throughput_tokens_per_sec"], int(values["output_tokens"])
-    of_columns = {
-        "throughput_tokens_per_sec": figures.throughput_rule(throughput, output_tokens, notes),
-        "gpu_count": engine.gpu_count_rule(values["gpu"], int(values["gpu_count"])),
-        "source_tag": runs.tag_contradiction(values["source_tag"], label, notes),
-    }
-    for column, broken in of_columns.items():
-        if broken is not None:
-            yield column, values[column], broken
-
-
-def _findings(
-    values: Mapping[str, str], label: Label, notes: Mapping[str, str]
-) -> Iterator[load.Finding]:
-    """Yields the notes that contradict each other, the label or a column, and the batch."""
-    for name in ("input_tokens", "output_tokens"):
-        if notes[name] != values[name]:
-            yield f"{name}={notes[name]}", f"must equal the column {name}, {values[name]}"
-    if notes["batching"] not in BATCHING[label]:
-        rule = f"must be {' or '.join(BATCHING[label])} in a row labelled {label}"
-        yield f"batching={notes['batching']}", rule
-    yield from load.batch_contradictions(label, int(values["batch"]), notes)
-    yield from load.arrivals_contradictions(notes)
-    yield from load.label_contradictions(label, notes)
-    yield from publication.contradictions(label, notes)
-    yield from runs.scenario_contradictions(label, notes)
-    yield from figures.percentile_contradictions(notes)
-    yield from engine.engine_contradictions(int(values["gpu_count"]), notes)
-    yield from engine.served_as_contradictions(values["model_id"], notes)
-    yield from engine.precision_contradictions(values["precision"], notes)
-    yield from runs.tool_contradictions(values["source_tag"], notes)
-    yield from runs.missing_notes(values["source_tag"], label, notes)

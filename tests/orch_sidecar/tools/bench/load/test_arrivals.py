@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load import arrivals
 from orch_sidecar.tools.bench.load.arrivals import constant, gamma, poisson, until
-from orch_sidecar.tools.facts.tables.agreement.publication import (
+from orch_sidecar.tools.facts.tables.publication import (
     MIN_DURATION_S,
     MIN_QUERIES,
     shortfalls,

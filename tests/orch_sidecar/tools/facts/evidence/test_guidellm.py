@@ -114,7 +114,7 @@ def test_each_benchmark_of_a_report_is_one_run() -> None:
     first, second = read(report)
     assert isinstance(first, Rejection)
     assert isinstance(second, Rejection)  # both claim single_stream
-    assert "no limit of concurrent requests" in second.rule
+    assert "must be one_by_one" in second.rule
 
 
 def test_poisson_of_several_processes_has_repeated_gaps() -> None:

@@ -75,13 +75,18 @@ def test_claim_that_the_load_allows_is_a_label(
 @pytest.mark.parametrize(
     ("claim", "arrivals", "at_once", "rule"),
     [
-        ("single_stream", Arrivals.CLOSED_LOOP, 8, "was closed_loop, with a limit of 8"),
-        ("single_stream", Arrivals.AT_ONCE, None, "was at_once, with no limit"),
-        ("single_stream", Arrivals.POISSON, 1, "requires one request at a time"),
-        ("batched_online", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
-        ("offline", Arrivals.ONE_BY_ONE, 1, "a limit of 1"),
-        ("offline", Arrivals.POISSON, None, "requires all requests at once"),
-        ("offline", Arrivals.CONSTANT, 64, "the load was constant"),
+        (
+            "single_stream",
+            Arrivals.CLOSED_LOOP,
+            8,
+            "one_by_one; at_once=8 must be 1",
+        ),
+        ("single_stream", Arrivals.AT_ONCE, None, "arrivals=at_once must be one_by_one"),
+        ("single_stream", Arrivals.POISSON, 1, "arrivals=poisson must be one_by_one"),
+        ("batched_online", Arrivals.ONE_BY_ONE, 1, "at_once=1 must be above 1"),
+        ("offline", Arrivals.ONE_BY_ONE, 1, "at_once=1 must be above 1"),
+        ("offline", Arrivals.POISSON, None, "must be at_once or closed_loop"),
+        ("offline", Arrivals.CONSTANT, 64, "arrivals=constant must be"),
         ("aggregate", Arrivals.AT_ONCE, 8, "must be one of single_stream, batched_online"),
     ],
 )

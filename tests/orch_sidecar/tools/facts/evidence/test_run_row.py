@@ -174,7 +174,7 @@ def test_load_that_contradicts_the_engines_label_is_rejected(
 ) -> None:
     """An engine with one slot decodes one sequence at a time under any load."""
     found = run(name, claim=None, arrivals=arrivals, at_once=at_once)
-    assert f"the load was {arrivals}, with" in refused(found, proof(name)).rule
+    assert f"arrivals={arrivals} must be one_by_one" in refused(found, proof(name)).rule
 
 
 def test_offline_by_a_schedule_is_rejected() -> None:
@@ -182,7 +182,7 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}
     known = States(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
-    assert "requires all requests at once" in refused(found, known).rule
+    assert "must be at_once or closed_loop" in refused(found, known).rule
     burst = replace(found, arrivals=Arrivals.AT_ONCE, at_once=None, served=())
     assert "offline needs a batch of 8" in refused(burst, known).rule
     steps = {**known.after.steps_by_batch, 8: (5, 0.1)}

@@ -166,7 +166,7 @@ def test_file_of_the_offline_benchmark_is_rejected_because_it_counts_prompts() -
         (
             {"measurement_type": "single_stream"},
             "measurement_type",
-            "no limit of concurrent requests",
+            "arrivals=poisson must be one_by_one",
         ),
         ({"measurement_type": "fast"}, "measurement_type", "must be one of"),
         ({"ttfts": [0.1]}, "ttfts", "for each of 45 requests"),

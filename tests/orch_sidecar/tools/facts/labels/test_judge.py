@@ -11,7 +11,7 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.tables.agreement.publication import shortfalls
+from orch_sidecar.tools.facts.tables.publication import shortfalls
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 

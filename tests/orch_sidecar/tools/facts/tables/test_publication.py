@@ -7,13 +7,13 @@ from math import comb
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.early_stopping import (
+from orch_sidecar.tools.facts.tables.publication import (
     CONFIDENCE,
+    MIN_QUERIES,
     allowed_over,
     estimate,
     least_samples,
 )
-from orch_sidecar.tools.facts.tables.agreement.publication import MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
 
 # What MLCommons' loadgen of 2026 computes (MinPassingQueriesFinder, confidence 0.99, tolerance 0):
