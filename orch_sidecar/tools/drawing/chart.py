@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Final
@@ -18,6 +18,8 @@ class Look(StrEnum):
     POINTS = "points"  # marked, and joined by a line, as the style says
     BARS = "bars"  # between edges, of which there is one more than values
     STEPS = "steps"  # the same, as a line
+    COUNTS = "counts"  # how many of the xs there are in each part of the axis; no ys
+    SHARES = "shares"  # which share of the xs is up to each place of the axis; no ys
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,13 @@ class Series:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        edges = 0 if self.look is Look.POINTS else 1
-        if not self.ys or len(self.xs) != len(self.ys) + edges:
+        ys = len(self.ys) + (self.look in (Look.BARS, Look.STEPS))
+        if self.look in (Look.COUNTS, Look.SHARES):
+            ys = max(1, len(self.xs))
+        if not ys or len(self.xs) != ys or (self.look is Look.BARS and not self.ys):
             raise ValueError(
-                f"{self.name}: {len(self.xs)} x and {len(self.ys)} y must be {edges or 'no'} more "
-                "x than y, and at least one y"
+                f"{self.name}: {len(self.xs)} x and {len(self.ys)} y do not belong together, or "
+                "there is none"
             )
 
 
@@ -91,6 +95,27 @@ class Chart:
     y: Axis
     series: Sequence[Series]
     marked: Sequence[Marked] = ()
+
+
+def apart(
+    name: str,
+    points: Iterable[tuple[bool, float, float, float | None]],
+    style: Style,
+    other: str = "",
+) -> list[Series]:
+    """Returns the series of points that count, and hollow and without a line those that do not.
+
+    `points`: whether each counts, its place, and its margin. `other`: names those that do not.
+    """
+    found, series = list(points), []
+    for counts in (True, False):
+        chosen = [each[1:] for each in found if each[0] is counts]
+        if chosen:
+            xs, ys, margins = zip(*chosen, strict=True)
+            named = name if counts else other or f"{name}, not sound"
+            look = style if counts else replace(style, line="", hollow=True)
+            series.append(Series(named, xs, ys, look, margins=margins if any(margins) else ()))
+    return series
 
 
 def by_size(

@@ -10,7 +10,6 @@ import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, fromstring
@@ -51,6 +50,7 @@ _SHARED, _OWN = "shared ", "own "
 _NAME_SHARE: Final = 0.05
 _LEGEND_CHARACTERS: Final = 58  # of a line as wide as a chart
 _ABOUT_CHARACTERS: Final = 66
+_MOST_BARS: Final = 40  # of a histogram
 
 
 class PlotUnavailable(ValueError):
@@ -174,7 +174,7 @@ def _saved(figure: Figure, form: str, salt: str, *, page: bool = False) -> bytes
 def _draw(axes: Axes, chart: Chart) -> None:
     """Draws a chart on its axes: the only place where one is drawn."""
     for each in chart.series:
-        _add_series(axes, each)
+        _add_series(axes, each, chart.x)
     for mark in chart.marked:
         draw = axes.axhline if mark.horizontal else axes.axvline
         line, color = ("--", _BOUND) if mark.is_bound else ("-", _INK)
@@ -233,15 +233,21 @@ def _name_shared(figure: Figure, height: float, columns: int) -> None:
     _name(legend, found, _LEGEND_CHARACTERS * columns // beside)
 
 
-def _add_series(axes: Axes, series: Series) -> None:
+def _add_series(axes: Axes, series: Series, x: Axis) -> None:
+    import numpy as np  # comes with matplotlib
+
     style, label = series.style, f"{_SHARED if series.shared else _OWN}{series.name}"
     color = COLORS[style.color % len(COLORS)]
-    if series.look is Look.BARS:
-        widths = [right - left for left, right in pairwise(series.xs)]
-        axes.bar(
-            list(series.xs[:-1]), series.ys, widths, align="edge", color=color, alpha=0.8,
-            edgecolor=_PAPER, linewidth=0.5, label=label,
-        )  # fmt: skip
+    bars: dict[str, Any] = {"alpha": 0.8, "edgecolor": _PAPER, "linewidth": 0.5}
+    if series.look is Look.COUNTS:
+        low, high = x.low or 0.0, x.high or 1.0
+        count, values = min(_MOST_BARS, 5 + len(series.xs) // 3), np.clip(series.xs, low, high)
+        edges = (np.geomspace if x.log else np.linspace)(low, high, count + 1)
+        axes.hist(values, list(edges), color=color, label=label, **bars)
+    elif series.look is Look.SHARES:
+        axes.ecdf(series.xs, color=color, linestyle=style.line, linewidth=1.5, label=label)
+    elif series.look is Look.BARS:
+        axes.stairs(series.ys, series.xs, fill=True, color=color, label=label, **bars)
     elif series.look is Look.STEPS:
         axes.stairs(
             series.ys, series.xs, baseline=None, color=color, linestyle=style.line, linewidth=1.5,

@@ -9,6 +9,7 @@ from orch_sidecar.tools.facts.cost.cost import per_million
 from orch_sidecar.tools.planning.fleet import Prediction
 from orch_sidecar.tools.tune.decision import Decision
 from orch_sidecar.tools.tune.engine_model import MemoryBound
+from orch_sidecar.tools.tune.report import bounds
 
 _HEAD = ("engines", "goodput", "per s", "refused", "TTFT p95", "TPOT p95 ms", "tokens/s", "busy")
 # Reserved for the whole hour, however busy; the tokens are those of interactive requests that are
@@ -18,15 +19,9 @@ _MONEY = ("hour", "1M out in SLO")
 
 def slots_text(decision: Decision, memory: MemoryBound | None, slots: int) -> str:
     """Returns the slots of each engine, and which bound they follow from."""
-    lines = [f"slots of each engine: {slots}"]
-    if slots == decision.slots:
-        lines[0] += f", limited by {decision.binds.value}"
-    if decision.by_slo is not None:
-        lines.append(f"  the SLO of the time per token allows {decision.by_slo}")
-    if memory is None:
-        lines.append("  memory: unknown; give --kv-tokens, or --kv-gib and --kv-bytes-per-token")
-    else:
-        lines.append(f"  memory: {memory.text}")
+    limited = f", limited by {decision.binds.value}" if slots == decision.slots else ""
+    unknown = "unknown; give --kv-tokens, or --kv-gib and --kv-bytes-per-token"
+    lines = [f"slots of each engine: {slots}{limited}", *bounds(decision, memory, unknown)]
     return "\n".join(lines)
 
 

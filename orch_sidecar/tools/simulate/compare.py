@@ -14,6 +14,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Final
 
+from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape, Sequence
 from orch_sidecar.tools.simulate.fronts import (
     Admitted,
@@ -22,7 +23,7 @@ from orch_sidecar.tools.simulate.fronts import (
     Sight,
     plain_rules,
 )
-from orch_sidecar.tools.simulate.report import Figures, figures, spread
+from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.run import Course, Run
 from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients, Traffic
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass
@@ -57,7 +58,9 @@ def full_load(shape: EngineShape, traffic: Traffic, seed: int) -> FullLoad:
                 tpot_s.append((now - ended.first_token_at) / (ended.output - 1))
     tokens_each = sum(each.output for each in arrivals) / len(arrivals)
     tokens_per_s = engine.tokens / now
-    return FullLoad(tokens_per_s / tokens_each, tokens_per_s, spread(tpot_s).p95)
+    p95_s = percentile(tpot_s, 95)
+    p95_ms = None if p95_s is None else 1000 * p95_s
+    return FullLoad(tokens_per_s / tokens_each, tokens_per_s, p95_ms)
 
 
 # Requests of the unloaded run, enough for a p95.
@@ -162,6 +165,6 @@ def unloaded_ttft_p95_ms(shape: EngineShape, workload: Traffic, seed: int) -> fl
     arrivals = alone.arrivals(rate, ceil(_ALONE / rate), seed)
     course = Run(shape, arrivals, ceil(_ALONE / rate), Direct, seed).to_the_end()
     done = (record.completed for record in course.records)
-    p95 = spread([each.ttft_s for each in done if each and each.ttft_s is not None]).p95
-    assert p95 is not None, "all requests have ended"
-    return p95
+    p95_s = percentile([each.ttft_s for each in done if each and each.ttft_s is not None], 95)
+    assert p95_s is not None, "all requests have ended"
+    return 1000 * p95_s

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from statistics import median
 from typing import Final
 
-from orch_sidecar.tools.drawing.texts import aligned, percent, rounded
+from orch_sidecar.tools.drawing.texts import NONE, aligned, percent, rounded
+from orch_sidecar.tools.facts.labels.figures import Spread, spread
 from orch_sidecar.tools.simulate.run import Course, Record
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -18,28 +18,18 @@ LEAST_WAIT_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Percentiles of times in milliseconds; None without times."""
-
-    p50: float | None
-    p95: float | None
-    p99: float | None
-    longest: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """One class. `goodput_per_s`: requests that ended during the arrivals, with their first token
-    within the SLO if there is one. `slo_met`: the share of served requests that met it.
-    `slot_share`: of the slots' time during the arrivals. `prediction_error`, `prediction_bias`: as
+    """One class; None where there is none. `goodput_per_s`: requests that ended during the
+    arrivals, with their first token within the SLO if there is one. `slo_met`: the share of served
+    requests that met it. `slot_share`: of the slots' time during the arrivals. `prediction_error`, `prediction_bias`: as
     of the run."""
 
     arrived: int
     served: int
     refused: dict[str, int]
-    ttft_ms: Spread
-    tpot_ms: Spread
-    wait_ms: Spread
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    wait_ms: Spread | None
     goodput_per_s: float
     tokens_per_s: float
     slo_met: float | None
@@ -110,18 +100,6 @@ def prediction_errors(records: Sequence[Record]) -> list[float]:
     return errors
 
 
-def spread(values_s: Sequence[float]) -> Spread:
-    """Percentiles (nearest rank) of times in seconds."""
-    if not values_s:
-        return Spread(None, None, None, None)
-    ordered = sorted(values_s)
-
-    def at(share: float) -> float:
-        return 1000 * ordered[max(0, ceil(share * len(ordered)) - 1)]
-
-    return Spread(at(0.5), at(0.95), at(0.99), 1000 * ordered[-1])
-
-
 def _of_class(records: list[Record], course: Course, slo_ms: float | None) -> ClassFigures:
     seconds, bounds = course.seconds, {} if slo_ms is None else {"ttft": slo_ms}
     served = [(record, done) for record in records if (done := record.completed) is not None]
@@ -134,9 +112,9 @@ def _of_class(records: list[Record], course: Course, slo_ms: float | None) -> Cl
         arrived=len(records),
         served=len(served),
         refused=dict(sorted(refused.items())),
-        ttft_ms=_spread_of(done.ttft_s for _, done in served),
-        tpot_ms=_spread_of(done.tpot_s for _, done in served),
-        wait_ms=spread([_began_s(record) - record.arrival.at for record, _ in served]),
+        ttft_ms=_spread_ms(done.ttft_s for _, done in served),
+        tpot_ms=_spread_ms(done.tpot_s for _, done in served),
+        wait_ms=_spread_ms(_began_s(record) - record.arrival.at for record, _ in served),
         goodput_per_s=sum(done.ended_s <= seconds for done in kept) / seconds,
         tokens_per_s=tokens / seconds,
         slo_met=None if slo_ms is None or not served else len(kept) / len(served),
@@ -146,8 +124,8 @@ def _of_class(records: list[Record], course: Course, slo_ms: float | None) -> Cl
     )
 
 
-def _spread_of(values_s: Iterable[float | None]) -> Spread:
-    return spread([each for each in values_s if each is not None])
+def _spread_ms(values_s: Iterable[float | None]) -> Spread | None:
+    return spread([1000 * each for each in values_s if each is not None])
 
 
 def _began_s(record: Record) -> float:
@@ -194,13 +172,17 @@ def refusals(found: Mapping[str, Figures]) -> str:
 
 
 def _class_cells(of_class: ClassFigures) -> list[str]:
-    ttft, wait = of_class.ttft_ms, of_class.wait_ms
+
+    def at(found: Spread | None, name: str, digits: int = 0) -> str:
+        return NONE if found is None else rounded(getattr(found, name), digits)
+
     return [
         str(of_class.arrived),
         str(of_class.served),
         str(sum(of_class.refused.values())),
-        *map(rounded, (ttft.p50, ttft.p95, ttft.p99, wait.p95, wait.longest)),
-        rounded(of_class.tpot_ms.p95, 1),
+        *(at(of_class.ttft_ms, name) for name in ("p50", "p95", "p99")),
+        *(at(of_class.wait_ms, name) for name in ("p95", "most")),
+        at(of_class.tpot_ms, "p95", 1),
         percent(of_class.slo_met),
         f"{of_class.goodput_per_s:.2f}",
         f"{of_class.tokens_per_s:.0f}",

@@ -32,8 +32,9 @@ from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.tune.decision import Decision
-from orch_sidecar.tools.tune.measure import Lengths, Tuning, tune
+from orch_sidecar.tools.tune.measure import Tuning, tune
 from orch_sidecar.tools.tune.report import charts_of, curve_text, decision_text
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
@@ -80,8 +81,8 @@ async def _tune(options: argparse.Namespace) -> None:
     )  # fmt: skip
     with interrupts() as interrupted:
         plan = await plan_of(options, scenario)
-        lengths = Lengths(options.input_tokens, options.output_tokens)
-        found = await tune(plan, lengths, options.seconds, interrupted, _progress)
+        traffic = Workload(0.0, options.input_tokens, options.output_tokens, spread=0.0)
+        found = await tune(plan, traffic, options.seconds, interrupted, _progress)
     await asyncio.to_thread(_report, found, options)
 
 

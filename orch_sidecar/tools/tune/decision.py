@@ -12,6 +12,7 @@ Pure. The rules, in plain words:
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -89,14 +90,7 @@ def decide(
 
 def largest_within(full: FullSlots, tpot_slo_ms: float, most: int) -> int:
     """Returns the most slots that keep the SLO while all are in use; 0 if not even one does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if full.tpot_p95_ms(middle) <= tpot_slo_ms:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_right(range(1, most + 1), tpot_slo_ms, key=full.tpot_p95_ms)
 
 
 def _fewest(full: FullSlots, most: int) -> int:
@@ -104,14 +98,7 @@ def _fewest(full: FullSlots, most: int) -> int:
     sizes = sorted({round(most ** (at / _STEPS_TO_MOST)) for at in range(_STEPS_TO_MOST + 1)})
     best = max(sizes, key=full.tokens_per_s)
     enough = NEARLY_ALL * full.tokens_per_s(best)
-    low, high = 1, best
-    while low < high:
-        middle = (low + high) // 2
-        if full.tokens_per_s(middle) >= enough:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return 1 + bisect_left(range(1, best), enough, key=full.tokens_per_s)
 
 
 def _step_tokens(

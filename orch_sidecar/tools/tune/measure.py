@@ -18,7 +18,7 @@ from orch_sidecar.tools.bench.runs.rate import RateSearch, SearchRules, try_rate
 from orch_sidecar.tools.bench.runs.series import run_sweep
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.simulate.traffic import Workload
+from orch_sidecar.tools.simulate.traffic import Traffic
 from orch_sidecar.tools.tune.decision import Decision, decide
 from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, model_of
 from orch_sidecar.tools.tune.steps import curve_of, steps_between
@@ -35,14 +35,6 @@ _SEEDS_APART: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens of each request."""
-
-    prompt: int
-    output: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tuning:
     """What was measured and decided. `rate`: None without an SLO."""
 
@@ -55,12 +47,13 @@ class Tuning:
 
 async def tune(
     plan: Plan,
-    lengths: Lengths,
+    traffic: Traffic,
     seconds: float,
     interrupted: asyncio.Event,
     report: Callable[[str], None],
 ) -> Tuning:
-    """Measures and decides. `seconds`: of each concurrency and trial. `report`: progress.
+    """Measures and decides. `traffic`: like that of the plan. `seconds`: of each concurrency and
+    trial. `report`: progress.
 
     Raises what `measure` of bench raises, and NotEnough where no curve can be drawn.
     """
@@ -81,9 +74,9 @@ async def tune(
     curve = curve_of(steps_between(*_entries(each, found.snapshot.pool)) for each in sweep.results)
     entry = _entries(sweep.results[-1], found.snapshot.pool)[1]
     prefill = entry.get("prefill_tokens_per_s") or None
-    model = model_of(entry, lengths.prompt + lengths.output, curve, prefill)
+    model = model_of(entry, round(traffic.prompt + traffic.output), curve, prefill)
     slo_ms = plan.scenario.slo_ms
-    full = FullSlots(model.shape(), _requests(lengths))
+    full = FullSlots(model.shape(), traffic)
     full.measured(_times_per_token(sweep))
     decision = decide(model, full, slo_ms.get("tpot"), slots)
     rate = None
@@ -94,10 +87,6 @@ async def tune(
         if why := await try_rates(replace(plan, scenario=apart), rate, interrupted, report):
             report(why)
     return Tuning(sweep, model, full, decision, rate)
-
-
-def _requests(lengths: Lengths) -> Workload:
-    return Workload(bulk_share=0.0, prompt=lengths.prompt, output=lengths.output, spread=0.0)
 
 
 def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from orch_sidecar.tools.bench.report.sweep import fitted
@@ -45,10 +46,7 @@ def decision_text(
         f"  all in use, with prompts: {full.tokens_per_s(slots):.0f} tokens/s, "
         f"{full.tpot_p95_ms(slots):.1f} ms per token (95th percentile)",
     ]
-    if decision.by_slo is not None:
-        lines.append(f"  the SLO allows {decision.by_slo}")
-    memory_text = "not reported by the engine" if memory is None else memory.text
-    lines.append(f"  memory: {memory_text}")
+    lines += bounds(decision, memory, "not reported by the engine")
     tokens = decision.step_tokens
     lines.append(
         "max_num_batched_tokens: "
@@ -62,6 +60,13 @@ def decision_text(
     else:
         lines.append("how sure: no doubt is known; the slots are good to a factor of two")
     return "\n".join(lines)
+
+
+def bounds(decision: Decision, memory: MemoryBound | None, unknown: str) -> Iterator[str]:
+    """Yields what SLO and memory allow. `unknown`: said of a memory of unknown size."""
+    if decision.by_slo is not None:
+        yield f"  the SLO of the time per token allows {decision.by_slo}"
+    yield f"  memory: {unknown if memory is None else memory.text}"
 
 
 def _rate_lines(rate: RateSearch) -> list[str]:

@@ -10,7 +10,8 @@ import pytest
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.tune.measure import RATES, Lengths, tune
+from orch_sidecar.tools.simulate.traffic import Workload
+from orch_sidecar.tools.tune.measure import RATES, tune
 from tests.integration.bench.measuring import INPUT_TOKENS, OUTPUT_TOKENS, plan, url_of
 from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
@@ -34,9 +35,9 @@ async def test_curve_and_rate_are_those_of_the_engine(
         slo_ms={"ttft": 1e6, "tpot": 1e6},
     )
     reported: list[str] = []
-    lengths = Lengths(INPUT_TOKENS, OUTPUT_TOKENS)
+    traffic = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0)
     asked = plan(url_of(cloud), online)
-    found = await tune(asked, lengths, 0.3, asyncio.Event(), reported.append)
+    found = await tune(asked, traffic, 0.3, asyncio.Event(), reported.append)
     assert [point.clients for point in found.sweep.points] == [1, 2, 4]
     assert {1, 2, 4} <= {point.batch for point in found.model.curve.points}
     step_ms = found.model.curve.ms(4)

@@ -14,12 +14,10 @@ from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, facts, ve
 from orch_sidecar.tools.bench.report.sweep import clients_text, curves_by_clients
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Marked, Series, Style
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE
 
-# Points of a cumulative distribution: more are not visible.
-_MOST_POINTS: Final = 200
 _HEAD: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
 
 
@@ -195,19 +193,8 @@ def _cumulative(before: Times, after: Times, of: str) -> Chart:
         about=f"Share of the requests up to each time; {len(before.values)} requests in a, "
         f"{len(after.values)} in b.",
         x=time_axis([*before.values, *after.values, *bounds]),
-        y=Axis("% of the requests", high=100.0),
-        series=[_share("a", before.values, Style("-", "")),
-                _share("b", after.values, Style("--", "", 1))],
+        y=Axis("share of the requests", high=1.0),
+        series=[Series("a", before.values, (), Style("-", ""), Look.SHARES),
+                Series("b", after.values, (), Style("--", "", 1), Look.SHARES)],
         marked=[Marked("SLO", bound, is_bound=True) for bound in sorted(bounds)],
     )  # fmt: skip
-
-
-def _share(name: str, values: Sequence[float], style: Style) -> Series:
-    """Returns the cumulative distribution of values: steps where they are few."""
-    ordered, count = sorted(values), len(values)
-    every = max(1, count // _MOST_POINTS)
-    xs, ys = [ordered[0]], [0.0]
-    for number in [*range(0, count - 1, every), count - 1]:
-        xs += [ordered[number]] * 2
-        ys += [ys[-1], 100 * (number + 1) / count]
-    return Series(name, xs, ys, style)

@@ -17,13 +17,21 @@ from orch_sidecar.tools.bench.report.measures import (
     waiting,
 )
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style, by_size
+from orch_sidecar.tools.drawing.chart import (
+    Axis,
+    Chart,
+    Look,
+    Marked,
+    Series,
+    Style,
+    apart,
+    by_size,
+)
 from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.labels.figures import percentile
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot
 
 _MARKED: Final = ("p50", "p95", "p99")
-_MOST_BARS: Final = 40
 _MOST_TIMES: Final = 80
 # Times that span more than this are easier to read on a logarithmic axis.
 _WIDE: Final = 30.0
@@ -58,14 +66,13 @@ def distribution(times: Times) -> Chart:
         kept = of_share([value <= bound for value in values])
         within = f" {100 * kept.value:.1f} % of them within the SLO." if kept else ""
     shorter = "; what is shorter is in the first bar" if min(values) < (axis.low or 0.0) else ""
-    edges = _edges(axis, min(_MOST_BARS, 5 + len(values) // 3))
     return Chart(
         title=times.title,
         about=f"{len(values)} requests, {number_text(min(values))} to {number_text(max(values))} ms"
         f"{', logarithmic' if axis.log else ''}{shorter}.{within}",
         x=axis,
         y=Axis("requests"),
-        series=[Series(times.name, edges, _counts(values, edges), look=Look.BARS)],
+        series=[Series(times.name, values, (), look=Look.COUNTS)],
         marked=marks,
     )
 
@@ -151,16 +158,8 @@ def goodput_by_rate(result: Result) -> Iterator[Chart]:
         return
     rates = [trial.rate_per_s for trial in trials]
     series = [Series("all within the SLO", rates, rates, Style("--", "", 2))]
-    for name, kept, style in (
-        ("met", True, Style("-", "o")),
-        ("not met", False, Style("", "o", hollow=True)),
-    ):
-        points = [
-            (each.rate_per_s, each.rate_per_s * each.share) for each in trials if each.kept is kept
-        ]
-        if points:
-            xs, ys = zip(*points, strict=True)
-            series.append(Series(name, xs, ys, style))
+    points = ((each.kept, each.rate_per_s, each.rate_per_s * each.share, None) for each in trials)
+    series += apart("met", points, Style(), "not met")
     about = (
         f"Each of the {len(trials)} trials of the search. A rate is met if {KEPT_SHARE:.0%} of its "
         "requests are within the SLO; hollow: it was not."
@@ -170,21 +169,3 @@ def goodput_by_rate(result: Result) -> Iterator[Chart]:
         about += f" The largest that was met: {number_text(best)}/s."
     label = "requests sent per second"
     yield by_size("Goodput by rate", about, label, "requests/s within the SLO", series, linear=True)
-
-
-def _edges(axis: Axis, bars: int) -> list[float]:
-    """Returns the edges of bars that look equally wide on the axis."""
-    low, high = axis.low or 0.0, axis.high or 1.0
-    shares = [number / bars for number in range(bars + 1)]
-    if axis.log:
-        return [low * (high / low) ** share for share in shares]
-    return [low + (high - low) * share for share in shares]
-
-
-def _counts(values: Sequence[float], edges: Sequence[float]) -> list[float]:
-    counts, upper = [0.0] * (len(edges) - 1), 0
-    for value in sorted(values):
-        while upper < len(counts) - 1 and value >= edges[upper + 1]:
-            upper += 1
-        counts[upper] += 1
-    return counts

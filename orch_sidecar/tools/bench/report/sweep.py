@@ -12,7 +12,7 @@ from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, condition
 from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Point, Sweep, is_sound
-from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, Style, by_size
+from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, Style, apart, by_size
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text
 
@@ -145,18 +145,8 @@ def series_of(
         for point in sorted(sweep.points, key=x)
         if key in measures.get(point.clients, {})
     ]
-    series = []
-    for sound, text, style in (
-        (True, name, Style("" if x is _batch else "-", _MARKERS[color], color)),
-        (False, f"{name}, not sound", Style("", _MARKERS[color], color, hollow=True)),
-    ):
-        chosen = [each for each in found if each[0].is_sound is sound]
-        if chosen:
-            xs = [x(point) for point, _ in chosen]
-            ys = [estimate.value for _, estimate in chosen]
-            margins = [estimate.margin for _, estimate in chosen]
-            series.append(Series(text, xs, ys, style, margins=margins))
-    return series
+    style = Style("" if x is _batch else "-", _MARKERS[color], color)
+    return apart(name, ((p.is_sound, x(p), est.value, est.margin) for p, est in found), style)
 
 
 def curves_by_clients(sweeps: Mapping[str, Sweep]) -> Iterator[Chart]:
@@ -203,17 +193,12 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 def _pareto(sweep: Sweep) -> Iterator[Chart]:
     """Yields what one user gets against what an accelerator makes, along the concurrencies."""
     accelerators = sweep.results[0].engine.gpu_count or 1
-    series = []
-    for sound, name, line in ((True, "measured", "-"), (False, "measured, not sound", "")):
-        found = [
-            (1000 / point.tpot_p50_ms, point.tokens_per_s / accelerators)
-            for point in sweep.points
-            if point.tpot_p50_ms and point.is_sound is sound
-        ]
-        if found:
-            xs, ys = zip(*found, strict=True)
-            series.append(Series(name, xs, ys, Style(line, _MARKERS[0], hollow=not sound)))
-    if series:
+    found = (
+        (point.is_sound, 1000 / point.tpot_p50_ms, point.tokens_per_s / accelerators, None)
+        for point in sweep.points
+        if point.tpot_p50_ms
+    )
+    if series := apart("measured", found, Style()):
         about = "From the fewest concurrent requests at the right to the most at the left."
         user, whole = "tokens/s per user (1 / TPOT p50)", "tokens/s per accelerator"
         yield Chart("Throughput and speed", about, Axis(user), Axis(whole), series)

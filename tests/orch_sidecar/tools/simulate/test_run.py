@@ -14,7 +14,7 @@ from orch_sidecar.tools.simulate.compare import (
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
-from orch_sidecar.tools.simulate.report import figures, spread
+from orch_sidecar.tools.simulate.report import figures
 from orch_sidecar.tools.simulate.run import Run
 from orch_sidecar.tools.simulate.traffic import Arrival, Workload
 from vllm_plugin.contracts.profile import ServiceClass, load
@@ -66,7 +66,7 @@ def test_engine_with_room_queues_no_request() -> None:
     found = figures(course_of(Policy.POLICY, scenario(0.2), CLOUD), {})
     for of_class in found.classes.values():
         assert of_class.refused == {}
-        assert of_class.wait_ms.p50 is not None
+        assert of_class.wait_ms is not None
         assert of_class.wait_ms.p50 < 20  # a step, and a bulk prompt before
     assert found.classes[ServiceClass.INTERACTIVE].served > 0
 
@@ -91,12 +91,6 @@ def test_profile_without_interactive_requests_serves_all_in_order() -> None:
     course = course_of(Policy.POLICY, scenario(2.0), load("offline").admission)
     started = [record.started_at for record in course.records if record.started_at is not None]
     assert started == sorted(started)
-
-
-def test_percentiles_are_nearest_ranks() -> None:
-    found = spread([value / 1000 for value in range(1, 101)])
-    assert (found.p50, found.p95, found.p99, found.longest) == pytest.approx((50, 95, 99, 100))
-    assert spread([]).p95 is None
 
 
 def test_reclaimed_requests_are_served_whole_in_the_end() -> None:
