@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded
 from orch_sidecar.tools.facts.cost.cost import per_million
 from orch_sidecar.tools.planning.fleet import Prediction
-from orch_sidecar.tools.tune.decision import Decision
+from orch_sidecar.tools.tune.decision import Decision, bounds
 from orch_sidecar.tools.tune.engine_model import MemoryBound
-from orch_sidecar.tools.tune.report import bounds
 
 _HEAD = ("engines", "goodput", "per s", "refused", "TTFT p95", "TPOT p95 ms", "tokens/s", "busy")
 # Reserved for the whole hour, however busy; the tokens are those of interactive requests that are

@@ -21,8 +21,8 @@ LEAST_WAIT_S: Final = 0.1
 class ClassFigures:
     """One class; None where there is none. `goodput_per_s`: requests that ended during the
     arrivals, with their first token within the SLO if there is one. `slo_met`: the share of served
-    requests that met it. `slot_share`: of the slots' time during the arrivals. `prediction_error`, `prediction_bias`: as
-    of the run."""
+    requests that met it. `slot_share`: of the slots' time during the arrivals. `prediction_error`,
+    `prediction_bias`: as of the run."""
 
     arrived: int
     served: int

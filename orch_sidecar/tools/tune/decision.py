@@ -13,11 +13,12 @@ Pure. The rules, in plain words:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots
+from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound
 from orch_sidecar.tools.tune.steps import FURTHEST, StepCurve
 
 # The share of the best tokens/s from which on more slots are not worth their latency.
@@ -113,6 +114,13 @@ def _step_tokens(
     fitting = [tokens for tokens in STEP_TOKENS if tokens <= most]
     chosen = fitting[-1] if fitting else STEP_TOKENS[0]
     return max(chosen, slots)
+
+
+def bounds(decision: Decision, memory: MemoryBound | None, unknown: str) -> Iterator[str]:
+    """Yields what SLO and memory allow. `unknown`: said of a memory of unknown size."""
+    if decision.by_slo is not None:
+        yield f"  the SLO of the time per token allows {decision.by_slo}"
+    yield f"  memory: {unknown if memory is None else memory.text}"
 
 
 def _doubts(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from orch_sidecar.tools.bench.report.sweep import fitted
 from orch_sidecar.tools.bench.runs.rate import RateSearch
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.texts import aligned
-from orch_sidecar.tools.tune.decision import Decision
+from orch_sidecar.tools.tune.decision import Decision, bounds
 from orch_sidecar.tools.tune.engine_model import FullSlots, MemoryBound
 from orch_sidecar.tools.tune.steps import StepCurve
 
@@ -60,13 +59,6 @@ def decision_text(
     else:
         lines.append("how sure: no doubt is known; the slots are good to a factor of two")
     return "\n".join(lines)
-
-
-def bounds(decision: Decision, memory: MemoryBound | None, unknown: str) -> Iterator[str]:
-    """Yields what SLO and memory allow. `unknown`: said of a memory of unknown size."""
-    if decision.by_slo is not None:
-        yield f"  the SLO of the time per token allows {decision.by_slo}"
-    yield f"  memory: {unknown if memory is None else memory.text}"
 
 
 def _rate_lines(rate: RateSearch) -> list[str]:
