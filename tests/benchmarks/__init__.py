@@ -1,1 +1,1 @@
-"""Programs that measure, not part of the test run: docs/measurements has them with their figures."""
+"""Programs that measure, not part of the test run: docs/measurements has their figures."""
