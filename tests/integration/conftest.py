@@ -231,18 +231,19 @@ async def parent_leases(start: Start, lower: Running) -> Running:
     return await above(start, lower)
 
 
-@pytest.fixture(params=["http/protobuf", "grpc"])
+@pytest.fixture
 async def collector(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Collector]:
-    """A collector, to which the environment points."""
+    """A collector, to which the environment points: by gRPC if that is the parameter."""
+    protocol = getattr(request, "param", "http/protobuf")
     async with AsyncExitStack() as stack:
-        if request.param == "grpc":
+        if protocol == "grpc":
             made = stack.enter_context(grpc_collector())
         else:
             made = await stack.enter_async_context(http_collector())
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.endpoint)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", request.param)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
         yield made
 
 

@@ -153,15 +153,6 @@ async def test_clients_cannot_drain(sidecar: Running, engine: ScriptedEngine, wh
     assert engine.received == []
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9080"])
-async def test_request_of_a_browser_is_refused(sidecar: Running, admin: Admin, origin: str) -> None:
-    """Any page may post to the loopback; the browser says so."""
-    response = await admin(sidecar, "POST", "/v1/pools/cloud/drain", [("Origin", origin)])
-    assert (response.status, response.error["code"]) == (403, "forbidden")
-    assert not sidecar.pool.admission.draining
-    assert (await admin(sidecar, "GET", "/readyz", [("Origin", origin)])).status == 403
-
-
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_request_under_a_name_of_somebody_else_is_refused(start: Start, method: str) -> None:
     """A page whose name was made to resolve to the loopback; the browser sends no `Origin`."""

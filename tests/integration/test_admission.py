@@ -42,41 +42,6 @@ async def test_never_more_at_once_than_slots_and_all_are_used(
     await sidecar.idle()
 
 
-async def test_first_come_is_first_served(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    clients = [await started(sidecar, seed=0, n=4)]
-    for seed in range(1, 9):
-        await eventually(lambda seed=seed: sidecar.queued == seed - 1)  # type: ignore[misc]
-        clients.append(await started(sidecar, seed=seed, n=4))
-    for seed, client in enumerate(clients):
-        await eventually(lambda: held.waiting)
-        held.release()
-        assert (await client.response()).json() == {"seed": seed}
-    assert [request.json()["seed"] for request in engine.generating] == list(range(9))
-
-
-async def test_request_that_needs_many_slots_is_not_passed_by(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    first = await started(sidecar, seed=0, n=2)
-    await eventually(lambda: len(held.waiting) == 1)
-    large = await started(sidecar, seed=1, n=4)
-    await eventually(lambda: sidecar.queued == 1)
-    small = await started(sidecar, seed=2)
-    await eventually(lambda: sidecar.queued == 2)
-    assert len(engine.generating) == 1
-    held.release()
-    await first.response()
-    await eventually(lambda: len(held.waiting) == 1)
-    held.release()
-    await large.response()
-    await eventually(lambda: len(held.waiting) == 1)
-    held.release()
-    await small.response()
-    assert [request.json()["seed"] for request in engine.generating] == [0, 1, 2]
-
-
 async def test_status_line_is_held_back_until_admission(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
@@ -97,10 +62,7 @@ async def test_status_line_is_held_back_until_admission(
 @pytest.mark.parametrize(
     ("path", "body", "cost"),
     [
-        (CHAT, {}, 1),
         (CHAT, {"n": 3}, 3),
-        (COMPLETIONS, {"prompt": [1, 2, 3, 4, 5, 6]}, 1),
-        (COMPLETIONS, {"prompt": [[1, 2], [3]]}, 2),
         (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
         (RESPONSES, {}, 1),
         (MESSAGES, {}, 1),
@@ -196,12 +158,3 @@ async def test_home_serves_one_at_a_time(start: Start, engine: ScriptedEngine) -
     assert [answer.status for answer in answers] == [200] * 5
     assert {answer.header("x-measurement-type") for answer in answers} == {"single_stream"}
     assert engine.peak == 1
-
-
-async def test_offline_queues_bulk(start: Start, engine: ScriptedEngine) -> None:
-    engine.profile = "offline"
-    await engine.restart()
-    running = await start(profile="offline")
-    document = await running.capabilities()
-    assert document["queue"] == {"bulk": 0}
-    assert (await (await running.client()).post()).header("x-measurement-type") == "offline"

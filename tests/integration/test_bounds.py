@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from typing import Any
 
 import pytest
 
@@ -145,27 +144,6 @@ async def test_body_that_is_not_understood_never_reaches_the_engine(
     assert len(response.body) < 2000
     assert engine.received == []
     assert (await client.post(path)).status == 200  # the connection goes on
-
-
-@pytest.mark.parametrize(
-    ("path", "more", "param"),
-    [
-        (CHAT, {"n": 10**9}, None),  # a cost that no engine has slots for
-        (CHAT, {"n": 2.0}, "n"),
-        (COMPLETIONS, {"prompt": [1] * 3000}, "prompt"),  # beyond the context
-        (RESPONSES, {"background": True}, "background"),
-        (MESSAGES, {"max_tokens": 0}, "max_tokens"),
-    ],
-)
-async def test_absurd_number_is_refused_by_the_name_of_its_field(
-    engine: ScriptedEngine, sidecar: Running, path: str, more: dict[str, Any], param: str | None
-) -> None:
-    response = await (await sidecar.client()).post(path, **more)
-    assert response.status == 400
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert error["code"] == ("cost_exceeds_slots" if param is None else "invalid_request")
-    assert engine.received == []
 
 
 async def test_body_that_comes_too_slowly_is_refused_and_others_are_not_delayed(

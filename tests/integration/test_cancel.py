@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from orch_sidecar.engine_state import report
-from orch_sidecar.wire.engine_connection import EngineConnection
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client
@@ -147,21 +146,6 @@ async def test_running_request_without_a_stream_gets_the_refusal(
     assert sidecar.ledger.lease_count == 0
 
 
-async def test_partly_sent_response_is_cut_off(sidecar: Running, engine: ScriptedEngine) -> None:
-    async def half(answer: Answer) -> None:
-        answer.head(200, [("content-length", "100")], chunked=False)
-        answer.write(b"half of it")
-        await asyncio.sleep(60)
-
-    engine.answer = half
-    request_id = new_id()
-    client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)
-    await client.seen(b"half of it")
-    assert (await cancel(sidecar, request_id)).status == 204
-    assert (await client.aborted()).body == b"half of it"
-    await sidecar.idle()
-
-
 @pytest.mark.parametrize("path", BOTH)
 async def test_unsent_bytes_of_a_slow_client_are_dropped(
     sidecar: Running, engine: ScriptedEngine, path: str
@@ -190,28 +174,6 @@ async def test_request_cancelled_during_its_upload_is_refused_after_it(
     client.send(b" " * 19)
     assert_cancelled(await client.response())
     assert engine.generating == []
-
-
-async def test_request_cancelled_while_connecting_releases_its_lease(
-    sidecar: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connections, go = sidecar.pool.connections, asyncio.Event()
-    acquire = connections.acquire
-
-    async def slow() -> EngineConnection:
-        await go.wait()
-        return await acquire()
-
-    monkeypatch.setattr(connections, "acquire", slow)
-    request_id = new_id()
-    client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)
-    await eventually(lambda: sidecar.ledger.leased)
-    assert (await cancel(sidecar, request_id)).status == 204
-    go.set()
-    assert_cancelled(await client.response())
-    assert sidecar.ledger.leased == 0
-    assert engine.generating == []
-    assert (await client.post()).status == 200
 
 
 async def test_request_cancelled_right_after_admission_releases_its_slot(
@@ -265,23 +227,3 @@ async def test_cancelling_one_of_several_coalesced_requests_does_not_affect_the_
     held.release()
     assert (await clients[1].response()).json() == {"seed": 1}
     await sidecar.idle()
-
-
-async def test_disconnect_and_cancellation_are_different_outcomes(
-    sidecar: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    left = await started(sidecar)
-    await eventually(lambda: held.waiting)
-    await left.close()
-    request_id = new_id()
-    other = await started(sidecar, headers=[named(request_id)], seed=2)
-    await eventually(lambda: len(engine.generating) == 2)
-    await cancel(sidecar, request_id)
-    assert_cancelled(await other.response())
-    await sidecar.idle()
-    outcomes = {
-        name.split('outcome="')[1].split('"')[0]
-        for name in await sidecar.metrics()
-        if name.startswith("orch_requests_total")
-    }
-    assert {"cancelled", "cancelled_by_request"} <= outcomes

@@ -10,30 +10,6 @@ from tests.integration.scripted_engine import ScriptedEngine
 KEY = ("Authorization", "Bearer sk-one")
 
 
-async def test_cancelling_twice_succeeds_and_changes_nothing(
-    sidecar: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    request_id = new_id()
-    client = await started(sidecar, headers=[named(request_id)])
-    await eventually(lambda: held.waiting)
-    for _ in range(3):
-        assert (await cancel(sidecar, request_id)).status == 204
-    assert_cancelled(await client.response())
-    assert (await cancel(sidecar, request_id)).status == 204
-    client.start(stream=False)
-    await eventually(lambda: held.waiting)
-    assert (await cancel(sidecar, request_id)).status == 204  # not the one that runs now
-    held.release()
-    assert (await client.response()).status == 200
-
-
-async def test_cancelling_an_answered_request_succeeds(
-    sidecar: Running, engine: ScriptedEngine
-) -> None:
-    response = await (await sidecar.client()).post()
-    assert (await cancel(sidecar, response.header("x-orch-request-id") or "")).status == 204
-
-
 async def test_request_of_another_key_does_not_exist(
     sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:

@@ -40,13 +40,7 @@ async def test_interactive_requests_go_before_bulk_ones(
     [
         ([], {}, "0"),
         (BULK, {}, "1"),
-        ([("x-smg-priority", "bulk")], {}, "1"),
-        ([("x-llm-d-inference-objective", "sheddable")], {}, "1"),
         ([], {"service_tier": "flex"}, "1"),
-        ([], {"service_tier": "auto", "priority": 5}, "0"),
-        ([], {"priority": 5}, "1"),
-        ([], {"priority": -5}, "0"),
-        ([("X-Orch-Class", "interactive")], {"service_tier": "flex"}, "0"),
         ([("X-Vllm-Priority", "-99")], {}, "0"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration import answers
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, body_of
+from tests.integration.client import CHAT, body_of
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_answers import (
     AnswerScript,
@@ -43,75 +43,18 @@ async def test_three_identical_streams_are_one_decode(
         assert (await client.post(CHAT)).status == 200  # their connections go on
 
 
-async def test_whole_answers_have_each_its_own_id_and_length(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    clients = await together(
-        sidecar, (), [("X-Request-Id", "a")], [("X-Request-Id", "b" * 99)], stream=False
-    )
-    answer = await nth_answer(script)
-    answer.answer.json(answer.json_for())
-    answer.finished.set()
-    for client in clients:
-        response = await client.response()
-        assert response.json() == answer.json_for(response.header("x-request-id"))
-        assert response.header("content-length") == str(len(response.body))
-        assert response.header("transfer-encoding") is None
-    assert len(engine.generating) == 1
-
-
-async def test_late_client_gets_what_was_sent_and_follows(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    [first] = await together(sidecar, ())
-    answer = await nth_answer(script)
-    answer.begin()
-    answer.send("one ", "two ")
-    await first.seen(b"two ")
-    [late] = await together(sidecar, ())
-    assert (await late.seen(b"two ")).index(b"one ")
-    answer.send("three")
-    await late.seen(b"three")
-    [last] = await together(sidecar, ())
-    answer.end()
-    for client in (first, late, last):
-        response = await client.response()
-        assert response.body == answer.body_for(response)
-    assert len(engine.generating) == 1
-
-
-async def test_no_answer_is_given_again_once_it_has_ended(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    for number in (1, 2):
-        [client] = await together(sidecar, ())
-        (await nth_answer(script, number)).send_all("one ")
-        assert (await client.response()).status == 200
-    assert len(engine.generating) == 2
-    assert not sidecar.sidecar.coalesce._by_key
-
-
 KEY = ("Authorization", "Bearer one")
 LIKE_IT: dict[str, Any] = {"temperature": 0}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
         ([("Authorization", "Bearer two")], LIKE_IT),
-        ([("X-Api-Key", "one")], LIKE_IT),
-        ([], LIKE_IT),
         ([KEY, ("Cookie", "user=1")], LIKE_IT),
-        ([KEY, ("X-Forwarded-User", "somebody")], LIKE_IT),
         ([KEY, ("X-Orch-No-Coalesce", "")], LIKE_IT),
         ([KEY, ("X-Orch-Pool", "cloud")], LIKE_IT),
-        ([KEY], LIKE_IT | {"tools": [TOOL]}),
-        ([KEY], LIKE_IT | {"n": 2}),
-        ([KEY], LIKE_IT | {"max_tokens": 9}),
         ([KEY], LIKE_IT | {"stream": False}),
-        ([KEY], LIKE_IT | {"model": "other"}),
-        ([KEY], {"temperature": 0.5}),
         ([KEY], {}),
     ],
 )
@@ -158,31 +101,6 @@ async def test_what_differs_in_what_does_not_matter_shares(
     (await nth_answer(script)).send_all("one ")
     assert {(await client.response()).status for client in (first, second)} == {200}
     assert len(engine.generating) == 1
-
-
-@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
-async def test_apis_whose_answers_have_other_ids_are_not_shared(
-    engine: ScriptedEngine, sidecar: Running, path: str
-) -> None:
-    clients = [await sidecar.client() for _ in range(2)]
-    for client in clients:
-        client.start(path, temperature=0)
-    for client in clients:
-        assert (await client.response()).status == 200
-    assert len(engine.generating) == 2
-
-
-async def test_completions_with_a_seed_are_shared(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    clients = [await sidecar.client() for _ in range(2)]
-    for number, client in enumerate(clients):
-        client.start(COMPLETIONS, seed=7, temperature=0.9)
-        await eventually(lambda number=number: sharing(sidecar) == number + 1)  # type: ignore[misc]
-    (await nth_answer(script)).send_all("one ")
-    bodies = [(await client.response()).body for client in clients]
-    assert len(engine.generating) == 1
-    assert len(set(bodies)) == 2
 
 
 async def test_profile_that_shares_nothing_shares_nothing(another: Engine, start: Start) -> None:

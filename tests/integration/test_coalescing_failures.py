@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 
 from orch_sidecar.coalescing.shared_generation import BUFFER_BYTES
-from tests.integration.client import CHAT, Client, Response
+from tests.integration.client import CHAT, Response
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_answers import (
     AnswerScript,
@@ -24,39 +24,6 @@ from tests.integration.scripted_engine import ScriptedEngine
 EVERY_LOOP = True
 
 WORDS = ("one ", "two ", "three")
-
-
-async def close(client: Client) -> None:
-    await client.close()
-
-
-async def reset(client: Client) -> None:
-    client.reset()
-
-
-@pytest.mark.parametrize("leave", [close, reset])
-async def test_when_the_first_leaves_midway_the_others_get_all_of_it(
-    engine: ScriptedEngine,
-    sidecar: Running,
-    script: AnswerScript,
-    leave: Callable[[Client], Awaitable[None]],
-) -> None:
-    first, *others = await together(sidecar, (), (), ())
-    answer = await nth_answer(script)
-    answer.begin()
-    answer.send("one ")
-    await first.seen(b"one ")
-    await leave(first)
-    await eventually(lambda: sharing(sidecar) == 2)
-    others += await together(sidecar, ())  # later clients join all the same
-    answer.send("two ", "three")
-    answer.end()
-    for client in others:
-        response = await client.response()
-        assert response.body == answer.body_for(response)
-    await sidecar.idle()
-    assert len(engine.generating) == 1
-    assert not answer.disconnected
 
 
 async def test_when_the_first_leaves_the_queue_the_others_keep_its_place(
@@ -177,42 +144,3 @@ async def test_slow_client_delays_no_fast_one_and_gets_what_is_retained_or_an_er
     for outcome, requests in outcomes.items():
         labels = {"outcome": outcome, "route": CHAT, "status": 200}
         assert total(metrics, "orch_requests_total", **labels) == requests
-
-
-async def test_engine_that_dies_before_its_first_byte_fails_all_alike(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    clients = await together(sidecar, (), (), ())
-    answer = await nth_answer(script)
-    answer.answer.reset()
-    answer.finished.set()
-    for client in clients:
-        response = await client.response()
-        assert (response.status, response.error["code"]) == (502, "engine_failed")
-        assert response.header("x-measurement-type") == "batched_online"
-    await sidecar.idle()
-    assert len(engine.generating) == 1
-
-
-@pytest.mark.parametrize("within", [b"", b"data: half"])
-async def test_engine_that_dies_midway_is_an_error_in_every_stream(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript, within: bytes
-) -> None:
-    clients = await together(sidecar, (), (), ())
-    answer = await nth_answer(script)
-    answer.begin()
-    answer.send("one ", "two ")
-    if within:
-        answer.answer.chunk(within)  # what is no whole event never goes out
-    for client in clients:
-        await client.seen(b"two ")
-    answer.answer.reset()
-    answer.finished.set()
-    for client in clients:
-        response = await client.response()
-        expected = answer.body_for(response, done=False)
-        assert response.body.startswith(expected)
-        error, done, rest = response.body.removeprefix(expected).split(b"\n\n")
-        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_failed"
-        assert (done, rest) == (b"data: [DONE]", b"")
-    await sidecar.idle()

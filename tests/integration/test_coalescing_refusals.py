@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.integration.client import CHAT
-from tests.integration.running import Running, Start, all_ready, eventually, total
+from tests.integration.running import Running, Start, all_ready, eventually
 from tests.integration.scripted_answers import (
     AnswerScript,
     full,
@@ -17,21 +16,6 @@ from tests.integration.scripted_answers import (
 from tests.integration.scripted_engine import ScriptedEngine
 
 WORDS = ("one ", "two ", "three")
-
-
-async def test_what_the_engine_refuses_is_refused_to_all(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    clients = await together(sidecar, (), ())
-    answer = await nth_answer(script)
-    answer.answer.json({"error": {"message": "no such model", "code": 404}}, 404)
-    answer.finished.set()
-    for client in clients:
-        response = await client.response()
-        assert (response.status, response.error["message"]) == (404, "no such model")
-    metrics = await sidecar.metrics()
-    failed = {"outcome": "client_error", "route": CHAT, "status": 404}
-    assert total(metrics, "orch_requests_total", **failed) == 2
 
 
 async def test_what_admission_refuses_is_refused_to_all(
@@ -48,16 +32,6 @@ async def test_what_admission_refuses_is_refused_to_all(
             assert response.header("retry-after-ms")
     (await nth_answer(script, 2)).send_all("one ")
     assert (await waiting.response()).status == 200
-
-
-async def test_engine_that_is_down_is_an_error_for_all(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    await engine.stop()
-    await eventually(lambda: sidecar.sidecar.state == "down")
-    for client in [await start_request(sidecar) for _ in range(2)]:
-        response = await client.response()
-        assert (response.status, response.error["code"]) == (503, "engine_down")
 
 
 async def test_stopping_sidecar_sends_errors_to_queued_and_to_streaming_clients(
@@ -102,25 +76,6 @@ async def test_drain_waits_for_what_runs_and_takes_nobody_in(
         response = await client.response()
         assert response.body == answer.body_for(response)
     await stopping
-
-
-async def test_silence_of_the_engine_fails_all_its_clients_and_no_queued_one(
-    engine: ScriptedEngine, quick: None, start: Start, script: AnswerScript
-) -> None:
-    running = await start(engine_silence_s=0.3)
-    async with full(running, script):
-        script.answers[0].answer.write(b"HTTP/1.1 103 Early\r\n\r\n")
-        waiting = await together(running, (), ())
-        for _ in range(4):
-            await asyncio.sleep(0.15)
-            script.answers[0].answer.write(b"HTTP/1.1 103 Early\r\n\r\n")
-        assert running.queued == 1
-    answer = await nth_answer(script, 2)
-    for client in waiting:
-        response = await client.response()
-        assert (response.status, response.error["code"]) == (504, "engine_timeout")
-    await eventually(lambda: answer.disconnected)
-    await running.idle()
 
 
 async def test_cancelled_client_leaves_and_the_others_go_on(

@@ -24,27 +24,6 @@ async def full(sidecar: Running, held: Held) -> Client:
     return client
 
 
-async def queued(
-    sidecar: Running, requests: Sequence[tuple[int, Sequence[tuple[str, str]]]]
-) -> list[Client]:
-    """Requests of all slots with these seeds and headers, queued one after the other."""
-    clients = []
-    for waiting, (seed, headers) in enumerate(requests, sidecar.queued + 1):
-        clients.append(await started(sidecar, headers=headers, seed=seed, n=4))
-        await eventually(lambda waiting=waiting: sidecar.queued == waiting)  # type: ignore[misc]
-    return clients
-
-
-async def served(clients: list[Client], held: Held, engine: ScriptedEngine) -> list[int]:
-    """Lets all requests end, and returns the seeds in the order in which they started."""
-    for _ in clients:
-        await eventually(lambda: held.waiting)
-        held.release()
-    for client in clients:
-        assert (await client.response()).status == 200
-    return [request.json()["seed"] for request in engine.generating]
-
-
 Headers = Sequence[tuple[str, str]]
 
 
@@ -122,32 +101,6 @@ def ring(tmp_path: Path) -> KeyRing:
         ring.add(name)
     ring.add("gateway", gateway=True)
     return ring
-
-
-async def test_flows_share_the_slots_where_clients_have_no_keys(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    """One flow that queues first does not keep another waiting behind all of its requests."""
-    sidecar = await start(gateways=["127.0.0.1"])
-    clients = [await full(sidecar, held)]
-    many, few = [(FAIRNESS, "many")], [("x-llm-d-inference-fairness-id", "few")]
-    clients += await queued(sidecar, [(1, many), (2, many), (3, many), (4, few)])
-    order = await served(clients, held, engine)
-    assert order.index(4) == 2, "the second of those that waited"
-    assert len(engine.generating) == 5
-
-
-async def test_key_counts_and_not_the_flow_where_clients_have_keys(
-    engine: ScriptedEngine, start: Start, held: Held, ring: KeyRing
-) -> None:
-    """Else a client would get more by inventing flows."""
-    sidecar = await start(api_keys_file=ring.path)
-    key = ring.bearer("alice")
-    clients = [await started(sidecar, headers=[key], seed=0, n=4)]
-    await eventually(lambda: held.waiting)
-    flows = [[key, (FAIRNESS, name)] for name in ("a", "b", "c")]
-    clients += await queued(sidecar, list(enumerate([flows[0], flows[0], flows[1], flows[2]], 1)))
-    assert await served(clients, held, engine) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"])

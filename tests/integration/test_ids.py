@@ -18,8 +18,9 @@ HARMLESS = ["a", "req_0123-abc.DEF:4", "x" * 128, "550e8400-e29b-41d4-a716-44665
 HARMFUL = ["", "x" * 129, "a b", "<script>", "a;b", "\xe9", "-a", "a/b", "a\tb", '"', "${jndi}"]
 
 
-@pytest.mark.parametrize("name", ["X-Request-Id", "X-Correlation-Id"])
-@pytest.mark.parametrize("status", [200, 400, 404])
+@pytest.mark.parametrize(
+    ("name", "status"), [("X-Request-Id", 200), ("X-Correlation-Id", 400), ("X-Request-Id", 404)]
+)
 async def test_harmless_id_is_echoed(
     engine: ScriptedEngine, sidecar: Running, name: str, status: int
 ) -> None:
@@ -111,33 +112,6 @@ async def test_server_timing_has_queue_and_first_byte(
     assert ttft_ms < 1000 * (time.monotonic() - begin_s)
     plain = (await first.post()).header("server-timing") or ""
     assert re.fullmatch(r"queue;dur=[0-9.]+, engine;dur=[0-9.]+", plain)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("POST", CHAT, 200),
-        ("POST", MESSAGES, 200),
-        ("GET", "/v1/models", 200),
-        ("GET", "/metrics/engine", 200),
-        ("GET", "/v1/capabilities", 200),
-        ("GET", "/livez", 200),
-        ("GET", "/readyz", 200),
-        ("GET", "/healthz", 200),
-        ("GET", "/metrics", 200),
-        ("GET", "/nowhere", 404),
-        ("DELETE", CHAT, 405),
-        ("GET", "/v1/models\x00", 400),
-    ],
-)
-async def test_every_answer_has_the_measurement_type(
-    engine: ScriptedEngine, sidecar: Running, method: str, path: str, status: int
-) -> None:
-    client = await sidecar.client()
-    body = {"model": "tiny", "messages": [], "max_tokens": 1} if method == "POST" else None
-    response = await client.request(method, path, body)
-    assert response.status == status
-    assert response.header("x-measurement-type") == "batched_online"
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])

@@ -148,21 +148,6 @@ async def test_stream_of_a_key_that_is_removed_ends(
     assert len(running.sidecar.live._streams) == 2
 
 
-async def test_browser_that_asks_for_the_root_is_sent_to_the_page(
-    start: Start, tmp_path: Path, readers: Readers
-) -> None:
-    keys = KeyRing(tmp_path)
-    keys.add("chat")
-    html = {"Accept": "text/html"}
-    for running in (await start(), await start(api_keys_file=keys.path)):
-        for operator in (False, True):
-            sent = await readers.get(running, "/", operator=operator, headers=html)
-            assert (sent.status, sent.headers["Location"]) == (307, "ui")
-            other = await readers.get(running, "/", operator=operator)
-            assert other.status == 404
-            assert (await other.json())["error"]["code"] == "not_found"
-
-
 async def test_one_task_serves_all_readers_and_only_while_there_are_any(
     sidecar: Running, readers: Readers
 ) -> None:

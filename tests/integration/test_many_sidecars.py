@@ -54,11 +54,11 @@ def recording(engine: ScriptedEngine) -> Recording:
     return Recording(engine)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
 async def test_equal_backlogs_get_equal_shares_of_the_slots(
-    engine: ScriptedEngine, start: Start, recording: Recording, count: int
+    engine: ScriptedEngine, start: Start, recording: Recording
 ) -> None:
-    sidecars, numbers, each_sends = await knowing(start, count), Numbers(), 30
+    count, each_sends, numbers = 3, 30, Numbers()
+    sidecars = await knowing(start, count)
     recording.settled = recording.full(*sidecars)
     await all_at_once(recording, *((each, numbers.next(each_sends), 1) for each in sidecars))
     assert engine.peak == engine.slots

@@ -80,20 +80,6 @@ def share(recording: Recording, *sidecars: Running) -> float:
     return sum(begun.count(instance(each)) for each in sidecars) / len(begun)
 
 
-async def test_parent_and_direct_sidecar_get_equal_shares(
-    engine: ScriptedEngine, start: Start, recording: Recording
-) -> None:
-    direct, child, parent = await family(start)
-    numbers = Numbers()
-    clients = await filled(engine, recording, direct, numbers.next(60))
-    clients |= await backlog(parent, numbers.next(60))
-    await eventually(lambda: claim(engine, child) is not None)
-    await shared(recording, clients, direct, child, parent)
-    assert set(recording.answered.values()) == {1}
-    assert 0.35 < share(recording, child) < 0.65
-    await calm(engine, direct, child, parent)
-
-
 async def test_parent_of_two_children_beside_a_direct_sidecar(
     engine: ScriptedEngine, start: Start, recording: Recording
 ) -> None:

@@ -263,12 +263,3 @@ async def test_refusal_for_any_reason_has_a_type(
         assert answer.error["message"] == "no"
         assert type_of(answer) == (HOME if placed else NONE), reasons[-1]
         reasons.pop()
-
-
-async def test_own_error_has_a_type(mixed: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("secret detail")
-
-    monkeypatch.setattr("orch_sidecar.proxy.forward.request_head", broken)
-    answer = await (await mixed.client()).post()
-    assert (answer.status, type_of(answer)) == (500, NONE)

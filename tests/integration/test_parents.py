@@ -94,21 +94,18 @@ async def served(sidecars: list[Running], *headers: Header) -> Counter[int]:
     return statuses
 
 
-@pytest.mark.parametrize("with_keys", [True, False])
 async def test_rogue_that_claims_urgently_and_sends_nothing_takes_no_answer_from_anybody(
-    another: Engine, start: Start, ring: KeyRing, with_keys: bool
+    another: Engine, start: Start, ring: KeyRing
 ) -> None:
     engine = await another(slots=8)
     Recording(engine)
-    keys = {"api_keys_file": ring.path} if with_keys else {}
-    settings = {"engine_url": engine.url, "parents": "keys", "queue_timeout_s": 5.0} | keys
+    settings = {"engine_url": engine.url, "parents": "keys", "api_keys_file": ring.path}
     sidecars = [await start(**settings) for _ in range(2)]
     for each in sidecars:
         await eventually(lambda each=each: each.pool.gate.offers.sidecars == 2)  # type: ignore[misc]
-    alices = [ring.bearer("alice")] if with_keys else []
-    alone = await served(sidecars, *alices)
-    async with rogue(sidecars[0], *([ring.bearer("mallory")] if with_keys else [])) as statuses:
-        beside = await served(sidecars, *alices)
+    alone = await served(sidecars, ring.bearer("alice"))
+    async with rogue(sidecars[0], ring.bearer("mallory")) as statuses:
+        beside = await served(sidecars, ring.bearer("alice"))
     assert alone == beside == Counter({200: 24 * 8})
     assert set(statuses) == {403}
 
@@ -217,17 +214,13 @@ async def test_streams_of_a_key_whose_entry_changes_end(
     assert await claims(running, "e" * 16, ring.bearer("entry")) == (403 if still_known else 401)
 
 
-@pytest.mark.parametrize("from_file", [True, False])
 async def test_entry_with_the_key_of_a_sidecar_is_served_by_its_child(
-    engine: ScriptedEngine, start: Start, ring: KeyRing, tmp_path: Path, from_file: bool
+    engine: ScriptedEngine, start: Start, ring: KeyRing
 ) -> None:
     recording, numbers = Recording(engine, takes_s=0.02), Numbers()
     direct = await start()
     child = await start(parents="keys", api_keys_file=ring.path)
-    secret = tmp_path / "key"
-    secret.write_text(f"{ring.keys['entry']}\n")
-    key = {"api_key_file": str(secret)} if from_file else {"api_key": ring.keys["entry"]}
-    entry = await start(pools=[tier(child, **key)], parents="keys")
+    entry = await start(pools=[tier(child, api_key=ring.keys["entry"])], parents="keys")
     for each in (direct, child, entry):
         await eventually(lambda each=each: each.pool.gate.offers.sidecars == 2)  # type: ignore[misc]
     recording.flows.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.integration.client import AT_ONCE, CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
-from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
+from tests.integration.scripted_engine import Engine, ScriptedEngine
 
 
 def seeds(engine: ScriptedEngine) -> list[int]:
@@ -142,18 +142,6 @@ async def test_free_slot_before_a_busy_pool_and_the_same_choice_every_time(
         assert (await client.response()).status == 200
 
 
-async def test_earliest_predicted_end_wins(
-    start: Start, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    engine.state_fields = {"step_time": STEP_TIME | {"t0_ms": 100.0}}
-    b.state_fields = {"step_time": STEP_TIME}
-    running = await all_ready(await start(**pools(a=engine, b=b)))
-    client = await running.client()
-    for seed in range(4):
-        assert (await client.post(CHAT, seed=seed, max_tokens=16)).status == 200
-    assert (seeds(engine), seeds(b)) == ([], [0, 1, 2, 3])
-
-
 async def test_request_that_no_pool_could_ever_serve_is_refused_with_that_reason(
     start: Start, engine: ScriptedEngine, another: Engine
 ) -> None:
@@ -204,42 +192,6 @@ async def test_pool_that_is_away_is_reported_and_the_other_serves(
     document = (await client.get("/v1/capabilities")).json()
     states = {entry["pool"]: entry["state"] for entry in document["engines"]}
     assert states == {"a": "down", "b": "ready"}
-
-
-# What is reported of them.
-
-
-async def test_each_pool_has_its_own_metrics(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    client = await pair.client()
-    await client.post(CHAT, [("X-Orch-Pool", "b"), ("X-Orch-Class", "bulk")])
-    await client.post(CHAT, [("X-Orch-Pool", "a"), ("X-Orch-Max-Wait-Ms", "x")])
-    metrics = await pair.metrics()
-    for name in ("a", "b"):
-        assert metrics[f'orch_slots_total{{pool="{name}"}}'] == 4
-        assert metrics[f'orch_engine_state{{pool="{name}",state="ready"}}'] == 1
-    admitted: dict[str, object] = {"outcome": "admitted", "class": "bulk"}
-    assert total(metrics, "orch_admissions_total", pool="b", **admitted) == 1
-    assert total(metrics, "orch_admissions_total", pool="a", outcome="admitted") == 0
-    label = '{class="bulk",measurement_type="batched_online",pool="b"}'
-    assert metrics[f"orch_admission_wait_seconds_count{label}"] == 1
-
-
-async def test_stalled_engine_takes_nothing_until_it_moves_again(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    engine.report(state="stalled")
-    await eventually(lambda: pair.pool.watcher.state == "stalled")
-    client = await pair.client()
-    assert (await client.post(seed=1)).status == 200
-    pinned = await client.post(CHAT, [("X-Orch-Pool", "a"), *AT_ONCE])
-    assert (pinned.status, pinned.error["code"]) == (503, "engine_stalled")
-    assert (await client.get("/readyz")).json()["pools"] == {"a": "stalled", "b": "ready"}
-    engine.report(state="ready")
-    await eventually(lambda: pair.pool.watcher.ready)
-    assert (await client.post(seed=2)).status == 200
-    assert (seeds(engine), seeds(b)) == ([2], [1])
 
 
 # Prefixes.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
@@ -15,12 +14,6 @@ from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
 from tests.integration.scripts import closes, resets
 from tests.integration.tiers import tier
 from tests.integration.wire import Answer
-
-
-async def breaks_its_head_off(answer: Answer) -> None:
-    answer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/ev")
-    await asyncio.sleep(0.01)
-    answer.reset()
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
@@ -46,25 +39,6 @@ async def test_engine_that_takes_no_connections_is_made_good_by_another(
     assert (await (await pair.client()).post()).status == 200
     assert (len(engine.generating), len(b.generating)) == (0, 1)
     await pair.idle()
-
-
-async def test_no_pool_is_asked_twice(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    engine.answer = b.answer = closes
-    response = await (await pair.client()).post()
-    assert (response.status, response.error["code"]) == (502, "engine_failed")
-    assert (len(engine.generating), len(b.generating)) == (1, 1)
-    await pair.idle()
-
-
-async def test_engine_lost_within_the_head_of_its_answer_is_not_made_good(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    engine.scripts.append(breaks_its_head_off)
-    response = await (await pair.client()).post()
-    assert (response.status, response.error["code"]) == (502, "engine_failed")
-    assert b.generating == []
 
 
 async def four(start: Start, another: Engine, end: Script) -> tuple[Running, list[ScriptedEngine]]:
@@ -113,23 +87,6 @@ async def test_request_that_kills_engines_is_not_given_to_pools_that_share_nothi
     assert (sent_to([engine, b]), home.generating) == (2, [])
 
 
-async def test_lost_engine_stays_the_answer_whatever_others_answer(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    """After a 429 or a 503 a sidecar above sends it again, to the next engine."""
-    b.answer = Held()
-    busy = await started(pair, n=4, headers=[("X-Orch-Pool", "b")])
-    await eventually(lambda: b.generating)
-    engine.scripts.append(closes)
-    response = await (await pair.client()).post(
-        CHAT, [("X-Orch-Do-Not-Queue", "true"), ("X-Orch-Pool", "a; prefer")]
-    )
-    assert (response.status, response.error["code"]) == (502, "engine_failed")
-    assert (len(engine.generating), len(b.generating)) == (1, 1)
-    await busy.close()
-    await pair.idle()
-
-
 async def test_sidecar_above_asks_another_pool_and_the_one_below_does_not(
     start: Start, another: Engine
 ) -> None:
@@ -161,33 +118,6 @@ async def test_pinned_request_is_not_moved(
     engine.scripts.append(closes)
     response = await (await pair.client()).post(CHAT, [("X-Orch-Pool", "a")])
     assert (response.status, response.error["code"]) == (502, "engine_failed")
-    assert b.generating == []
-
-
-async def test_after_the_first_byte_the_failure_ends_the_stream(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    async def break_off(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.event("a")
-        await asyncio.sleep(0.02)
-        answer.reset()
-
-    engine.scripts.append(break_off)
-    response = await (await pair.client()).post(stream=True)
-    assert response.body.startswith(b"data: a\n\n")
-    assert b'"engine_failed"' in response.body
-    assert b.generating == []
-
-
-async def test_engines_own_error_is_an_answer(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    async def fail(answer: Answer) -> None:
-        answer.json({"error": {"message": "boom"}}, 500)
-
-    engine.scripts.append(fail)
-    assert (await (await pair.client()).post()).status == 500
     assert b.generating == []
 
 

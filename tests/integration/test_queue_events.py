@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.proxy import queue_events
-from tests.integration.answers import EVENT_STREAM
-from tests.integration.cancelling import cancel, named, new_id
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from tests.integration.client import CHAT, MESSAGES
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_answers import AnswerScript, nth_answer
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.watching import WATCH, busy, free, shown, watching
-from tests.integration.wire import Answer
-from tests.patience import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -107,14 +102,7 @@ async def test_header_has_no_effect_on_an_answer_that_is_not_streamed(
     assert response.json()["choices"][0]["message"]["content"] == "one two three"
 
 
-async def test_another_value_of_the_header_is_refused(sidecar: Running) -> None:
-    client = await sidecar.client()
-    response = await client.post(headers=[("X-Orch-Queue-Events", "json")], stream=True)
-    assert (response.status, response.error["param"]) == (400, "X-Orch-Queue-Events")
-    assert "must be one of sse" in response.error["message"]
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
 async def test_refusal_in_the_queue_is_an_error_event(
     sidecar: Running, script: AnswerScript, path: str
 ) -> None:
@@ -127,26 +115,13 @@ async def test_refusal_in_the_queue_is_an_error_event(
     error = json.loads(data)["error"]
     assert (error["code"], error["retriable"]) == ("ADMISSION_TIMEOUT", True)
     assert error["retry_after_ms"] > 0
-    if path in (CHAT, COMPLETIONS):
+    if path == CHAT:
         assert rest.endswith("\n\ndata: [DONE]\n\n")
     else:
         assert rest.startswith("event: error\n")
     assert (await client.get("/livez")).status == 200, "the connection goes on"
     label: dict[str, object] = {"outcome": Reason.QUEUE_TIMEOUT, "route": path, "status": 200}
     assert total(await sidecar.metrics(), "orch_requests_total", **label) == 1
-    await free(script, first)
-
-
-async def test_cancelled_in_the_queue_is_an_error_event(
-    sidecar: Running, script: AnswerScript
-) -> None:
-    first = await busy(sidecar, script)
-    request_id = new_id()
-    client = await watching(sidecar, named(request_id))
-    assert (await cancel(sidecar, request_id)).status == 204
-    rest = shown((await client.response()).body).rest
-    assert json.loads(rest.split(b"\n")[0][6:])["error"]["code"] == "cancelled"
-    assert sidecar.queued == 0
     await free(script, first)
 
 
@@ -201,33 +176,10 @@ async def test_http_1_0_gets_the_stream_without_chunks_to_the_end_of_its_connect
     assert shown(content).rest == answer.event("one") + b"data: [DONE]\n\n"
 
 
-async def test_slow_first_token_keeps_the_stream_alive(
-    sidecar: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+async def test_stop_of_the_sidecar_is_an_error_event(
+    sidecar: Running, script: AnswerScript
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.proxy.queue_events.REPEAT_S", 0.02)
-    go = asyncio.Event()
-
-    async def held(answer: Answer) -> None:
-        await go.wait()
-        answer.head(200, EVENT_STREAM)
-        answer.event("[DONE]")
-        answer.end()
-
-    engine.answer = held
-    first = await sidecar.client()
-    first.start(n=4)
-    await eventually(lambda: len(engine.generating) == 1)
+    await busy(sidecar, script)
     client = await watching(sidecar)
-    go.set()
-    assert (await first.response()).status == 200
-    go.clear()
-    await eventually(lambda: len(engine.generating) == 2)
-    await client.seen(b": started")
-    for _ in range(200):
-        if shown(client.buffer).started > 1:
-            break
-        await client.seen(b": started")
-        await asyncio.sleep(0.01)
-        client.buffer += await asyncio.wait_for(client._reader.read(65_536), HANG_S)
-    go.set()
-    assert shown((await client.response()).body).started > 1
+    await sidecar.stop()
+    assert b'"code": "draining"' in shown((await client.response()).body).rest

@@ -63,21 +63,6 @@ async def test_error_of_a_shared_generation_is_an_event_for_its_watchers(
     assert (await plain.response()).status == 400
 
 
-async def test_shared_stream_that_breaks_ends_with_an_event(
-    sidecar: Running, script: AnswerScript
-) -> None:
-    first = await busy(sidecar, script)
-    client = await watching(sidecar, **SAME)
-    await free(script, first)
-    answer = await nth_answer(script, 2)
-    answer.begin()
-    answer.send("one")
-    await client.seen(b'"one"')
-    answer.answer.reset()
-    answer.finished.set()
-    assert b"engine_failed" in shown((await client.response()).body).rest
-
-
 async def test_late_joiner_of_a_running_generation_gets_the_response_of_any_other(
     sidecar: Running, script: AnswerScript
 ) -> None:

@@ -140,7 +140,7 @@ async def test_settings_that_are_wrong_change_nothing_and_are_reported(
     assert sidecar.sidecar.settings.body_timeout_s == 5.0
 
 
-@pytest.mark.parametrize("text", ["name: [", "name: cloud", "- x", "name: " + "[" * 3000])
+@pytest.mark.parametrize("text", ["name: [", "name: cloud"])
 async def test_profile_that_is_wrong_changes_nothing(
     sidecar: Running, files: Files, reload: Reload, text: str
 ) -> None:

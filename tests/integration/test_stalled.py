@@ -105,20 +105,6 @@ async def test_other_pools_serve_meanwhile(
     await all_ready(running)
 
 
-async def test_stall_is_reported_to_a_sidecar_above(start: Start, engine: ScriptedEngine) -> None:
-    lower = await start()
-    url = f"http://127.0.0.1:{lower.port}"
-    parent_leases = await start(pools=[{"name": "l", "url": url, "profile": "cloud", "tier": True}])
-    engine.report(state="stalled")
-    await eventually(lambda: parent_leases.sidecar.state == "stalled")
-    assert "no progress" in parent_leases.pool.watcher.message
-    refused = await (await parent_leases.client()).post(CHAT, AT_ONCE)
-    assert (refused.status, refused.error["code"]) == (503, "engine_stalled")
-    await recovers(engine, lower)
-    await parent_leases.ready(1.0)
-    assert (await (await parent_leases.client()).post()).status == 200
-
-
 async def test_engine_that_is_stalled_from_the_start_is_not_ready(
     start: Start, engine: ScriptedEngine
 ) -> None:

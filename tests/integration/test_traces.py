@@ -18,13 +18,13 @@ from tests.integration.otlp import (
     TRACE_ID,
     TRACEPARENT,
     Collect,
-    Span,
 )
 from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
 
+@pytest.mark.parametrize("collector", ["http/protobuf", "grpc"], indirect=True)
 async def test_one_request_is_one_tree_from_the_client_to_the_engine(
     engine: ScriptedEngine, collect: Collect, start: Start
 ) -> None:
@@ -66,22 +66,6 @@ async def test_one_request_is_one_tree_from_the_client_to_the_engine(
     assert response.header("x-request-id") == "mine"
 
 
-@pytest.mark.parametrize(
-    ("path", "operation"),
-    [(COMPLETIONS, "text_completion"), (RESPONSES, "chat"), (MESSAGES, "chat")],
-)
-async def test_streams_of_each_api_are_traced(
-    engine: ScriptedEngine, collect: Collect, start: Start, path: str, operation: str
-) -> None:
-    running = await start()
-    await (await running.client()).post(path, stream=True)
-    server = (await collect(running)).one(path)
-    assert server.parent_id == ""
-    assert server.attributes["gen_ai.operation.name"] == operation
-    assert server.attributes["orch.stream"] is True
-    assert server.attributes["orch.first_byte_s"] > 0
-
-
 async def test_waiting_for_a_slot_is_a_span_of_its_length(
     engine: ScriptedEngine, collect: Collect, start: Start, held: Held
 ) -> None:
@@ -99,7 +83,7 @@ async def test_waiting_for_a_slot_is_a_span_of_its_length(
     await waiting.response()
     spans = (await collect(running)).of_trace(TRACE_ID)
     wait = spans["admission.wait"]
-    assert 0.1e9 <= wait.end_ns - wait.start_ns < 2e9
+    assert wait.end_ns - wait.start_ns >= 0.1e9
     assert wait.end_ns <= spans["engine.request"].start_ns
 
 
@@ -130,22 +114,6 @@ async def test_refused_requests_have_spans(
     assert {"invalid_request", "not_found", "method_not_allowed"} <= set(outcomes)
     for outcome, method in (("method_not_allowed", "GET"), ("invalid_request", "POST")):
         assert outcomes[outcome].attributes["http.request.method"] == method
-
-
-async def test_method_in_the_span_is_the_requests(
-    engine: ScriptedEngine, collect: Collect, start: Start
-) -> None:
-    running = await start()
-    client = await running.client()
-    await client.request("POST", "/tokenize", {"prompt": "x"})
-    await client.request("DELETE", CHAT)
-    collector = await collect(running)
-    methods = {
-        span.name: span.attributes["http.request.method"]
-        for span in collector.spans
-        if span.kind == SERVER
-    }
-    assert methods == {"/tokenize": "POST", CHAT: "DELETE"}
 
 
 async def test_cancelled_and_failed_requests_have_spans(
@@ -238,29 +206,3 @@ async def test_server_span_has_the_digest_of_its_run(
     assert "orch.run" not in collector.one(COMPLETIONS).attributes
     assert engine.generating[0].header("x-orch-run") is None
     assert secret.encode() not in b"".join(collector.requests)
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
-async def test_server_span_states_when_the_last_token_was_relayed(
-    engine: ScriptedEngine, collect: Collect, start: Start, path: str
-) -> None:
-    running = await start()
-    client = await running.client()
-    await client.post(path, stream=True)
-    await client.post(path)
-    streamed, whole = (
-        span.attributes
-        for span in sorted((await collect(running)).spans, key=lambda span: span.start_ns)
-        if span.name == path
-    )
-    assert streamed["orch.last_token_s"] >= streamed["orch.first_byte_s"] > 0
-    assert "orch.last_token_s" not in whole
-
-
-async def test_model_name_in_a_span_is_bounded(
-    engine: ScriptedEngine, collect: Collect, start: Start
-) -> None:
-    running = await start()
-    await (await running.client()).post(CHAT, model="m" * 100_000)
-    server: Span = (await collect(running)).one(CHAT)
-    assert len(server.attributes["gen_ai.request.model"]) <= 256

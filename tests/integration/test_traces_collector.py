@@ -12,6 +12,7 @@ from tests.integration.client import CHAT
 from tests.integration.otlp import TRACE_ID, TRACEPARENT, Collect
 from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.patience import HANG_S
 
 
 async def test_without_a_collector_the_clients_context_passes_as_it_is(
@@ -67,7 +68,7 @@ async def test_collector_that_is_down_slows_and_breaks_nothing(
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
         monkeypatch.setattr("orch_sidecar.observability.otlp.spans.SHUTDOWN_S", 0.5)
         running = await start()
@@ -78,7 +79,7 @@ async def test_collector_that_is_down_slows_and_breaks_nothing(
             begin = loop.time()
             assert (await client.post(stream=True)).status == 200
             worst_s = max(worst_s, loop.time() - begin)
-        assert worst_s < 30  # waiting for the collector once would take its timeout
+        assert worst_s < HANG_S  # waiting for the collector once would take its timeout
         begin = loop.time()
         await running.stop()
-        assert loop.time() - begin < 30
+        assert loop.time() - begin < HANG_S

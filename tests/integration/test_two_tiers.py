@@ -129,20 +129,6 @@ async def test_request_that_the_lower_turns_away_waits_above_and_is_served(
     await empty(*uppers, lower)
 
 
-async def test_request_that_is_always_turned_away_keeps_to_its_time(
-    start: Start, lower: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    parent_leases = await above(start, lower)
-    busy = await started(lower, n=4)
-    await eventually(lambda: held.waiting)
-    waiting = [("X-Orch-Max-Wait-Ms", "300")]
-    response = await (await parent_leases.client()).post(MESSAGES, waiting)
-    assert (response.status, response.error["code"]) == (429, "ADMISSION_TIMEOUT")
-    held.release()
-    assert (await busy.response()).status == 200
-    await empty(parent_leases, lower)
-
-
 async def test_tier_and_engine_side_by_side(
     start: Start, lower: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:

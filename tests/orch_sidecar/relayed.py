@@ -5,6 +5,7 @@ from __future__ import annotations
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
+from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar import apis
@@ -23,14 +24,19 @@ class Relayed:
     """The response, its engine's connection and its client's. `engine`: the transport to it."""
 
     def __init__(
-        self, api: Endpoint = apis.CHAT, *, stream: bool = True, http10: bool = False
+        self,
+        api: Endpoint = apis.CHAT,
+        *,
+        stream: bool = True,
+        http10: bool = False,
+        rejection: RejectionReader | None = None,
     ) -> None:
         self.client = Client()
         self.record = record_of(endpoint=api, stream=stream)
         http = http_of(self.client, http10=http10)
         writer = self.writer = ClientWriter(http, self.record)
         connections = ConnectionPool("http://127.0.0.1:9", 1.0)
-        self.response = EngineResponse(writer, connections, events=stream)
+        self.response = EngineResponse(writer, connections, events=stream, rejection=rejection)
         writer.attach(self.response, POOL)
         self.connection = EngineConnection()
         self.engine = Transport()

@@ -41,6 +41,9 @@ def test_recording_costs_one_sequence_and_its_prompt_fits_the_context() -> None:
     assert isinstance(request, GenerationRequest)
     assert (request.cost, request.stream, request.model) == (1, True, "tiny")
     assert (request.max_tokens, request.prompt_tokens) == (None, 400)
+    unknown = read(FILE + END)  # the length of the context
+    assert isinstance(unknown, GenerationRequest)
+    assert unknown.prompt_tokens == 400
     small = read(FILE + END, 100)
     assert isinstance(small, GenerationRequest)
     assert (small.stream, small.model, small.prompt_tokens) == (False, "", 100)

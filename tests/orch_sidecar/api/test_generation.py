@@ -72,8 +72,8 @@ def test_completion_costs_n_times_its_prompts(fields: dict[str, Any], cost: int)
 
 def test_chat_costs_n() -> None:
     assert cost_of(read_json(apis.CHAT, messages=[])) == 1
-    assert cost_of(read_json(apis.CHAT, messages=[], n=3)) == 3
-    assert cost_of(read_json(apis.CHAT, messages=[], n=None)) == 1
+    for n, cost in ((1, 1), (3, 3), (None, 1)):
+        assert cost_of(read_json(apis.CHAT, messages=[], n=n)) == cost
     assert cost_of(read_json(apis.CHAT, messages=[], prompt=["a", "b"])) == 1
 
 
@@ -156,6 +156,22 @@ def test_output_limit_is_read_and_checked(api: Endpoint, field: str) -> None:
     assert generation.max_tokens == 7
     for wrong in (-1, 2**31, 10**30, "7", 7.0, True):
         assert refusal_of(read_json(api, prompt="a", **{field: wrong})).param == field
+
+
+@pytest.mark.parametrize(("newer", "limit"), [(7, 7), (None, 9)])
+def test_newer_name_of_the_output_limit_counts_where_it_has_a_value(
+    newer: int | None, limit: int
+) -> None:
+    generation = read_json(apis.CHAT, max_tokens=9, max_completion_tokens=newer)
+    assert isinstance(generation, GenerationRequest)
+    assert generation.max_tokens == limit
+
+
+def test_only_a_response_refers_to_what_is_stored_and_only_pairs_can_be_joint() -> None:
+    for api, referring in ((apis.CHAT, False), (apis.RESPONSES, True)):
+        generation = read_json(api, previous_response_id="resp_1")
+        assert isinstance(generation, GenerationRequest)
+        assert (generation.refers, generation.joint) == (referring, 0)
 
 
 def test_zero_tokens_are_for_completions_only() -> None:

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason
+from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire import backpressure
+from orch_sidecar.wire.engine_connection import ConnectionPool
 from orch_sidecar.wire.http1 import MAX_BUFFERED_BYTES
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
@@ -27,6 +29,7 @@ from tests.orch_sidecar.broadcasting import (
     stream_for,
     whole_for,
 )
+from tests.orch_sidecar.relayed import Relayed
 
 
 @given(PLACES, st.lists(st.integers(0, 20), max_size=4))
@@ -259,3 +262,55 @@ async def test_429_of_an_engine_is_forwarded() -> None:
     engine.sends(json_answer(b'{"error":{"retriable":true}}', b"429 No"))
     assert client.record.status == engine.response.status == 429
     assert client.ended_well
+
+
+async def test_response_is_unseen_while_it_is_under_way_and_nothing_of_it_was_sent() -> None:
+    relayed = Relayed()
+    assert relayed.response.unseen
+    relayed.sends(STREAM_HEAD)
+    assert relayed.response.unseen
+    relayed.sends(chunk(EVENTS[0]))
+    assert not relayed.response.unseen
+    assert not Relayed().closes().response.unseen, "it has failed"
+    waits = EngineResponse(relayed.writer, ConnectionPool("http://127.0.0.1:9", 1.0), events=True)
+    assert not waits.unseen, "it has no connection yet"
+
+
+@pytest.mark.parametrize(
+    ("reads", "ends"),
+    [
+        ((), False),
+        ((STREAM_HEAD, chunk(EVENTS[0])), False),
+        ((STREAM_HEAD.replace(b"200", b"500"), chunk(EVENTS[0] + DONE)), False),
+        ((STREAM_HEAD, chunk(EVENTS[0] + DONE)), True),
+    ],
+)
+async def test_stream_ends_early_once_its_last_event_was_sent(
+    reads: tuple[bytes, ...], ends: bool
+) -> None:
+    relayed = Relayed().sends(*reads)
+    assert relayed.response.finish_early() is ends
+    assert relayed.response.done.done() is relayed.engine.closed is ends
+    assert relayed.client.data.endswith(b"\r\n0\r\n\r\n") is ends
+    assert not relayed.response.finish_early(), "nor does it end twice"
+    shared = Engine(broadcast := broadcast_of())
+    client = Client("a").join(broadcast)
+    shared.sends(*reads)
+    assert shared.response.finish_early() is client.subscriber.done.done() is ends
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_answer_longer_than_any_rejection_is_none(more: int) -> None:
+    relayed = Relayed(rejection=lambda head, body: len(body))
+    body = b"x" * (backpressure.MAX_REJECTION_BYTES + more)
+    relayed.sends(json_answer(body, b"429 No"))
+    assert relayed.response.rejected == (None if more else len(body))
+    assert relayed.client.data.endswith(body) is bool(more)
+
+
+async def test_client_that_is_slow_after_the_end_pauses_no_connection_that_was_given_back() -> None:
+    relayed = Relayed(stream=False).sends(json_answer(b"{}"))
+    relayed.response.pause()
+    relayed.response.stop()
+    assert relayed.engine.reading
+    assert not relayed.engine.closed

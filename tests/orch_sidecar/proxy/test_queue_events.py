@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from orch_sidecar.admission.queue_places import Place
 from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.proxy.queue_events import REPEAT_S, QueueResponse
+from orch_sidecar.proxy import queue_events
+from orch_sidecar.proxy.queue_events import REPEAT_S, QueueResponse, Watchers
+from orch_sidecar.proxy.request import Request
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar import apis
 from tests.orch_sidecar.broadcasting import Transport, http_of
+from tests.orch_sidecar.proxy.stages import request_of
 from tests.orch_sidecar.records import record_of
+from vllm_plugin.contracts.profile import MeasurementType
 
 EVENTS = Head(200, b"OK", ((b"content-type", b"text/event-stream"),), True, True, None)
 JSON = Head(400, b"Bad", ((b"content-type", b"application/json"),), True, False, 20)
@@ -28,6 +35,7 @@ POOL = cast(
         fields_at_once=b"x-orch-queue-position: 0\r\n",
         admission=SimpleNamespace(draining=None),
         silence_limit_s=lambda: 600.0,
+        profile=SimpleNamespace(measurement_type=MeasurementType.BATCHED_ONLINE),
         connections=SimpleNamespace(loop=SimpleNamespace(time=lambda: 100.0)),
     ),
 )
@@ -79,7 +87,10 @@ class Watching:
 def test_first_line_goes_out_with_the_head() -> None:
     seen = Watching().queued(3, 1200)
     assert (seen.head.status, seen.head.chunked, seen.head.keep_alive) == (200, True, True)
-    assert dict(seen.head.fields)[b"x-orch-queue-position"] == b"3"
+    fields = dict(seen.head.fields)
+    assert fields[b"x-orch-queue-position"] == b"3"
+    assert fields[b"content-type"] == b"text/event-stream; charset=utf-8"
+    assert (fields[b"cache-control"], fields[b"x-accel-buffering"]) == (b"no-cache", b"no")
     assert seen.body == b": queued position=3 start_ms=1200\n\n"
     assert (seen.response.has_begun, seen.response.started) == (True, False)
     assert seen.record.first_byte is None
@@ -125,6 +136,13 @@ def test_start_is_shown_once_and_the_engines_events_follow_in_chunks() -> None:
         b": queued position=0\n\n: started waited_ms=7\n\ndata: 1\n\ndata: [DONE]\n\n"
     )
     assert seen.client.data.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_start_is_repeated_until_the_stream_begins() -> None:
+    seen = Watching().queued(0).runs()
+    for now in (100.1, 100.0 + REPEAT_S, 100.1 + REPEAT_S):
+        seen.response.show_slots(now)
+    assert seen.body.count(b": started waited_ms=7\n\n") == 2
 
 
 def test_request_sent_back_is_shown_its_place_again() -> None:
@@ -217,3 +235,47 @@ def test_fault_of_the_sidecar_resets_what_has_begun() -> None:
     silent.response.interrupt()
     seen.response.interrupt()
     assert (silent.client.aborted, seen.client.aborted) == (False, True)
+
+
+def waits(place: Place, **more: Any) -> Request:
+    """A request that waits at this place of `POOL`, named a."""
+    request = request_of(Client(), call=SimpleNamespace(options=NO_OPTIONS), **more)
+    request.record.pool = "a"
+    request.attempt.waiting = cast(Any, SimpleNamespace(place=lambda now: place))
+    return request
+
+
+async def test_answer_keeps_the_pool_and_type_with_which_it_has_begun() -> None:
+    """Those of the request that waits for all that share a generation."""
+    pools = {"a": POOL, "b": POOL}
+    shared, request = waits(Place(1, None)), waits(Place(1, None))
+    shared.record.pool, request.record.pool = "b", None
+    watchers = Watchers(cast(Any, pools))
+    watchers.watch(request, shared)
+    await asyncio.sleep(0)
+    assert request.record.pool == "b"
+    for each in (request, shared):
+        assert each.call is not None
+        assert each.call.options.measurement_type is MeasurementType.BATCHED_ONLINE
+    shared.record.pool = "a"
+    watchers._show(watchers.response_of(request))
+    assert request.record.pool == "b", "what it was told in its head"
+    await watchers.close()
+
+
+async def test_event_loop_runs_between_those_that_are_shown_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_events, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(queue_events, "_CLIENTS_PER_TURN", 2)
+    watchers, turns, shown_in = Watchers(cast(Any, {"a": POOL})), 0, list[int]()
+    for _ in range(5):
+        request = waits(Place(1, None))
+        watchers.watch(request, request)
+    watchers._show = lambda response: shown_in.append(turns)  # type: ignore[method-assign]
+    while len(shown_in) < 5:
+        turns += 1
+        await asyncio.sleep(0)
+    first = shown_in[0]
+    assert [turn - first for turn in shown_in[:5]] == [0, 0, 1, 1, 2]
+    await watchers.close()

@@ -278,6 +278,20 @@ def test_large_chunk_is_forwarded_in_pieces(dechunk: bool) -> None:
     assert first + b"".join(rest) == whole
 
 
+def test_large_chunk_of_which_all_but_its_end_has_come_is_forwarded_once() -> None:
+    """The first read ends within the CRLF; the next one has the rest of it, and more."""
+    payload = b"a" * (2 * MAX_BUFFERED_BYTES)
+    line = b"%x\r\n" % len(payload)
+    for end in (b"", b"\r"):
+        content: list[bytes] = []
+        body = ChunkedBody(content)
+        assert body.feed(line + payload + end) == line + payload
+        assert body.within_chunk
+        assert body.feed(b"\r\n"[len(end) :] + b"1\r\nb\r\n") == b"\r\n1\r\nb\r\n"
+        assert not body.within_chunk
+        assert b"".join(content) == payload + b"b"
+
+
 def test_large_chunk_must_end_at_its_size() -> None:
     for end in (b"X", b"\rX", b"\n", b"XX", b"\r\nnext"):
         body = ChunkedBody()
