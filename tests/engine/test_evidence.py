@@ -30,8 +30,8 @@ def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
     assert "without evidence" not in printed
     found = verify(table, trusted)
     assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", [])
-    assert found.found is not None
-    assert (found.found.sequences, found.found.generated_tokens) == (24, 24 * TOKENS)
+    assert found.proof is not None
+    assert (len(found.proof.leaves), found.proof.generated_tokens) == (24, 24 * TOKENS)
     assert verify(table).verdict is Verdict.SIGNER_UNKNOWN
     [row] = rows_of(table)
     evidence = tmp_path / f"{row['scenario_notes'].rpartition('sha256:')[2]}.json"

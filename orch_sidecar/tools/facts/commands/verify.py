@@ -7,7 +7,6 @@ import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -178,7 +177,7 @@ def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]
         "signer": verified.signer,
         "evidence": verified.evidence,
         "signed": None if verified.proof is None else _signed(verified.proof),
-        "engine": None if verified.found is None else asdict(verified.found),
+        "engine": None if verified.proof is None else _by_the_engine(verified.proof),
         "client_measured": list(verified.only_client),
         "given": {} if verified.row is None else _given(verified.row),
     }
@@ -194,6 +193,20 @@ def _signed(proof: Proof) -> dict[str, Any]:
         "weights_sha256": weights.get("sha256"),
         "loaded": state.conditions.loaded,
         "statements": 1 + proof.after.sequence - proof.before.sequence,
+    }
+
+
+def _by_the_engine(proof: Proof) -> dict[str, Any]:
+    """Returns the figures by the engine's clock and counters."""
+    batches = proof.states.batches
+    return {
+        "tokens_per_s": proof.tokens_per_s,
+        "window_s": proof.window_s,
+        "sequences": len(proof.leaves),
+        "generated_tokens": proof.generated_tokens,
+        "batch_mean": batches.mean,
+        "batch_max": batches.largest,
+        "prefix_hit_ratio": proof.states.prefix_hit_ratio,
     }
 
 

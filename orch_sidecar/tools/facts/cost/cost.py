@@ -20,17 +20,11 @@ What is not measured and not given is not guessed, and labels never share a figu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.tools.facts.comparison.conditions import number_note, remarks_of
-from orch_sidecar.tools.facts.signing.evidence_file import (
-    InvalidEvidence,
-    digest,
-    named_by,
-    parse_evidence,
-)
-from orch_sidecar.tools.facts.signing.proof import Unsound, prove
+from orch_sidecar.tools.facts.signing.verdict import verify_row
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
@@ -243,17 +237,10 @@ class _EngineTime:
 def _engine_time(row: Row, evidence: ReadEvidence) -> _EngineTime | None:
     """Returns the engine's times by the counters that it signed; None without sound evidence of
     this row. Who signed it is left to `orch facts verify`."""
-    notes, name = named_by(row.scenario_notes)
-    content = None if name is None else evidence(name)
-    if content is None or digest(content) != name:
+    found = verify_row(row_fields(row), row, evidence, {})
+    if found.proof is None:
         return None
-    try:
-        file = parse_evidence(content)
-        states = prove(file.signed, {}).states
-    except (InvalidEvidence, Unsound):
-        return None
-    if file.client_measured.row != list(row_fields(replace(row, scenario_notes=notes))):
-        return None
+    states = found.proof.states
     before_s, after_s = states.before.prefill_s, states.after.prefill_s
     prefill_s = None if before_s is None or after_s is None else after_s - before_s
     return _EngineTime(states.after.busy_s - states.before.busy_s, prefill_s)

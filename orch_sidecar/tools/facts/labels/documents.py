@@ -7,6 +7,7 @@ before it is computed with.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn
@@ -15,8 +16,8 @@ from pydantic import ValidationError
 
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
-# An integer of more digits is no count, and too large for a float.
-_MOST_DIGITS: Final = 18
+# Those of 64 bits. An integer of more is no count, and may be too large for a float.
+_MOST_DIGITS: Final = 20
 _SHOWN_CHARACTERS: Final = 60
 
 
@@ -44,21 +45,46 @@ def first_problem(error: ValidationError) -> Problem:
 
 def parse_content(payload: bytes, kind: str) -> dict[str, Any]:
     """Returns an object whose `type` is `kind`. Raises ValueError."""
-    content = parse_json(payload, _integer)
+    content = parse_json(payload)
     if not isinstance(content, dict) or content.get("type") != kind:
         raise ValueError(f"its type must be {kind}")
     return content
 
 
-def parse_json(payload: bytes, integer: Callable[[str], int] = int) -> Any:
+def parse_json(payload: bytes) -> Any:
     """Returns what every reader of this JSON reads: no name is there twice. Raises ValueError."""
+    return _parsed(_STRICT.decode, payload.decode())
+
+
+def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:
+    """Parses a file with at least one document in UTF-8, with or without a byte order mark.
+
+    Returns each with the line in which it begins, from 1. Raises UnreadableFile.
+    """
+    text, at, line, documents = "", 0, 1, list[tuple[int, Any]]()
     try:
-        return json.loads(
-            payload,
-            parse_int=integer,
-            parse_constant=_no_number,
-            object_pairs_hook=_of_different_names,
-        )
+        text = content.decode("utf-8-sig")
+        while (found := _NO_SPACE.search(text, at)) is not None or not documents:
+            begin = len(text) if found is None else found.start()
+            line, at = line + text.count("\n", at, begin), begin
+            document, end = _parsed(_DECODER.raw_decode, text, at)
+            documents.append((line, document))
+            line, at = line + text.count("\n", at, end), end
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        rule = "the text is not UTF-8 (it must not be compressed)"
+    except json.JSONDecodeError as error:
+        line, rule = error.lineno, error.msg
+    except ValueError as error:  # of int(), a name that is there twice, or too deep
+        rule = str(error)
+    else:
+        return documents
+    raise UnreadableFile(f"{name}:{line}: invalid JSON: {rule}")
+
+
+def _parsed(parse: Callable[..., Any], *given: Any) -> Any:
+    try:
+        return parse(*given)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -81,41 +107,8 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+_NO_SPACE: Final = re.compile(r"\S")
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_of_different_names)
-
-
-def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:
-    """Parses a file with at least one document in UTF-8, with or without a byte order mark.
-
-    Returns each with the line in which it begins, from 1. Raises UnreadableFile.
-    """
-
-    def invalid(lines_before: int, rule: object) -> UnreadableFile:
-        return UnreadableFile(f"{name}:{lines_before + 1}: invalid JSON: {rule}")
-
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        rule = "the text is not UTF-8 (it must not be compressed)"
-        raise invalid(content.count(b"\n", 0, error.start), rule) from None
-    documents: list[tuple[int, Any]] = []
-    at, line, counted = _skip_space(text, 0), 0, 0
-    while at < len(text) or not documents:
-        line, counted = line + text.count("\n", counted, at), at
-        try:
-            document, at = _DECODER.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            raise invalid(error.lineno - 1, error.msg) from None
-        except RecursionError:
-            raise invalid(line, "it is nested too deeply") from None
-        except ValueError as error:  # of int(), or a name that is there twice
-            raise invalid(line, error) from None
-        documents.append((line + 1, document))
-        at = _skip_space(text, at)
-    return documents
-
-
-def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+_STRICT: Final = json.JSONDecoder(
+    parse_int=_integer, parse_constant=_no_number, object_pairs_hook=_of_different_names
+)

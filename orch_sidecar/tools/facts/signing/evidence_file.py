@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from orch_sidecar.tools.facts.labels.documents import parse_json
+from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
 from orch_sidecar.tools.facts.tables.notes import EVIDENCE
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import row_fields
@@ -22,15 +22,17 @@ SUFFIX: Final = ".json"
 _NOTE: Final = re.compile(rf"; {EVIDENCE}=sha256:([0-9a-f]{{64}})\Z")
 
 
-class InvalidEvidence(ValueError):
-    """Not the evidence of a run; the message names the field and the rule."""
+class Unsound(Exception):
+    """The evidence does not hold; the message gives the reason."""
 
 
-class Signed(BaseModel):
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Signed(_Part):
     """What an engine signed about a run, as it answered. `leaves`: its finished sequences between
     the two statements, `between`: digests of other statements."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     run: str
     nonce: str | None
@@ -42,19 +44,15 @@ class Signed(BaseModel):
     leaves: list[str]
 
 
-class ClientMeasured(BaseModel):
+class ClientMeasured(_Part):
     """What only the client saw. `row`: the fields of the row, without its note of the evidence."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     row: list[str]
     result: dict[str, Any]
 
 
-class EvidenceFile(BaseModel):
+class EvidenceFile(_Part):
     """The content of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     schema_version: Literal["orch.evidence/1"] = "orch.evidence/1"
     signed: Signed
@@ -82,12 +80,10 @@ def named_by(notes: str) -> tuple[str, str | None]:
 
 
 def parse_evidence(content: bytes) -> EvidenceFile:
-    """Parses a file. Raises InvalidEvidence."""
+    """Parses a file. Raises Unsound."""
     try:
         return EvidenceFile.model_validate(parse_json(content))
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "the file"
-        raise InvalidEvidence(f"{place}: {problem['msg']}") from None
+        raise Unsound(str(first_problem(error))) from None
     except ValueError as error:
-        raise InvalidEvidence(f"the file: {error}") from None
+        raise Unsound(f"the file: {error}") from None

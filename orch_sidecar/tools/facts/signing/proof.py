@@ -15,7 +15,7 @@ from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.labels.thresholds import CLOCKS_AGREE_S
-from orch_sidecar.tools.facts.signing.evidence_file import Signed
+from orch_sidecar.tools.facts.signing.evidence_file import Signed, Unsound
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from vllm_plugin.contracts import dsse
 from vllm_plugin.contracts.dsse import Envelope, InvalidEnvelope, from_base64, parse_envelope
@@ -36,10 +36,6 @@ _FIXED: Final = (
     *("slots_total", "gpu", "gpu_count", "precision", "rate_limits", "features", "conditions"),
     *("weights", "epoch"),
 )
-
-
-class Unsound(Exception):
-    """The evidence does not hold; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +125,11 @@ class Proof:
         )
 
     @property
+    def tokens_per_s(self) -> float:
+        """Throughput by the engine's clock."""
+        return self.generated_tokens / self.window_s
+
+    @property
     def between_s(self) -> float:
         """Between the two statements, by the engine's monotonic clock."""
         return self.after.monotonic_s - self.before.monotonic_s
@@ -156,7 +157,10 @@ def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
     _check_clocks(before, after, leaves)
     _check_unchanged(before, after)
     _check_counters(before, after, leaves)
-    return Proof(before, after, leaves, signer)
+    proof = Proof(before, after, leaves, signer)
+    if proof.window_s <= 0:
+        raise Unsound("the finished sequences took no time")
+    return proof
 
 
 def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[str, Any]:

@@ -10,11 +10,11 @@ end. A client measures at the far end of a network, so its window is a little lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import measured
-from orch_sidecar.tools.facts.labels.figures import figures
+from orch_sidecar.tools.facts.labels.figures import Totals, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import Measured
@@ -43,42 +43,13 @@ _CLIENTS: Final = ("ttft_", "tpot_", "latency_", "goodput_", "arrivals", "rate_"
 _CLIENTS_TOO: Final = (*names.REPLAYED, "at_once", "seed", names.CLIENT_BOTTLENECK)
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputed:
-    """The figures of a run by the engine's clock and counters."""
-
-    tokens_per_s: float
-    window_s: float
-    sequences: int
-    generated_tokens: int
-    batch_mean: float
-    batch_max: int
-    prefix_hit_ratio: float
-
-
-def recompute(proof: Proof) -> Recomputed:
-    """Returns the figures of a run whose window has a length, else raises ValueError."""
-    if proof.window_s <= 0:
-        raise ValueError("the finished sequences took no time")
-    batches = proof.states.batches
-    return Recomputed(
-        tokens_per_s=proof.generated_tokens / proof.window_s,
-        window_s=proof.window_s,
-        sequences=len(proof.leaves),
-        generated_tokens=proof.generated_tokens,
-        batch_mean=batches.mean,
-        batch_max=batches.largest,
-        prefix_hit_ratio=proof.states.prefix_hit_ratio,
-    )
-
-
 def client_measured(row: Row) -> list[str]:
     """Returns the notes of a row that are the client's word."""
     stated = parse_notes(row.scenario_notes)
     return [name for name in stated if name.startswith(_CLIENTS) or name in _CLIENTS_TOO]
 
 
-def contradictions(row: Row, run: RecordedRun, proof: Proof, found: Recomputed) -> list[str]:
+def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
     """Returns where a row does not follow from its evidence, empty if it does."""
     try:
         rebuilt = _rebuilt(run, proof)
@@ -90,7 +61,7 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof, found: Recomputed) 
         *_other_model(run, proof),
         *_differences(row, anew, rebuilt.totals.window_s),
         *_goodput(row, run),
-        *_by_the_engine(rebuilt, proof, found),
+        *_by_the_engine(rebuilt.totals, proof),
         *impossible_times(run, proof),
     ]
 
@@ -201,28 +172,27 @@ def _other_model(run: RecordedRun, proof: Proof) -> Iterator[str]:
         yield f"model_id is {run.engine.model_id!r}: {objection}"
 
 
-def _by_the_engine(rebuilt: Measured, proof: Proof, found: Recomputed) -> Iterator[str]:
+def _by_the_engine(whole: Totals, proof: Proof) -> Iterator[str]:
     """Compares the client's figures with those by the engine's clock and counters."""
-    whole = rebuilt.totals
     requests, tokens = whole.requests, whole.output_tokens
     if len(proof.requests) < requests:
         yield (
             f"{requests} requests were answered, the engine's finished sequences are of "
             f"{len(proof.requests)}: each request must have an id of its own"
         )
-    if tokens < found.generated_tokens * (1 - FAILED_SHARE):
+    if tokens < proof.generated_tokens * (1 - FAILED_SHARE):
         yield (
             f"the answers have {tokens} generated tokens, the engine's finished sequences "
-            f"{found.generated_tokens}: it served others, too"
+            f"{proof.generated_tokens}: it served others, too"
         )
-    by_engine = f"by the engine {found.tokens_per_s:.6g}"
-    longest_s = found.window_s * (1 + WINDOW_SHARE) + WINDOW_S
-    fastest = found.tokens_per_s * (1 + WINDOW_SHARE)
-    slowest = found.generated_tokens / longest_s if len(proof.requests) == requests else 0.0
+    longest_s = proof.window_s * (1 + WINDOW_SHARE) + WINDOW_S
+    fastest = proof.tokens_per_s * (1 + WINDOW_SHARE)
+    slowest = proof.generated_tokens / longest_s if len(proof.requests) == requests else 0.0
     if not slowest * (1 - _DIGITS) <= whole.tokens_per_s <= fastest:
+        by_engine = f"by the engine {proof.tokens_per_s:.6g}"
         yield f"throughput is {whole.tokens_per_s:.6g} tokens/s, {by_engine}"
-    if whole.window_s < found.window_s * (1 - WINDOW_SHARE) - ROUNDING_S:
-        yield f"window_s is {whole.window_s:g}, by the engine {found.window_s:.6g}"
+    if whole.window_s < proof.window_s * (1 - WINDOW_SHARE) - ROUNDING_S:
+        yield f"window_s is {whole.window_s:g}, by the engine {proof.window_s:.6g}"
     if whole.window_s > proof.between_s:
         apart = f"the statements are {proof.between_s:.6g} s apart"
         yield f"window_s is {whole.window_s:g}, {apart}"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import cached_property
 from typing import Final
 
 from pydantic import ValidationError
@@ -23,18 +22,13 @@ from orch_sidecar.tools.facts.labels.snapshot import UNKNOWN
 from orch_sidecar.tools.facts.labels.thresholds import FUTURE_S
 from orch_sidecar.tools.facts.signing.evidence_file import (
     EvidenceFile,
-    InvalidEvidence,
+    Unsound,
     digest,
     named_by,
     parse_evidence,
 )
-from orch_sidecar.tools.facts.signing.proof import Proof, Unsound, prove
-from orch_sidecar.tools.facts.signing.recompute import (
-    Recomputed,
-    client_measured,
-    contradictions,
-    recompute,
-)
+from orch_sidecar.tools.facts.signing.proof import Proof, prove
+from orch_sidecar.tools.facts.signing.recompute import client_measured, contradictions
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row, row_faults
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
@@ -73,11 +67,6 @@ class Verified:
     def signer(self) -> str | None:
         """The name of the trusted key that certified the engine's."""
         return None if self.proof is None else self.proof.signer
-
-    @cached_property
-    def found(self) -> Recomputed | None:
-        """What the engine's clock and counters give."""
-        return None if self.proof is None else recompute(self.proof)
 
     @property
     def only_client(self) -> Sequence[str]:
@@ -171,19 +160,16 @@ def verify_evidence(
             raise Unsound(_differs(row, stated))
         proof = prove(evidence.signed, trusted)
         return _judged(name, evidence, proof, _row(stated), now_s)
-    except (Unsound, InvalidEvidence) as error:
+    except Unsound as error:
         return Verified(Verdict.FAILED, (str(error),), name)
 
 
 def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row, now_s: float) -> Verified:
     try:
-        found = recompute(proof)
         run = RecordedRun.model_validate(evidence.client_measured.result)
     except ValidationError as error:
         raise Unsound(f"the client's result: {first_problem(error)}") from None
-    except ValueError as error:
-        raise Unsound(str(error)) from None
-    reasons: Sequence[str] = contradictions(row, run, proof, found)
+    reasons: Sequence[str] = contradictions(row, run, proof)
     reasons = reasons or _of_the_future(proof, now_s)
     verdict = Verdict.FAILED
     if not reasons:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
-from orch_sidecar.tools.facts.signing.recompute import contradictions, recompute
+from orch_sidecar.tools.facts.signing.recompute import contradictions
 from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_evidence
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.row import Label
@@ -179,7 +179,7 @@ def said(forgery: Forgery) -> Mapping[Gate, str]:
     result = result_of(row if forgery.follows else row_of()) | {**forgery.result}
     signed = SigningEngine(operator).measure()
     proof, run = prove(signed, operator.trusted()), RecordedRun.model_validate(result)
-    found = contradictions(row, run, proof, recompute(proof))
+    found = contradictions(row, run, proof)
     content, _ = evidence_of(signed, row, result)
     verdict = verify_evidence(digest(content), content, operator.trusted()).verdict
     return {

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.labels.documents import parse_all, parse_content
-from orch_sidecar.tools.facts.signing.proof import Unsound, prove
+from orch_sidecar.tools.facts.signing.evidence_file import Unsound
+from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from tests.orch_sidecar.tools.facts.signing.signed import SigningEngine, resigned
 
@@ -28,7 +29,7 @@ def test_object_of_the_type_is_returned() -> None:
         (b"\xff", "can't decode"),
         (b'{"type":"t","n":NaN}', "NaN is not JSON"),
         (b'{"type":"t","n":-Infinity}', "-Infinity is not JSON"),
-        (b'{"type":"t","n":1234567890123456789}', "has more than 18 digits"),
+        (b'{"type":"t","n":123456789012345678901}', "has more than 20 digits"),
     ],
 )
 def test_other_content_is_refused(payload: bytes, reason: str) -> None:

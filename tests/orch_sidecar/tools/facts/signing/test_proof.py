@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from orch_sidecar.tools.facts.signing.evidence_file import Signed
-from orch_sidecar.tools.facts.signing.proof import Unsound, prove
+from orch_sidecar.tools.facts.signing.evidence_file import Signed, Unsound
+from orch_sidecar.tools.facts.signing.proof import prove
 from tests.orch_sidecar.tools.facts.signing.signed import (
     BEGIN_S,
     DAY_S,

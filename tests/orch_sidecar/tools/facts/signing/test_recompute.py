@@ -9,7 +9,7 @@ import pytest
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
-from orch_sidecar.tools.facts.signing.recompute import contradictions, recompute
+from orch_sidecar.tools.facts.signing.recompute import contradictions
 from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_evidence
 from tests.orch_sidecar.tools.facts.cheats.evidence import GIVES, call, calls
 from tests.orch_sidecar.tools.facts.signing.signed import (
@@ -26,7 +26,7 @@ from vllm_plugin.contracts.statement import next_head, parse_leaf
 def reasons(engine_or_signed: Any, row: Any, result: dict[str, Any] | None = None) -> list[str]:
     proof = prove(engine_or_signed, {})
     run = RecordedRun.model_validate(result_of(row) if result is None else result)
-    return contradictions(row, run, proof, recompute(proof))
+    return contradictions(row, run, proof)
 
 
 def test_row_of_the_run_follows_from_its_evidence() -> None:
