@@ -27,7 +27,6 @@ from orch_sidecar.tools.facts.signing.trusted import (
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
-    verified_places,
     verify_evidence,
     verify_table,
 )
@@ -111,13 +110,11 @@ def beside(*paths: Path) -> Callable[[str], bytes | None]:
     return read_evidence
 
 
-def verifier_of(tables: Iterable[Table], trusted: TrustedKeys) -> Callable[[LocatedRow], bool]:
+def verifier_of(tables: Sequence[Table], trusted: TrustedKeys) -> Callable[[LocatedRow], bool]:
     """Returns a test of whether a row of these tables is verified, by the evidence beside them."""
-    verified: set[str] = set()
-    for table in tables if trusted else ():  # without keys none is
-        found = verified_places(valid_rows(table), beside(Path(table.name)), trusted, time.time())
-        verified |= found
-    return lambda located: located.place in verified
+    verdicts = _verdicts(tables, trusted) if trusted else {}  # without keys none is
+    verified = {place for place, found in verdicts.items() if found.verdict is Verdict.VERIFIED}
+    return lambda located: (located.record.file, located.record.line) in verified
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -128,8 +125,7 @@ def _verify(options: argparse.Namespace) -> int:
     if headers:
         print_error("\n".join(map(str, headers)))
         return 1
-    read_evidence = beside(*(Path(table.name) for table in tables))
-    verdicts = _verdicts(tables, read_evidence, trusted)
+    verdicts = _verdicts(tables, trusted)
     for path in options.files:
         if path.suffix == SUFFIX:
             found = verify_evidence(path.stem, path.read_bytes(), trusted, now_s=time.time())
@@ -145,9 +141,7 @@ def _verify(options: argparse.Namespace) -> int:
 _Verdicts = dict[tuple[str, int | None], Verified]
 
 
-def _verdicts(
-    tables: Sequence[Table], read_evidence: Callable[[str], bytes | None], trusted: TrustedKeys
-) -> _Verdicts:
+def _verdicts(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
     """Returns the verdicts on rows. A row with a fault has failed, whatever its evidence.
 
     One run makes one row, whichever table it is in; a copy in another table is the same row.
@@ -156,6 +150,7 @@ def _verdicts(
     for table in tables:
         for located in valid_rows(table):
             first.setdefault(identity(located.record), located)
+    read_evidence = beside(*(Path(table.name) for table in tables))
     judged = verify_table(first.values(), read_evidence, trusted, time.time())
     verdicts = {identity(located.record): found for located, found in judged}
     found: _Verdicts = {}

@@ -17,12 +17,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from orch_sidecar.tools.facts.labels import intervals
-from orch_sidecar.tools.facts.labels.figures import percentile
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, percentile
 from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun
 from orch_sidecar.tools.facts.labels.thresholds import (
     CLIENT_LATE_S,
@@ -62,11 +61,8 @@ def impossible_times(run: RecordedRun, proof: Proof) -> Iterator[str]:
         # Of a failed request nobody knows which of the engine's it was: no group is whole then.
         calls, requests = _grouped(answered, _tokens_of), _grouped(proof.requests, _tokens)
         groups += [(calls[tokens], calls[tokens], requests[tokens]) for tokens in requests]
-    problems = (
-        _out_of_order(sent, own, inside, slack_s) or _too_short(own, inside)
-        for sent, own, inside in groups
-    )
-    yield from islice(filter(None, problems), 1)
+    problems = (problem for group in groups for problem in _impossible(*group, slack_s))
+    yield from islice(problems, 1)
 
 
 def _grouped(each: Iterable[_Any], tokens: Callable[[_Any], _Tokens]) -> dict[_Tokens, list[_Any]]:
@@ -84,81 +80,68 @@ def _tokens_of(call: Call) -> _Tokens:
     return call.input_tokens or 0, call.output_tokens or 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """The least that an answer took in the engine, in seconds since it arrived there."""
-
-    first_token_s: float
-    last_token_s: float
+def _first_s(request: SignedRequest) -> float:
+    """Returns the least time to the first token, in seconds since it arrived in the engine."""
+    return min(leaf.queued_s + leaf.prefill_s for leaf in request.leaves)
 
 
-def _engine(request: SignedRequest) -> _Engine:
-    first_s = min(leaf.queued_s + leaf.prefill_s for leaf in request.leaves)
-    last_s = 0.0
-    for leaf in request.leaves:
-        steps = leaf.generated_tokens - 1
-        share = max(0.0, 1 - LAST_STEP_TOKENS / steps) if steps > 0 else 0.0
-        last_s = max(last_s, leaf.queued_s + leaf.prefill_s + share * leaf.decode_s)
-    return _Engine(first_s, last_s)
+def _last_s(request: SignedRequest) -> float:
+    """Returns the least time to the last token, in seconds since it arrived in the engine."""
+
+    def share(steps: int) -> float:
+        return max(0.0, 1 - LAST_STEP_TOKENS / steps) if steps > 0 else 0.0
+
+    return max(
+        leaf.queued_s + leaf.prefill_s + share(leaf.generated_tokens - 1) * leaf.decode_s
+        for leaf in request.leaves
+    )
 
 
-def _out_of_order(
+class _Moment(NamedTuple):
+    """What a client sees of an answer: when, after how long, and the least that the engine took."""
+
+    text: str
+    name: str
+    at_s: Callable[[Call], float | None]
+    took_s: Callable[[CompletedRequest], float | None]
+    least_s: Callable[[SignedRequest], float]
+
+
+_MOMENTS: Final = (
+    _Moment("began to come", "TTFT", lambda c: c.first_s, lambda each: each.ttft_s, _first_s),
+    _Moment("ended", "latency", lambda c: c.ended_s, lambda each: each.latency_s, _last_s),
+)
+
+
+def _impossible(
     sent: Sequence[Call],
     answered: Sequence[Call],
     requests: Sequence[SignedRequest],
     slack_s: float,
-) -> str | None:
-    """Returns why no difference of the clocks explains the order of times; None: one does."""
+) -> Iterator[str]:
+    """Yields why no difference of the clocks explains the order of times, and too short ones."""
     came = sorted(each.arrived_s for each in requests)
     went = sorted(call.sent_s for call in sent if call.sent_s is not None)
     if len(went) < len(came):
-        return f"the engine finished {len(came)} requests, of which {len(went)} were sent"
+        yield f"the engine finished {len(came)} requests, of which {len(went)} were sent"
+        return
     latest = min((there - here for there, here in zip(came, went, strict=False)), default=0.0)
-    seen: tuple[tuple[str, list[float], list[float]], ...] = (
-        (
-            "ended",
-            sorted(call.ended_s for call in answered if call.ended_s is not None),
-            sorted(each.arrived_s + _engine(each).last_token_s for each in requests),
-        ),
-        (
-            "began to come",
-            sorted(call.first_s for call in answered if call.first_s is not None),
-            sorted(each.arrived_s + _engine(each).first_token_s for each in requests),
-        ),
-    )
-    for what, here, there in seen:
-        if here and len(here) == len(answered):
-            pairs = zip(there, here, strict=False)
-            early_s = max(engine_s - client_s for engine_s, client_s in pairs) - latest
-            if early_s > slack_s:
-                return (
-                    f"answers {what} {early_s:.3f} s before the engine had made them, wherever "
-                    "its clock stood when they were sent"
-                )
-    return None
-
-
-def _too_short(answered: Sequence[Call], requests: Sequence[SignedRequest]) -> str | None:
-    """Returns the shortest times that are below the engine's; None: there are none."""
-    took = [call.served for call in answered]
-    times: tuple[tuple[str, list[float], Callable[[SignedRequest], float]], ...] = (
-        (
-            "TTFT",
-            [each.ttft_s for each in took if each is not None and each.ttft_s is not None],
-            lambda request: _engine(request).first_token_s,
-        ),
-        (
-            "latency",
-            [each.latency_s for each in took if each is not None],
-            lambda request: _engine(request).last_token_s,
-        ),
-    )
-    for name, seen_s, least in times:
-        least_s = sorted(map(least, requests))
-        for client_s, engine_s in zip(sorted(seen_s), least_s, strict=False):
+    for moment in _MOMENTS:
+        here = sorted(at for call in answered if (at := moment.at_s(call)) is not None)
+        there = sorted(each.arrived_s + moment.least_s(each) for each in requests)
+        pairs = zip(there, here, strict=False)
+        early_s = max((engine_s - client_s for engine_s, client_s in pairs), default=0.0) - latest
+        if len(here) == len(answered) and here and early_s > slack_s:
+            yield (
+                f"answers {moment.text} {early_s:.3f} s before the engine had made them, wherever "
+                "its clock stood when they were sent"
+            )
+    completed = [served for call in answered if (served := call.served) is not None]
+    for moment in _MOMENTS:
+        took = sorted(s for each in completed if (s := moment.took_s(each)) is not None)
+        for client_s, engine_s in zip(took, sorted(map(moment.least_s, requests)), strict=False):
             if client_s < engine_s * (1 - CLOCK_RATE) - ROUNDING_S:
-                return f"a {name} is {client_s:.6g} s, the engine alone took {engine_s:.6g} s"
-    return None
+                yield f"a {moment.name} is {client_s:.6g} s, the engine alone took {engine_s:.6g} s"
 
 
 def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:

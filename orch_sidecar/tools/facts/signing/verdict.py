@@ -105,20 +105,6 @@ def verify_table(
     return verdicts
 
 
-def verified_places(
-    rows: Iterable[LocatedRow],
-    read: Callable[[str], bytes | None],
-    trusted: TrustedKeys,
-    now_s: float = math.inf,
-) -> frozenset[str]:
-    """Returns the places of the rows of a table that are verified."""
-    return frozenset(
-        located.place
-        for located, verdict in verify_table(rows, read, trusted, now_s)
-        if verdict.verdict is Verdict.VERIFIED
-    )
-
-
 def verify_row(
     fields: Sequence[str],
     row: Row,

@@ -8,7 +8,7 @@ its kind ran for a while. Whether a scenario earns its label is decided elsewher
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -113,7 +113,7 @@ def group_scenarios(
         pause_s = gap_s if key.scenario is None else margin_s(gap_s)
         for part in _split_at_gaps(requests, pause_s):
             whole += _by_engine(key, part)
-    gathered, unassigned = _with_unlabelled(whole, unlabelled)
+    gathered, unassigned = _with_nearest(whole, unlabelled, _takes_unlabelled)
     cut = (_clipped(each, first_ns, last_ns) for each in gathered)
     scenarios = [each for each in cut if each is not None]
     scenarios.sort(key=lambda scenario: scenario.start_ns)
@@ -172,58 +172,41 @@ def _by_engine(labels: ScenarioKey, requests: Sequence[Request]) -> list[Scenari
     if not kinds:
         return [Scenario(labels, tuple(requests))]
     scenarios = [Scenario(key, tuple(each)) for key, each in kinds.items()]
-    windows = _windows(scenarios)
-
-    def nearest(request: Request) -> int:
-        return min(range(len(windows)), key=lambda index: _distance_ns(windows[index], request))
-
-    return _with_requests(scenarios, [(nearest(request), request) for request in others])
+    return _with_nearest(scenarios, others, lambda *_: True)[0]
 
 
-def _with_unlabelled(
-    scenarios: list[Scenario], unlabelled: Iterable[Request]
+def _takes_unlabelled(key: ScenarioKey, request: Request, distance_ns: int) -> bool:
+    """Returns whether a request without labels has the id of a scenario, or ran in one."""
+    same = (key.scenario, key.run) == (request.scenario, request.run)
+    near = request.scenario is not None or not distance_ns
+    return same and near and request.model in (None, key.model)
+
+
+def _with_nearest(
+    scenarios: Sequence[Scenario],
+    requests: Iterable[Request],
+    takes: Callable[[ScenarioKey, Request, int], bool],
 ) -> tuple[list[Scenario], list[Request]]:
-    """Assigns requests without labels to the scenario of their id, or to one that ran then."""
-    windows = _windows(scenarios)
-    chosen: list[tuple[int, Request]] = []
-    unassigned: list[Request] = []
-    for request in unlabelled:
-        alike = [
-            (_distance_ns(window, request), index)
-            for index, (scenario, window) in enumerate(zip(scenarios, windows, strict=True))
-            if (scenario.key.scenario, scenario.key.run) == (request.scenario, request.run)
-            and request.model in (None, scenario.key.model)
-        ]
-        distance_ns, index = min(alike, default=(1, 0))
-        if alike and (request.scenario is not None or not distance_ns):
-            chosen.append((index, request))
-        else:
-            unassigned.append(request)
-    return _with_requests(scenarios, chosen), unassigned
+    """Adds each request to the nearest scenario that takes it; returns those that none takes, too.
 
-
-def _with_requests(
-    scenarios: Sequence[Scenario], chosen: Iterable[tuple[int, Request]]
-) -> list[Scenario]:
-    """Returns the scenarios with further requests, each in the scenario of its index."""
+    `takes`: gets how far from the window of the scenario it arrived, 0 within.
+    """
+    windows = [(each.start_ns, each.end_ns) for each in scenarios]
     more: dict[int, list[Request]] = defaultdict(list)
-    for index, request in chosen:
-        more[index].append(request)
+    left: list[Request] = []
+    for request in requests:
+        at_ns = request.start_ns
+        found = (
+            (max(start_ns - at_ns, at_ns - end_ns, 0), index)
+            for index, (start_ns, end_ns) in enumerate(windows)
+        )
+        taken = [each for each in found if takes(scenarios[each[1]].key, request, each[0])]
+        (more[min(taken)[1]] if taken else left).append(request)
     joined = list(scenarios)
     for index, added in more.items():
         together = sorted((*scenarios[index].requests, *added), key=lambda each: each.start_ns)
         joined[index] = replace(scenarios[index], requests=tuple(together))
-    return joined
-
-
-def _windows(scenarios: Sequence[Scenario]) -> list[tuple[int, int]]:
-    return [(scenario.start_ns, scenario.end_ns) for scenario in scenarios]
-
-
-def _distance_ns(window: tuple[int, int], request: Request) -> int:
-    """Returns how far from a window a request arrived, 0 within."""
-    start_ns, end_ns = window
-    return max(start_ns - request.start_ns, request.start_ns - end_ns, 0)
+    return joined, left
 
 
 def _clipped(scenario: Scenario, first_ns: int | None, last_ns: int | None) -> Scenario | None:

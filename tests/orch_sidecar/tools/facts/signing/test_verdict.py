@@ -14,7 +14,6 @@ from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
-    verified_places,
     verify_evidence,
     verify_table,
 )
@@ -240,16 +239,6 @@ def test_evidence_of_one_run_makes_one_row(operator: Operator) -> None:
     found = verdicts(rows, contents, operator.trusted())
     assert [each.verdict for each in found] == [Verdict.VERIFIED, Verdict.FAILED]
     assert "one run makes one row" in found[1].reasons[0]
-
-
-def test_verified_places_are_those_of_verified_rows(operator: Operator) -> None:
-    content, row = evidence_and_row(SigningEngine(operator).measure())
-    unknown, other = evidence_of(
-        SigningEngine().measure(run="r2", nonce="a" * 32), row_of(run="r2"), result_of(row_of())
-    )
-    contents = {digest(each): each for each in (content, unknown)}
-    rows = located(row, other, row_of(run="r3"))
-    assert verified_places(rows, contents.get, operator.trusted()) == {rows[0].place}
 
 
 def test_every_changed_byte_of_the_file_is_noticed(operator: Operator) -> None:
