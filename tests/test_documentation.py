@@ -11,8 +11,7 @@ import pytest
 
 from orch_sidecar import cli
 from orch_sidecar.api.endpoints import ADMIN, ENDPOINTS, PUBLIC
-from orch_sidecar.api.errors import BY_REASON
-from orch_sidecar.config.settings import PoolSettings, SidecarSettings
+from orch_sidecar.config.settings import SidecarSettings
 from tests.documents import (
     REFERENCE,
     ROOT,
@@ -29,7 +28,7 @@ from tests.documents import (
     words,
 )
 from tests.import_graph import CONTRIBUTING, drawn
-from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, Profile
+from tests.reference_pages import PLACE, TABLES, written
 from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
 from vllm_plugin.register import WARM_UP_VARIABLE
 from vllm_plugin.state.conditions import Conditions
@@ -126,28 +125,15 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert known == reached
 
 
-def test_every_setting_is_documented_with_its_default() -> None:
-    documented = {
-        name: default for name, default, *_ in rows(page("settings")) if name.startswith("`ORCH_")
-    }
-    defaults = {
-        f"`ORCH_{name.upper()}`": "" if field.default is None else f"`{field.default}`"
-        for name, field in SidecarSettings.model_fields.items()
-    }
-    assert documented == defaults
+def test_every_table_of_the_code_is_on_one_page() -> None:
+    pages = (path.read_text(encoding="utf-8") for path in REFERENCE.glob("*.md"))
+    assert sorted(place[2] for each in pages for place in PLACE.finditer(each)) == sorted(TABLES)
 
 
-def test_every_field_of_a_pool_is_documented() -> None:
-    documented = [quoted(name)[0] for name, *_ in rows(section(REFERENCE / "settings.md", "Pools"))]
-    assert sorted(documented) == sorted(PoolSettings.model_fields)
-
-
-def test_every_key_of_a_profile_is_documented() -> None:
-    documented = {
-        key for name, *_ in rows(section(REFERENCE / "profiles.md", "Keys")) for key in quoted(name)
-    }
-    keys = set(Profile.model_fields) - {"admission"} | set(ClassRules.model_fields)
-    assert documented == keys | {f"admission.{name}" for name in AdmissionRules.model_fields}
+@pytest.mark.parametrize("path", sorted(REFERENCE.glob("*.md")), ids=lambda path: path.stem)
+def test_generated_tables_are_those_of_the_code(path: Path) -> None:
+    found = path.read_text(encoding="utf-8")
+    assert found == written(found), "python -m tests.reference_pages"
 
 
 def test_every_endpoint_is_documented_with_its_method() -> None:
@@ -161,15 +147,6 @@ def test_every_endpoint_is_documented_with_its_method() -> None:
     for listener in (PUBLIC, ADMIN):
         paths |= {(method, each.value) for each, methods in listener.items() for method in methods}
     assert documented == paths
-
-
-def test_every_refusal_is_documented_with_its_status() -> None:
-    documented: dict[str, int] = {}
-    for names, statuses, _ in rows(page("refusals")):
-        codes, numbers = quoted(names), [int(status) for status in statuses.split(",")]
-        pairs = zip(codes, numbers * (len(codes) // len(numbers)), strict=True)
-        documented |= dict(pairs)
-    assert documented == {form.code: form.status for form in BY_REASON.values()}
 
 
 def constants(*packages: str) -> set[str]:

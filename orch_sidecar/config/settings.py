@@ -50,23 +50,36 @@ def header_value(value: SecretStr | None) -> SecretStr | None:
 
 
 class PoolSettings(BaseModel):
-    """One engine, or one child sidecar (`tier`).
-
-    `headless`: the host of `url` is a name with a changing list of addresses, each an engine or a
-    sidecar. `on_request`: serves only requests that ask for it, by name or by measurement type.
-    """
+    """One engine, or one child sidecar (`tier`)."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(pattern=POOL_NAME)
-    url: str
-    profile: str = Field(min_length=1)
-    api_key: SecretStr | None = None
-    api_key_file: Path | None = None  # that contains it
-    tier: bool = False
-    below: str | None = Field(None, pattern=POOL_NAME)  # the pool of the child sidecar
-    headless: bool = False
-    on_request: bool = False
+    name: str = Field(
+        pattern=POOL_NAME,
+        description="a lower-case letter, then lower-case letters, digits and `-`: 63 characters, "
+        "57 for a headless pool; names differ",
+    )
+    url: str = Field(description="`http://host:port` or `https://host:port`")
+    profile: str = Field(min_length=1, description="name or path")
+    api_key: SecretStr | None = Field(None, description="key of the engine or sidecar at `url`")
+    api_key_file: Path | None = Field(
+        None,
+        description="file that contains that key and nothing else, instead of `api_key`; read at "
+        "the start, so that a restart takes a changed one. One that is missing, empty or "
+        "unreadable prevents the start",
+    )
+    tier: bool = Field(default=False, description="`true`: it is a sidecar itself")
+    below: str | None = Field(None, pattern=POOL_NAME, description="which pool of that sidecar")
+    headless: bool = Field(
+        default=False,
+        description="`true`: each address of the host name is one engine or sidecar (`http` only); "
+        "the list of addresses may change",
+    )
+    on_request: bool = Field(
+        default=False,
+        description="`true`: takes only requests that ask for it, by name or by measurement type; "
+        "at least one pool must be without it",
+    )
 
     _url = field_validator("url")(_origin)
     _key = field_validator("api_key")(header_value)
@@ -152,7 +165,8 @@ class SidecarSettings(BaseSettings):
     api_keys_required: bool = Field(
         default=True,
         validate_default=False,  # to state it needs a file
-        description="whether api_keys_file must exist; false: until it does, clients need no key",
+        description="whether api_keys_file must exist; false: until it does, clients need no key; "
+        "to set it to true without api_keys_file is an error",
     )
     gateways: list[IPvAnyNetwork] = Field(
         default=[],
@@ -162,7 +176,8 @@ class SidecarSettings(BaseSettings):
     cache_salt_file: Path | None = Field(
         None,
         description="file with a secret of at least 32 bytes, the same for all sidecars of these "
-        "keys: keeps the engines' prefix cache apart between keys; unset: random at each start",
+        "keys (openssl rand -hex 32): keeps the engines' prefix cache apart between keys; unset: "
+        "random at each start",
     )
     parents: Literal["keys", "open"] = Field(
         "keys",
@@ -180,9 +195,7 @@ class SidecarSettings(BaseSettings):
         None,
         min_length=1,
         description="several engines instead of engine_url: a JSON list of objects with name, url, "
-        "profile and, optionally, api_key or api_key_file, tier (true: it is a child sidecar), "
-        "below (name of the pool of the child sidecar), headless (true: each address of the host "
-        "is an engine) and on_request (true: serves only requests that ask for it)",
+        "profile and, optionally, api_key or api_key_file, tier, below, headless and on_request",
     )
     prefix_affinity: bool = Field(
         default=True,
@@ -201,18 +214,23 @@ class SidecarSettings(BaseSettings):
         description="longest wait for a slot, seconds; unset: as in the profile",
     )
     max_body_bytes: int = Field(
-        16 * 2**20, ge=1024, le=2**31, description="largest request body, bytes"
+        16 * 2**20,
+        ge=1024,
+        le=2**31,
+        description="largest request body, bytes; a larger one is a 413",
     )
     body_budget_bytes: int = Field(
         256 * 2**20,
         ge=1024,
-        description="most memory for the bodies of all requests together, bytes",
+        description="most memory for the bodies of all requests that are being read, waiting or "
+        "in flight, bytes; beyond it a 503 before the body is read",
     )
     max_connections: int | None = Field(
         None,
         ge=1,
         description="most connections of clients; unset, or if it is higher: half of the hard "
-        "limit of file descriptors beyond 128",
+        "limit of file descriptors beyond 128. Beyond it idle ones are closed, and if none is "
+        "idle, new ones",
     )
     max_header_bytes: int = Field(
         16_384, ge=1024, le=2**20, description="largest request line or header field, bytes"
@@ -229,8 +247,10 @@ class SidecarSettings(BaseSettings):
     engine_silence_s: float | None = Field(
         None,
         gt=0,
-        description="time without data from the engine after which a request fails, seconds; by "
-        "default 600 while its state is heard of, else a multiple of what its steps take",
+        description="time without data from the engine after which a request fails, seconds. By "
+        "default 600 while its state is heard of, for it may read a long prompt. Of a hung engine, "
+        "whose state is not, the most of 30, 20 steps, and three times as long as it was not heard "
+        "of the last time",
     )
     client_stall_s: float = Field(
         120.0,
@@ -248,10 +268,13 @@ class SidecarSettings(BaseSettings):
     )
     trace_url: str | None = Field(
         None,
-        description="where a trace can be looked at, for links on the page: a URL with {trace_id}",
+        description="where a trace can be looked at, for links on the page: a URL with "
+        "{trace_id}, such as http://jaeger:16686/trace/{trace_id}",
     )
     log_level: str = Field(
-        "INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="lowest level that is logged"
+        "INFO",
+        pattern="^(DEBUG|INFO|WARNING|ERROR)$",
+        description="lowest level that is logged: DEBUG, INFO, WARNING or ERROR",
     )
 
     _url = field_validator("engine_url")(_origin)

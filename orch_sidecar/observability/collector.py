@@ -89,10 +89,15 @@ def _traced(record: RequestRecord, now: int) -> Traced | None:
 
 def _span_metrics(spans: SpanCounts) -> Iterable[Metric]:
     yield CounterMetricFamily(
-        "orch_spans_exported", "Spans that the collector accepted.", value=spans.exported
+        "orch_spans_exported",
+        "Spans that the collector accepted; only if traces are exported.",
+        value=spans.exported,
     )
     dropped = CounterMetricFamily(
-        "orch_spans_dropped", "Spans that did not reach the collector.", labels=["reason"]
+        "orch_spans_dropped",
+        "Spans that did not reach the collector: more than the queue takes, undelivered until the "
+        "export timed out, rejected by it, or invalid.",
+        labels=["reason"],
     )
     for reason, count in spans.dropped.items():
         dropped.add_metric([reason], count)
@@ -177,8 +182,8 @@ class Collector:
         yield from self._of_requests
         yield Family(
             "orch_requests",
-            "Requests by endpoint (route), outcome and status; the pool is none where none was "
-            "chosen.",
+            "Requests by endpoint (route), outcome and status; pool and measurement_type are none "
+            "where no pool was chosen.",
             lambda at: self._requests(at.pool.name),
             ("route", "outcome", "status"),
             counts=True,
@@ -194,7 +199,8 @@ class Collector:
         if self.log_dropped is not None:
             yield CounterMetricFamily(
                 "orch_request_log_dropped",
-                "Lines of the request log that could not be written, or not fast enough.",
+                "Lines of the request log that could not be written, or not fast enough; only if "
+                "there is one.",
                 value=self.log_dropped(),
             )
         tasks = len(asyncio.all_tasks())

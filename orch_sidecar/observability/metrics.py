@@ -108,7 +108,8 @@ class Metrics:
         """Adds the metric of the file of API keys. `error`: why it cannot be used; None: it can."""
         gauge = Gauge(
             "orch_api_keys_error",
-            "1 while the file of API keys cannot be used: the keys that were read before count.",
+            "1 while the file of API keys cannot be used: the keys that were read before count. "
+            "Only if one is configured.",
             registry=self.registry,
         )
         gauge.set_function(lambda: float(error() is not None))

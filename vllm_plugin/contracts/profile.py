@@ -109,26 +109,75 @@ class BatchBounds(_Strict):
 
 
 class ClassRules(_Strict):
-    """SLOs and limits of one class. No request is rejected for an SLO that is null."""
+    """SLOs and limits of one class."""
 
-    ttft_p95_ms: float | None = Field(gt=0, le=86_400_000)
-    tpot_p95_ms: float | None = Field(gt=0, le=3_600_000)
-    queue_capacity: int = Field(ge=0, le=1_000_000)
-    max_wait_s: float = Field(gt=0, le=86_400)
-    batch: BatchBounds
+    ttft_p95_ms: float | None = Field(
+        gt=0,
+        le=86_400_000,
+        description="SLO of the time to the first token, milliseconds, or `null`. A request that "
+        "would miss it is rejected at once; with `null` none is",
+    )
+    tpot_p95_ms: float | None = Field(
+        gt=0,
+        le=3_600_000,
+        description="SLO of the time per output token, milliseconds, or `null`: bounds the batch",
+    )
+    queue_capacity: int = Field(
+        ge=0,
+        le=1_000_000,
+        description="waiting requests of the class, from 0; a setting of the sidecar can override "
+        "this and `max_wait_s`",
+    )
+    max_wait_s: float = Field(
+        gt=0, le=86_400, description="longest wait for a slot, seconds above 0"
+    )
+    batch: BatchBounds = Field(
+        description="`{least, most}`, sequences: interactive ones at once, or for `bulk` those of "
+        "both classes. Bounds that hold whatever is measured; without `most` the SLO per token "
+        "decides"
+    )
 
 
 class AdmissionRules(_Strict):
-    """The sidecar's admission policy. Without `interactive` every request is bulk."""
+    """The sidecar's admission policy."""
 
-    full_queue: FullQueue = Field(strict=False)
-    bulk_share: float = Field(default=0.1, ge=0, lt=1)  # of the slots' time, while bulk waits
-    aging_s: float | None = Field(default=None, gt=0, le=86_400)  # bound of bulk's delay
-    reclaim: bool = False  # a bulk request unseen by its client may have to return its slots
-    coalescing: bool
-    split: bool = False  # requests that are larger than the free slots run in parts
-    interactive: ClassRules | None
-    bulk: ClassRules
+    full_queue: FullQueue = Field(
+        strict=False,
+        description="of a full queue: `reject` the new request, or `drop-lru`, evict the bulk "
+        "request that has waited longest",
+    )
+    bulk_share: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="share of the slots' time, 0 to below 1, that bulk requests get while they "
+        "wait, however many interactive ones there are",
+    )
+    aging_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="interactive traffic delays a bulk request by no more than that, seconds "
+        "above 0; then bulk requests are next, so keep it in minutes. With `null` only "
+        "`bulk_share` bounds the delay",
+    )
+    reclaim: bool = Field(
+        default=False,
+        description="a bulk request of which its client has seen nothing may have to give its "
+        "slots to an interactive one that would miss its SLO, and is queued again; not if `bulk` "
+        "has a `ttft_p95_ms`",
+    )
+    coalescing: bool = Field(description="identical deterministic requests share one generation")
+    split: bool = Field(
+        default=False,
+        description="a request for more sequences than can start at once runs in parts; with "
+        "`false` it waits for all of its slots, and one for more than there are is a 400",
+    )
+    interactive: ClassRules | None = Field(
+        description="the rules of the class, below; `null` for `offline`, and only there: every "
+        "request is then bulk"
+    )
+    bulk: ClassRules = Field(description="the rules of the class, below")
 
     def of(self, service_class: ServiceClass) -> ClassRules:
         """Returns the rules of a class; those of bulk if there is no interactive class."""
@@ -140,12 +189,33 @@ class AdmissionRules(_Strict):
 class Profile(_Strict):
     """A profile that is consistent in itself."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")
-    measurement_type: MeasurementType = Field(strict=False)
-    batching: bool
-    unleased: Unleased = Field(default=Unleased.COUNT, strict=False)
-    engine: dict[str, ArgumentRule]
-    admission: AdmissionRules
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9-]{0,62}$",
+        description="a lower-case letter, then lower-case letters, digits and `-`, 63 characters "
+        "at most; appears in spans, metrics and `/v1/capabilities`",
+    )
+    measurement_type: MeasurementType = Field(
+        strict=False,
+        description="`single_stream`, `batched_online` or `offline`: the label of every span and "
+        "figure",
+    )
+    batching: bool = Field(description="`false` for `single_stream`, else `true`")
+    unleased: Unleased = Field(
+        default=Unleased.COUNT,
+        strict=False,
+        description="generating requests that come to the engine by no sidecar: with `count` they "
+        "run and are counted as foreign, with `refuse` they are answered with a 403 that names the "
+        "remedy",
+    )
+    engine: dict[str, ArgumentRule] = Field(
+        description="arguments of vLLM, each with a rule. `{fixed: V}`: no other value. "
+        "`{default: V, minimum: N}`: V unless another one is given, and at least N (integers; "
+        "`minimum` is optional). `max_num_seqs` is required: `{fixed: 1}` for `single_stream`, "
+        "else at least 2"
+    )
+    admission: AdmissionRules = Field(
+        description="what the sidecar does with the slots: its keys are below"
+    )
 
     @property
     def slots(self) -> ArgumentRule:

@@ -123,7 +123,7 @@ FAMILIES: Final = (
     Family(
         "orch_slo_seconds",
         "Time to the first token (ttft) and per token (tpot) that 95 % of the requests of the "
-        "class are to keep.",
+        "class are to keep; none where the profile has none.",
         _slos,
         ("class", "slo"),
     ),
@@ -135,7 +135,8 @@ FAMILIES: Final = (
     ),
     Family(
         "orch_demand_ratio",
-        "Slots that are asked for over those that can be served within the SLOs; 1 is full.",
+        "Slots that are asked for over those that can be served within the SLOs: 1 is full, "
+        "0.7 comfortable.",
         per_pool(lambda at: at.admission.demand_ratio),
     ),
     Family(
@@ -194,7 +195,8 @@ FAMILIES: Final = (
     ),
     Family(
         "orch_leases_orphaned",
-        "Leases that were revoked because no request owned them.",
+        "Leases that were revoked because no request owned them: 0, unless the sidecar has a "
+        "fault.",
         per_pool(lambda at: at.pool.gate.orphans),
         counts=True,
     ),
@@ -211,7 +213,8 @@ FAMILIES: Final = (
     ),
     Family(
         "orch_oversubscription_violations",
-        "Times that leases, or sequences in the engine, exceeded the slots.",
+        "Times that leases, or sequences in the engine, exceeded the slots: traffic that bypasses "
+        "the sidecar can cause it, the sidecar never should.",
         per_pool(lambda at: at.admission.violations),
         counts=True,
     ),
