@@ -244,7 +244,7 @@ async def test_entry_answers_to_the_names_of_its_service_and_of_an_ingress(
 ) -> None:
     pods.give_keys()
     entry = await entry_of(pods, start, await pool_of(pods, start))
-    ingress = yaml.safe_load((K8S / "overlays" / "gateway" / "ingress.yaml").read_text())
+    ingress = yaml.safe_load((K8S / "components" / "ingress" / "ingress.yaml").read_text())
     [rule] = ingress["spec"]["rules"]
     [(name, key)] = pods.headers(ALICE)
     for host in (*NAMES, rule["host"]):

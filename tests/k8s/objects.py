@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+import yaml
 
 from k8s import render
 
@@ -16,18 +19,18 @@ ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
 DEFAULT: Final = "gpu"  # the overlay that the flat files are rendered from
 # Overlays as a team makes them, beside this file: with all components but two, and with these.
-OWN: Final = ("own", "own_images", "own_keys")
+OWN: Final = ("own", "own_images", "own_keys", "own_models")
 # Where they are, if not in a namespace of their own.
 TEAMS: Final = {"own_keys": "team-a"}
 # Overlays that are whole installations, one instead of the other.
-SETS: Final = (DEFAULT, "cpu", "one-gpu", "one-gpu-home", "openshift", *OWN)
+SETS: Final = (DEFAULT, "cpu", "one-gpu", "one-gpu-home", "openshift", "two-models", *OWN)
 # Applied in addition.
 EXTRAS: Final = ("monitoring", "autoscaling", "autoscaling-hpa", "gateway")
 # With kinds in place of Deployments, or beside them.
 OTHERS: Final = ("multi-node", "kserve", "inference-pool")
 # What includes components/api-keys.
 WITH_KEYS: Final = ("own_keys", "kserve", "inference-pool")
-DEPLOYMENTS: Final = {"home": "orch-home", "cloud": "orch-cloud"}
+DEPLOYMENTS: Final = {"home": "orch-home", "cloud": "orch-cloud", "small": "orch-small"}
 
 LABELS: Final = tuple(
     f"app.kubernetes.io/{name}"
@@ -78,6 +81,13 @@ def manifests(folder: str) -> tuple[Manifest, ...]:
     """What `kubectl apply -k` of that overlay applies, in its order."""
     rendered = render.kustomize(folder_path(folder))
     return tuple(Manifest(folder, body) for _, body in render.documents(rendered))
+
+
+def components() -> list[str]:
+    """What an overlay may include, without the components of components."""
+    folders = sorted(path.parent for path in K8S.glob("components/**/kustomization.yaml"))
+    found = [str(folder.relative_to(K8S)) for folder in folders]
+    return [each for each in found if not each.endswith(("parameters/values", "volume/mount"))]
 
 
 def all_manifests() -> list[Manifest]:
@@ -238,3 +248,27 @@ def mount_of(each: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
 def named_in(text: str) -> list[str]:
     """The variables that a text refers to as `$(NAME)`."""
     return [part.partition(")")[0] for part in text.split("$(")[1:]]
+
+
+def composed(
+    folder: Path,
+    resources: Sequence[str],
+    components: Sequence[str] = (),
+    parameters: Mapping[str, str] | None = None,
+) -> dict[str, Manifest]:
+    """What an overlay of one's own, written to `folder`, renders; by kind and name.
+
+    It is made of parts of k8s/. Raises CalledProcessError where kustomize refuses it.
+    """
+    own: dict[str, Any] = {
+        "resources": [os.path.relpath(K8S / each, folder) for each in resources],
+        "components": [os.path.relpath(K8S / each, folder) for each in components],
+    }
+    if parameters:
+        merged = {"name": "orch-parameters", "namespace": "orch", "behavior": "merge"}
+        literals = [f"{name}={value}" for name, value in parameters.items()]
+        own["configMapGenerator"] = [{**merged, "literals": literals}]
+    folder.mkdir(exist_ok=True)
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
+    found = [Manifest("composed", body) for _, body in render.documents(render.kustomize(folder))]
+    return {f"{each.kind}/{each.name}": each for each in found}

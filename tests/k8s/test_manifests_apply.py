@@ -127,4 +127,4 @@ def test_claims_differ_by_what_cannot_be_changed() -> None:
         for folder in SETS
         for each in of_kind(folder, "PersistentVolumeClaim")
     }
-    assert len({name for name, _ in claims}) == len(claims) == 4
+    assert len({name for name, _ in claims}) == len(claims) == 5

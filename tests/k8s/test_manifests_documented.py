@@ -23,6 +23,7 @@ from tests.k8s.objects import (
     ROOT,
     SETS,
     Manifest,
+    components,
     container,
     containers,
     credentials,
@@ -107,8 +108,8 @@ def test_readme_names_every_overlay_and_component() -> None:
         assert f"overlays/{name}" in text
     installations = {path.parent.name for path in K8S.glob("installations/*/kustomization.yaml")}
     assert installations == overlays - set(EXTRAS)
-    for path in K8S.glob("components/*/kustomization.yaml"):
-        assert f"`components/{path.parent.name}`" in text
+    for component in components():
+        assert f"`{component}`" in text
 
 
 def test_readme_documents_apply_wait_port_forward_scale_secrets_and_delete() -> None:
@@ -151,17 +152,10 @@ def test_documented_patches_reach_what_they_are_for(tmp_path: Path) -> None:
         check(body, minors()[-1])
         found[f"{each.kind}/{each.name}"] = each
     for name in ("orch-home", "orch-cloud", "orch-entry", "orch-jaeger"):
-        deployment = found[f"Deployment/{name}"]
-        assert pod_spec(deployment)["imagePullSecrets"] == [{"name": "registry"}]
-        for one in containers(deployment):
+        for one in containers(found[f"Deployment/{name}"]):
             assert one["image"].startswith("registry.example.com/"), one["name"]
     cloud = found["Deployment/orch-cloud"]
-    assert {"nodeSelector", "priorityClassName"} <= set(pod_spec(cloud))
-    engine = container(cloud, "vllm")
-    assert engine["args"][-1] == "--tensor-parallel-size=2"
-    assert {engine["resources"][kind]["nvidia.com/gpu"] for kind in engine["resources"]} == {"2"}
-    claims = [each for name, each in found.items() if name.startswith("PersistentVolumeClaim/")]
-    assert {each.body["spec"]["storageClassName"] for each in claims} == {"fast"}
+    assert container(cloud, "vllm")["args"][-1] == "--max-num-seqs=64"
     assert "HF_ENDPOINT" in found["ConfigMap/orch-model"].body["data"]
     [source] = container(cloud, "download")["envFrom"]
     assert source["configMapRef"]["name"] == found["ConfigMap/orch-model"].full_name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ import yaml
 from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s.objects import (
     DEFAULT,
-    K8S,
+    composed,
     named,
     of_kind,
     pod_labels,
@@ -133,22 +134,37 @@ def test_autoscaler_asks_for_the_demand_of_its_own_namespace(folder: str, namesp
     )
 
 
-def test_way_in_leads_to_the_entry_alone() -> None:
+def test_way_in_leads_to_the_entry_alone_and_over_tls(tmp_path: Path) -> None:
     service = named(DEFAULT, "Service", "orch")
     ports = {port["name"]: port["port"] for port in service.body["spec"]["ports"]}
-    route = named("gateway", "HTTPRoute", "orch").body
     gateway = named("gateway", "Gateway", "orch").body
-    assert route["apiVersion"] == gateway["apiVersion"] == "gateway.networking.k8s.io/v1"
-    assert [each["name"] for each in route["spec"]["parentRefs"]] == [gateway["metadata"]["name"]]
-    [listener] = gateway["spec"]["listeners"]
-    assert {"name", "protocol", "port"} <= set(listener)
-    assert route["spec"]["hostnames"] == [listener["hostname"]]
-    [rule] = route["spec"]["rules"]
+    listeners = {each["name"]: each for each in gateway["spec"]["listeners"]}
+    routes = {each.name: each.body for each in of_kind("gateway", "HTTPRoute")}
+    for name, listener in (("orch", "https"), ("orch-redirect", "http")):
+        [parent] = routes[name]["spec"]["parentRefs"]
+        assert parent == {"name": gateway["metadata"]["name"], "sectionName": listener}
+        assert routes[name]["spec"]["hostnames"] == [listeners[listener]["hostname"]]
+        assert routes[name]["apiVersion"] == gateway["apiVersion"] == "gateway.networking.k8s.io/v1"
+    [redirect] = routes["orch-redirect"]["spec"]["rules"]
+    assert set(redirect) == {"filters"}, "nothing is served without TLS"
+    assert listeners["https"]["tls"]["certificateRefs"] == [{"kind": "Secret", "name": "orch-tls"}]
+    [rule] = routes["orch"]["spec"]["rules"]
     assert rule["backendRefs"] == [{"name": service.name, "port": ports["http"]}]
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}, "streams are long"
     [match] = rule["matches"]
-    ingress = yaml.safe_load((K8S / "overlays" / "gateway" / "ingress.yaml").read_text())
+    ingress = composed(tmp_path, ["base/parameters"], ["components/ingress"])["Ingress/orch"].body
+    assert ingress["spec"]["tls"] == [{"hosts": ["orch.example.com"], "secretName": "orch-tls"}]
     [host] = ingress["spec"]["rules"]
     [path] = host["http"]["paths"]
     assert path["backend"] == {"service": {"name": service.name, "port": {"name": "http"}}}
     assert match["path"]["value"] == path["path"] == "/v1", "pages for operators stay inside"
+
+
+@pytest.mark.parametrize("way", ["ingress", "gateway"])
+def test_certificate_comes_of_cert_manager_unless_it_is_one_s_own(way: str, tmp_path: Path) -> None:
+    for issuer, wanted in (("ours", {"ours"}), ("none", set())):
+        parameters = {"TLS_ISSUER": issuer}
+        found = composed(tmp_path, ["base/parameters"], [f"components/{way}"], parameters)
+        annotations = [each.body["metadata"].get("annotations", {}) for each in found.values()]
+        asked = {each.get("cert-manager.io/cluster-issuer") for each in annotations}
+        assert asked - {None} == wanted

@@ -32,7 +32,7 @@ from tests.k8s.objects import (
 SPARE_S: Final = 20
 
 # Installations that one node is enough for.
-ONE_MACHINE: Final = ("cpu", "one-gpu", "one-gpu-home", "own_images", "own_keys")
+ONE_MACHINE: Final = ("cpu", "one-gpu", "one-gpu-home", "own_images", "own_keys", "own_models")
 
 every_set = pytest.mark.parametrize("folder", SETS)
 POOLS: Final = pools()

@@ -13,6 +13,7 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s import lock
 from tests.k8s.objects import (
     DEFAULT,
+    DEPLOYMENTS,
     K8S,
     LABELS,
     ROOT,
@@ -39,8 +40,9 @@ from tests.k8s.objects import (
 ANNOTATIONS_LIMIT: Final = 262_144
 RESERVE: Final = 16_384
 
-LAPTOP: Final = ("cpu", "own_images")  # without a GPU
+LAPTOP: Final = ("cpu", "own_images", "own_models")  # without a GPU
 ONE_POOL: Final = ("one-gpu", "one-gpu-home", "own_keys")
+TWO_MODELS: Final = ("two-models", "own_models")
 
 PROJECT: Final[dict[str, Any]] = tomllib.loads(
     (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -210,7 +212,9 @@ def test_engines_alone_have_a_gpu_and_none_do_on_a_laptop(folder: str) -> None:
             wanted = "1" if each["name"] == "vllm" and folder not in LAPTOP else None
             assert asked == {"requests": wanted, "limits": wanted}
             gpus += wanted is not None
-    assert gpus == (0 if folder in LAPTOP else 1 if folder in ONE_POOL else 2)
+    engines = [each for each in of_kind(folder, "Deployment") if each.name in DEPLOYMENTS.values()]
+    assert gpus == (0 if folder in LAPTOP else len(engines))
+    assert len(engines) == (1 if folder in ONE_POOL else 3 if folder in TWO_MODELS else 2)
 
 
 def test_laptop_set_fits_a_node_of_four_cpus_and_eight_gigabytes() -> None:
@@ -291,9 +295,12 @@ def test_jaeger_is_pinned_by_digest() -> None:
 
 def test_model_is_pinned_by_a_commit() -> None:
     for folder in SETS:
-        model = named(folder, "ConfigMap", "orch-model").body["data"]
-        assert set(model) == {"MODEL", "REVISION", "SERVED_NAME"}
-        assert re.fullmatch(r"[0-9a-f]{40}", model["REVISION"])
+        models = [
+            each for each in of_kind(folder, "ConfigMap") if "MODEL" in each.body.get("data", {})
+        ]
+        assert len(models) == (2 if folder in TWO_MODELS else 1)
+        for model in models:
+            assert re.fullmatch(r"[0-9a-f]{40}", model.body["data"]["REVISION"])
 
 
 def test_own_images_copy_what_there_is() -> None:

@@ -136,8 +136,8 @@ def changed(tmp_path: Path) -> dict[str, dict[str, Any]]:
     shutil.copytree(K8S, copy, ignore=shutil.ignore_patterns("*.py", "images"))
     sidecar = copy / "base" / "runtime" / "sidecar.tar.bz2"
     sidecar.write_bytes(sidecar.read_bytes() + b"\n")
-    base = copy / "base" / "kustomization.yaml"
-    base.write_text(base.read_text().replace("SERVED_NAME=qwen3-4b", "SERVED_NAME=other"))
+    parameters = copy / "base" / "parameters" / "parameters.env"
+    parameters.write_text(parameters.read_text().replace("NAME=qwen3-4b", "NAME=other"))
     rendered = render.kustomize(copy / "overlays" / DEFAULT)
     return {
         f"{body['kind']}/{body['metadata']['name']}": body for _, body in render.documents(rendered)

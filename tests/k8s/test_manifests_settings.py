@@ -38,6 +38,8 @@ from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.evidence.epoch_key import KEY_VARIABLE
 
 INSTANCE: Final = "app.kubernetes.io/instance"
+# Of pools whose name is not that of their profile.
+PROFILES: Final = {"small": "cloud"}
 every_set = pytest.mark.parametrize("folder", SETS)
 every_deployment = pytest.mark.parametrize("deployment", deployments(), ids=lambda each: each.file)
 every_pool = pytest.mark.parametrize("deployment", pools(), ids=lambda each: each.file)
@@ -59,11 +61,16 @@ def test_engine_and_its_sidecar_have_one_profile_and_meet_on_the_loopback(
     for each in (engine, sidecar):
         field = environment(each)["POOL"]["valueFrom"]["fieldRef"]["fieldPath"]
         assert field == f"metadata.labels['{INSTANCE}']"
-        assert environment(each)["ORCH_PROFILE"]["value"] == "/etc/orch/profiles/$(POOL).yaml"
-    path = f"/etc/orch/profiles/{pod_labels(deployment)[INSTANCE]}.yaml"
+    instance = pod_labels(deployment)[INSTANCE]
+    [path] = {
+        environment(each)["ORCH_PROFILE"]["value"].replace("$(POOL)", instance)
+        for each in (engine, sidecar)
+    }
     data = named(deployment.folder, "ConfigMap", "orch-profiles").body["data"]
     assert PurePosixPath(path).name in data
-    assert profiles.load(PurePosixPath(path).stem).name == deployment.name.removeprefix("orch-")
+    wanted = PROFILES.get(instance, instance)
+    assert profiles.load(PurePosixPath(path).stem).name == wanted
+    assert deployment.name == f"orch-{instance}"
     for each in (engine, sidecar):
         mount = mount_of(each, path)
         assert mount is not None
@@ -99,8 +106,10 @@ def test_model_comes_from_its_config_map_and_is_kept_with_what_is_compiled(
 ) -> None:
     engine = container(deployment, "vllm")
     model = from_config_maps(engine, deployment.folder)
-    assert set(named_in(" ".join(engine["args"]))) == {"MODEL", "REVISION", "SERVED_NAME"}
-    assert {"MODEL", "REVISION", "SERVED_NAME"} <= set(model)
+    assert set(named_in(" ".join(engine["args"]))) <= set(model)
+    assert from_config_maps(container(deployment, "download"), deployment.folder).items() <= (
+        model.items()
+    )
     token = environment(container(deployment, "download"))["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
     assert token["optional"] is True
     for name in ("HF_HOME", "VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
@@ -128,18 +137,13 @@ def test_default_claims_bind_with_every_storage_class_and_shared_ones_are_one() 
 
 
 def test_context_of_the_default_model_fits_a_card_of_16_gb() -> None:
-    """Qwen3-4B in bfloat16, from its config.json: as in installations/gpu/arguments.yaml."""
+    """Qwen3-4B in bfloat16, from its config.json: as in base/parameters."""
     weights = 4.02e9 * 2
     layers, heads, head_size = 36, 8, 128
     per_token = 2 * layers * heads * head_size * 2
     assert per_token == 144 * 1024
     usable = 0.92 * 15.5 * 2**30 - 2 * 2**30  # a card of 16 GB shows 15.5 GiB and more
-    text = named("gpu", "Deployment", "orch-cloud")
-    [given] = [
-        int(word.partition("=")[2])
-        for word in container(text, "vllm")["args"]
-        if word.startswith("--max-model-len=")
-    ]
+    given = int(named("gpu", "ConfigMap", "orch-model").body["data"]["MAX_MODEL_LEN"])
     assert weights + given * per_token <= usable
     assert weights + 40_960 * per_token > usable, "the model's own context does not"
 
@@ -209,7 +213,8 @@ def test_entry_reads_its_settings_and_reaches_every_pool(
         assert pool.tier
         assert pool.headless
         assert pool.on_request == (pool.name == "home" and len(names) > 1)
-        assert yaml.safe_load(data[PurePosixPath(pool.profile).name])["name"] == pool.name
+        profile = yaml.safe_load(data[PurePosixPath(pool.profile).name])["name"]
+        assert profile == PROFILES.get(pool.name, pool.name)
         mount = mount_of(sidecar, pool.profile)
         assert mount is not None
         assert mount["name"] == "profiles"

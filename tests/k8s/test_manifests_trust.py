@@ -226,7 +226,7 @@ def test_monitors_beside_keys_send_one_to_every_page(kind: str) -> None:
 
 
 def test_gateway_says_how_its_fairness_ids_count() -> None:
-    text = (K8S / "overlays" / "gateway" / "gateway.yaml").read_text(encoding="utf-8")
+    text = (K8S / "components" / "gateway" / "gateway.yaml").read_text(encoding="utf-8")
     assert "`gateways`" in text
     assert "gateway: true" in text
     for folder in ("inference-pool", "kserve"):
