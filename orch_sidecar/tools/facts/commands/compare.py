@@ -27,9 +27,9 @@ of prefix cache hits.
 
 In a set the ways of batching stand side by side: each label, and for each label open loops, closed
 loops, what came all at once, and each set-up of the scheduler. Rows that are preliminary, were cut,
-have values given by the user, were limited by the client, or have verified evidence (by the keys of
---trusted, see `orch facts verify`) are points of their own, with a remark. Nothing is averaged over
-any of these.
+have values given by the user, were limited by the client, were judged by unsigned states, or have
+verified evidence (by the keys of --trusted, see `orch facts verify`) are points of their own, with
+a remark. Nothing is averaged over any of these.
 
 A batch is the mean number of sequences per decode step. Speed-up and efficiency (speed-up over the
 growth of the batch) are relative to the smallest batch of the same way; several rows for one batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,7 +112,7 @@ def beside(*paths: Path) -> Callable[[str], bytes | None]:
 
 def verifier_of(tables: Sequence[Table], trusted: TrustedKeys) -> Callable[[LocatedRow], bool]:
     """Returns a test of whether a row of these tables is verified, by the evidence beside them."""
-    verdicts = _verdicts(tables, trusted) if trusted else {}  # without keys none is
+    verdicts = verdicts_of(tables, trusted) if trusted else {}  # without keys none is
     verified = {place for place, found in verdicts.items() if found.verdict is Verdict.VERIFIED}
     return lambda located: (located.record.file, located.record.line) in verified
 
@@ -125,7 +125,7 @@ def _verify(options: argparse.Namespace) -> int:
     if headers:
         print_error("\n".join(map(str, headers)))
         return 1
-    verdicts = _verdicts(tables, trusted)
+    verdicts = verdicts_of(tables, trusted)
     for path in options.files:
         if path.suffix == SUFFIX:
             found = verify_evidence(path.stem, path.read_bytes(), trusted, now_s=time.time())
@@ -141,7 +141,7 @@ def _verify(options: argparse.Namespace) -> int:
 _Verdicts = dict[tuple[str, int | None], Verified]
 
 
-def _verdicts(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
+def verdicts_of(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
     """Returns the verdicts on rows. A row with a fault has failed, whatever its evidence.
 
     One run makes one row, whichever table it is in; a copy in another table is the same row.
@@ -155,10 +155,13 @@ def _verdicts(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
     verdicts = {identity(located.record): found for located, found in judged}
     found: _Verdicts = {}
     for table in tables:
-        faults = {fault.line: Verified(Verdict.FAILED, (fault.text,)) for fault in check(table)}
+        faults: dict[int, list[str]] = defaultdict(list)
+        for fault in check(table):
+            faults[fault.line].append(fault.text)
         for record in table.rows:
-            verdict = faults.get(record.line)
-            found[table.name, record.line] = verdict or verdicts[identity(record)]
+            wrong = faults.get(record.line)
+            verdict = Verified(Verdict.FAILED, wrong) if wrong else verdicts[identity(record)]
+            found[table.name, record.line] = verdict
     return found
 
 

@@ -195,6 +195,7 @@ def remarks_of(notes: Mapping[str, str], verified: bool) -> tuple[str, ...]:
         CUT: names.CUT in notes,
         CLIENT_LIMITED: names.CLIENT_BOTTLENECK in notes,
         f"{given} given by the user": given,
+        "states of the engine unsigned": names.STATES in notes,
     }
     return tuple(text for text, holds in found.items() if holds)
 

@@ -27,6 +27,7 @@ from orch_sidecar.tools.facts.labels.measured import (
 )
 from orch_sidecar.tools.facts.labels.model import name_model
 from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
+from orch_sidecar.tools.facts.tables.notes import STATES
 from orch_sidecar.tools.facts.tables.row import Label, Row
 
 
@@ -131,6 +132,7 @@ def _proven(claimed: Measured, run: ImportedRun, states: States) -> Measured | R
         batches=states.batches,
         latency_ms=latency_ms,
         settings=settings_of(states.before, states.prefix_hit_ratio),
+        doubts={STATES: "unsigned"},  # anybody can have written them
     )
 
 

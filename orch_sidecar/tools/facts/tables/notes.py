@@ -57,6 +57,7 @@ GIVEN: Final = "given"  # the columns that the user declared: "engine,gpu"
 PRELIMINARY: Final = "preliminary"  # "yes": too short to be published
 CUT: Final = "cut"  # requests of the scenario lie outside of the interval that was read
 CLIENT_BOTTLENECK: Final = "client_bottleneck"  # "yes"
+STATES: Final = "states"  # "unsigned": those of the engine by which another tool's run was judged
 EVIDENCE: Final = "evidence"  # "sha256:<hex>" of the evidence file beside the table
 
 

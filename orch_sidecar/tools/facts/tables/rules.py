@@ -112,6 +112,7 @@ _NOTES: Final[Mapping[str, Form]] = {
     names.PRELIMINARY: one_of("yes"),
     names.CUT: one_of("before", "after", "before,after"),
     names.CLIENT_BOTTLENECK: one_of("yes"),
+    names.STATES: one_of("unsigned"),
     names.EVIDENCE: matches(_DIGEST, "sha256: and 64 hexadecimal digits"),
     **{
         note(name, percentile): number("of milliseconds, ", 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import COLUMNS
-from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
+from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate, said_of_table
 from tests.orch_sidecar.tools.facts.rows import SOUND, table
 
 Changes = Mapping[str, str | None]
@@ -131,14 +131,14 @@ class Way:
 
     @property
     def cheat(self) -> Cheat:
-        return Cheat(
-            f"{self.name} ({self.base})", {Gate.CHECK: self.rule} if self.rule else {}, self._said
-        )
+        rules = dict.fromkeys((Gate.CHECK, Gate.VERIFY), self.rule) if self.rule else {}
+        return Cheat(f"{self.name} ({self.base})", rules, self._said)
 
     def _said(self) -> Mapping[Gate, str]:
-        found = faults_of(altered(self.base, self.cells, self.notes))
-        here = [text for line, name, text in found if (line, name) == (2, self.column)]
-        return {Gate.CHECK: "; ".join(here) or str(found or "")}
+        made = table(tuple(altered(self.base, self.cells, self.notes)))
+        here = [each.text for each in check(made) if (each.line, each.name) == (2, self.column)]
+        said = said_of_table(made)
+        return said | {Gate.CHECK: "; ".join(here) or said[Gate.CHECK]}
 
 
 def faults_of(*rows: Sequence[str]) -> list[tuple[int, str, str]]:

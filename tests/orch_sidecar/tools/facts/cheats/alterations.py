@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import Declared, ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
-from tests.orch_sidecar.tools.facts.cheats import Gate
+from tests.orch_sidecar.tools.facts.cheats import Gate, said_of
 from tests.orch_sidecar.tools.facts.spans import COUNTERS, counted, real, without
 
 Spans = list[Span]
@@ -164,4 +164,4 @@ def said(recording: str, alter: Alteration) -> Mapping[Gate, str]:
     """Returns the objections to an altered recording."""
     found = verdict(recording, alter)
     objections = "; ".join(f"{each.reason}: {each.detail}" for each in found.objections)
-    return {Gate.JUDGE: "" if found.row is not None else objections}
+    return {Gate.JUDGE: objections} if found.row is None else said_of(found.row)

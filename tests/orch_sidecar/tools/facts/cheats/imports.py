@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from orch_sidecar.tools.facts.evidence.imported import Rejection
-from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
+from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate, said_of
 from tests.orch_sidecar.tools.facts.cheats.altered_files import (
     Files,
     another_model,
@@ -111,7 +111,7 @@ def said(name: str, change: Callable[[Files], None]) -> Mapping[Gate, str]:
     given = files(name)
     change(given)
     found = outcome(name, given)
-    return {Gate.IMPORT: str(found) if isinstance(found, Rejection) else ""}
+    return {Gate.IMPORT: str(found)} if isinstance(found, Rejection) else said_of(found)
 
 
 CHEATS = [

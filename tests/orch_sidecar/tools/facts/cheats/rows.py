@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.orch_sidecar.tools.facts.cheats import Gate
 from tests.orch_sidecar.tools.facts.labelled_rows import Way
 
 ID = "20260501T080000Z-single_stream-ab12cd"
@@ -251,7 +252,6 @@ ENGINES = [
     Way("a given value that is no column", "online", {"given": "gpu,speed"}, rule="names of col"),
     Way("a value given twice", "online", {"given": "gpu,gpu"}, rule="given=gpu,gpu must be names"),
     Way("evidence without a digest", "online", {"evidence": "sha256:12"}, rule="64 hexadecimal"),
-    Way("evidence", "online", {"evidence": f"sha256:{'0' * 64}"}),
     Way("half a request", "online", {"requests": "1.5"}, rule="requests=1.5 must be a whole"),
     Way("requests in other digits", "online", {"requests": "\u0667\u0660"}, rule="must be a whole"),
     Way("no request", "online", {"requests": "0"}, rule="requests=0 must be a whole number"),
@@ -261,6 +261,12 @@ ENGINES = [
 ]  # fmt: skip
 
 
+MISSING = Way("evidence that is nowhere", "online", {"evidence": f"sha256:{'0' * 64}"})
+
 CHEATS = [
-    way.cheat for way in (*LABELS, *LOADS, *BATCHES, *THROUGHPUTS, *PERCENTILES, *LENGTHS, *ENGINES)
+    MISSING.cheat._replace(rules={Gate.VERIFY: "0.json is not beside the table"}),
+    *(
+        way.cheat
+        for way in (*LABELS, *LOADS, *BATCHES, *THROUGHPUTS, *PERCENTILES, *LENGTHS, *ENGINES)
+    ),
 ]

@@ -11,7 +11,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE, in_a_row, result
-from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate
+from tests.orch_sidecar.tools.facts.cheats import Cheat, Gate, said_of
 from tests.orch_sidecar.tools.facts.cheats.imports import CONDITIONS
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 
@@ -43,10 +43,9 @@ def said(scenario: Scenario, after: Mapping[str, Any]) -> Mapping[Gate, str]:
     engine = home if scenario is SINGLE else snapshot
     found = result(calls, scenario, after=engine(**after))
     try:
-        row_of(found)
+        return said_of(row_of(found))
     except NoFact:
         return {Gate.JUDGE: "; ".join(found.reasons)}
-    return {Gate.JUDGE: ""}
 
 
 CHEATS = [
