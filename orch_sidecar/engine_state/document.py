@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
-from orch_sidecar.engine_state.fields import FIELDS, MAX_EVENTS, MAX_SLOTS, count
+import msgspec
+
+from orch_sidecar.engine_state.fields import Fields, Offer
 
 Document = dict[str, Any]
+_T = TypeVar("_T")
 
 _SHOWN_CHARACTERS: Final = 80  # characters of a value in a message
 
@@ -44,16 +47,12 @@ def parsed(data: bytes) -> Document:
 def checked(fields: Document, *, whole: bool, before: Document | None = None) -> Document:
     """Checks and returns `fields`. `whole`: the required fields must be present. `before`: the
     state that they change, checked already. Raises InvalidReport."""
-    for name, value in fields.items():
-        rule = FIELDS.get(name)
-        if rule is None:
-            continue
-        new = value
-        if name == _STEPS_FIELD and before is not None and isinstance(value, dict):
-            known = before.get(name, {})
-            new = {batch: each for batch, each in value.items() if known.get(batch) != each}
-        if not rule.holds(new):
-            raise InvalidReport(f"{name} is {_shown(value)}: it must be {rule.text}")
+    new, steps = fields, fields.get(_STEPS_FIELD)
+    if before is not None and isinstance(steps, dict):
+        known = before.get(_STEPS_FIELD, {})
+        changed = {batch: each for batch, each in steps.items() if known.get(batch) != each}
+        new = fields | {_STEPS_FIELD: changed}
+    _check(new, Fields)
     if whole:
         for name in _REQUIRED_FIELDS:
             if name not in fields:
@@ -71,11 +70,24 @@ def ended(fields: Document) -> list[str]:
 
 def offered(fields: Document) -> tuple[int, int]:
     """Returns the slots of an OFFER event, and its number. Raises InvalidReport."""
-    for name, rule in (("cost", count(1, MAX_SLOTS)), ("number", count(1, MAX_EVENTS))):
-        if not rule.holds(fields.get(name)):
-            text = f"{name} of an offer is {_shown(fields.get(name))}: it must be {rule.text}"
-            raise InvalidReport(text)
-    return fields["cost"], fields["number"]
+    offer = _check(fields, Offer)
+    return offer.cost, offer.number
+
+
+def _check(fields: Document, expected: type[_T]) -> _T:
+    try:
+        return msgspec.convert(fields, expected)
+    except msgspec.ValidationError as error:
+        rule, _, place = str(error).replace("Expected", "it must be").partition(" - at ")
+        found = _PLACE.search(place)
+        if found is not None:
+            name, within = found.groups()
+            rule = f"{name} is {_shown(fields[name])}: {rule}{within and f' at {within}'}"
+        raise InvalidReport(rule) from None
+
+
+# Where in the fields an error is: a field, and the place within it.
+_PLACE: Final = re.compile(r"\$\.(\w+)(.*)`")
 
 
 def _finite(text: str) -> float:

@@ -60,7 +60,8 @@ STALE_AFTER_S: Final = 3.0
 # quarter of them: one sidecar that spends more has its own be forgotten, not those of others.
 MAX_SPENT_LEASES: Final = 65_536
 
-_LEASE: Final = re.compile(r"([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})")
+LEASE_PATTERN: Final = r"^([0-9a-f]{16})\.[0-9a-f]{32}\.([1-9][0-9]{0,6})\Z"
+_LEASE: Final = re.compile(LEASE_PATTERN)
 
 
 # Slots that an engine offers a sidecar are booked for so long: it takes them within a few

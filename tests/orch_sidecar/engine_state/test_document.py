@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.engine_state import report
-from orch_sidecar.engine_state.document import InvalidReport, checked, ended, parsed
+from orch_sidecar.engine_state.document import InvalidReport, checked, ended, offered, parsed
 from orch_sidecar.engine_state.states import PoolState
 from tests.orch_sidecar.parents import ledger
 from tests.orch_sidecar.parents import state as published
@@ -87,7 +87,9 @@ def test_whole_document_needs_all_required_fields_and_a_change_needs_none(name: 
 )  # fmt: skip
 def test_invalid_field_is_named_with_its_value_and_the_rule(name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(InvalidReport, match=f"^{name} is .*: it must be ") as raised:
+        with pytest.raises(
+            InvalidReport, match=rf"^{name} is .*: (it must be|Number out|Object missing)"
+        ) as raised:
             checked(WHOLE | {name: value}, whole=True)
         assert len(str(raised.value)) < 300
 
@@ -133,6 +135,15 @@ def test_valid_field_can_be_used_and_published(name: str, value: Any) -> None:
     report.decode_steps_of(document)
     entry = published(ledger(), document=document)
     checked(entry, whole=True)
+
+
+def test_offer_names_its_slots_and_its_number() -> None:
+    assert offered({"cost": 2, "number": 7}) == (2, 7)
+    for wrong in ({"cost": 0, "number": 1}, {"cost": 1, "number": True}, {"cost": None}):
+        with pytest.raises(InvalidReport, match=r"(cost|number) is .*: it must be"):
+            offered(wrong)
+    with pytest.raises(InvalidReport, match="`cost`"):
+        offered({})
 
 
 def test_ended_leases_are_leases() -> None:
