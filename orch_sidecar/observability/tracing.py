@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
@@ -43,11 +43,18 @@ class SpanCounts:
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Lost, 0))
 
 
-class Trace(Protocol):
-    """The trace of one request."""
+class Trace:
+    """The trace of one request: that of one that nobody records, unless a class overrides it."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self, headers: Headers | None = None) -> None:
+        """`headers`: its trace context, for the engine."""
+        self.headers = headers or []
 
     def dispatched(self) -> Headers:
         """Records that the request is dispatched. Returns the trace headers for the engine."""
+        return self.headers
 
     def retried(self, reason: Reason) -> None:
         """Records that an attempt failed without an answer, and that the request is retried."""
@@ -58,6 +65,7 @@ class Trace(Protocol):
         `record`: of the generation. The new trace may outlive this one, and has the spans of
         admission and engine instead of it.
         """
+        return self
 
     def joined(self, generation: Trace) -> None:
         """Records that the generation of another request (`shared`) answers this one."""
@@ -80,30 +88,6 @@ class Tracing(Protocol):
         """Sends what is queued, within a bound."""
 
 
-class _PassThrough:
-    """A trace without an exporter: the client's trace context is forwarded unchanged."""
-
-    __slots__ = ("_headers",)
-
-    def __init__(self, headers: Headers) -> None:
-        self._headers = headers
-
-    def dispatched(self) -> Headers:
-        return self._headers
-
-    def retried(self, reason: Reason) -> None:
-        return
-
-    def shared(self, record: RequestRecord) -> Self:
-        return self
-
-    def joined(self, generation: Trace) -> None:
-        return
-
-    def ended(self) -> None:
-        return
-
-
 class NoTracing:
     """Forwards trace contexts only."""
 
@@ -114,7 +98,7 @@ class NoTracing:
         if parent is None:
             return None
         record.trace_id = sampled_trace(parent)
-        return _PassThrough(
+        return Trace(
             [
                 (name.encode(), value.encode("utf-8", "surrogateescape"))
                 for name in (TRACEPARENT, TRACESTATE)

@@ -14,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -26,6 +26,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 
 from orch_sidecar.observability.otlp import attributes as of_spans
 from orch_sidecar.observability.otlp.attributes import Attributes
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.encoder import (
     ENGINE_SPAN,
     WAIT_SPAN,
@@ -190,7 +191,7 @@ class OwnWay:
         self.bytes = 0
         self._request = request_encoder(RESOURCE.attributes, RESOURCE.schema_url, "orch_sidecar")
         self.tracing: Tracing = SpanTracing(
-            encoder, self, SpanCounts(), DEFAULT_ON, RandomIdGenerator()
+            encoder, cast(SpanBatcher, self), SpanCounts(), DEFAULT_ON, RandomIdGenerator()
         )
 
     def offer(self, trace: RequestTrace, spans: int) -> None:

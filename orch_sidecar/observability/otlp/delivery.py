@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from orch_sidecar.observability.otlp.responses import partial_success
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 # Of the first retry; doubled for each further one, as the SDK does. With jitter, so that many
 # sidecars do not return to a collector at one instant.
@@ -129,11 +130,11 @@ def accepted(body: bytes) -> Reply:
     accepted must not be sent again.
     """
     try:
-        rejected, message = partial_success(body)
-    except ValueError:
+        partial = ExportTraceServiceResponse.FromString(body).partial_success
+    except DecodeError:
         text = "the answer is no ExportTraceServiceResponse: is the endpoint that of a collector?"
         return Reply(Verdict.DELIVERED, text)
-    return Reply(Verdict.DELIVERED, readable(message), max(0, rejected))
+    return Reply(Verdict.DELIVERED, readable(partial.error_message), max(0, partial.rejected_spans))
 
 
 def readable(text: str) -> str:

@@ -10,9 +10,11 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict, accepted, readable
-from orch_sidecar.observability.otlp.responses import retry_delay_s, status_retry_delay_s
 from orch_sidecar.observability.otlp.settings import Compression, ExportSettings
 
 METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -135,9 +137,14 @@ def _reply(call: Any) -> Reply:
 
 def _retry_delay_s(metadata: dict[str, Any]) -> float | None:
     """Returns the delay in a server's RetryInfo; None if there is none."""
+    found = RetryInfo()
     try:
         if _RETRY_INFO in metadata:
-            return retry_delay_s(metadata[_RETRY_INFO])
-        return status_retry_delay_s(metadata.get(_STATUS, b""))
-    except ValueError:
+            found = RetryInfo.FromString(metadata[_RETRY_INFO])
+        elif not any(
+            each.Unpack(found) for each in Status.FromString(metadata.get(_STATUS, b"")).details
+        ):
+            return None
+    except DecodeError:
         return None
+    return max(0.0, float(found.retry_delay.seconds + found.retry_delay.nanos / 1e9))

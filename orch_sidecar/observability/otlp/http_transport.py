@@ -21,6 +21,8 @@ from typing import Any, Final, cast
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from yarl import URL
 
 from orch_sidecar.api.headers import (
@@ -32,7 +34,6 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.config.file_reader import in_daemon_thread
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict, accepted, readable
-from orch_sidecar.observability.otlp.responses import status_message
 from orch_sidecar.observability.otlp.settings import Compression, ExportSettings
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -213,8 +214,8 @@ def _message(content_type: str, body: bytes) -> str:
         plain = content_type in ("text/plain", "application/json")
         return body.decode("utf-8", "replace") if plain else ""
     try:
-        return status_message(body)
-    except ValueError:
+        return str(Status.FromString(body).message)
+    except DecodeError:
         return ""
 
 

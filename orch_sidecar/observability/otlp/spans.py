@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.id_generator import IdGenerator
@@ -24,6 +24,7 @@ from opentelemetry.trace.span import SpanContext
 from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.otlp.attributes import Attributes
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.encoder import (
     LOCAL_PARENT,
     REMOTE_PARENT,
@@ -70,31 +71,26 @@ class SpanIds:
         return self._fresh.pop()
 
 
-class Batcher(Protocol):
-    """Takes traces whose parts have all ended, and drops them if it must."""
+class _Identified(Trace):
+    """A trace with ids; by itself one that is not sampled, which the engine learns.
 
-    def offer(self, trace: RequestTrace, spans: int) -> None: ...
-
-    async def close(self, timeout_s: float) -> None: ...
-
-
-class _Identity:
-    """The ids of a trace and of its server span, and its headers for the engine.
-
-    `flags` and `state`: of W3C Trace Context.
+    `trace_id`, `server_id`: of the trace and of its server span. `_flags`, `_state`: of W3C Trace
+    Context.
     """
 
     __slots__ = ("_flags", "_span_id", "_state", "_trace", "server_id", "trace_id")
 
-    def _identify(
-        self, trace_id: int, flags: int, state: str, span_id: Callable[[], bytes]
-    ) -> None:
+    def identify(self, trace_id: int, flags: int, state: str, span_id: Callable[[], bytes]) -> None:
+        """Sets the ids, once. `span_id`: makes those of spans."""
         self.trace_id = trace_id.to_bytes(16)
         self._trace = self.trace_id.hex()
         self._flags = _FLAGS[flags]
         self._state = state
         self._span_id = span_id
         self.server_id = span_id()
+
+    def dispatched(self) -> Headers:
+        return self._headers(self._span_id())
 
     def _headers(self, span_id: bytes) -> Headers:
         """Returns the headers for which that span is the parent."""
@@ -103,37 +99,8 @@ class _Identity:
             return [(_TRACEPARENT, parent), (_TRACESTATE, self._state.encode())]
         return [(_TRACEPARENT, parent)]
 
-    @property
-    def link(self) -> bytes:
-        """Of another trace's span to this server span, encoded."""
-        return link(self.trace_id, self.server_id)
 
-
-class _Unsampled(_Identity):
-    """A trace that nobody records. The engine learns that it is not sampled."""
-
-    __slots__ = ()
-
-    def __init__(self, trace_id: int, flags: int, state: str, span_id: Callable[[], bytes]) -> None:
-        self._identify(trace_id, flags, state, span_id)
-
-    def dispatched(self) -> Headers:
-        return self._headers(self._span_id())
-
-    def retried(self, reason: Reason) -> None:
-        return
-
-    def shared(self, record: RequestRecord) -> Trace:
-        return self
-
-    def joined(self, generation: Trace) -> None:
-        return
-
-    def ended(self) -> None:
-        return
-
-
-class _Part(_Identity):
+class _Part(_Identified):
     """The spans of admission and engine of one record, one after the other.
 
     `_since`: since when it waits, None where it does not. Of the attempt that runs: `_wait_id` and
@@ -142,8 +109,8 @@ class _Part(_Identity):
     """
 
     __slots__ = (
-        "_encoder", "_ended", "_engine_id", "_labels", "_lease", "_record", "_since", "_start_ns",
-        "_wait_id", "_waited_since",
+        "_encoder", "_ended", "_engine_id", "_labels", "_lease", "_record", "_since",
+        "_start_ns", "_wait_id", "_waited_since",
     )  # fmt: skip
 
     def _begin(self, encoder: SpanEncoder, record: RequestRecord) -> None:
@@ -180,12 +147,6 @@ class _Part(_Identity):
         self._since = time.monotonic_ns()
         self._end_attempt(time.time_ns(), self._encoder.failed_attempt, reason.value)
 
-    def shared(self, record: RequestRecord) -> Trace:
-        raise AssertionError("a shared generation cannot be shared again")
-
-    def joined(self, generation: Trace) -> None:
-        raise AssertionError("a shared generation cannot join another")
-
     def _close(self, now_ns: int) -> None:
         """Ends what has not ended."""
         record = self._record
@@ -211,7 +172,8 @@ class _Part(_Identity):
         self._wait_id = None
 
     def _head(self, span_id: bytes, start_ns: int, end_ns: int) -> Head:
-        return self.trace_id, span_id, parent_field(self.server_id), start_ns, end_ns, LOCAL_PARENT
+        parent = parent_field(self.server_id)
+        return self.trace_id, span_id, parent, start_ns, end_ns, LOCAL_PARENT
 
 
 class _Generation(_Part):
@@ -223,8 +185,8 @@ class _Generation(_Part):
         self.trace_id, self.server_id = request.trace_id, request.server_id
         self._trace, self._flags, self._state = request._trace, request._flags, request._state
         self._span_id = request._span_id
-        self._request = request
         self._begin(request._encoder, record)
+        self._request = request
 
     def ended(self) -> None:
         self._close(time.time_ns())
@@ -239,7 +201,7 @@ class RequestTrace(_Part):
     def __init__(
         self,
         encoder: SpanEncoder,
-        batcher: Batcher,
+        batcher: SpanBatcher,
         record: RequestRecord,
         parent: SpanContext | None,
     ) -> None:
@@ -266,9 +228,9 @@ class RequestTrace(_Part):
         return _Generation(self, record)
 
     def joined(self, generation: Trace) -> None:
-        assert isinstance(generation, _Identity)
+        assert isinstance(generation, _Identified)
         self._share()
-        self._links += (generation.link,)
+        self._links += (link(generation.trace_id, generation.server_id),)
 
     def _share(self) -> None:
         """Begins to share a generation. What has ended before remains."""
@@ -285,14 +247,9 @@ class RequestTrace(_Part):
             return
         if not self._shares:
             self._close(now_ns)
-        head = (
-            self.trace_id,
-            self.server_id,
-            self._parent_field(),
-            self._record.identity.arrived_ns,
-            now_ns,
-            self._parent_flags(),
-        )
+        start_ns, trace_id = self._record.identity.arrived_ns, self.trace_id
+        of_parent, flags = self._given()
+        head = trace_id, self.server_id, of_parent, start_ns, now_ns, flags
         self._ended.append((self._encoder.server, head, (self._links,)))
         self._part_ended(self._record, self._ended)
 
@@ -303,31 +260,31 @@ class RequestTrace(_Part):
         if not self._open:
             self._batcher.offer(self, sum(len(each) for _, each in self._parts))
 
-    def _parent_field(self) -> bytes:
-        return b"" if self._parent is None else parent_field(self._parent.span_id.to_bytes(8))
-
-    def _parent_flags(self) -> int:
-        return (
-            REMOTE_PARENT if self._parent is not None and self._parent.is_remote else LOCAL_PARENT
-        )
+    def _given(self) -> tuple[bytes, int]:
+        """Returns the field of the server span's parent, and the flags."""
+        parent = self._parent
+        if parent is None:
+            return b"", LOCAL_PARENT
+        flags = REMOTE_PARENT if parent.is_remote else LOCAL_PARENT
+        return parent_field(parent.span_id.to_bytes(8)), flags
 
     def encode(self) -> bytes:
         """Encodes all its spans. Raises what the encoder does for values that OTLP cannot have."""
-        encoder, state = self._encoder, state_field(self._state) if self._state else b""
+        record, state = self._record, state_field(self._state) if self._state else b""
         if not self._parts:
             assert self._wait_id is not None
             assert self._engine_id is not None
-            return encoder.usual(
-                self._record,
+            return self._encoder.usual(
+                record,
                 self._labels,
                 self._lease,
                 (self.trace_id, self.server_id, self._wait_id, self._engine_id),
-                (self._record.at_ns(self._waited_since), self._start_ns, self._ended_ns),
-                (self._parent_field(), self._parent_flags(), state),
+                (record.at_ns(self._waited_since), self._start_ns, self._ended_ns),
+                (*self._given(), state),
             )
         encoded = []
         for record, ended in self._parts:
-            common = encoder.of_record(record)
+            common = self._encoder.of_record(record)
             encoded += [encode(common, head, state, *rest) for encode, head, rest in ended]
         return b"".join(encoded)
 
@@ -338,7 +295,7 @@ class SpanTracing:
     def __init__(
         self,
         encoder: SpanEncoder,
-        batcher: Batcher,
+        batcher: SpanBatcher,
         spans: SpanCounts,
         sampler: Sampler,
         ids: IdGenerator,
@@ -360,9 +317,9 @@ class SpanTracing:
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
         parent: SpanContext | None = None
-        context = _NO_CONTEXT
+        given = _NO_CONTEXT
         if TRACEPARENT in headers:
-            context, parent = self._given(headers)
+            given, parent = self._given(headers)
         if parent is None:
             trace_id, flags = self._ids.generate_trace_id(), self._random
         else:
@@ -370,16 +327,16 @@ class SpanTracing:
         sampled, state = True, ""
         if parent is not None or not self._samples_roots:
             path = record.identity.endpoint.path
-            result = self._sampler.should_sample(
-                context, trace_id, path, _SERVER, self._unplaced, ()
-            )
+            result = self._sampler.should_sample(given, trace_id, path, _SERVER, self._unplaced, ())
             sampled = result.decision is _RECORD_AND_SAMPLE
             state = result.trace_state.to_header() if result.trace_state else ""
-        if not sampled:
-            return _Unsampled(trace_id, flags, state, self._span_id)
-        record.trace_id = trace_id
-        trace = RequestTrace(self._encoder, self._batcher, record, parent)
-        trace._identify(trace_id, flags | _SAMPLED, state, self._span_id)
+        trace: _Identified
+        if sampled:
+            record.trace_id, flags = trace_id, flags | _SAMPLED
+            trace = RequestTrace(self._encoder, self._batcher, record, parent)
+        else:
+            trace = _Identified()
+        trace.identify(trace_id, flags, state, self._span_id)
         return trace
 
     def _given(self, headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 
 from orch_sidecar.observability.otlp.attributes import Attributes, Limits
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.encoder import SpanEncoder, request_encoder
 from orch_sidecar.observability.otlp.spans import RequestTrace, SpanTracing
 from orch_sidecar.observability.tracing import SpanCounts
@@ -52,7 +53,8 @@ def tracing_to(
     span_id: Callable[[], bytes] | None = None,
 ) -> SpanTracing:
     encoder = SpanEncoder(unplaced, limits)
-    return SpanTracing(encoder, kept, SpanCounts(), sampler, ids or RandomIdGenerator(), span_id)
+    batcher = cast(SpanBatcher, kept)
+    return SpanTracing(encoder, batcher, SpanCounts(), sampler, ids or RandomIdGenerator(), span_id)
 
 
 def attributes_of(span: Span) -> dict[str, Any]:

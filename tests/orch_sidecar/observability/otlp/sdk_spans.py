@@ -36,7 +36,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class _EngineSpans:
+class _EngineSpans(Trace):
     """The spans of admission and engine, one after the other, within a server span."""
 
     def __init__(
@@ -106,7 +106,7 @@ class _EngineSpans:
         span.end(None if end is None else record.at_ns(end))
 
 
-class _Spans:
+class _Spans(Trace):
     """The spans of one request."""
 
     def __init__(self, tracing: SdkTracing, record: RequestRecord, headers: Mapping[str, str]):
