@@ -240,8 +240,8 @@ class Sidecar:
             pool.gate.refuse_queued(shutting_down())
         self.watchdog.end_all(shutting_down())
         await asyncio.sleep(0)  # lets their handlers respond and release their slots
-        self.publisher.close()
-        self.live.close()
+        self.publisher.streams.close()
+        self.live.streams.close()
         assert self._listener is not None
         self._listener.close()
         for task in self._tasks:

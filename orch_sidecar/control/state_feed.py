@@ -6,10 +6,9 @@ events are those of `vllm_plugin.contracts.lease_protocol`.
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
-from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.control.capabilities import PRIVATE_FIELD
 from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
 from orch_sidecar.pools.status import PoolStatus
@@ -24,7 +23,9 @@ from vllm_plugin.contracts.lease_protocol import (
     STATE,
     changes_every_s,
 )
-from vllm_plugin.contracts.profile import Profile
+
+if TYPE_CHECKING:
+    from orch_sidecar.pools.pool import Pool
 
 # The fields of the engine's document that concern this sidecar only.
 _OMITTED_FIELDS: Final = frozenset(
@@ -43,21 +44,6 @@ _OMITTED_FIELDS: Final = frozenset(
 )
 
 State = dict[str, Any]
-
-
-class PublishedPool(Protocol):
-    """As much of a pool as is published."""
-
-    name: str
-    profile: Profile
-
-    @property
-    def claims(self) -> EngineClaims: ...
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    def status(self) -> PoolStatus: ...
 
 
 def state_of(pool: PoolStatus, run: str, sequences: int) -> State:
@@ -113,7 +99,7 @@ class StateFeed:
         self,
         leases: ParentLeases,
         subscriber: StateSubscriber,
-        pool: PublishedPool,
+        pool: Pool,
         asked_s: float = 0.0,
         private: bool = True,
     ) -> None:
@@ -122,14 +108,14 @@ class StateFeed:
         self._leases = leases
         self._asked_s = asked_s
         self._private = private
-        self._subscriber = subscriber
+        self.subscriber = subscriber
         self._pool = pool
         self._sent: State = {}
         self._changed_at = self._beat_at = float("-inf")
 
     def due(self, now: float) -> list[tuple[str, State]]:
         """Returns name and data of the events to be sent now. The first is the whole state."""
-        subscriber = self._subscriber
+        subscriber = self.subscriber
         events: list[tuple[str, State]] = []
         if subscriber.ended:
             ended, subscriber.ended = subscriber.ended, []
@@ -170,12 +156,12 @@ class StateFeed:
 
     def whole(self) -> tuple[str, State]:
         """Returns the event with the whole state, as it was sent last."""
-        return STATE, self._sent | {"leases": sorted(self._leases.of(self._subscriber.instance))}
+        return STATE, self._sent | {"leases": sorted(self._leases.of(self.subscriber.instance))}
 
     def rest_s(self, now: float) -> float:
         """Returns the seconds until `due` may return events without being woken."""
         rest_s = self._beat_at + HEARTBEAT_EVERY_S - now
-        if self._subscriber.pending:
+        if self.subscriber.pending:
             rest_s = min(rest_s, self._changed_at + self._every_s - now)
         return max(0.0, rest_s)
 

@@ -1,6 +1,6 @@
-"""Limits the readers of the state stream, in all and for each client.
+"""Serves streams of events to readers, and limits these, in all and for each client.
 
-Pure. A parent sidecar that owns leases here is always served: only the stream reports their ends.
+A parent sidecar that owns leases here is always served: only the stream reports their ends.
 The other readers share a fixed number of places evenly: a client that has fewer than another
 replaces a reader of the other. A client that is no parent has a few places at most. The more
 readers there are, the fewer changes each is sent (`lease_protocol.changes_every_s`), so that the
@@ -9,11 +9,16 @@ limit is one of memory.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
+from aiohttp import web
+
+from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 
 # Some ten kilobytes each; a cluster has tens of entries, hundreds if it is large.
@@ -80,3 +85,136 @@ class Readers:
 
 def _same(one: Reader, other: Reader) -> bool:
     return (one.instance, one.pool, one.client) == (other.instance, other.pool, other.client)
+
+
+class Channel:
+    """The streams that are sent the same events. `name`: equal for those that are alike."""
+
+    def __init__(self, name: object) -> None:
+        self.name = name
+        self.streams: set[Any] = set()
+
+    def joined(self) -> None:
+        """A stream begins."""
+
+    def left(self) -> None:
+        """A stream has ended."""
+
+
+class Stream:
+    """One reader's stream. `write_s`: a reader that takes nothing for so long is disconnected."""
+
+    write_s: float
+
+    def __init__(
+        self, transport: asyncio.Transport, channel: Any, permits: Callable[[], bool]
+    ) -> None:
+        """`permits`: whether its reader is still served."""
+        self.closed = False
+        self.woken = asyncio.Event()
+        self.channel = channel
+        self.transport = transport
+        self.permits = permits
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its reader has yet to take what it was sent."""
+        return self.transport.get_write_buffer_size() > 0
+
+    def next(self, now: float) -> bytes:
+        """Returns what is to be sent now; empty if there is nothing."""
+        raise NotImplementedError
+
+    def rest_s(self, now: float) -> float | None:
+        """Returns the seconds until there may be something, if it is not woken; None: unlimited."""
+        return None
+
+    def close(self) -> None:
+        """Ends the stream, at once if its reader is behind."""
+        self.closed = True
+        if self.is_behind:
+            self.transport.abort()
+        self.woken.set()
+
+    async def send(self, response: web.StreamResponse) -> None:
+        """Sends until it is closed. Raises TimeoutError if its reader takes nothing."""
+        loop = asyncio.get_running_loop()
+        while not self.closed and self.permits():
+            self.woken.clear()
+            if data := self.next(loop.time()):
+                async with asyncio.timeout(self.write_s):
+                    await response.write(data)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.rest_s(loop.time())):
+                        await self.woken.wait()
+
+
+C = TypeVar("C", bound=Channel)
+S = TypeVar("S", bound=Stream)
+
+
+class Streams(Generic[C, S]):
+    """The streams that are served at one path, and their channels by name."""
+
+    def __init__(self, kind: type[S], common_headers: Mapping[str, str]) -> None:
+        self.open: dict[Reader, S] = {}
+        self.channels: dict[object, C] = {}
+        self._kind = kind
+        self._headers: dict[str, str] = {
+            **common_headers,
+            CONTENT_TYPE: "text/event-stream",
+            CACHE_CONTROL: "no-store",
+        }
+        self._readers = Readers()
+        self._closed = False
+
+    async def serve(
+        self,
+        http: web.BaseRequest,
+        reader: Reader,
+        channel: C,
+        permits: Callable[[], bool],
+        headers: Mapping[str, str],
+        owners: Collection[str] = (),
+    ) -> web.StreamResponse | Refusal:
+        """Serves a stream until its reader disconnects, falls behind, is permitted no longer or
+        replaced by another, or this closes. `channel`: a new one, for want of one of its name.
+        `owners`: the instances that own leases here."""
+        if self._closed:
+            return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)
+        transport = http.transport
+        if transport is None:
+            raise asyncio.CancelledError  # the reader has disconnected already
+        replaced = self._readers.enter(reader, owners)
+        if isinstance(replaced, Refusal):
+            return replaced
+        if replaced is not None:
+            self.open[replaced].close()
+        channel = self.channels.setdefault(channel.name, channel)
+        stream = self.open[reader] = self._kind(transport, channel, permits)
+        channel.streams.add(stream)
+        response = web.StreamResponse(headers={**self._headers, **headers})
+        try:
+            channel.joined()
+            await response.prepare(http)
+            await stream.send(response)
+        except TimeoutError:
+            transport.abort()
+        except ConnectionError:
+            pass  # the reader has disconnected, and aiohttp is about to notice
+        finally:
+            self._readers.leave(reader)
+            del self.open[reader]
+            channel.streams.remove(stream)
+            if not channel.streams:
+                del self.channels[channel.name]
+            channel.left()
+        response.force_close()
+        return response
+
+    def close(self) -> None:
+        """Ends all streams, at once where a reader is behind, and refuses new ones."""
+        self._closed = True
+        for stream in self.open.values():
+            stream.close()

@@ -145,7 +145,7 @@ async def test_stream_of_a_key_that_is_removed_ends(
     keys.remove("chat")
     await running.sidecar.reloader.reload_keys()
     await ended(removed)
-    assert len(running.sidecar.live._streams) == 2
+    assert len(running.sidecar.live.streams.open) == 2
 
 
 async def test_one_task_serves_all_readers_and_only_while_there_are_any(
@@ -182,15 +182,15 @@ async def test_reader_that_takes_nothing_costs_no_memory_and_is_disconnected(
     monkeypatch.setattr(stream, "EVENT_EVERY_S", 0.01)
     client = await Client.connect(sidecar.port, receive_buffer=4096)
     client.send(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    await eventually(lambda: sidecar.sidecar.live._streams)
-    [reader] = sidecar.sidecar.live._streams.values()
+    await eventually(lambda: sidecar.sidecar.live.streams.open)
+    [reader] = sidecar.sidecar.live.streams.open.values()
     most, number = 0, 0
-    while sidecar.sidecar.live._streams:  # until it is disconnected
+    while sidecar.sidecar.live.streams.open:  # until it is disconnected
         number += 1
         # 100 kB, another one each time: more than the system keeps for a connection.
         engine.report(gpu=f"{number} " + "x" * 100_000)
         await asyncio.sleep(0.02)
-        most = max(most, reader._transport.get_write_buffer_size())
+        most = max(most, reader.transport.get_write_buffer_size())
         assert number < 2000, "it was never disconnected"
     assert 0 < most < 2_000_000
     assert producers() == []
@@ -202,8 +202,8 @@ async def test_reader_that_was_behind_gets_the_whole_document(
 ) -> None:
     reader = await readers.open(sidecar)
     await reader.next()
-    [own] = sidecar.sidecar.live._streams.values()
-    own._sent -= 5  # it missed some events
+    [own] = sidecar.sidecar.live.streams.open.values()
+    own.sent -= 5  # it missed some events
     engine.report(gpu="another")
     await reader.until(lambda it: it["pools"][0]["gpu"] == "another")
     assert reader.events == ["snapshot", "snapshot"]
@@ -216,7 +216,7 @@ async def test_fault_of_the_document_ends_its_streams_and_nothing_else(
     reader = await readers.open(sidecar)
     await reader.next()
     with monkeypatch.context() as patched:
-        patched.setattr(sidecar.sidecar.live._source, "pools", lambda: 1 / 0)
+        patched.setattr(sidecar.sidecar.live.source, "pools", lambda: 1 / 0)
         await ended(reader)
         assert "could not be built" in caplog.text
     assert (await (await sidecar.client()).post()).status == 200

@@ -209,7 +209,7 @@ async def test_streams_of_a_key_whose_entry_changes_end(
     else:
         ring.remove("entry")
     await running.sidecar.reloader.reload()
-    await eventually(lambda: not running.sidecar.publisher._streams)
+    await eventually(lambda: not running.sidecar.publisher.streams.open)
     assert (await stream.rest()).endswith(b"0\r\n\r\n")
     assert await claims(running, "e" * 16, ring.bearer("entry")) == (403 if still_known else 401)
 

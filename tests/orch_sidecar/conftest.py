@@ -23,6 +23,6 @@ async def tier() -> AsyncIterator[Tier]:
     made = Tier("cloud")
     server = await made.start()
     yield made
-    made.publisher.close()
+    made.publisher.streams.close()
     made.listener.close()
     await server.shutdown(1.0)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.admission.types import AdmissionRequest, Lease
-from orch_sidecar.control.state_feed import PublishedPool, StateFeed, state_of
+from orch_sidecar.control.state_feed import StateFeed, state_of
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
+from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import Profile, ServiceClass
@@ -58,11 +59,11 @@ def served(
 class FakeSubscriber(StateSubscriber):
     """A subscriber that a test has look."""
 
-    def __init__(self, leases: ParentLeases, pool: PublishedPool, instance: str = US) -> None:
+    def __init__(self, leases: ParentLeases, pool: FakePool, instance: str = US) -> None:
         super().__init__(instance, self._woken)
         self.wakes = 0
         leases.subscribe(self)
-        self.feed = StateFeed(leases, self, pool)
+        self.feed = StateFeed(leases, self, cast(Pool, pool))
 
     def _woken(self) -> None:
         self.wakes += 1

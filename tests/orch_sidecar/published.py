@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -13,6 +13,7 @@ from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.parent_leases import ParentLeases
+from orch_sidecar.pools.registry import PoolRegistry
 from tests.orch_sidecar.parents import US, FakePool, ledger
 
 STREAM = f"/v1/capabilities/stream?instance={US}"
@@ -27,7 +28,7 @@ class Tier:
         self.attached: list[bool] = []
         self.changed: Callable[[], None] | None = None
         authorizer = Authorizer(None, parents="open")
-        self.publisher = Publisher(self, authorizer, {"Server": "orch-sidecar"})
+        self.publisher = Publisher(cast(PoolRegistry, self), authorizer, {"Server": "orch-sidecar"})
         self.leases = self.publisher.leases
         self.url = ""
         self.port = 0

@@ -146,7 +146,7 @@ async def test_several_pools_have_to_be_named(client: Client) -> None:
     assert unknown == {"reason": "not_found", "param": "pool"}
     state = await (await client.read(tier, f"{STREAM}&pool=other")).expect("state")
     assert state["pool"] == "other"
-    tier.publisher.close()
+    tier.publisher.streams.close()
     tier.listener.close()
     await server.shutdown(1.0)
 
@@ -178,7 +178,7 @@ async def test_draining_pool_still_reports_ends(tier: Tier, client: Client) -> N
 async def test_closing_ends_the_streams_and_refuses_later_ones(tier: Tier, client: Client) -> None:
     events = await client.read(tier)
     await events.expect("state")
-    tier.publisher.close()
+    tier.publisher.streams.close()
     assert await events.next(within_s=0.5) is None
     assert (await client.json("GET", tier.url + STREAM))["reason"] == "draining"
     assert tier.attached == [True, False]
@@ -217,9 +217,9 @@ async def test_reader_that_falls_behind_is_dropped(
 async def test_reader_that_is_behind_does_not_delay_the_close(tier: Tier) -> None:
     with stuck(tier):
         await eventually(lambda: tier.attached == [True])
-        [stream] = tier.publisher._streams.values()
-        await fill(tier, stream._transport.get_write_buffer_size)
-        tier.publisher.close()
+        [stream] = tier.publisher.streams.open.values()
+        await fill(tier, stream.transport.get_write_buffer_size)
+        tier.publisher.streams.close()
         await eventually(lambda: tier.attached == [True, False])
 
 
@@ -227,7 +227,7 @@ async def test_reader_that_disconnects_at_once_leaves_nothing_behind(tier: Tier)
     for _ in range(20):
         stuck(tier).close()
     await asyncio.sleep(0.1)
-    await eventually(lambda: not tier.publisher._streams)
+    await eventually(lambda: not tier.publisher.streams.open)
     assert not tier.leases.subscribers
 
 
@@ -273,4 +273,4 @@ async def test_replaced_reader_is_disconnected(tier: Tier, client: Client) -> No
     await events.expect("state")
     while (event := await lost.next()) is not None:
         assert event[0] == "heartbeat"
-    assert len(tier.publisher._streams) == 1
+    assert len(tier.publisher.streams.open) == 1

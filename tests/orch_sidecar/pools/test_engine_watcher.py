@@ -39,7 +39,7 @@ async def upstream() -> AsyncIterator[Upstream]:
     made = Upstream()
     server = await made.start()
     yield made
-    made.publisher.close()
+    made.publisher.streams.close()
     made.listener.close()
     await server.shutdown(1.0)
 
