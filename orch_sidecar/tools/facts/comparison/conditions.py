@@ -9,17 +9,12 @@ never averaged.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.tables import notes as names
-from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.notes import ANY_KNOWN, NONE, UNKNOWN, Arrivals, Condition
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
-
-UNKNOWN: Final = "unknown"
-NONE: Final = "none"
-_ANY_KNOWN: Final = "*"
 
 # A chat template or a few repeated tokens at the start of random prompts are found in any prefix
 # cache; below this share they change no figure.
@@ -47,84 +42,23 @@ _LOOPS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """What all rows of a set agree in.
-
-    `why`: why rows that differ in it are apart. `spelled`: how a value reads in a line, and `none`
-    how the value `none` does. `usual`: values that are not worth a word, unless others occur;
-    `named`: of known values that are usual otherwise, those that are worth one.
-    """
-
-    name: str
-    why: str
-    spelled: str = "{}"
-    none: str = ""
-    usual: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
-
-
-_SETTINGS: Final = {
-    each.name: each
-    for each in (
-        Condition("speculative", "steps with and without drafted tokens, or different drafts",
-                  "speculative decoding {}", "no speculative decoding", (NONE,)),
-        Condition("quantization", "weights of different quantization",
-                  "quantization {}", "no quantization", (NONE,)),
-        # The types in which models are published.
-        Condition("kv_cache_dtype", "KV caches of different types",
-                  "KV cache {}", usual=("bfloat16", "float16", "float32")),
-        Condition("prefix_caching", "engines with and without a prefix cache",
-                  "prefix cache {}", usual=("on",)),
-        # vLLM chooses it by the accelerator.
-        Condition("attention_backend", "different attention kernels",
-                  "attention {}", usual=(_ANY_KNOWN,)),
-        Condition("tensor_parallel", "layers divided over different numbers of ranks",
-                  "tensor parallel {}", usual=("1",)),
-        Condition("pipeline_parallel", "layers distributed over different numbers of ranks",
-                  "pipeline parallel {}", usual=("1",)),
-        Condition(names.DATA_PARALLEL,
-                  "whole engines and single ranks, or ranks of different numbers",
-                  "one rank of data parallel {}", usual=("1",)),
-        Condition(names.LOADED, "models of other configurations or sizes, or weights that mean "
-                  "nothing and real ones", "loaded as {}", usual=(_ANY_KNOWN,)),
-        # What engines of older releases do not report is no surprise.
-        Condition("async_scheduling", "engines that schedule a step during the one before, and "
-                  "others", "asynchronous scheduling {}", usual=(_ANY_KNOWN, UNKNOWN)),
-        Condition("execution", "eager engines and compiled ones, or other CUDA graphs",
-                  "execution {}", usual=(_ANY_KNOWN, UNKNOWN), named=("eager",)),
-        Condition("kv_offload", "KV caches with and without memory of the host, or different "
-                  "memories", "KV offload {}", "no KV offload", (NONE, UNKNOWN)),
-        Condition("max_loras", "engines with and without LoRA, or for different numbers of "
-                  "adapters", "LoRA adapters {}", usual=("0", UNKNOWN)),
-    )
-}  # fmt: skip
-
-# How an engine is set up to batch comes with its label, as one slot does with a single stream:
-# rows that differ in these stand side by side, too.
-SCHEDULING: Final = {
-    "max_num_batched_tokens": "steps of {} tokens",
-    "long_prefill_token_threshold": "long prompts by {} tokens",
-    "prefill_schedule_interval": "prompts every {} steps",
-}
-
-
 CONDITIONS: Final = (
     Condition("model_id", "different models"),
     Condition("engine", "different engines, or versions of one"),
     Condition("precision", "different precisions"),
     Condition("gpu", "different accelerators"),
-    Condition("gpu_count", "different numbers of accelerators",
-              "accelerators: {}"),
-    Condition("input_tokens", "prompts of different lengths", "{} tokens in"),
-    Condition("output_tokens", "answers of different lengths", "{} tokens out"),
+    Condition("gpu_count", "different numbers of accelerators", spelled="accelerators: {}"),
+    Condition("input_tokens", "prompts of different lengths", spelled="{} tokens in"),
+    Condition("output_tokens", "answers of different lengths", spelled="{} tokens out"),
     Condition("traffic", "different traces, parts of one, factors, or bulk work beside them",
               none="no trace", usual=(NONE,)),
-    *(_SETTINGS[name] for name in names.ENGINE if name not in SCHEDULING),
+    *(each for each in names.SETTINGS if each.why),
     Condition(names.PREFIX_HIT_RATIO,
               "different shares of prompt tokens that were found in the prefix cache",
-              "prefix cache hits {}", "no prefix cache hits", (NONE,)),
+              spelled="prefix cache hits {}", none="no prefix cache hits", usual=(NONE,)),
 )  # fmt: skip
+# How an engine is set up to batch: rows that differ in these stand side by side.
+SCHEDULING: Final = {each.name: each.spelled for each in names.SETTINGS if not each.why}
 # Why rows that differ in a condition are not compared.
 DIFFERENCES: Final = {each.name: each.why for each in CONDITIONS}
 
@@ -267,7 +201,7 @@ def describe(
 def _text(condition: Condition, value: str, always: bool) -> str:
     """Formats one condition; empty where it is not worth a word."""
     named = value in (UNKNOWN, *condition.named) or ":" in value
-    any_usual = _ANY_KNOWN in condition.usual and not named
+    any_usual = ANY_KNOWN in condition.usual and not named
     if not always and (any_usual or value in condition.usual):
         return ""
     return condition.none if value == NONE else condition.spelled.format(value)

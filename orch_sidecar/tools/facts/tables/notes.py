@@ -5,9 +5,13 @@ Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from orch_sidecar.tools.facts.tables.forms import Form, matches, one_of, whole
 
 # Sequences per decode step: the mean over the steps of the window, and the largest. The column
 # `batch` is the mean, rounded.
@@ -20,35 +24,89 @@ SLOS: Final = ("slo_ttft_ms", "slo_tpot_ms", "slo_latency_ms")
 # Of a run of requests for several sequences: the mean number of requests that were decoded at once.
 BATCH_REQUESTS: Final = "batch_requests"
 
-# How the engine was configured, as it reports it. Rows that differ in one of these were measured
-# under different conditions: the notes are part of a row's identity, and of a comparison's sets.
-CONDITIONS: Final = (
-    "speculative",  # "none", or the method and its drafts per step: "ngram:3"
-    "quantization",  # "none", or vLLM's name of the method: "awq"
-    "kv_cache_dtype",  # "bfloat16", "fp8_e4m3"
-    "prefix_caching",  # "on" or "off"
-    "attention_backend",  # "FLASH_ATTN"
-    "tensor_parallel",  # ranks
-    "pipeline_parallel",  # ranks
-)
-# Of how many data-parallel ranks the engine was one; noted above 1. A condition as these are.
+UNKNOWN: Final = "unknown"
+NONE: Final = "none"
+ANY_KNOWN: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition of a measurement: rows that differ in it were measured otherwise.
+
+    `why`: why they are apart; empty where they stand side by side. `form`: of the note; None of a
+    column. `spelled`: how a value reads in a line, and `none` how the value `none` does. `usual`:
+    values that are not worth a word, unless others occur; `named`: of known values that are usual
+    otherwise, those that are worth one.
+    """
+
+    name: str
+    why: str
+    form: Form | None = None
+    spelled: str = "{}"
+    none: str = ""
+    usual: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+
+
+# vLLM's names of methods, types and backends.
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
+_DRAFTS: Final = re.compile(r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,2})?")
+_OFFLOAD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?::[0-9.]+(?:e[+-]?[0-9]{1,2})?)?")
+_LOADED: Final = re.compile(r"(?:dummy:|random:)?[0-9a-f]{16}")
+
+# Of how many data-parallel ranks the engine was one; noted above 1.
 DATA_PARALLEL: Final = "data_parallel"
 # The model as the engine loaded it: digits of a digest of its configuration in effect and of its
-# parameters, with "dummy:" or "random:" before them where its weights mean nothing. A condition,
-# too; engines of older releases do not report it.
+# parameters, with "dummy:" or "random:" before them where its weights mean nothing.
 LOADED: Final = "loaded"
-# Conditions that engines of older releases do not report, either; one that is missing is unknown.
+
+# How the engine was configured, as it reports it: notes, which are a part of a row's identity.
 SETTINGS: Final = (
-    "max_num_batched_tokens",
-    "long_prefill_token_threshold",  # 0: none
-    "async_scheduling",  # "on" or "off"
-    "prefill_schedule_interval",  # steps
-    "execution",  # "eager", "vllm_compile+full_and_piecewise"
-    "kv_offload",  # "none", or the KV connector and its GiB: "OffloadingConnector:8"
-    "max_loras",  # 0: without LoRA
-)
-# All conditions of an engine.
-ENGINE: Final = (*CONDITIONS, DATA_PARALLEL, LOADED, *SETTINGS)
+    Condition("speculative", "steps with and without drafted tokens, or different drafts",
+              matches(_DRAFTS, "none, or a method and its drafts per step: ngram:3"),
+              "speculative decoding {}", "no speculative decoding", (NONE,)),
+    Condition("quantization", "weights of different quantization",
+              matches(_NAME, "none, or the name of a method: awq"),
+              "quantization {}", "no quantization", (NONE,)),
+    # The types in which models are published are usual.
+    Condition("kv_cache_dtype", "KV caches of different types",
+              matches(_NAME, "the name of a type: bfloat16"),
+              "KV cache {}", usual=("bfloat16", "float16", "float32")),
+    Condition("prefix_caching", "engines with and without a prefix cache", one_of("on", "off"),
+              "prefix cache {}", usual=("on",)),
+    # vLLM chooses it by the accelerator.
+    Condition("attention_backend", "different attention kernels",
+              matches(_NAME, "the name of a backend: FLASH_ATTN"),
+              "attention {}", usual=(ANY_KNOWN,)),
+    Condition("tensor_parallel", "layers divided over different numbers of ranks", whole(1),
+              "tensor parallel {}", usual=("1",)),
+    Condition("pipeline_parallel", "layers distributed over different numbers of ranks", whole(1),
+              "pipeline parallel {}", usual=("1",)),
+    # The following, engines of older releases do not report: one that is missing is unknown.
+    Condition(DATA_PARALLEL, "whole engines and single ranks, or ranks of different numbers",
+              whole(2), "one rank of data parallel {}", usual=("1",)),
+    Condition(LOADED, "models of other configurations or sizes, or weights that mean nothing and "
+              "real ones", matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or "
+              "alone"), "loaded as {}", usual=(ANY_KNOWN,)),
+    # How an engine is set up to batch comes with its label, as one slot does with a single stream:
+    # rows that differ in one of these stand side by side.
+    Condition("max_num_batched_tokens", "", whole(1), "steps of {} tokens"),
+    Condition("long_prefill_token_threshold", "", whole(0), "long prompts by {} tokens"),
+    Condition("async_scheduling", "engines that schedule a step during the one before, and others",
+              one_of("on", "off"), "asynchronous scheduling {}", usual=(ANY_KNOWN, UNKNOWN)),
+    Condition("prefill_schedule_interval", "", whole(1), "prompts every {} steps"),
+    Condition("execution", "eager engines and compiled ones, or other CUDA graphs",
+              matches(_NAME, "eager, or modes: vllm_compile+full_and_piecewise"),
+              "execution {}", usual=(ANY_KNOWN, UNKNOWN), named=("eager",)),
+    Condition("kv_offload", "KV caches with and without memory of the host, or different memories",
+              matches(_OFFLOAD, "none, or a connector and its GiB: OffloadingConnector:8"),
+              "KV offload {}", "no KV offload", (NONE, UNKNOWN)),
+    Condition("max_loras", "engines with and without LoRA, or for different numbers of adapters",
+              whole(0), "LoRA adapters {}", usual=("0", UNKNOWN)),
+)  # fmt: skip
+ENGINE: Final = tuple(each.name for each in SETTINGS)
+# Those that each engine reports.
+CONDITIONS: Final = ENGINE[: ENGINE.index(DATA_PARALLEL)]
 # Prompt tokens found in the prefix cache over prompt tokens looked up in it, of the window: 0 to 1.
 PREFIX_HIT_RATIO: Final = "prefix_hit_ratio"
 

@@ -41,14 +41,9 @@ _FORMS: Final = {column.name: column.form for column in TABLE}
 PERCENTILES: Final = (50, 90, 95, 99)
 TIMES: Final = ("ttft", "tpot", "latency")
 
-# vLLM's names of methods, types and backends.
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+/-]*")
-_DRAFTS: Final = re.compile(r"none|[A-Za-z0-9][A-Za-z0-9_.+/-]*(?::[1-9][0-9]{0,2})?")
-_OFFLOAD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?::[0-9.]+(?:e[+-]?[0-9]{1,2})?)?")
 _TRACE: Final = re.compile(rf"[0-9a-f]{{{TRACE_DIGITS}}}")
 _ARRIVALS: Final = re.compile(rf"{'|'.join(Arrivals)}|{Arrivals.TRACE}:{_TRACE.pattern}")
 _WINDOW: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?:(?:[0-9]+(?:\.[0-9]+)?)?")
-_LOADED: Final = re.compile(r"(?:dummy:|random:)?[0-9a-f]{16}")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 # Names of columns, none of which follows once more; with all of them it is shorter than 200.
 _GIVEN: Final = re.compile(
@@ -90,22 +85,7 @@ _NOTES: Final[Mapping[str, Form]] = {
     names.BATCH_REQUESTS: number("", 1),
     "batch_is": one_of("overlap"),
     "claim": one_of("none", *Label),
-    "speculative": matches(_DRAFTS, "none, or a method and its drafts per step: ngram:3"),
-    "quantization": matches(_NAME, "none, or the name of a method: awq"),
-    "kv_cache_dtype": matches(_NAME, "the name of a type: bfloat16"),
-    "prefix_caching": one_of("on", "off"),
-    "attention_backend": matches(_NAME, "the name of a backend: FLASH_ATTN"),
-    "tensor_parallel": whole(1),
-    "pipeline_parallel": whole(1),
-    names.DATA_PARALLEL: whole(2),
-    "max_num_batched_tokens": whole(1),
-    "long_prefill_token_threshold": whole(0),
-    "async_scheduling": one_of("on", "off"),
-    "prefill_schedule_interval": whole(1),
-    "execution": matches(_NAME, "eager, or modes: vllm_compile+full_and_piecewise"),
-    "kv_offload": matches(_OFFLOAD, "none, or a connector and its GiB: OffloadingConnector:8"),
-    "max_loras": whole(0),
-    names.LOADED: matches(_LOADED, "16 hexadecimal digits, after dummy: or random: or alone"),
+    **{each.name: each.form for each in names.SETTINGS if each.form is not None},
     names.PREFIX_HIT_RATIO: number("", 0, 1),
     "acceptance_length": number("", 1),
     names.GIVEN: matches(_GIVEN, "names of columns, each once, separated by commas: engine,gpu"),
