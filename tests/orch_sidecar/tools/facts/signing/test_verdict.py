@@ -18,7 +18,7 @@ from orch_sidecar.tools.facts.signing.verdict import (
     verify_table,
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
-from orch_sidecar.tools.facts.tables.notes import ENGINE
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, ENGINE, LOADED
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, format_notes, parse_notes
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
@@ -33,6 +33,9 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     result_of,
     row_of,
 )
+
+# What engines of earlier releases did not report.
+SETTINGS = [each for each in ENGINE if each not in (*CONDITIONS, DATA_PARALLEL, LOADED)]
 
 
 def located(*rows: Row) -> list[LocatedRow]:
@@ -139,13 +142,13 @@ def test_settings_that_an_older_engine_does_not_sign_are_no_notes(operator: Oper
     class OlderEngine(SigningEngine):
         def _document(self, at_s: float) -> dict[str, Any]:
             found = super()._document(at_s)
-            for name in ENGINE:
+            for name in SETTINGS:
                 del found["conditions"][name]
             return found
 
     row, trusted = row_of(), operator.trusted()
     notes = parse_notes(row.scenario_notes)
-    plain = format_notes({name: notes[name] for name in notes if name not in ENGINE})
+    plain = format_notes({name: notes[name] for name in notes if name not in SETTINGS})
     measured = OlderEngine(operator).measure()
     assert verdict_of(measured, replace(row, scenario_notes=plain), trusted).verdict is (
         Verdict.VERIFIED
