@@ -18,7 +18,7 @@ from orch_sidecar.tools.facts.signing.verdict import (
     verify_table,
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
-from orch_sidecar.tools.facts.tables.notes import CONDITIONS, DATA_PARALLEL, ENGINE, LOADED
+from orch_sidecar.tools.facts.tables.notes import CONDITIONS, ENGINE
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, format_notes, parse_notes
 from tests.orch_sidecar.tools.facts.rows import table
 from tests.orch_sidecar.tools.facts.signing.signed import (
@@ -35,7 +35,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
 )
 
 # What engines of earlier releases did not report.
-SETTINGS = [each for each in ENGINE if each not in (*CONDITIONS, DATA_PARALLEL, LOADED)]
+SETTINGS = [each for each in ENGINE if each not in (*CONDITIONS, "data_parallel", "loaded")]
 
 
 def located(*rows: Row) -> list[LocatedRow]:
