@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.tools.local import tiny_model
 from orch_sidecar.tools.local.engine import SERVER
-from orch_sidecar.tools.local.processes import Child
-from orch_sidecar.tools.local.stack import ENGINE_NICENESS, Plan, Stack, engine_arguments, free_port
+from orch_sidecar.tools.local.stack import (
+    ENGINE_NICENESS,
+    Child,
+    Plan,
+    Stack,
+    engine_arguments,
+    free_port,
+)
 from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.engine import model_directory
 from tests.benchmarks.load import closed_loop, spread

@@ -28,8 +28,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from orch_sidecar.tools.local.processes import Child
-from orch_sidecar.tools.local.stack import free_port, get_json
+from orch_sidecar.tools.local.stack import Child, free_port, get_json
 
 MODEL: Final = "scripted"
 _LISTENS_WITHIN_S: Final = 20.0

@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from aiohttp import ClientSession
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.check import OtlpReceiver
 from orch_sidecar.tools.local.stack import Stack
 from tests.benchmarks.sidecars.load import percentile
 from tests.engine.adapter import write_adapter

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from orch_sidecar.api.endpoints import ENDPOINTS, NOT_SERVED, find
-from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.check import OtlpReceiver
 from orch_sidecar.tools.local.stack import Stack, get_json
 from tests.patience import HANG_S
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.check import OtlpReceiver
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import body, post, session, traceparent
 from tests.patience import HANG_S

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
+from orch_sidecar.tools.local.check import OtlpReceiver, ReceivedSpan
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import PATHS, body, engine_state, post, session, traceparent
 from tests.patience import HANG_S

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.check import OtlpReceiver
 
 
 class HttpReceiver(OtlpReceiver):

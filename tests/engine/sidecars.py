@@ -12,8 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from orch_sidecar.tools.local.processes import Child
-from orch_sidecar.tools.local.stack import free_port
+from orch_sidecar.tools.local.stack import Child, free_port
 from tests.engine.clients import until
 from tests.patience import HANG_S
 

@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.check import OtlpReceiver
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import (
     ATTEMPTS,

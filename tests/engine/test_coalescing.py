@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from multidict import CIMultiDict
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver
+from orch_sidecar.tools.local.check import OtlpReceiver
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import (
     ATTEMPTS,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
-from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
+from orch_sidecar.tools.local.check import OtlpReceiver, ReceivedSpan
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import (
     Seen,

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from orch_sidecar.tools.local.otlp import ReceivedSpan
+from orch_sidecar.tools.local.check import ReceivedSpan
 from orch_sidecar.tools.local.stack import Stack
 from orch_sidecar.tools.local.up import phase_of
 from tests.engine.clients import body, engine_state, post, session, until

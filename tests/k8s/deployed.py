@@ -24,7 +24,7 @@ from typing import Any, Final
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from orch_sidecar.auth.keys import RANDOM_BYTES, entry_of, new_key
-from orch_sidecar.tools.local.otlp import ReceivedSpan, decode
+from orch_sidecar.tools.local.check import ReceivedSpan, decode
 from orch_sidecar.tools.local.up import tiny_model
 from tests.k8s import trace_sink
 from tests.k8s.objects import ROOT, Manifest, containers, manifests, named, of_kind

@@ -18,7 +18,7 @@ import aiohttp
 import openai
 import pytest
 
-from orch_sidecar.tools.local.otlp import ReceivedSpan
+from orch_sidecar.tools.local.check import ReceivedSpan
 from tests.k8s.deployed import NAMESPACE, Deployed, deployed
 from tests.k8s.runner.events import Event, What
 from tests.patience import HANG_S

@@ -19,23 +19,22 @@ from pydantic import BaseModel
 
 from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative, run_command
 from orch_sidecar.tools.bench.decode import cli as decode
-from orch_sidecar.tools.bench.decode.options import add_command as add_decode
+from orch_sidecar.tools.bench.decode.cli import add_command as add_decode
 from orch_sidecar.tools.bench.load import loadgen
 from orch_sidecar.tools.bench.load.interrupt import interrupts, unless_interrupted
-from orch_sidecar.tools.bench.plan.options import (
+from orch_sidecar.tools.bench.plan import (
     InvalidOptions,
     add_arrivals,
     add_common,
     add_length,
     counts,
+    plan_of,
     scenario_of,
     sweep_scenario,
 )
-from orch_sidecar.tools.bench.plan.output_files import add_report, check_files
-from orch_sidecar.tools.bench.plan.plan import plan_of
 from orch_sidecar.tools.bench.report.run import run_report
 from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
-from orch_sidecar.tools.bench.reports import add_commands, write_report
+from orch_sidecar.tools.bench.reports import add_commands, add_report, check_files, write_report
 from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of, with_evidence
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound

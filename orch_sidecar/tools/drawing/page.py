@@ -13,9 +13,8 @@ from typing import Final
 from xml.etree.ElementTree import Element
 
 from orch_sidecar.tools.drawing.chart import Chart
-from orch_sidecar.tools.drawing.elements import Child, element, html_of
 from orch_sidecar.tools.drawing.picture import element_of
-from orch_sidecar.tools.drawing.texts import aligned, value_text
+from orch_sidecar.tools.drawing.texts import Child, aligned, element, html_of, value_text
 
 # The page loads nothing, whatever a name in it contains.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, fromstring
 
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series
-from orch_sidecar.tools.drawing.elements import element, shown
+from orch_sidecar.tools.drawing.texts import element, shown
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

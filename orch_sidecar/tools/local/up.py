@@ -22,8 +22,8 @@ from typing import Final
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.tools.arguments import OneLineParser
 from orch_sidecar.tools.local import check
+from orch_sidecar.tools.local.check import OtlpReceiver
 from orch_sidecar.tools.local.engine import NO_VLLM, objections
-from orch_sidecar.tools.local.otlp import OtlpReceiver
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, get_json
 from orch_sidecar.tools.terminal import Progress, bad, good
 from vllm_plugin.contracts import profile as profiles

@@ -25,22 +25,81 @@ from orch_sidecar.tools.arguments import (
 )
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.tools.bench.plan.options import api_key, slo_of
+from orch_sidecar.tools.bench.plan import api_key, slo_of
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
-from orch_sidecar.tools.facts.cost.cost import Prices
+from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded
+from orch_sidecar.tools.facts.cost.cost import Prices, per_million
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities, of_facts, select
 from orch_sidecar.tools.planning.fleet import Prediction, grow
-from orch_sidecar.tools.planning.text import needed, plan_text, slots_text
 from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress
-from orch_sidecar.tools.traces.options import add_trace, trace_of
-from orch_sidecar.tools.tune.decision import decide
+from orch_sidecar.tools.traces import add_trace, trace_of
+from orch_sidecar.tools.tune.decision import Decision, bounds, decide
 from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound
 from vllm_plugin.contracts import profile as profiles
+
+_HEAD = ("engines", "goodput", "per s", "refused", "TTFT p95", "TPOT p95 ms", "tokens/s", "busy")
+# Reserved for the whole hour, however busy; the tokens are those of interactive requests that are
+# served within the SLO, inputs included.
+_MONEY = ("hour", "1M out in SLO")
+
+
+def slots_text(decision: Decision, memory: MemoryBound | None, slots: int) -> str:
+    """Returns the slots of each engine, and which bound they follow from."""
+    limited = f", limited by {decision.binds.value}" if slots == decision.slots else ""
+    unknown = "unknown; give --kv-tokens, or --kv-gib and --kv-bytes-per-token"
+    lines = [f"slots of each engine: {slots}{limited}", *bounds(decision, memory, unknown)]
+    return "\n".join(lines)
+
+
+def plan_text(
+    predictions: Sequence[Prediction], target: float, engine_hour: float | None = None
+) -> str:
+    """Returns the table, and the number of engines that reaches the target.
+
+    `engine_hour`: what an hour of one engine costs; None: the table has no money.
+    """
+    head = _HEAD if engine_hour is None else (*_HEAD, *_MONEY)
+    rows = [
+        (
+            str(each.engines),
+            f"{each.goodput:.1%}",
+            f"{each.goodput_per_s:.2f}",
+            f"{each.refused:.1%}",
+            rounded(each.ttft_p95_ms),
+            rounded(each.tpot_p95_ms),
+            f"{each.tokens_per_s:.0f}",
+            f"{each.occupancy:.0%}",
+            *([] if engine_hour is None else _money(each, engine_hour)),
+        )
+        for each in predictions
+    ]
+    lines = aligned(head, rows, texts=0)
+    enough = needed(predictions, target)
+    if enough is None:
+        lines.append(
+            f"not enough: {predictions[-1].engines} engines serve "
+            f"{predictions[-1].goodput:.1%} within the SLO, {target:.0%} are wanted; raise --most"
+        )
+    else:
+        word = "engine is" if enough == 1 else "engines are"
+        lines.append(f"{enough} {word} enough for {target:.0%} within the SLO")
+    return "\n".join(lines)
+
+
+def needed(predictions: Sequence[Prediction], target: float) -> int | None:
+    """Returns the fewest engines that reach the target; None if none of them does."""
+    return next((each.engines for each in predictions if each.goodput >= target), None)
+
+
+def _money(prediction: Prediction, engine_hour: float) -> tuple[str, str]:
+    hour, good_per_s = prediction.engines * engine_hour, prediction.good_tokens_per_s
+    return number_text(hour), number_text(per_million(hour, good_per_s) if good_per_s else None)
+
 
 _DESCRIPTION: Final = """Predicts how many engines, with how many slots, a traffic needs.
 

@@ -17,8 +17,15 @@ from orch_sidecar.tools.bench.results.fit import Fit, fit
 from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.tune.decision import FEW_STEPS
-from orch_sidecar.tools.tune.engine_model import EngineModel, model_of
-from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
+from orch_sidecar.tools.tune.engine_model import (
+    EngineModel,
+    NotEnough,
+    Point,
+    StepCurve,
+    curve_of,
+    model_of,
+    steps_between,
+)
 
 _TTFT: Final = "ttft_p50_ms"
 _TPOT: Final = "tpot_p50_ms"

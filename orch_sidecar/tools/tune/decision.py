@@ -18,8 +18,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound
-from orch_sidecar.tools.tune.steps import FURTHEST, StepCurve
+from orch_sidecar.tools.tune.engine_model import (
+    FURTHEST,
+    EngineModel,
+    FullSlots,
+    MemoryBound,
+    StepCurve,
+)
 
 # The share of the best tokens/s from which on more slots are not worth their latency.
 NEARLY_ALL: Final = 0.95

@@ -11,17 +11,21 @@ from orch_sidecar.api.headers import X_ORCH_CLASS
 from orch_sidecar.tools.bench.load.capabilities import entry_of, read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.plan.plan import Plan
+from orch_sidecar.tools.bench.plan import Plan
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
-from orch_sidecar.tools.bench.runs.rate import RateSearch, SearchRules, try_rates
-from orch_sidecar.tools.bench.runs.series import run_sweep
+from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sweep, try_rates
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.traffic import Traffic
 from orch_sidecar.tools.tune.decision import Decision, decide
-from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, model_of
-from orch_sidecar.tools.tune.steps import curve_of, steps_between
+from orch_sidecar.tools.tune.engine_model import (
+    EngineModel,
+    FullSlots,
+    curve_of,
+    model_of,
+    steps_between,
+)
 
 # Bulk requests, so that no SLO of the profile in force limits the batch that is to be measured.
 _SWEEP_CLASS: Final = "bulk"

@@ -12,8 +12,7 @@ from typing import Final
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.local.check import REQUEST_SPAN
-from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan, decode
+from orch_sidecar.tools.local.check import REQUEST_SPAN, OtlpReceiver, ReceivedSpan, decode
 
 _SPANS_WITHIN_S: Final = 20.0
 _GENERATED: Final = re.compile(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.local import tiny_model
-from orch_sidecar.tools.local.processes import Child
-from orch_sidecar.tools.local.stack import Plan, Stack, free_port, get_json
+from orch_sidecar.tools.local.stack import Child, Plan, Stack, free_port, get_json
 from orch_sidecar.tools.local.up import cache_directory
 from tests.benchmarks.policy.work import MODEL
 from tests.engine import sliding_model

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from orch_sidecar.tools.local.processes import Child
-from orch_sidecar.tools.local.stack import free_port, get_json
+from orch_sidecar.tools.local.stack import Child, free_port, get_json
 from tests.benchmarks.policy import rig
 from tests.benchmarks.soak.responses import ask
 

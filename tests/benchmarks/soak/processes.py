@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from orch_sidecar.tools.local.processes import Child
-from orch_sidecar.tools.local.stack import free_port
+from orch_sidecar.tools.local.stack import Child, free_port
 from tests.benchmarks.soak.report import Readings, Report
 from tests.benchmarks.soak.responses import ask
 from tests.benchmarks.soak.scenes import PoolPlan

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.tools.traces.options import factor
+from orch_sidecar.tools.traces import factor
 from tests.benchmarks.policy import rig
 from tests.benchmarks.policy.record import Record
 from tests.benchmarks.traffic.measure import measure

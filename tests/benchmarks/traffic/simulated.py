@@ -9,11 +9,12 @@ from orch_sidecar.tools.simulate.compare import (
     Scenario,
     capacity,
     compare,
+    figures,
+    table,
     unloaded_ttft_p95_ms,
     with_slo,
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.report import figures, table
 from tests.benchmarks.clairvoyant.search import best_course
 from tests.benchmarks.policy.record import Record, verdict
 from tests.benchmarks.traffic.scenarios import SEED, Files, Kind, clients, rate_of, seconds_of

@@ -10,9 +10,8 @@ from typing import Any
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt, cycle, synthetic
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.plan.plan import Plan
-from orch_sidecar.tools.bench.results.identity import IdentityOverrides
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.plan import Plan
+from orch_sidecar.tools.bench.results.result import IdentityOverrides, Result
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label

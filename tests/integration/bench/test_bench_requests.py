@@ -10,8 +10,7 @@ import pytest
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
-from orch_sidecar.tools.bench.results.identity import IdentityOverrides
-from orch_sidecar.tools.bench.results.result import Status
+from orch_sidecar.tools.bench.results.result import IdentityOverrides, Status
 from orch_sidecar.tools.bench.runs.run import NotMeasurable
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding

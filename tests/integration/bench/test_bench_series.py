@@ -16,8 +16,8 @@ from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
-from orch_sidecar.tools.bench.runs.rate import RULES
 from orch_sidecar.tools.bench.runs.run import measure
+from orch_sidecar.tools.bench.runs.series import RULES
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from tests.integration.bench.decoding import Decoding
@@ -148,7 +148,7 @@ async def test_search_that_ends_between_trials_keeps_its_results(
             return await measured.pop()(*arguments, **more)
         raise error
 
-    monkeypatch.setattr("orch_sidecar.tools.bench.runs.rate.measure", once)
+    monkeypatch.setattr("orch_sidecar.tools.bench.runs.series.measure", once)
     assert await run(*SEARCH, "--slo-latency-ms", "6000") == 1
     result = result_of(tmp_path)
     assert (result.status, result.reasons[0]) == ("incomplete", f"the search ended early: {error}")

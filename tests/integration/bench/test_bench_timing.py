@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from orch_sidecar.tools.bench.load import arrivals
+from orch_sidecar.tools.bench.load import scenario as arrivals
 from orch_sidecar.tools.bench.load.call import Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.endpoint import Endpoint

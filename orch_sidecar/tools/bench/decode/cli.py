@@ -1,4 +1,4 @@
-"""`orch bench decode`: the decode-step microbenchmark.
+"""`orch bench decode`, the decode-step microbenchmark: its options, and what it does.
 
 The only module here that prints or writes a file.
 """
@@ -8,26 +8,142 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+from orch_sidecar.tools.arguments import add_seed, count, non_negative, number, positive
 from orch_sidecar.tools.bench.decode.device import Device, open_device
 from orch_sidecar.tools.bench.decode.measure import Bench
-from orch_sidecar.tools.bench.decode.options import BUDGET_S, NREQ
 from orch_sidecar.tools.bench.decode.result import DOCUMENT, Config, DecodeResult, DeviceInfo, Run
 from orch_sidecar.tools.bench.decode.result import run_figures as figures_of
 from orch_sidecar.tools.bench.decode.schedule import run_schedule
-from orch_sidecar.tools.bench.decode.shape import GROUP, ON_CPU, ON_GPU, Shape
-from orch_sidecar.tools.bench.plan.options import InvalidOptions
+from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION, GROUP, ON_CPU, ON_GPU, Shape
+from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.decode import decode_report
+from orch_sidecar.tools.bench.reports import add_report
+from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.drawing.picture import require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import Progress
+
+DESCRIPTION: Final = """Decode steps on this machine's device: throughput and latency by batch.
+
+Requests arrive at random, wait for the admission window, and are decoded in batches of up to
+Bmax, one token per step; between steps waiting requests fill the batch. Arrivals and windows are
+in virtual time, but the steps run: attention over a real KV cache, and weights that do not fit in
+the processor's cache. PyTorch runs them on CUDA, HIP or a CPU."""
+
+EPILOG: Final = """examples:
+  orch bench decode                               the defaults: less than five seconds
+  orch bench decode --sweep                       tokens/s by batch, and the curve t0 + c b^alpha
+  orch bench decode --window-ms 6,2               TTFT with two admission windows
+  orch bench decode --rate 120 --tokens 512 --bmax 64 --window-ms 20
+  orch bench decode --lambda=60 --tokens=32 --bmax=8 --window_ms=3 --work=16384
+                                                  as the paper's program is called
+  orch bench decode --reference --step-time 0.567,0.0833 --nreq 200
+  orch bench decode --step-time 0.567,0.0833      the schedule without a device: a step of b
+                                                  sequences takes 0.567 + 0.0833 b ms"""
+
+
+# Of a schedule without --nreq: the requests of two seconds at the default rate, and no more than
+# steps serve in that time, so that the command takes less than five seconds anywhere.
+NREQ: Final = 160
+BUDGET_S: Final = 2.0
+
+# As torch names them.
+_DTYPES: Final = ("bfloat16", "float16", "float32")
+
+_SIZES: Final = {
+    "threads": "CPU threads (torch's default)",
+    "layers": "transformer layers (2 on a CPU, 4 on a GPU)",
+    "hidden": "hidden size (1024 on a CPU, 4096 on a GPU)",
+    "heads": "query heads (16 on a CPU, 32 on a GPU)",
+    "kv-heads": "heads of keys and values (a fourth of --heads)",
+    "context": "tokens per sequence in the KV cache (256 on a CPU, 2048 on a GPU)",
+}
+
+# The batches of `--sweep` without a value.
+_BATCHES: Final = (1, 2, 4, 8, 16)
+
+
+def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
+    """Adds `decode` to the result of `add_subparsers`; `run` is what it does.
+
+    Defaults are those of "Throughput, Latency & Batching Policy".
+    """
+    text = "decode steps on this machine's device: throughput and latency by batch"
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "decode", help=text, description=DESCRIPTION, epilog=EPILOG
+    )
+    parser.set_defaults(run=run)
+    add = parser.add_argument_group("schedule").add_argument
+    add("--nreq", type=count, help=f"number of requests ({NREQ}, or what {BUDGET_S:g} s serve)")
+    add("--rate", "--lambda", type=positive, default=80.0, help="mean arrivals per second (80)")
+    add("--tokens", type=count, default=32, help="tokens per request (32)")
+    add("--bmax", type=count, default=16, help="maximum sequences per step (16)")
+    add(
+        "--window-ms", "--window_ms", type=_windows, default=(6.0,), metavar="MS[,MS]",
+        help="admission window; with several, the same arrivals run with each (6)",
+    )  # fmt: skip
+    add_seed(parser, 123, "arrivals, weights and caches")
+    reference_help = "the loop of the paper's own program, which idles before each step"
+    add("--reference", action="store_true", help=reference_help)
+    add(
+        "--step-time", type=_curve, metavar="T0,C[,ALPHA]",
+        help="compute a step's time as T0 + C b^ALPHA ms instead of running it (ALPHA 1)",
+    )  # fmt: skip
+    add = parser.add_argument_group("device").add_argument
+    add("--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N; HIP is cuda")
+    add("--dtype", choices=_DTYPES, help="of weights and KV cache (the device's fastest)")
+    work_help = f"iterations of the paper's kernel, {FMA_PER_ITERATION} multiply-adds each: a toy "
+    work_help += "model of that size, whose weights stay in the cache"
+    add("--work", type=count, metavar="ITERATIONS", help=work_help)
+    for name, text in _SIZES.items():
+        add(f"--{name}", type=count, help=text)
+    group = parser.add_argument_group("mode and output")
+    group.add_argument(
+        "--sweep", type=_counts, nargs="?", const=_BATCHES, metavar="B,B",
+        help="measure steps of these batches, without a schedule (1,2,4,8,16)",
+    )  # fmt: skip
+    add = group.add_argument
+    add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
+    add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
+    add_report(group, "write a page with pictures (orch-bench-decode.html)")
+
+
+def _device(text: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} must be auto, cpu, cuda or cuda:N")
+    return text
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Returns the distinct batches in ascending order."""
+    return tuple(sorted({count(part) for part in text.split(",")}))
+
+
+def _windows(text: str) -> tuple[float, ...]:
+    return tuple(non_negative(part) for part in text.split(","))
+
+
+def _curve(text: str) -> Curve:
+    parts = text.split(",")
+    if len(parts) not in (2, 3):
+        raise argparse.ArgumentTypeError(f"{text!r} must be T0,C or T0,C,ALPHA")
+    t0, c = map(non_negative, parts[:2])
+    alpha = 1.0
+    if len(parts) == 3:
+        alpha = number(parts[2], "a number above 0 and at most 1", lambda value: 0 < value <= 1)
+    if t0 + c == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a step must take more than 0 ms")
+    return Curve(t0, c, alpha)
+
 
 _REPORT: Final = "orch-bench-decode.html"
 

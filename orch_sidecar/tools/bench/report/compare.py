@@ -6,11 +6,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.bench.report.conditions import Condition, conditions_of, differing
 from orch_sidecar.tools.bench.report.figures import time_axis
-from orch_sidecar.tools.bench.report.intervals import Change, change
-from orch_sidecar.tools.bench.report.measures import Measure, Times, by_class, measures_of, times_of
-from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, facts, verdict
+from orch_sidecar.tools.bench.report.measures import (
+    Change,
+    Measure,
+    Times,
+    by_class,
+    change,
+    measures_of,
+    times_of,
+)
+from orch_sidecar.tools.bench.report.run import (
+    INTERVALS_TEXT,
+    Condition,
+    began,
+    conditions_of,
+    differing,
+    facts,
+    verdict,
+)
 from orch_sidecar.tools.bench.report.sweep import clients_text, curves_by_clients
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from orch_sidecar.tools.bench.report.intervals import of_share
 from orch_sidecar.tools.bench.report.measures import (
     Bins,
     Times,
     bins_of,
     generating,
+    of_share,
     percentiles_of,
     served,
     tokens,

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from orch_sidecar.tools.bench.report.conditions import engine_text
 from orch_sidecar.tools.bench.report.measures import Measure, measures_of
-from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions
+from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
 from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Point, Sweep, is_sound

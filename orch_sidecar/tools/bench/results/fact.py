@@ -9,8 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.tools.bench.results.identity import missing_identity
-from orch_sidecar.tools.bench.results.result import FiguresDocument, Result, Status
+from orch_sidecar.tools.bench.results.result import (
+    FiguresDocument,
+    Result,
+    Status,
+    missing_identity,
+)
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.measured import Engine, Measured, Notes, latency_notes
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun

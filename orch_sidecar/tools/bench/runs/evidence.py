@@ -13,7 +13,7 @@ from typing import Any, Final
 from orch_sidecar.api.headers import X_ORCH_POOL
 from orch_sidecar.tools.bench.load.capabilities import Capabilities
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.plan.plan import Plan
+from orch_sidecar.tools.bench.plan import Plan
 from orch_sidecar.tools.bench.results.result import EvidenceDocument
 from orch_sidecar.tools.facts.signing.evidence_file import Signed
 from vllm_plugin.contracts.dsse import InvalidEnvelope, parse_envelope

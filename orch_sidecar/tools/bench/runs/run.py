@@ -36,15 +36,20 @@ from orch_sidecar.tools.bench.load.interrupt import (
     unless_interrupted,
 )
 from orch_sidecar.tools.bench.load.loadgen import Loadgen
-from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.load.scenario import Scenario, schedule
 from orch_sidecar.tools.bench.machine import host
-from orch_sidecar.tools.bench.plan.plan import Plan, logs_beside
-from orch_sidecar.tools.bench.results.identity import contradictions, identity, missing_identity
+from orch_sidecar.tools.bench.plan import Plan, logs_beside
 from orch_sidecar.tools.bench.results.loadgen import compared
-from orch_sidecar.tools.bench.results.result import EvidenceDocument, Result
+from orch_sidecar.tools.bench.results.result import (
+    EvidenceDocument,
+    Result,
+    contradictions,
+    identity,
+    missing_identity,
+)
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
-from orch_sidecar.tools.bench.runs.work import RunId, expected, requests_of, schedule, work_of
+from orch_sidecar.tools.bench.runs.work import RunId, expected, requests_of, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import Arrivals

@@ -1,22 +1,152 @@
 """Series of runs: the search for the largest rate that meets an SLO, and sweeps of concurrencies.
 
-The search has short trials, then measures at the rate that it found (MLPerf Server). One that ends
-early returns its last trial as an incomplete result, with all trials.
+The search has short trials: the rate is multiplied until the SLO is missed, or divided until it is
+met, and the largest rate is then approached from both sides. Then it measures at the rate that it
+found (MLPerf Server). One that ends early returns its last trial as an incomplete result, with all
+trials.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
 
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.interrupt import Interrupted
-from orch_sidecar.tools.bench.plan.plan import Plan
-from orch_sidecar.tools.bench.results.result import Result, Status
+from orch_sidecar.tools.bench.plan import Plan
+from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Status, Trial
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
-from orch_sidecar.tools.bench.runs.rate import RULES, RateSearch, try_rates
 from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure, silent
+
+# Of quotients of rates.
+_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRules:
+    """What a trial is, and when a search ends.
+
+    `kept_share`: of the requests of a trial that must meet the SLO. `requests`: of a trial, at
+    least. `longest`: rates at which these take more than so many times the length of a trial are
+    not tried. `factor`: from one rate to the next. `precision`: the largest rate is within this
+    fraction of the result.
+    """
+
+    kept_share: float
+    requests: int
+    factor: float
+    precision: float
+    most_trials: int
+    longest: float = inf
+
+
+# With fewer requests the 99th percentile is the slowest one, and a single outlier decides.
+RULES: Final = SearchRules(
+    KEPT_SHARE, requests=100, factor=2.0, precision=0.05, most_trials=24, longest=5.0
+)
+
+
+class RateSearch:
+    """The rates that were tried. `best`: the largest one that met the SLO; `missed`: the smallest
+    one that did not; None without one. `last`: the result of the last trial."""
+
+    def __init__(self, first_per_s: float, rules: SearchRules, trial_s: float = inf) -> None:
+        """`trial_s`: the length of a trial. Raises ValueError for a first rate not above 0."""
+        if not first_per_s > 0:
+            raise ValueError(f"the first rate is {first_per_s}: it must be above 0")
+        self.rules, self.trial_s = rules, trial_s
+        self.next_per_s = first_per_s
+        self.trials: list[Trial] = []
+        self.best: Trial | None = None
+        self.missed: Trial | None = None
+        self.last: Result | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the search has ended."""
+        if len(self.trials) >= self.rules.most_trials or self.too_slow:
+            return True
+        if self.best is None or self.missed is None:
+            return False
+        apart = self.missed.rate_per_s / self.best.rate_per_s
+        return apart <= 1 + self.rules.precision + _ROUNDING
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether no rate met the SLO, and a trial at the next one would take too long."""
+        least_per_s = self.rules.requests / (self.rules.longest * self.trial_s)
+        return bool(self.trials) and self.best is None and self.next_per_s < least_per_s
+
+    @property
+    def why_none(self) -> str:
+        """Says that no rate met the SLO, and why no lower one was tried."""
+        text = f"no rate met the SLO, down to {self.trials[-1].rate_per_s:.4g}/s"
+        if not self.too_slow:
+            return text
+        next_s = self.rules.requests / self.next_per_s
+        return (
+            f"{text}: a trial at {self.next_per_s:.4g}/s would take {next_s:.0f} s for "
+            f"{self.rules.requests} requests, more than {self.rules.longest:g} times --trial "
+            f"{self.trial_s:g}"
+        )
+
+    def record(self, result: Result) -> Trial:
+        """Records the trial at `next_per_s`, and chooses the next rate."""
+        trial = Trial(
+            rate_per_s=self.next_per_s,
+            requests=len(result.calls),
+            share=0.0 if result.goodput is None else result.goodput.share,
+            kept=kept(result, self.rules.kept_share),
+        )
+        self.trials.append(trial)
+        if trial.kept:
+            self.best = trial
+        else:
+            self.missed = trial
+        if self.missed is None:
+            self.next_per_s *= self.rules.factor
+        elif self.best is None:
+            self.next_per_s /= self.rules.factor
+        else:
+            self.next_per_s = (self.best.rate_per_s * self.missed.rate_per_s) ** 0.5
+        return trial
+
+
+def kept(result: Result, share: float) -> bool:
+    """Returns whether that share of all sent requests met the SLO; a rejected one did not."""
+    return result.goodput is not None and result.goodput.requests >= share * len(result.calls)
+
+
+async def try_rates(
+    plan: Plan, search: RateSearch, interrupted: asyncio.Event, report: Callable[[str], None]
+) -> str:
+    """Tries rates until the search is done; returns why it ended early, empty if it did not.
+
+    Each trial has its own prompts. `report`: prints the progress. Raises what `measure` raises.
+    """
+    while not search.done:
+        rate_per_s = search.next_per_s
+        scenario = replace(
+            plan.scenario,
+            rate_per_s=rate_per_s,
+            least_requests=search.rules.requests,
+            least_seconds=search.trial_s,
+            seed=plan.scenario.seed + 1 + len(search.trials),
+        )
+        last = await measure(replace(plan, scenario=scenario), interrupted, report, trial=True)
+        search.last = last
+        if last.status is Status.INCOMPLETE:
+            return f"the search ended early at {rate_per_s:.4g}/s"
+        if last.status is Status.INVALID and last.figures is not None:
+            return f"the trial at {rate_per_s:.4g}/s is invalid"
+        tried = search.record(last)
+        report(f"{tried.rate_per_s:.4g}/s: {tried.share:.1%} met the SLO")
+        for cause in last.client.bottleneck:
+            report(f"  the client may be the bottleneck: {cause}")
+    return ""
 
 
 async def find_rate(

@@ -15,13 +15,12 @@ from orch_sidecar.api.headers import (
     X_ORCH_RUN,
     X_ORCH_SCENARIO,
 )
-from orch_sidecar.tools.bench.load import arrivals
 from orch_sidecar.tools.bench.load.call import Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work
 from orch_sidecar.tools.bench.load.loadgen import Loadgen
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
-from orch_sidecar.tools.bench.plan.plan import Plan
+from orch_sidecar.tools.bench.plan import Plan
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import ServiceClass
@@ -73,24 +72,6 @@ def work_of(
     if scenario.arrivals is Arrivals.AT_ONCE:
         return load.at_once(list(islice(requests, count)))
     return load.open_loop(requests, due_s)
-
-
-def schedule(scenario: Scenario) -> tuple[float, ...]:
-    """Returns the due times of an open loop; empty for other arrivals."""
-    if scenario.replay is not None:
-        return scenario.replay.due_s
-    rate = scenario.rate_per_s
-    if rate is None or scenario.loadgen is not None:
-        return ()
-    match scenario.arrivals:
-        case Arrivals.CONSTANT:
-            times = arrivals.constant(rate)
-        case Arrivals.GAMMA:
-            assert scenario.burstiness is not None
-            times = arrivals.gamma(rate, scenario.burstiness, scenario.seed)
-        case _:
-            times = arrivals.poisson(rate, scenario.seed)
-    return arrivals.until(times, scenario.least_requests, scenario.least_seconds)
 
 
 def expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.identity import IdentityOverrides
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import IdentityOverrides, Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.drawing.elements import add, element, html_of
+from orch_sidecar.tools.drawing.texts import add, element, html_of
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 HOSTILE = """<script>alert(1)</script>"'&<img src=x onerror=alert(1)>]]>--></style></title>"""

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style, by_size
-from orch_sidecar.tools.drawing.elements import html_of
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, element_of, require
+from orch_sidecar.tools.drawing.texts import html_of
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 MEASURED = Series("measured", (1, 2, 4, 8), (90, 180, 360, 720))

@@ -14,7 +14,7 @@ import pytest
 from orch_sidecar import cli
 from orch_sidecar.observability.otlp.encoder import ENGINE_SPAN, WAIT_SPAN
 from orch_sidecar.tools.local import check, up
-from orch_sidecar.tools.local.otlp import OtlpReceiver, ReceivedSpan
+from orch_sidecar.tools.local.check import OtlpReceiver, ReceivedSpan
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, free_port
 
 IDLE: dict[str, Any] = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.local import processes
-from orch_sidecar.tools.local.processes import Child
+from orch_sidecar.tools.local import stack as processes
+from orch_sidecar.tools.local.stack import Child
 from tests.patience import HANG_S
 
 AUTOGROUP = Path("/proc/self/autogroup")

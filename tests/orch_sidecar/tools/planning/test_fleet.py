@@ -9,8 +9,8 @@ import pytest
 
 from orch_sidecar import cli
 from orch_sidecar.tools.facts.tables import files
+from orch_sidecar.tools.planning.cli import needed, plan_text
 from orch_sidecar.tools.planning.fleet import grow, predict, spread
-from orch_sidecar.tools.planning.text import needed, plan_text
 from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival, Workload

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.simulate.compare import (
+    Figures,
     Policy,
     Scenario,
     capacity,
     course_of,
+    figures,
     with_slo,
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.run import Course
 from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read

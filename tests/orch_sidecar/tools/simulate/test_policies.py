@@ -12,17 +12,18 @@ from functools import cache
 import pytest
 
 from orch_sidecar.tools.simulate.compare import (
+    Figures,
     Policy,
     Scenario,
     capacity,
     compare,
     course_of,
+    figures,
     unloaded_ttft_p95_ms,
     with_slo,
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Sight
-from orch_sidecar.tools.simulate.report import Figures, figures
 from orch_sidecar.tools.simulate.run import Record
 from orch_sidecar.tools.simulate.traffic import Workload
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass, load

@@ -16,11 +16,11 @@ from orch_sidecar.tools.simulate.compare import (
     Scenario,
     capacity,
     course_of,
+    prediction_errors,
     unloaded_ttft_p95_ms,
     with_slo,
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.report import prediction_errors
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read
 from vllm_plugin.contracts.profile import ServiceClass, load

@@ -10,11 +10,11 @@ from orch_sidecar.tools.simulate.compare import (
     capacity,
     compare,
     course_of,
+    figures,
     with_slo,
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
-from orch_sidecar.tools.simulate.report import figures
 from orch_sidecar.tools.simulate.run import Run
 from orch_sidecar.tools.simulate.traffic import Arrival, Workload
 from vllm_plugin.contracts.profile import ServiceClass, load

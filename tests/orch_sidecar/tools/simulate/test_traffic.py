@@ -7,9 +7,15 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from orch_sidecar.tools.simulate.compare import Policy, Scenario, capacity, course_of, with_slo
+from orch_sidecar.tools.simulate.compare import (
+    Policy,
+    Scenario,
+    capacity,
+    course_of,
+    figures,
+    with_slo,
+)
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.report import figures
 from orch_sidecar.tools.simulate.traffic import LONGEST, BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import Trace, TracedRequest
 from vllm_plugin.contracts.profile import ServiceClass, load

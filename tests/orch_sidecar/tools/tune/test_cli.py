@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.bench.plan import plan
+from orch_sidecar.tools.bench import plan
 from orch_sidecar.tools.bench.results.result import Trial
-from orch_sidecar.tools.bench.runs.rate import RateSearch
+from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Workload
-from orch_sidecar.tools.tune.cli import parser, tuned_profile
+from orch_sidecar.tools.tune.cli import decision_text, parser, tuned_profile
 from orch_sidecar.tools.tune.decision import Binds, Decision
 from orch_sidecar.tools.tune.engine_model import FullSlots, memory_bound
 from orch_sidecar.tools.tune.measure import RATES
-from orch_sidecar.tools.tune.report import decision_text
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 
@@ -32,7 +31,12 @@ ENTRY: dict[str, Any] = {
 
 
 def test_options_are_those_that_a_plan_is_made_of() -> None:
-    read = set(re.findall(r"options\.([a-z_]+)", inspect.getsource(plan)))
+    read = set(
+        re.findall(
+            r"options\.([a-z_]+)",
+            inspect.getsource(plan.plan_of) + inspect.getsource(plan._prompts),
+        )
+    )
     assert read - {"py"} <= set(vars(parser().parse_args([])))
 
 

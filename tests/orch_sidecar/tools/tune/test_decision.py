@@ -9,8 +9,16 @@ import pytest
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.tune.decision import Binds, Decision, decide, largest_within
-from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound
-from orch_sidecar.tools.tune.steps import NotEnough, Point, StepCurve, curve_of, steps_between
+from orch_sidecar.tools.tune.engine_model import (
+    EngineModel,
+    FullSlots,
+    MemoryBound,
+    NotEnough,
+    Point,
+    StepCurve,
+    curve_of,
+    steps_between,
+)
 
 
 def curve(t0: float, c: float, largest: int = 64, steps: int = 500) -> StepCurve:

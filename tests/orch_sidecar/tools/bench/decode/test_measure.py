@@ -1,13 +1,119 @@
-"""Timers: of the host by its clock, of a GPU by events on the GPU's own timeline."""
+"""Steps on a device, timed by the clock of the host or by events on a GPU's own timeline."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter_ns
+from typing import Any
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from orch_sidecar.tools.bench.decode.measure import EventTimer, HostTimer, Stopwatch
+from orch_sidecar.tools.bench.decode.device import Device, open_device
+from orch_sidecar.tools.bench.decode.measure import EventTimer, HostTimer, Kernel, Stopwatch
 from orch_sidecar.tools.bench.decode.result import TimedStep
+from orch_sidecar.tools.bench.decode.shape import Shape
+
+SHAPE = Shape(layers=2, hidden=64, heads=4, kv_heads=2, context=3)
+
+
+@pytest.fixture
+def device() -> Device:
+    return open_device("cpu", "float32", None)
+
+
+def naive_step(kernel: Kernel, states: Any, oldest: int) -> Any:
+    """The same step by its definition: each query head with its own copy of keys and values."""
+    layers: Any = kernel._layers
+    batch, group = states.shape[0], SHAPE.heads // SHAPE.kv_heads
+
+    def norm(x: Any) -> Any:
+        return x / (x.pow(2).mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt()
+
+    for layer in layers:
+        both = norm(states) @ layer.qkv.T
+        query = both[:, : SHAPE.hidden].reshape(batch, SHAPE.heads, 1, SHAPE.head)
+        kv = layer.kv[:, :batch].clone()
+        for index, start in enumerate((SHAPE.hidden, SHAPE.hidden + SHAPE.kv_width)):
+            new = both[:, start : start + SHAPE.kv_width]
+            kv[index, :, :, oldest] = new.reshape(batch, SHAPE.kv_heads, SHAPE.head)
+        keys, values = kv.repeat_interleave(group, dim=2)
+        scores = (query @ keys.transpose(-1, -2) / SHAPE.head**0.5).softmax(-1)
+        attended = (scores @ values).reshape(batch, SHAPE.hidden)
+        states = states + attended @ layer.out.T
+        gate, up = (norm(states) @ layer.gate_up.T).split(SHAPE.mlp, dim=-1)
+        states = states + (gate * torch.sigmoid(gate) * up) @ layer.down.T
+    return norm(states)
+
+
+def test_step_is_attention_and_gated_mlp_by_their_definition(device: Device) -> None:
+    kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+    for oldest in (0, 1, 2, 0):
+        expected = naive_step(kernel, kernel.states[:2].clone(), oldest)
+        kernel.step(2)
+        torch.testing.assert_close(kernel.states[:2], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_step_appends_one_token_to_each_active_sequence_in_place_of_the_oldest(
+    device: Device,
+) -> None:
+    kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+    for oldest in (0, 1, 2, 0):
+        caches = [layer.kv.clone() for layer in kernel._layers]
+        kernel.step(2)
+        for before, layer in zip(caches, kernel._layers, strict=True):
+            changed = (before != layer.kv).any(dim=-1)  # (2, sequence, head, token)
+            expected = torch.zeros_like(changed)
+            expected[:, :2, :, oldest] = True
+            assert torch.equal(changed, expected)
+
+
+def test_sequences_differ_and_those_beyond_the_batch_are_left_alone(device: Device) -> None:
+    kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+    last = kernel.states[2].clone()
+    kernel.step(2)
+    assert torch.equal(kernel.states[2], last)
+    assert not torch.allclose(kernel.states[0], kernel.states[1])
+
+
+def test_same_seed_computes_the_same(device: Device) -> None:
+    kernels = [Kernel(device, SHAPE, bmax=2, seed=seed) for seed in (1, 1, 2)]
+    for kernel in kernels:
+        kernel.step(2)
+    first, second, other = (kernel.states for kernel in kernels)
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, other)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_states_stay_finite_over_many_steps(device: Device, dtype: str) -> None:
+    kernel = Kernel(replace(device, dtype=getattr(torch, dtype)), SHAPE, bmax=2, seed=1)
+    for _ in range(40):
+        kernel.step(2)
+    assert torch.isfinite(kernel.states).all()
+    assert kernel.states.float().pow(2).mean().sqrt().item() == pytest.approx(1, rel=0.02)
+
+
+def test_weights_and_caches_have_the_size_of_the_shape(device: Device) -> None:
+    kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+    weights = sum(
+        each.numel()
+        for layer in kernel._layers
+        for each in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    )
+    assert weights == SHAPE.weights
+    assert sum(layer.kv.numel() for layer in kernel._layers) == 3 * SHAPE.kv_values
+
+
+def test_step_reads_nothing_back_from_the_device(device: Device) -> None:
+    """What has no values cannot be read: the host would have to wait for them."""
+    with FakeTensorMode():
+        kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+        kernel.step(2)
+        assert kernel.states.shape == (3, SHAPE.hidden)
+        with pytest.raises(DataDependentOutputException):
+            kernel.states[0, 0].item()
 
 
 def spin(ms: float) -> None:

@@ -1,18 +1,180 @@
-"""What a request must keep, and how a scenario is described."""
+"""When requests arrive, what they must keep, and how a scenario is described."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate, islice, pairwise, repeat
+from statistics import fmean, pstdev
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from orch_sidecar.tools.bench.load import scenario as arrivals
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.bench.load.scenario import Replay
+from orch_sidecar.tools.bench.load.scenario import Replay, constant, gamma, poisson, until
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
+from orch_sidecar.tools.facts.tables.publication import (
+    MIN_DURATION_S,
+    MIN_QUERIES,
+    shortfalls,
+)
+from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.traces import Trace, TracedRequest
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, ONLINE, SINGLE
 from vllm_plugin.contracts.profile import ServiceClass
+
+MANY = 20_000
+
+
+def gaps(times: Iterator[float]) -> list[float]:
+    """The first intervals, that before the first request included."""
+    return [later - earlier for earlier, later in pairwise((0.0, *islice(times, MANY)))]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("rate", [0.2, 7.0, 1500.0])
+def test_poisson_arrivals_have_the_requested_rate(rate: float, seed: int) -> None:
+    found = gaps(poisson(rate, seed))
+    # The mean of n exponential intervals is off by 1/sqrt(n): 0.7 % here.
+    assert fmean(found) * rate == pytest.approx(1, abs=0.02)
+    assert pstdev(found) / fmean(found) == pytest.approx(1, abs=0.03)
+
+
+def test_poisson_counts_vary_as_much_as_they_are_large() -> None:
+    counts: dict[int, int] = {}
+    for at in islice(poisson(10.0, 4), MANY):
+        counts[int(at)] = counts.get(int(at), 0) + 1
+    whole = [counts.get(second, 0) for second in range(max(counts))]
+    assert fmean(whole) == pytest.approx(10, rel=0.03)
+    assert pstdev(whole) ** 2 == pytest.approx(10, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, 100.0])
+def test_gamma_intervals_have_the_mean_of_the_rate_and_vary_by_burstiness(
+    burstiness: float, seed: int
+) -> None:
+    found = gaps(gamma(50.0, burstiness, seed))
+    assert fmean(found) * 50 == pytest.approx(1, abs=0.04)
+    assert pstdev(found) / fmean(found) == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+def test_burstiness_of_one_is_poisson() -> None:
+    assert list(islice(gamma(3.0, 1.0, 7), 100)) == list(islice(poisson(3.0, 7), 100))
+
+
+def test_constant_arrivals_keep_their_interval_and_do_not_drift() -> None:
+    assert list(islice(constant(4.0), 4)) == [0.25, 0.5, 0.75, 1.0]
+    assert next(islice(constant(3.0), 2_999_999, None)) == 1_000_000.0
+
+
+@pytest.mark.parametrize("draw", [poisson, lambda rate, seed: gamma(rate, 0.5, seed)])
+def test_same_seed_gives_the_same_times_and_another_one_others(
+    draw: Callable[[float, int], Iterator[float]],
+) -> None:
+    first, again, other = (list(islice(draw(5.0, seed), 200)) for seed in (1, 1, 2))
+    assert first == again
+    assert not set(first) & set(other)
+
+
+@given(
+    rate=st.floats(1e-300, 1e300),
+    burstiness=st.floats(1e-300, 1e300),
+    seed=st.integers(),
+)
+def test_times_never_decrease(rate: float, burstiness: float, seed: int) -> None:
+    times = [0.0, *islice(gamma(rate, burstiness, seed), 20)]
+    assert all(earlier <= later for earlier, later in pairwise(times))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_invalid_rate_or_burstiness_is_rejected_at_once(value: float) -> None:
+    rule = "it must be finite and above 0"
+    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
+        poisson(value, 1)
+    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
+        gamma(value, 1.0, 1)
+    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
+        constant(value)
+    with pytest.raises(ValueError, match=f"^burstiness is {value}: {rule}$"):
+        gamma(1.0, value, 1)
+
+
+@given(
+    steps=st.lists(st.floats(0, 5), min_size=60, max_size=60),
+    requests=st.integers(1, 40),
+    seconds=st.floats(0, 60),
+)
+def test_schedule_is_the_shortest_beginning_that_is_enough(
+    steps: list[float], requests: int, seconds: float
+) -> None:
+    times = list(accumulate(steps))
+
+    def enough(count: int) -> bool:
+        return count >= requests and times[count - 1] - times[0] >= seconds
+
+    if times[-1] - times[0] < seconds:
+        with pytest.raises(ValueError, match="the arrivals end after 60 requests"):
+            until(times, requests, seconds)
+        return
+    taken = until(times, requests, seconds)
+    assert taken == tuple(times[: len(taken)])
+    assert enough(len(taken))
+    assert not enough(len(taken) - 1)
+
+
+def test_schedule_of_a_rate_has_the_requests_and_the_seconds() -> None:
+    assert until(constant(2.0), 3, 0.0) == (0.5, 1.0, 1.5)
+    assert until(constant(2.0), 1, 2.0) == (0.5, 1.0, 1.5, 2.0, 2.5)
+    assert until(constant(2.0), 1, 2.1)[-1] == 3.0
+
+
+@pytest.mark.parametrize("rate", [1.2, 2.0, 8.0])
+def test_default_run_is_never_too_short_to_be_published(rate: float) -> None:
+    """The window is from the first arrival on: long enough even of answers that take no time."""
+    for times in (constant(rate), *(poisson(rate, seed) for seed in range(20))):
+        due_s = until(times, MIN_QUERIES[Label.BATCHED_ONLINE], MIN_DURATION_S)
+        assert shortfalls(Label.BATCHED_ONLINE, len(due_s), due_s[-1] - due_s[0]) == []
+
+
+def test_schedule_takes_no_more_of_the_arrivals_than_it_needs() -> None:
+    times = constant(1.0)
+    assert until(times, 2, 0.0) == (1.0, 2.0)
+    assert next(times) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("requests", "seconds", "message"),
+    [
+        (0, 1.0, "requests is 0: it must be at least 1"),
+        (1, -0.5, "seconds is -0.5: it must be finite and at least 0"),
+        (1, float("inf"), "seconds is inf: it must be finite and at least 0"),
+        (1, float("nan"), "seconds is nan: it must be finite and at least 0"),
+    ],
+)
+def test_schedule_without_length_is_rejected(requests: int, seconds: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        until(constant(1.0), requests, seconds)
+
+
+def test_schedule_without_arrivals_is_rejected() -> None:
+    with pytest.raises(
+        ValueError, match="1 requests and 2 s needs more arrivals: they end after 0"
+    ):
+        until((), 1, 2.0)
+
+
+def test_schedule_that_would_exhaust_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "MAX_REQUESTS", 5)
+    assert len(until(constant(1.0), 5, 0.0)) == 5
+    with pytest.raises(ValueError, match="5 requests, the limit, arrive within 6 s"):
+        until(constant(1.0), 6, 0.0)
+    with pytest.raises(ValueError, match="within 0 s"):
+        until(repeat(0.0), 1, 1.0)
+
 
 # TTFT 100 ms, TPOT 10 ms, latency 200 ms.
 SERVED = CompletedRequest(0.0, 0.1, 0.2, 32, 11)

@@ -6,8 +6,7 @@ import random
 from dataclasses import replace
 
 from orch_sidecar.tools.bench.load.call import Call
-from orch_sidecar.tools.bench.results.identity import IdentityOverrides
-from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.results.result import IdentityOverrides, Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result

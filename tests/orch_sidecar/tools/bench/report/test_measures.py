@@ -1,14 +1,22 @@
-"""Figures of reports are those of the result."""
+"""The figures of a run over time, and their intervals."""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Iterator
 
 import pytest
 
 from orch_sidecar.tools.bench.report.measures import (
     Bins,
+    Estimate,
     bins_of,
+    change,
     generating,
     measures_of,
+    of_percentile,
+    of_rate,
+    of_share,
     served,
     tokens,
     waiting,
@@ -22,6 +30,111 @@ from tests.orch_sidecar.tools.bench.sample_results import (
     refused,
     result,
 )
+
+
+def dependent(count: int, generator: random.Random, correlation: float = 0.8) -> Iterator[float]:
+    """Normal values, each of which depends on the one before; their median is 10."""
+    value = generator.gauss(0, 1)
+    for _ in range(count):
+        value = correlation * value + generator.gauss(0, (1 - correlation**2) ** 0.5)
+        yield 10 + value
+
+
+def test_interval_of_dependent_values_covers_the_median_about_as_often_as_stated() -> None:
+    """95 of 100; an interval for independent values would cover it less than 60 times."""
+    generator = random.Random(1)
+    covered = []
+    for _ in range(200):
+        found = of_percentile(list(dependent(400, generator)), 50)
+        assert found is not None
+        if found.margin is not None:
+            covered.append(abs(found.value - 10) <= found.margin)
+    assert len(covered) >= 160, "few of them drift"
+    assert sum(covered) >= 0.88 * len(covered)
+
+
+def test_figure_that_follows_a_trend_has_no_interval() -> None:
+    generator = random.Random(1)
+    growing = [number / 40 + generator.gauss(0, 1) for number in range(400)]
+    found = of_percentile(growing, 50)
+    assert found is not None
+    assert (found.drifts, found.margin) == (True, None)
+    steady = of_percentile([generator.gauss(5, 1) for _ in range(400)], 50)
+    assert steady is not None
+    assert not steady.drifts
+
+
+@pytest.mark.parametrize(("p", "least"), [(50, 20), (90, 100), (95, 200), (99, 1000)])
+def test_percentile_without_enough_values_in_a_section_has_no_interval(
+    p: float, least: int
+) -> None:
+    generator = random.Random(4)
+    values = [generator.random() for _ in range(least)]
+    enough, few = of_percentile(values, p), of_percentile(values[:-1], p)
+    assert enough is not None
+    assert few is not None
+    assert enough.margin is not None
+    assert few.margin is None
+
+
+def test_nothing_has_no_estimate() -> None:
+    assert of_percentile([], 50) is None
+    assert of_share([]) is None
+
+
+def test_constant_values_have_no_width() -> None:
+    found = of_percentile([3.0] * 100, 50)
+    assert found == Estimate(3.0, 0.0)
+
+
+def test_share_and_rate() -> None:
+    share = of_share([True, True, True, False] * 10)
+    assert share is not None
+    assert share.value == 0.75
+    assert share.margin is not None
+    assert of_share([True] * 19) == Estimate(1.0, None)
+    rate = of_rate([10.0, 20.0] * 5, seconds=5.0)
+    assert rate.value == 30.0
+    # Ten sections of 20/s or 40/s: each deviates by 10/s.
+    assert rate.margin == pytest.approx(2.262157 * (10 * 100 / 90) ** 0.5)
+
+
+def test_change_is_shown_only_beyond_its_interval() -> None:
+    less = change(Estimate(100, 5), Estimate(90, 3), relative=True)
+    assert less is not None
+    assert less.value == pytest.approx(-0.1)
+    assert less.is_shown
+    assert less.interval is not None
+    assert less.interval[0] < -0.1 < less.interval[1] < 0
+    unclear = change(Estimate(100, 15), Estimate(90, 3), relative=True)
+    assert unclear is not None
+    assert not unclear.is_shown
+
+
+def test_difference_of_shares_is_in_points() -> None:
+    found = change(Estimate(0.0, 0.0), Estimate(0.5, 0.1), relative=False)
+    assert found is not None
+    assert found.value == 0.5
+    assert found.interval == pytest.approx((0.4, 0.6))
+
+
+def test_change_without_intervals_shows_nothing() -> None:
+    found = change(Estimate(100, None), Estimate(200, 1), relative=True)
+    assert found is not None
+    assert (found.value, found.interval, found.is_shown) == (1.0, None, False)
+    assert change(Estimate(0, 0), Estimate(1, 0), relative=True) is None
+
+
+@pytest.mark.parametrize("margin", [0.4, 356.0])
+def test_ratio_to_a_figure_that_may_be_0_has_no_interval(margin: float) -> None:
+    """As of a median wait of 0.3 ms where some sections of the run waited for half a second."""
+    for pair in (
+        (Estimate(0.34, margin), Estimate(2, 0.1)),
+        (Estimate(2, 0.1), Estimate(0.34, margin)),
+    ):
+        found = change(*pair, relative=True)
+        assert found is not None
+        assert (found.interval, found.is_shown) == (None, False)
 
 
 def values(found: Result) -> dict[str, float]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from orch_sidecar.tools.bench.load.call import ClientHealth
 from orch_sidecar.tools.bench.report.run import run_report
-from orch_sidecar.tools.bench.results.identity import IdentityOverrides
-from orch_sidecar.tools.bench.results.result import Status, Trial
+from orch_sidecar.tools.bench.results.result import IdentityOverrides, Status, Trial
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.report.sample_reports import (

@@ -10,7 +10,7 @@ import pytest
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
-from orch_sidecar.tools.bench.results.identity import IdentityOverrides
+from orch_sidecar.tools.bench.results.result import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.labels.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.check import row_faults

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.identity import IdentityOverrides, contradictions
+from orch_sidecar.tools.bench.results.result import IdentityOverrides, contradictions
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, result
 from tests.orch_sidecar.tools.facts.cheats.altered_files import counted, files, outcome

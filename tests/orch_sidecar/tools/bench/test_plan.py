@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from orch_sidecar.tools.bench import plan as options
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.plan import options
-from orch_sidecar.tools.bench.plan.options import (
+from orch_sidecar.tools.bench.plan import (
     InvalidOptions,
     add_arrivals,
     add_common,
@@ -20,7 +20,7 @@ from orch_sidecar.tools.bench.plan.options import (
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
-CONV = str(Path(__file__).parents[4] / "traces" / "azure_llm_2023_conv.csv")
+CONV = str(Path(__file__).parents[3] / "traces" / "azure_llm_2023_conv.csv")
 
 
 def scenario(label: Label, *words: str) -> Scenario:

@@ -1,4 +1,6 @@
-"""Reads a trace file, whose format follows from its first line.
+"""The requests of a trace, and the parts and multiples of it that are replayed.
+
+The format of a file follows from its first line.
 
     Azure LLM inference 2023 and 2024   CSV: TIMESTAMP (a date), ContextTokens, GeneratedTokens
     BurstGPT                            CSV: Timestamp (seconds), Request tokens, Response tokens
@@ -12,12 +14,17 @@ Other columns are ignored. Times count from the first request, in the order of t
 In JSONL neither the unit of the time nor the size of a block is written in the file. The size
 follows from the lengths: n blocks of B tokens hold (n - 1) B + 1 to n B of them. Whole numbers as
 times beside blocks of 512 tokens are Mooncake's milliseconds, all others seconds.
+
+Pure. `orch bench`, `orch simulate` and `orch plan` replay the same `Trace`, by the options at the
+end.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from io import StringIO
@@ -27,9 +34,92 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, StrictInt, ValidationError
 
+from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.traces.trace import InvalidTrace, Trace, TracedRequest
+
+# A block of less than one token of a scaled trace still distinguishes prefixes.
+_LEAST_TOKENS: Final = 1
+
+
+class InvalidTrace(ValueError):
+    """A file is not a trace; the message gives file, line, value and rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """One request. `at_s`: seconds since the start of the trace.
+
+    `prefix_blocks`: ids of the blocks of its prompt, in order; prompts with the same first ids
+    begin with the same tokens. Empty where the trace does not record them.
+    """
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in the order of their arrival.
+
+    `name`: of the file. `sha256`: of its bytes, in hexadecimal, whatever part of it is replayed.
+    `block_tokens`: tokens of a prefix block, None where the trace has none. `left_out`: rows
+    without a prompt or without an answer, which failed or were cancelled there.
+    """
+
+    name: str
+    sha256: str
+    requests: tuple[TracedRequest, ...]
+    block_tokens: int | None = None
+    left_out: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """The time of the last arrival."""
+        return self.requests[-1].at_s if self.requests else 0.0
+
+    def window(self, from_s: float, until_s: float = inf) -> Trace:
+        """Returns the requests that arrived in that part, `until_s` excluded, from its start on.
+
+        Raises InvalidTrace for a part without requests.
+        """
+        found = tuple(
+            replace(each, at_s=each.at_s - from_s)
+            for each in self.requests
+            if from_s <= each.at_s < until_s
+        )
+        if not found:
+            raise InvalidTrace(
+                f"{self.name}: no request arrived from {from_s:g} to {until_s:g} s: the window "
+                f"must overlap the {self.seconds:g} s of the trace"
+            )
+        return replace(self, requests=found)
+
+    def scaled(self, time: float = 1.0, lengths: float = 1.0) -> Trace:
+        """Returns the same requests with their times and their lengths multiplied.
+
+        A time factor of 0.5 doubles the rate. No length falls below one token.
+        """
+
+        def tokens(count: int) -> int:
+            return max(_LEAST_TOKENS, round(lengths * count))
+
+        return replace(
+            self,
+            requests=tuple(
+                TracedRequest(
+                    time * each.at_s,
+                    tokens(each.prompt_tokens),
+                    tokens(each.output_tokens),
+                    each.prefix_blocks,
+                )
+                for each in self.requests
+            ),
+            block_tokens=None if self.block_tokens is None else tokens(self.block_tokens),
+        )
+
 
 # Of a second: a date as a float is no more exact.
 _DIGITS: Final = 6
@@ -219,3 +309,50 @@ def _block_tokens(name: str, rows: Sequence[_Row]) -> int | None:
     if not any(row.blocks for row in rows):
         return None
     return next((usual for usual in _USUAL if least <= usual <= most), least)
+
+
+def factor(text: str) -> float:
+    """Returns a number above 0, or a quotient of two such as 1/16."""
+    above, slash, below = text.partition("/")
+    return positive(above) / positive(below) if slash else positive(text)
+
+
+def window(text: str) -> tuple[float, float]:
+    """Returns the two numbers of FROM:TO, in seconds; without TO, infinity."""
+    first, colon, last = text.partition(":")
+    from_s = non_negative(first or "0")
+    until_s = non_negative(last) if last else inf
+    if not colon or until_s <= from_s:
+        raise argparse.ArgumentTypeError(f"{text!r} must be FROM:TO in seconds, FROM below TO")
+    return from_s, until_s
+
+
+def add_trace(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds the options of a trace, and returns their group."""
+    group = parser.add_argument_group("replay of a trace")
+    add = group.add_argument
+    text = "arrivals and lengths of interactive requests: Azure, Mooncake, BurstGPT, GuideLLM, vLLM"
+    add("--trace", type=Path, metavar="FILE", help=text)
+    add("--bulk-trace", type=Path, metavar="FILE", help="the same, of bulk requests beside them")
+    text = "the part of the traces to replay, in their seconds; default: all"
+    add("--trace-window", type=window, default=(0.0, inf), metavar="FROM:TO", help=text)
+    text = "multiplies the times of arrival: 0.5 or 1/2 doubles the rate; default: 1"
+    add("--time-factor", type=factor, default=1.0, metavar="F", help=text)
+    text = "multiplies the lengths of prompts and answers, such as 1/16; default: 1"
+    add("--length-factor", type=factor, default=1.0, metavar="F", help=text)
+    return group
+
+
+def add_bulk_clients(group: argparse._ActionsContainer, lengths: str) -> None:
+    """Adds clients beside a schedule. `lengths`: the options that their requests have them of."""
+    text = f"clients that always have a bulk request, of {lengths}"
+    group.add_argument("--bulk-clients", type=count_or_zero, default=0, metavar="N", help=text)
+
+
+def trace_of(options: argparse.Namespace, path: Path) -> Trace:
+    """Returns the part of a trace that the options define. Raises OSError and InvalidTrace."""
+    return (
+        read(path)
+        .window(*options.trace_window)
+        .scaled(time=options.time_factor, lengths=options.length_factor)
+    )

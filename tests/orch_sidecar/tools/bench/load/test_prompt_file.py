@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.bench.plan.prompt_file import from_file, parse
+from orch_sidecar.tools.bench.load.prompts import Prompt, from_file, parse
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a slot?"}]
 

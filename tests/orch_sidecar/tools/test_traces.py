@@ -1,11 +1,13 @@
-"""Trace files of each format, and what is wrong with others."""
+"""Traces of traffic: what is read, which part is replayed, and by which options."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
 from contextlib import suppress
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.traces import InvalidTrace, Trace, TracedRequest, read
+from orch_sidecar.tools.traces import (
+    InvalidTrace,
+    Trace,
+    TracedRequest,
+    add_trace,
+    factor,
+    read,
+    trace_of,
+    window,
+)
 
-EXCERPTS = Path(__file__).parents[3] / "traces"
+TRACE = Trace(
+    "some.csv",
+    "0" * 64,
+    (TracedRequest(0.0, 64, 8, (1, 2)), TracedRequest(2.0, 32, 6, (1,)), TracedRequest(5.0, 1, 1)),
+    block_tokens=32,
+)
+
+
+def test_window_counts_its_times_from_its_start() -> None:
+    found = TRACE.window(1.5, 5.0)
+    assert found.requests == (TracedRequest(0.5, 32, 6, (1,)),)
+    assert (found.name, found.sha256) == (TRACE.name, TRACE.sha256)
+
+
+def test_window_without_end_goes_to_the_last_request() -> None:
+    assert [each.at_s for each in TRACE.window(2.0).requests] == [0.0, 3.0]
+
+
+def test_window_without_requests_is_an_error() -> None:
+    with pytest.raises(InvalidTrace, match=r"some.csv: no request arrived from 6 to 9 s.* 5 s of"):
+        TRACE.window(6, 9)
+
+
+def test_factors_multiply_times_lengths_and_blocks() -> None:
+    found = TRACE.scaled(time=0.5, lengths=0.25)
+    assert found.requests == (
+        TracedRequest(0.0, 16, 2, (1, 2)),
+        TracedRequest(1.0, 8, 2, (1,)),
+        TracedRequest(2.5, 1, 1),
+    )
+    assert found.block_tokens == 8
+
+
+EXCERPTS = Path(__file__).parents[2] / "traces"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
@@ -182,3 +226,39 @@ def test_error_about_a_file_that_is_no_trace_is_short_and_printable(file: Path) 
     text = objection(file, "\x1b[2J" + "x" * 100_000)
     assert text.isprintable()
     assert len(text) < 600
+
+
+def test_factor_is_a_number_or_a_quotient() -> None:
+    assert [factor(text) for text in ("2", "0.5", "1/16")] == [2.0, 0.5, 0.0625]
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1/", "/2", "1/0", "1/2/3", "nan", "half"])
+def test_factor_must_be_above_0(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="must be a number above 0"):
+        factor(text)
+
+
+def test_window_may_leave_out_either_end() -> None:
+    assert [window(text) for text in ("1:2.5", ":3", "4:")] == [(1, 2.5), (0, 3), (4, inf)]
+
+
+@pytest.mark.parametrize("text", ["5", "2:1", "1:1", "1:x", "-1:2", ":0"])
+def test_window_must_have_a_length(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"must be (FROM:TO in seconds|a number)"):
+        window(text)
+
+
+def test_window_is_in_the_seconds_of_the_trace_and_factors_apply_after_it(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    rows = "".join(f"{at},160,32\n" for at in range(10))
+    file.write_text(f"timestamp,input_length,output_length\n{rows}")
+    parser = argparse.ArgumentParser()
+    add_trace(parser)
+    words = ["--trace", str(file), "--trace-window", "2:5", "--time-factor", "1/2"]
+    options = parser.parse_args([*words, "--length-factor", "1/16"])
+    found = trace_of(options, options.trace).requests
+    assert [(each.at_s, each.prompt_tokens, each.output_tokens) for each in found] == [
+        (0.0, 10, 2),
+        (0.5, 10, 2),
+        (1.0, 10, 2),
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.bench.results.identity import (
+from orch_sidecar.tools.bench.results.result import (
     IdentityOverrides,
     contradictions,
     identity,
