@@ -48,6 +48,8 @@ _APART: Final = {
         "orch_sidecar/wire/",
     ),
 }
+# Batches need libraries that the pods of these archives lack.
+_NOT_IN_PODS: Final = "orch_sidecar/batches/"
 # Commands for people stay out of pods; the engine's preStop hook runs `orch drain`.
 _TOOLS: Final = "orch_sidecar/tools/"
 _TOOLS_IN_PODS: Final = frozenset({f"{_TOOLS}__init__.py", f"{_TOOLS}drain.py"})
@@ -85,7 +87,7 @@ def _package(name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _in_pods(path: str) -> bool:
-    return not path.startswith(_TOOLS) or path in _TOOLS_IN_PODS
+    return not path.startswith((_TOOLS, _NOT_IN_PODS)) or path in _TOOLS_IN_PODS
 
 
 def _metadata() -> dict[str, bytes]:

@@ -50,6 +50,8 @@ _SHOWN: Final = {
     "url": "URL",
     "_file": "FILE",
     "request_log": "FILE",
+    "batches": "PATH",
+    "_database": "URL",
     "_s": "SECONDS",
     "_bytes": "BYTES",
     "_key": "KEY",

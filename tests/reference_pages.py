@@ -35,6 +35,7 @@ _MORE: Final[Mapping[str, str]] = {
     "allowed_hosts": "#host-names",
     "allowed_origins": "#web-pages-of-other-origins",
     "api_keys_file": "api-keys.md",
+    "batches": "../how-to/batches.md",
     "cache_salt_file": "api-keys.md",
     "gateways": "#gateways",
     "parents": "../explanation/routing.md#parents",

@@ -120,6 +120,8 @@ METRICS: Final = "/metrics"
 PING: Final = "/ping"
 LOAD: Final = "/load"
 ENGINE_METRICS: Final = "/metrics/engine"
+# They must answer by any name, whatever is configured.
+PROBES: Final = frozenset({"/livez", "/readyz", "/healthz", "/health"})
 STREAM: Final = "/v1/capabilities/stream"
 LIVE: Final = "/v1/live"
 # The page for people, and its files. A browser that asks for ROOT is sent to it.
@@ -257,15 +259,10 @@ _ENDPOINTS: Final = (
     Endpoint("/v1/capabilities", "GET"),
     Endpoint(STREAM, "GET"),
     Endpoint(LIVE, "GET"),
-    *(Endpoint(path, "GET", needs_key=False) for path in UI_FILES),
-    Endpoint(METRICS, "GET", needs_key=False),
-    Endpoint("/metrics/model-server", "GET", needs_key=False),
-    Endpoint("/livez", "GET", needs_key=False),
-    Endpoint("/readyz", "GET", needs_key=False),
-    Endpoint("/healthz", "GET", needs_key=False),
-    Endpoint("/health", "GET", needs_key=False),
-    Endpoint(PING, "GET", needs_key=False),
-    Endpoint(LOAD, "GET", needs_key=False),
+    *(
+        Endpoint(path, "GET", needs_key=False)
+        for path in (*UI_FILES, METRICS, "/metrics/model-server", *sorted(PROBES), PING, LOAD)
+    ),
 )  # fmt: skip
 
 ENDPOINTS: Final = {each.path: each for each in _ENDPOINTS}
@@ -314,8 +311,6 @@ NOT_SERVED: Final[Mapping[str, str]] = {
 UNKNOWN: Final = Endpoint("(none)", "GET")
 _UNKNOWN_MESSAGES: Final = Endpoint("(none)", "GET", error_format=ANTHROPIC)
 
-# They must answer by any name, whatever is configured.
-PROBES: Final = frozenset({"/livez", "/readyz", "/healthz", "/health"})
 WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.needs_key) | {ROOT}
 # Of an engine's workloads, those that this sidecar serves.
 WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitted)
@@ -344,7 +339,7 @@ def unknown(path: str) -> Endpoint:
 
 
 class ResourcePath(StrEnum):
-    """A path with the name of a lease, a request, a pool or a model in it."""
+    """A path with the name of a thing in it, or of all files or batches."""
 
     LEASE = "/v1/capabilities/leases/{name}"
     CLAIM = "/v1/capabilities/claims/{name}"
@@ -354,8 +349,23 @@ class ResourcePath(StrEnum):
     HEALTH = "/v1/pools/{name}/health"
     DRAIN = "/v1/pools/{name}/drain"
     RESUME = "/v1/pools/{name}/resume"
+    FILES = "/v1/files"
+    FILE = "/v1/files/{name}"
+    FILE_CONTENT = "/v1/files/{name}/content"
+    BATCHES = "/v1/batches"
+    BATCH = "/v1/batches/{name}"
+    BATCH_CANCEL = "/v1/batches/{name}/cancel"
 
 
+# Those of files and batches, which are served where ORCH_BATCHES is set.
+BATCHES: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
+    ResourcePath.FILES: ("GET", "POST"),
+    ResourcePath.FILE: ("GET", "DELETE"),
+    ResourcePath.FILE_CONTENT: ("GET",),
+    ResourcePath.BATCHES: ("GET", "POST"),
+    ResourcePath.BATCH: ("GET",),
+    ResourcePath.BATCH_CANCEL: ("POST",),
+}
 # Those of the clients' listener, and those of the operators' listener, with their methods.
 PUBLIC: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
     ResourcePath.LEASE: ("DELETE",),
@@ -364,6 +374,7 @@ PUBLIC: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
     ResourcePath.REQUEST: ("GET",),
     ResourcePath.MODEL: ("GET",),
     ResourcePath.HEALTH: ("GET",),
+    **BATCHES,
 }
 ADMIN: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
     ResourcePath.REQUEST: ("GET", "DELETE"),
@@ -382,8 +393,8 @@ _PATTERNS: Final = {
 
 
 def match_resource(path: str) -> tuple[ResourcePath, str] | None:
-    """Splits a path into its ResourcePath and the name in it. None if it matches none."""
+    """Splits a path into its ResourcePath and the name in it, or "". None if it matches none."""
     for each, pattern in _PATTERNS.items():
         if (match := pattern.fullmatch(path)) is not None:
-            return each, match[1]
+            return each, "".join(match.groups())
     return None

@@ -72,6 +72,7 @@ _KINDS: Final = (
     _bad(Reason.BODY_TIMEOUT, 400, "its body did not arrive in time"),
     _bad(Reason.UNSUPPORTED_ENCODING, 415, "its body is compressed"),
     _bad(Reason.LEASE_SPENT, 409, "the parent's lease was used before"),
+    _bad(Reason.QUOTA_EXCEEDED, 413, "its key has as many bytes of files as it may"),
     _bad(
         Reason.UNAUTHORIZED, 401, "no API key, or an unknown one", "invalid_api_key",
         "authentication_error"
@@ -120,6 +121,7 @@ _KINDS: Final = (
     _unavailable(Reason.NO_POOL, "no pool could take it"),
     _unavailable(Reason.DRAINING, "the pool was draining"),
     _unavailable(Reason.BODY_BUDGET_FULL, "too many large requests at once"),
+    _unavailable(Reason.STORAGE_FAILED, "files could not be stored"),
     _failed(Reason.ENGINE_FAILED, 502, "the engine was lost", retriable=True),
     _failed(Reason.ENGINE_TIMEOUT, 504, "the engine went silent", "timeout_error", retriable=True),
     # Sent to a client only within a stream that it shares with others; any other is disconnected.

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     BODY_TIMEOUT = "body_timeout"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     LEASE_SPENT = "lease_spent"  # its X-Orch-Lease has been used or revoked
+    QUOTA_EXCEEDED = "quota_exceeded"  # of stored files, by those of the same API key
     # Its API key.
     UNAUTHORIZED = "unauthorized"  # missing or unknown
     CLASS_FORBIDDEN = "class_forbidden"  # the key does not allow the class
@@ -51,6 +52,7 @@ class Reason(StrEnum):
     NO_POOL = "no_pool"
     DRAINING = "draining"
     BODY_BUDGET_FULL = "body_budget_full"  # by the bodies of other requests
+    STORAGE_FAILED = "storage_failed"  # of files and batches
     # The engine failed this request.
     ENGINE_FAILED = "engine_failed"
     ENGINE_TIMEOUT = "engine_timeout"

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 from aiohttp import web
+from multidict import MultiMapping
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.cache_salt import CacheSalts
@@ -155,4 +156,14 @@ class OwnEndpoints:
         if own is not None:
             return own
         path = http.rel_url.raw_path
-        return await self._frontend.handle(http, path, ENDPOINTS[path], True)
+        return await self._frontend.handle(http, path, ENDPOINTS[path], _no_key)
+
+    async def serve_row(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Serves a row of a batch, for the key that it names by its digest."""
+        path = http.rel_url.raw_path
+        check = self._authorizer.check_owner
+        return await self._frontend.handle(http, path, ENDPOINTS.get(path), check)
+
+
+def _no_key(path: str, headers: MultiMapping[str]) -> None:
+    """The key of an operator's request: it needs none."""

@@ -8,14 +8,15 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
 
 import aiohttp
 from aiohttp import web
 
 from orch_sidecar.admission.refusals import shutting_down
 from orch_sidecar.api.cache_salt import CacheSalts
-from orch_sidecar.api.headers import SERVER, X_MEASUREMENT_TYPE
+from orch_sidecar.api.headers import AUTHORIZATION, SERVER, X_MEASUREMENT_TYPE
 from orch_sidecar.app import pipeline
 from orch_sidecar.app.listeners import AdminListener
 from orch_sidecar.app.reloader import Reloader
@@ -39,6 +40,7 @@ from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
+from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import (
@@ -46,6 +48,9 @@ from orch_sidecar.wire.client_connections import (
     connection_limit,
     raise_descriptor_limit,
 )
+
+if TYPE_CHECKING:
+    from orch_sidecar.batches.service import Batches, Storage
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -73,7 +78,7 @@ class Sidecar:
         None: a reload reads only the profiles.
 
         Raises ProfileError, InvalidKeyFile, OSError for a request log that cannot be opened, and
-        ValueError for unusable OTEL_* variables.
+        ValueError for unusable OTEL_* variables or a storage of batches that cannot be used.
         """
         configured = load_pools(settings)
         self.reloads = ReloadState(configuration(configured, settings))
@@ -96,6 +101,7 @@ class Sidecar:
         unplaced = unplaced_labels(common)
         self.tracing = tracing_from_environment(common, unplaced)
         lines = None if settings.request_log is None else LineWriter(settings.request_log)
+        storage = _open_storage(settings)
         # Nothing may fail from here on: the session would stay open.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
@@ -140,6 +146,19 @@ class Sidecar:
             self._headers,
             salts,
         )
+        self.batches: Batches | None = None
+        if storage is not None:
+            from orch_sidecar.batches.service import Batches
+
+            self.batches = Batches(
+                settings,
+                storage,
+                built.entry.serve_row,
+                partial(_has_slots, in_flight),
+                self._headers,
+            )
+            control.serve_batches(self.batches)
+            self.watchdog.watch(self.batches.rows.connections)
         self.admin = AdminListener(built.entry.administer, settings, self._headers)
         self.watchdog.watch(self.connections)
         self.watchdog.watch(self.admin.connections)
@@ -211,6 +230,8 @@ class Sidecar:
             loop.create_task(rebalance_forever(self.pools), name="rebalance queues"),
             loop.create_task(self.discovery.run(), name="discover engines"),
         ]
+        if self.batches is not None:
+            self._tasks += self.batches.start()
         if self.request_log is not None:
             self._tasks.append(loop.create_task(self.request_log.run(), name="log requests"))
         for task in self._tasks:
@@ -225,6 +246,8 @@ class Sidecar:
     async def stop(self) -> None:
         """Rejects new requests, finishes the others (within `drain_timeout_s`), and closes down."""
         pools, frontend = self.pools, self.frontend
+        if self.batches is not None:
+            await self.batches.stop()
         pools.shut_down()
         queued = sum(pool.queues.depth for pool in pools)
         logger.info("draining: %d running, %d queued", len(self.watchdog.responses()), queued)
@@ -255,6 +278,8 @@ class Sidecar:
         for pool in pools:
             pool.connections.close()
         await self._session.close()
+        if self.batches is not None:
+            await self.batches.close()
         if self.request_log is not None:
             await self.request_log.close()
         await self.tracing.shutdown()
@@ -283,6 +308,32 @@ class Sidecar:
                 await asyncio.sleep(0)
             for pool in self.pools:
                 pool.connections.prune()
+
+
+def _has_slots(in_flight: InFlight, request_id: str, credential: str) -> bool:
+    """Whether a request in flight with this id, and this in `Authorization`, has its slots."""
+    headers: dict[str, str] = {AUTHORIZATION: credential} if credential else {}
+    found = cast(list[Request], in_flight.find(request_id, headers) or [])
+    return any(each.record.admitted is not None for each in found)
+
+
+def _open_storage(settings: SidecarSettings) -> Storage | None:
+    """Opens the storage of batches. None: they are off. Raises ValueError if it cannot be used."""
+    if settings.batches is None:
+        if settings.batches_database is not None:
+            raise ValueError(
+                "batches_database is set, and batches (ORCH_BATCHES) is not: set the directory or "
+                "URL of the files, too"
+            )
+        return None
+    try:
+        from orch_sidecar.batches.service import open_storage
+    except ImportError as error:
+        raise ValueError(
+            f"batches (ORCH_BATCHES) is {settings.batches!r}, which needs the extra `batch`: "
+            f"pip install 'orch-sidecar[batch]' ({error})"
+        ) from error
+    return open_storage(settings)
 
 
 async def serve(

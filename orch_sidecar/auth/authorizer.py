@@ -62,6 +62,9 @@ _TOO_LONG: Final = _unauthorized(
     f"the API key is invalid: it has more than {MAX_KEY_BYTES} bytes; check it"
 )
 _UNKNOWN: Final = _unauthorized("the API key is not known to this server: check it")
+_NOT_KNOWN_ANY_MORE: Final = _unauthorized(
+    "the API key that created this is not known to this server any more"
+)
 _NOT_FOR_METRICS: Final = Refusal(
     Reason.FORBIDDEN, f"{ENGINE_METRICS} tells of all clients: its API key needs metrics: true"
 )
@@ -182,6 +185,13 @@ class Authorizer:
         if path == ENGINE_METRICS and isinstance(found, ApiKey) and not found.metrics:
             return _NOT_FOR_METRICS
         return found
+
+    def check_owner(self, path: str, headers: MultiMapping[str]) -> ApiKey | Refusal | None:
+        """Returns the key of a request that this sidecar makes for it: its digest is named where a
+        client would send the key. None: clients need no key."""
+        if self.keys is None:
+            return None
+        return self.keys.get(bytes.fromhex(headers.get(AUTHORIZATION, ""))) or _NOT_KNOWN_ANY_MORE
 
     def sees_all(self, key: ApiKey | None) -> bool:
         """Whether a client with this key, or without one, may read what concerns other clients."""

@@ -260,6 +260,29 @@ class SidecarSettings(BaseSettings):
     drain_timeout_s: float = Field(
         60.0, ge=0, description="longest time for running requests to end after SIGTERM, seconds"
     )
+    batches: str | None = Field(
+        None,
+        min_length=1,
+        description="directory, or URL such as s3://bucket/path, for the files of /v1/files and "
+        "/v1/batches; needs the extra `batch`; unset: these are not served",
+    )
+    batches_database: SecretStr | None = Field(
+        None,
+        description="URL of the database of batches: postgresql://user:password@host/name, which "
+        "several sidecars share; unset: SQLite in the directory",
+    )
+    batches_file_bytes: int = Field(
+        200 * 2**20, ge=1024, description="largest file that is uploaded for batches, bytes"
+    )
+    batches_quota_bytes: int = Field(
+        10 * 2**30, ge=1024, description="most bytes of all files of one API key"
+    )
+    batches_quota_rows: int = Field(
+        200_000,
+        ge=1,
+        le=10_000_000,
+        description="most rows of all batches of one API key that have not ended",
+    )
     request_log: str | None = Field(
         None,
         min_length=1,

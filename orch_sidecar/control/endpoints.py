@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import cast
+from typing import Protocol, cast
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -17,6 +17,7 @@ from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import (
     ADMIN,
+    BATCHES,
     ENDPOINTS,
     ENGINE_METRICS,
     LIVE,
@@ -44,6 +45,15 @@ from orch_sidecar.proxy.request import Request
 logger = logging.getLogger("orch.sidecar")
 
 
+class BatchEndpoints(Protocol):
+    """What answers requests of files and batches."""
+
+    async def answer(
+        self, http: web.BaseRequest, what: ResourcePath, name: str, key: ApiKey | None
+    ) -> web.StreamResponse | Refusal:
+        """Answers a request with a method that the path supports."""
+
+
 class Control:
     """Answers the requests to the sidecar itself."""
 
@@ -57,6 +67,7 @@ class Control:
         hosts: AllowedHosts,
         common_headers: Mapping[str, str],
     ) -> None:
+        """Batches are off until they are set by `serve_batches`."""
         self._pools = pools
         self._pages = pages
         self._in_flight = in_flight
@@ -65,6 +76,11 @@ class Control:
         self._ui = ui.pages()
         self._hosts = hosts
         self._headers = common_headers
+        self._batches: BatchEndpoints | None = None
+
+    def serve_batches(self, batches: BatchEndpoints) -> None:
+        """Has files and batches answered."""
+        self._batches = batches
 
     async def answer(
         self, http: web.BaseRequest, path: str, key: ApiKey | None
@@ -87,8 +103,14 @@ class Control:
         found = match_resource(path)
         if found is None or (methods := PUBLIC.get(found[0])) is None:
             return None
+        if found[0] in BATCHES and self._batches is None:
+            text = f"there is no {path[:200]} here: batches are off, ORCH_BATCHES turns them on"
+            return self._with_headers(Refusal(Reason.NOT_FOUND, text))
         if method not in methods:
             return self._with_headers(_wrong_method(found[0], methods, http))
+        if found[0] in BATCHES:
+            assert self._batches is not None
+            return self._with_headers(await self._batches.answer(http, *found, key))
         if found[0] is ResourcePath.CLAIM:
             return self._with_headers(await self._publisher.claim(found[1], http, key))
         if found[0] is ResourcePath.LEASE:

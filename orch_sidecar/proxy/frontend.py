@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
 from aiohttp import web
+from multidict import MultiMapping
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES, Outline
@@ -62,6 +63,10 @@ _HEAD: Final = "HEAD", "GET"
 
 # What a request without admission takes of its key's budgets: its body, which is never settled.
 _NO_GENERATION: Final = GenerationRequest(0, False, "", 0, None)
+
+
+# Returns the key of a request with this path and these headers, or why it is refused.
+KeyCheck = Callable[[str, MultiMapping[str]], ApiKey | Refusal | None]
 
 
 class Stage(Protocol):
@@ -117,9 +122,14 @@ class Frontend:
         self._bodies.configure(settings)
 
     async def handle(
-        self, http: web.BaseRequest, path: str, endpoint: Endpoint | None, operator: bool = False
+        self,
+        http: web.BaseRequest,
+        path: str,
+        endpoint: Endpoint | None,
+        key_check: KeyCheck | None = None,
     ) -> web.StreamResponse:
-        """Serves one request. `endpoint`: None if the path is unknown. `operator`: needs no key."""
+        """Serves one request. `endpoint`: None if the path is unknown. `key_check`: instead of that
+        of a client's key."""
         headers, names = http.headers, names_of(http.raw_headers)
         record, name = self._identify(http, endpoint or unknown(path), names)
         traced = self._tracing.spans is not None or TRACEPARENT in headers
@@ -130,7 +140,7 @@ class Frontend:
         status: int | None = None
         self.active += 1
         try:
-            key = None if operator else self._authorizer.check(path, headers)
+            key = (key_check or self._authorizer.check)(path, headers)
             if (
                 isinstance(key, Refusal)
                 or name is None

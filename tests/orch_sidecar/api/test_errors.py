@@ -40,6 +40,7 @@ CANNOT_SERVE = {
     Reason.API_VERSION_MISMATCH,
     Reason.NO_POOL,
     Reason.DRAINING,
+    Reason.STORAGE_FAILED,
 }
 OTHERS = {
     Reason.INVALID_REQUEST: 400,
@@ -54,6 +55,7 @@ OTHERS = {
     Reason.METHOD_NOT_ALLOWED: 405,
     Reason.LEASE_SPENT: 409,
     Reason.BODY_TOO_LARGE: 413,
+    Reason.QUOTA_EXCEEDED: 413,
     Reason.UNSUPPORTED_ENCODING: 415,
     Reason.CLIENT_STALLED: 499,
     Reason.CANCELLED: 499,

@@ -1,0 +1,224 @@
+"""What the endpoints do in the database: files and batches of one owner.
+
+Functions of a transaction's session. A thing of another owner is not found.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.batches.database import lock
+from orch_sidecar.batches.tables import OPEN, Batch, Status, StoredFile
+
+PURPOSE: Final = "batch"
+OUTPUT_PURPOSE: Final = "batch_output"
+_MOMENTS: Final = (
+    "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at",
+    "expired_at", "cancelling_at", "cancelled_at",
+)  # fmt: skip
+
+
+class Quotas(NamedTuple):
+    """What a key may have: `file_bytes` in one upload, `total_bytes` of files, `rows` of batches
+    that have not ended. `line_bytes`: the longest line of an input file."""
+
+    file_bytes: int
+    total_bytes: int
+    rows: int
+    line_bytes: int
+
+
+class Page(NamedTuple):
+    """Which part of a list a client asks for. `after`: the id of the last one that it has."""
+
+    limit: int
+    after: str | None = None
+    ascending: bool = False
+    purpose: str | None = None
+
+
+class BatchOrder(NamedTuple):
+    """A batch that a client wants."""
+
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    window_s: int
+    labels: dict[str, str]
+    output_lifetime_s: int | None
+
+
+def now_s() -> int:
+    """Returns Unix seconds, as they are stored."""
+    return int(time.time())
+
+
+def new_name() -> str:
+    """Returns an id, without its prefix: later ones sort behind earlier ones."""
+    return f"{time.time_ns():016x}{os.urandom(8).hex()}"
+
+
+def missing(what: str, name: str) -> Refusal:
+    return Refusal(Reason.NOT_FOUND, f"there is no {what} {name[:80]!r} of this API key")
+
+
+def used_bytes(session: Session, owner: str) -> int:
+    """Returns the bytes of all files of an owner."""
+    total = select(func.coalesce(func.sum(StoredFile.bytes), 0)).where(StoredFile.owner == owner)
+    return int(session.scalar(total) or 0)
+
+
+def used_rows(session: Session, owner: str) -> int:
+    """Returns the rows of an owner's batches that have not ended."""
+    total = select(func.coalesce(func.sum(Batch.total), 0))
+    return int(session.scalar(total.where(Batch.owner == owner, Batch.status.in_(OPEN))) or 0)
+
+
+def over_quota(used: int, more: int, most: int) -> Refusal | None:
+    """Returns why a file does not fit the quota of its key; None: it does."""
+    if used + more <= most:
+        return None
+    text = (
+        f"the files of this API key have {used} of {most} bytes, and this one has {more} or more: "
+        "delete files that are not needed"
+    )
+    return Refusal(Reason.QUOTA_EXCEEDED, text)
+
+
+def add_file(session: Session, file: StoredFile, most_bytes: int) -> StoredFile | Refusal:
+    """Makes a stored file known, if the quota of its owner still allows it."""
+    lock(session.connection(), file.owner)
+    over = over_quota(used_bytes(session, file.owner), file.bytes, most_bytes)
+    if over is None:
+        session.add(file)
+    return over or file
+
+
+def find_file(session: Session, owner: str, name: str) -> StoredFile | Refusal:
+    file = session.get(StoredFile, name)
+    return missing("file", name) if file is None or file.owner != owner else file
+
+
+def find_batch(session: Session, owner: str, name: str) -> Batch | Refusal:
+    batch = session.get(Batch, name)
+    return missing("batch", name) if batch is None or batch.owner != owner else batch
+
+
+def delete_file(session: Session, owner: str, name: str) -> StoredFile | Refusal:
+    """Forgets a file, unless a batch still reads it."""
+    file = find_file(session, owner, name)
+    if isinstance(file, Refusal):
+        return file
+    reading = select(Batch.id).where(Batch.input_file_id == name, Batch.status.in_(OPEN))
+    if (batch := session.scalar(reading.limit(1))) is not None:
+        text = f"the file {name} is the input of the batch {batch}: cancel that, or wait for it"
+        return Refusal(Reason.INVALID_REQUEST, text)
+    session.delete(file)
+    return file
+
+
+def list_items(
+    session: Session, kind: type[StoredFile] | type[Batch], owner: str, page: Page
+) -> dict[str, Any]:
+    """Returns a page of a list as OpenAI's clients read it. By age: the ids are in that order."""
+    query = select(kind).where(kind.owner == owner)
+    document: Callable[[Any], dict[str, Any]] = (
+        file_document if kind is StoredFile else batch_document
+    )
+    if page.purpose is not None and kind is StoredFile:
+        query = query.where(StoredFile.purpose == page.purpose)
+    if page.after is not None:
+        query = query.where(kind.id > page.after if page.ascending else kind.id < page.after)
+    query = query.order_by(kind.id if page.ascending else kind.id.desc()).limit(page.limit + 1)
+    found = session.scalars(query).all()
+    data = [document(each) for each in found[: page.limit]]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(found) > page.limit,
+    }
+
+
+def create_batch(session: Session, owner: str, order: BatchOrder) -> Batch | Refusal:
+    """Adds a batch, to be checked and run by any worker."""
+    file = find_file(session, owner, order.input_file_id)
+    if isinstance(file, Refusal):
+        return file
+    if file.purpose != PURPOSE:
+        text = f"the file {file.id} has the purpose {file.purpose!r}, it must be {PURPOSE!r}"
+        return Refusal(Reason.INVALID_REQUEST, text, param="input_file_id")
+    created = now_s()
+    batch = Batch(
+        id=f"batch_{new_name()}",
+        owner=owner,
+        endpoint=order.endpoint,
+        input_file_id=order.input_file_id,
+        completion_window=order.completion_window,
+        status=Status.VALIDATING,
+        errors=[],
+        labels=order.labels,
+        total=0,
+        completed=0,
+        failed=0,
+        output_lifetime_s=order.output_lifetime_s,
+        created_at=created,
+        expires_at=created + order.window_s,
+    )
+    session.add(batch)
+    return batch
+
+
+def cancel_batch(session: Session, owner: str, name: str) -> Batch | Refusal:
+    """Has the workers end a batch. One that has ended cannot be cancelled."""
+    session.get(Batch, name, with_for_update=True)
+    batch = find_batch(session, owner, name)
+    if isinstance(batch, Refusal) or batch.status == Status.CANCELLING:
+        return batch
+    if batch.status not in (Status.VALIDATING, Status.IN_PROGRESS):
+        text = f"the batch {name} is {batch.status} and cannot be cancelled"
+        return Refusal(Reason.INVALID_REQUEST, text)
+    batch.status, batch.cancelling_at = Status.CANCELLING, now_s()
+    return batch
+
+
+def file_document(file: StoredFile) -> dict[str, Any]:
+    """Returns a file as OpenAI's clients read it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+def batch_document(batch: Batch) -> dict[str, Any]:
+    """Returns a batch as OpenAI's clients read it."""
+    errors = {"object": "list", "data": batch.errors} if batch.errors else None
+    counts = {"total": batch.total, "completed": batch.completed, "failed": batch.failed}
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": errors,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        **{moment: getattr(batch, moment) for moment in _MOMENTS},
+        "request_counts": counts,
+        "metadata": batch.labels or None,
+    }

@@ -1,0 +1,104 @@
+"""The database: its schema, and transactions in threads of their own.
+
+SQLite (in WAL mode) or PostgreSQL, by URL. SQLAlchemy's work is not asynchronous, because SQLite's
+is not: each transaction is one function that runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
+from zlib import crc32
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
+
+_T = TypeVar("_T")
+
+# Other sidecars of a database that is shared hold its locks for milliseconds.
+_LOCK_TIMEOUT_S: Final = 30
+_MIGRATING: Final = "migrate"
+
+
+class Database:
+    """Runs transactions. `close` it."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: as SQLAlchemy has it. Brings the schema up to date. Raises ValueError if the URL
+        cannot be used, SQLAlchemyError if the database cannot."""
+        try:
+            parsed = make_url(url)
+        except ArgumentError:
+            raise ValueError("batches_database is no URL of a database") from None
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        self.shared = parsed.drivername == "postgresql+psycopg"
+        if not self.shared and parsed.drivername != "sqlite":
+            raise ValueError(
+                f"batches_database is of {parsed.drivername!r}: it must begin with postgresql:// "
+                "or sqlite:///"
+            )
+        if self.shared:
+            self._engine = create_engine(parsed, pool_pre_ping=True, pool_size=2, max_overflow=2)
+        else:
+            self._engine = create_engine(parsed, connect_args={"timeout": _LOCK_TIMEOUT_S})
+            _use_write_ahead_log(self._engine)
+        # SQLite has one writer; more threads would wait for each other in it.
+        self._threads = ThreadPoolExecutor(2 if self.shared else 1, "batches")
+        with self._engine.begin() as connection:
+            if self.shared:
+                lock(connection, _MIGRATING)
+            _migrate(connection)
+
+    async def run(self, work: Callable[[Session], _T]) -> _T:
+        """Runs `work` in a transaction: committed when it returns, rolled back if it raises."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(self.transact, work))
+
+    def close(self) -> None:
+        """Waits for what runs, and closes the connections."""
+        self._threads.shutdown()
+        self._engine.dispose()
+
+    def transact(self, work: Callable[[Session], _T]) -> _T:
+        """Does the same in this thread."""
+        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            return work(session)
+
+
+def lock(connection: Connection, name: str) -> None:
+    """Has transactions that lock one name follow each other. In SQLite all do."""
+    if connection.dialect.name == "postgresql":
+        number = crc32(name.encode())
+        connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+
+
+def _migrate(connection: Connection) -> None:
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each start
+    config = Config()
+    config.set_main_option("script_location", "orch_sidecar.batches:migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _use_write_ahead_log(engine: Engine) -> None:
+    """Sets SQLite up: what is committed survives this process, and writers wait for each other
+    where a transaction begins, not in its middle, where they could only fail."""
+
+    def connected(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # this module begins transactions, not sqlite3
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)

@@ -1,0 +1,298 @@
+"""Runs the rows of all batches: as many as admission takes, and some that wait for it.
+
+How many run at once is not set: as many rows wait for slots as have some, so that there is one for
+each slot that becomes free before the next look, and hardly more. Each look is one transaction,
+which ends rows and takes others. A batch whose row was refused pauses; what admission refuses, or
+an engine was lost with, runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+import aiohttp
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from orch_sidecar.batches import ledger
+from orch_sidecar.batches.connections import Answer, RowConnections
+from orch_sidecar.batches.database import Database
+from orch_sidecar.batches.jobs import Jobs
+from orch_sidecar.batches.ledger import EndedRow, OpenBatch, TakenRow
+from orch_sidecar.batches.rows import aborted, answered, body_of
+from orch_sidecar.batches.store import FileStore
+from orch_sidecar.batches.tables import OPEN, Status
+
+logger = logging.getLogger("orch.batches")
+
+LOOK_EVERY_S: Final = 1.0  # for new batches; a worker's beat
+DEAD_AFTER_LOOKS: Final = 5  # at which a worker's beat was the same
+FILL_EVERY_S: Final = 0.05  # where no row has ended: some may have got their slots
+_LEAST_WAITING: Final = 2
+_RETRY_S: Final = 1.0  # after a fault of database or store
+_PAUSE_S: Final = 1.0  # of a batch, after a refusal that says nothing
+_MOST_PAUSE_S: Final = 10.0
+_RETRIED: Final = frozenset({429, 503})
+
+# What can go wrong with a database or with files, and is over when it is repaired.
+FAULTS: Final = (SQLAlchemyError, OSError)
+
+
+class Runner:
+    """The worker of this sidecar."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: FileStore,
+        jobs: Callable[[str], Jobs],
+        connections: RowConnections,
+        is_admitted: Callable[[str, str], bool],
+    ) -> None:
+        """`jobs`: of a worker. `is_admitted`: whether the request with this
+        id, of this owner, has slots."""
+        self.id = os.urandom(16).hex()
+        self._database = database
+        self._store = store
+        self.jobs = jobs(self.id)
+        self._connections = connections
+        self._is_admitted = is_admitted
+        self.batches: dict[str, OpenBatch] = {}
+        self._rows: dict[tuple[str, int], asyncio.Task[EndedRow]] = {}
+        self._names: dict[tuple[str, int], tuple[str, str]] = {}  # ids of requests, and owners
+        self._ended: list[EndedRow] = []
+        self._paused: dict[str, float] = {}  # batches, and until when
+        self._wake = asyncio.Event()
+        self._look_now = asyncio.Event()
+        self._unsure = False
+        self._peers = Peers(self.id)
+
+    def look(self) -> None:
+        """Has the runner look for new and cancelled batches now."""
+        self._look_now.set()
+
+    async def keep(self) -> None:
+        """Keeps the list of batches, and this worker alive, until cancelled."""
+        while True:
+            self._look_now.clear()
+            with self._faults("look at the batches"):
+                await self._look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._look_now.wait()
+
+    async def work(self) -> None:
+        """Checks and ends batches, one after the other, until cancelled."""
+        while True:
+            for batch in [*self.batches.values()]:
+                with self._faults(f"check or end the batch {batch.id}"):
+                    await self._work_on(batch)
+            with self._faults("delete expired files"):
+                await self.jobs.delete_expired()
+            await asyncio.sleep(LOOK_EVERY_S / 4)
+
+    async def run(self) -> None:
+        """Runs rows, until cancelled."""
+        while True:
+            self._wake.clear()
+            with self._faults("store the answers of batches"):
+                await self._fill()
+            if self._unsure:
+                await asyncio.sleep(_RETRY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FILL_EVERY_S if self._rows else LOOK_EVERY_S):
+                    await self._wake.wait()
+
+    async def stop(self) -> None:
+        """Ends the rows that run, keeps the answers that there are, and gives the rest back."""
+        for task in self._rows.values():
+            task.cancel()
+        await asyncio.gather(*self._rows.values(), return_exceptions=True)
+        with self._faults("give the rows of batches back"):
+            await self._database.run(partial(self._leave, ended=self._ended))
+
+    @contextlib.contextmanager
+    def _faults(self, what: str) -> Iterator[None]:
+        """Logs a fault: none of batches may end the sidecar."""
+        try:
+            yield
+        except Exception as error:
+            unknown = None if isinstance(error, FAULTS) else error
+            logger.error("cannot %s, trying again: %s", what, error, exc_info=unknown)
+
+    def _leave(self, session: Session, ended: list[EndedRow]) -> None:
+        ledger.exchange(session, self.id, ended, {})
+        ledger.leave(session, self.id)
+
+    # Batches
+
+    async def _look(self) -> None:
+        beats, found = await self._database.run(self._beat_and_list)
+        for worker in self._peers.dead(beats, time.monotonic()):
+            logger.warning("a sidecar has stopped without a word: its rows run again")
+            await self._database.run(partial(ledger.leave, worker=worker))
+        self.batches = {each.id: each for each in found}
+        self._paused = {key: at for key, at in self._paused.items() if key in self.batches}
+        for (batch_id, _), task in self._rows.items():
+            batch = self.batches.get(batch_id)
+            if batch is None or batch.status != Status.IN_PROGRESS:
+                task.cancel()
+        self._wake.set()
+
+    def _beat_and_list(self, session: Session) -> tuple[dict[str, int], list[OpenBatch]]:
+        return ledger.beat(session, self.id), ledger.open_batches(session, OPEN)
+
+    async def _work_on(self, batch: OpenBatch) -> None:
+        if batch.taken_by not in (None, self.id):
+            return
+        if batch.status in (Status.FINALIZING, Status.CANCELLING) or _is_expired(batch):
+            await self.jobs.end(batch.id)
+        elif batch.status == Status.VALIDATING:
+            await self.jobs.check(batch.id)
+        else:
+            return
+        self.look()
+
+    # Rows
+
+    async def _fill(self) -> None:
+        """Ends the rows that have ended, and takes as many others as are wanted."""
+        wanted, ended = self._wanted(), self._ended
+        if not wanted and not ended:
+            return
+        self._ended = []
+        try:
+            taken = await self._database.run(
+                partial(self._exchange, ended=ended, wanted=wanted, held=set(self._rows))
+            )
+        except BaseException:
+            self._ended, self._unsure = ended + self._ended, True
+            raise
+        self._unsure = False
+        for row in taken:
+            self._start(row)
+
+    def _exchange(
+        self,
+        session: Session,
+        ended: list[EndedRow],
+        wanted: dict[str, int],
+        held: set[tuple[str, int]],
+    ) -> list[TakenRow]:
+        taken = ledger.exchange(session, self.id, ended, {} if self._unsure else wanted)
+        if self._unsure:
+            ledger.give_back_others(session, self.id, held)
+        return taken
+
+    def _wanted(self) -> dict[str, int]:
+        """How many rows to take, by batch: owners take turns, and the oldest of their batches."""
+        has_slots = sum(self._is_admitted(*name) for name in self._names.values())
+        room = max(_LEAST_WAITING, has_slots) - (len(self._rows) - has_slots)
+        now = time.monotonic()
+        first: dict[str, OpenBatch] = {}
+        for batch in self.batches.values():
+            runs = batch.status == Status.IN_PROGRESS and not _is_expired(batch)
+            if runs and self._paused.get(batch.id, 0.0) <= now:
+                first.setdefault(batch.owner, batch)
+        mine = Counter(owner for _, owner in self._names.values())
+        wanted = Counter[str]()
+        for _ in range(room if first else 0):
+            owner = min(first, key=lambda each: mine[each])
+            mine[owner] += 1
+            wanted[first[owner].id] += 1
+        return wanted
+
+    def _start(self, row: TakenRow) -> None:
+        key = row.batch_id, row.number
+        self._names[key] = os.urandom(16).hex(), self.batches[row.batch_id].owner
+        task = self._rows[key] = asyncio.create_task(self._outcome(row), name="row of a batch")
+        task.add_done_callback(partial(self._row_ended, row))
+
+    def _row_ended(self, row: TakenRow, task: asyncio.Task[EndedRow]) -> None:
+        """Keeps the outcome of a row; without one the row is given back."""
+        key = row.batch_id, row.number
+        ended = EndedRow(*key, None)
+        if not task.cancelled():
+            error = task.exception()
+            if error is None:
+                ended = task.result()
+            else:
+                unknown = None if isinstance(error, FAULTS) else error
+                text = "cannot run a row of the batch %s, trying again: %s"
+                logger.error(text, row.batch_id, error, exc_info=unknown)
+                self._pause(row, _PAUSE_S)
+        self._ended.append(ended)
+        del self._rows[key], self._names[key]
+        self._wake.set()
+
+    async def _outcome(self, row: TakenRow) -> EndedRow:
+        batch, request_id = self.batches[row.batch_id], self._names[row.batch_id, row.number][0]
+        end = row.begin + row.length
+        line = await asyncio.to_thread(self._store.read, batch.input_file_id, row.begin, end)
+        try:
+            answer = await self._connections.send(
+                request_id, batch.owner, batch.id, row.custom_id, row.url, body_of(line)
+            )
+        except aiohttp.ClientError as error:
+            return self._lost(row, request_id, None, str(error))
+        if answer.status in _RETRIED:
+            self._pause(row, answer.retry_after_s or _PAUSE_S)
+            return EndedRow(row.batch_id, row.number, None)
+        if answer.status >= 500:
+            return self._lost(row, request_id, answer, "")
+        written = answered(request_id, row.custom_id, answer.status, answer.body)
+        return EndedRow(row.batch_id, row.number, written, answer.status < 400)
+
+    def _lost(self, row: TakenRow, request_id: str, answer: Answer | None, error: str) -> EndedRow:
+        """Has a row run again, but for one that was lost too often."""
+        if row.lost + 1 < ledger.MOST_LOST:
+            self._pause(row, 0.1 * 2**row.lost)
+            return EndedRow(row.batch_id, row.number, None, lost=True)
+        if answer is None:
+            written = aborted(request_id, row.custom_id, "engine_failed", error)
+        else:
+            written = answered(request_id, row.custom_id, answer.status, answer.body)
+        return EndedRow(row.batch_id, row.number, written)
+
+    def _pause(self, row: TakenRow, seconds: float) -> None:
+        until = time.monotonic() + min(seconds, _MOST_PAUSE_S)
+        self._paused[row.batch_id] = max(until, self._paused.get(row.batch_id, 0.0))
+
+
+class Peers:
+    """Tells which workers have died: those whose beat stays the same."""
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+        self._seen: dict[str, tuple[int, int]] = {}  # the last beat, and at which look it was new
+        self._looks = 0
+        self._looked_at = 0.0
+
+    def dead(self, beats: Mapping[str, int], now: float) -> list[str]:
+        """Takes the beats of all workers at `now`, in seconds. Returns the dead ones.
+
+        Counts looks, not seconds: while the database cannot be reached, nobody dies.
+        """
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looks, self._looked_at = self._looks + 1, now
+        before, self._seen = self._seen, {}
+        for worker, beat in beats.items():
+            last, look = before.get(worker, (-1, 0))
+            self._seen[worker] = (beat, self._looks if beat != last else look)
+        return [
+            worker
+            for worker, (_, look) in self._seen.items()
+            if self._looks - look >= DEAD_AFTER_LOOKS and worker != self._own
+        ]
+
+
+def _is_expired(batch: OpenBatch) -> bool:
+    return batch.expires_at <= time.time()

@@ -1,0 +1,131 @@
+"""Files and batches of one sidecar: puts the parts together, starts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
+
+from orch_sidecar.api.endpoints import ResourcePath
+from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.auth.keys import ApiKey
+from orch_sidecar.batches.catalog import Quotas
+from orch_sidecar.batches.connections import RowConnections
+from orch_sidecar.batches.database import Database
+from orch_sidecar.batches.endpoints import Endpoints
+from orch_sidecar.batches.jobs import Jobs
+from orch_sidecar.batches.runner import FAULTS, Runner
+from orch_sidecar.batches.store import FileStore
+from orch_sidecar.config.settings import SidecarSettings
+
+logger = logging.getLogger("orch.batches")
+
+_DATABASE: Final = "batches.sqlite"
+_PRIVATE: Final = 0o700
+
+Storage = tuple[Database, FileStore]
+
+
+class Batches:
+    """Serves files and batches, and runs their rows. Must be created on the event loop."""
+
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        storage: Storage,
+        serve_row: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        is_admitted: Callable[[str, str], bool],
+        common_headers: Mapping[str, str],
+    ) -> None:
+        """`serve_row`: serves a request that `RowConnections` makes. `is_admitted`: whether the
+        request with this id, of this owner, has slots."""
+        self._database, self._store = storage
+        quotas = Quotas(
+            settings.batches_file_bytes,
+            settings.batches_quota_bytes,
+            settings.batches_quota_rows,
+            settings.max_body_bytes,
+        )
+        self.rows = RowConnections(serve_row, common_headers)
+        self.runner = Runner(
+            self._database,
+            self._store,
+            partial(Jobs, self._database, self._store, quotas),
+            self.rows,
+            is_admitted,
+        )
+        self._endpoints = Endpoints(
+            self._database,
+            self._store,
+            self.runner.jobs,
+            quotas,
+            settings.body_timeout_s,
+            self.runner.look,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Starts to run rows. Returns the tasks, none of which must end by itself."""
+        runner = self.runner
+        self._tasks = [
+            asyncio.create_task(each, name=name)
+            for each, name in (
+                (runner.keep(), "look at batches"),
+                (runner.work(), "check and end batches"),
+                (runner.run(), "run rows of batches"),
+            )
+        ]
+        return self._tasks
+
+    async def stop(self) -> None:
+        """Stops to run rows, and gives those back that run."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.runner.stop()
+        await self.rows.close()
+
+    async def close(self) -> None:
+        """Closes the storage: nothing can be answered any more."""
+        await asyncio.to_thread(self._database.close)
+
+    async def answer(
+        self, http: web.BaseRequest, what: ResourcePath, name: str, key: ApiKey | None
+    ) -> web.StreamResponse | Refusal:
+        """Answers a request with a method that the path supports."""
+        try:
+            return await self._endpoints.answer(http, what, name, key)
+        except FAULTS as error:
+            logger.error("%s %s: the storage of batches failed: %s", http.method, what, error)
+            text = "files and batches cannot be stored or read now: retry later"
+            return Refusal(Reason.STORAGE_FAILED, text, retry_after_ms=5000)
+
+
+def open_storage(settings: SidecarSettings) -> Storage:
+    """Opens what the settings name. Raises ValueError if it cannot be used."""
+    place, database = settings.batches or "", settings.batches_database
+    text = f"batches (ORCH_BATCHES) is {place!r}"
+    try:
+        if "://" not in place:
+            # What clients ask, and what they are told, is theirs.
+            Path(place).mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        store = FileStore(place)
+        store.remove_abandoned()
+        if database is None and not store.local:
+            raise ValueError(f"{text}: set batches_database, too, for SQLite needs a directory")
+        if database is None:
+            return Database(f"sqlite:///{Path(place).resolve() / _DATABASE}"), store
+        return Database(database.get_secret_value()), store
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", error)).partition("\n")[0]
+        raise ValueError(f"{text}, and its database cannot be used: {reason}") from None
+    except OSError as error:
+        raise ValueError(f"{text}, which cannot be used: {error}") from error
+    except ImportError as error:
+        raise ValueError(f"{text}, for which a library is missing: {error}") from error

@@ -1,0 +1,86 @@
+"""The content of files, by `fsspec`: in a local directory, or in S3 and the like by their URL.
+
+All methods block: they are for threads. A file is known to nobody before the database names it, so
+what a broken upload leaves behind is only removed, never read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+_FILES: Final = "files"
+_UNFINISHED: Final = ".part"
+# No upload takes as long: what is older is of a process that was killed.
+_ABANDONED_AFTER_S: Final = 86_400
+
+
+class FileStore:
+    """Files by their ids, below one directory or URL."""
+
+    def __init__(self, url: str) -> None:
+        """Raises OSError or ValueError if it cannot be used, ImportError without its library."""
+        self._system, root = fsspec.core.url_to_fs(url)
+        self.local = isinstance(self._system, LocalFileSystem)
+        self.root = root
+        self._folder = PurePosixPath(root) / _FILES
+        if self.local:
+            self._system.makedirs(str(self._folder), exist_ok=True)
+
+    @contextmanager
+    def writer(self, name: str) -> Iterator[Callable[[bytes], object]]:
+        """Opens a new file, to be written by what this yields: whole, or not at all. Raises
+        OSError."""
+        path = self._path(name)
+        # S3 shows a file once all of it is there.
+        unfinished = f"{path}.{os.urandom(4).hex()}{_UNFINISHED}" if self.local else path
+        file = self._system.open(unfinished, "wb")
+        try:
+            yield file.write
+            if self.local:
+                file.flush()
+                os.fsync(file.fileno())
+            file.close()
+            if self.local:
+                self._system.mv(unfinished, path)
+        except BaseException:
+            # The error that is raised is the first one; where a disk is full, closing fails, too.
+            with contextlib.suppress(OSError):
+                file.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._system.rm_file(unfinished)
+            raise
+
+    def open(self, name: str) -> BinaryIO:
+        """Opens a file to be read. Raises OSError."""
+        opened: BinaryIO = self._system.open(self._path(name), "rb")
+        return opened
+
+    def read(self, name: str, begin: int, end: int) -> bytes:
+        """Returns a part of a file. Raises OSError."""
+        part: bytes = self._system.cat_file(self._path(name), start=begin, end=end)
+        return part
+
+    def delete(self, name: str) -> None:
+        """Deletes a file, if there is one. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._path(name))
+
+    def remove_abandoned(self) -> None:
+        """Removes what killed processes have left in a local directory."""
+        if not self.local:
+            return
+        for path in Path(str(self._folder)).glob(f"*{_UNFINISHED}"):
+            if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
+                path.unlink(missing_ok=True)
+
+    def _path(self, name: str) -> str:
+        return str(self._folder / name)

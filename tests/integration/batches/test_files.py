@@ -1,0 +1,146 @@
+"""Files: what OpenAI's client does with them, whose they are, and how much of them there may be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.integration.batches.batching import Batches, some
+from tests.integration.batches.conftest import MakeClient
+from tests.integration.keyed import KeyRing
+from tests.integration.running import Running, Start, eventually
+
+
+async def test_file_is_uploaded_described_read_and_deleted(batches: Batches) -> None:
+    content = some(3)
+    file = await batches.client.files.create(
+        file=("requests.jsonl", content),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 7200},
+    )
+    assert (file.bytes, file.filename, file.purpose) == (len(content), "requests.jsonl", "batch")
+    assert file.expires_at == file.created_at + 7200
+    retrieved = await batches.client.files.retrieve(file.id)
+    assert retrieved.model_dump() == file.model_dump()
+    assert (await batches.client.files.content(file.id)).content == content
+    assert (await batches.client.files.delete(file.id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await batches.client.files.content(file.id)
+
+
+async def test_deleted_content_is_on_no_disk(batches: Batches, tmp_path: Path) -> None:
+    name = await batches.upload(some(3))
+    stored = tmp_path / "batches" / "files" / name
+    assert stored.exists()
+    await batches.client.files.delete(name)
+    assert not list(stored.parent.iterdir())
+
+
+async def test_files_are_listed_in_pages_the_newest_first(batches: Batches) -> None:
+    made = [await batches.upload(some(1)) for _ in range(5)]
+    assert [each.id async for each in batches.client.files.list(limit=2)] == made[::-1]
+    page = await batches.client.files.list(limit=2, order="asc", after=made[1])
+    assert [each.id for each in page.data] == made[2:4]
+    assert page.has_more
+    assert not [each async for each in batches.client.files.list(purpose="batch_output")]
+
+
+async def test_wrong_values_are_named(batches: Batches) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await batches.client.files.create(file=("a", b"{}"), purpose="fine-tune")
+    assert refused.value.param == "purpose"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await batches.client.files.list(limit=0)
+    assert refused.value.param == "limit"
+
+
+async def test_form_without_a_file_is_refused(sidecar: Running) -> None:
+    client = await sidecar.client()
+    form = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--\r\n'
+    kind = [("Content-Type", "multipart/form-data; boundary=x")]
+    refused = await client.request("POST", "/v1/files", form, kind)
+    assert (refused.status, refused.error["param"]) == (400, "file")
+    refused = await client.request("POST", "/v1/files", form, [("Content-Type", "text/plain")])
+    assert refused.status == 400
+
+
+async def test_another_key_finds_nothing(start: Start, client: MakeClient, tmp_path: Path) -> None:
+    keys = KeyRing(tmp_path)
+    alice, bob = keys.add("alice"), keys.add("bob")
+    running = await start(batches=str(tmp_path / "batches"), api_keys_file=keys.path)
+    owner, other = client(running, alice), client(running, bob)
+    batch = await owner.ended(some(2))
+    hidden: list[Awaitable[object]] = [
+        other.client.batches.retrieve(batch.id),
+        other.client.batches.cancel(batch.id),
+    ]
+    for name in (batch.input_file_id, batch.output_file_id or ""):
+        files = other.client.files
+        hidden += [files.retrieve(name), files.content(name), files.delete(name)]
+    for call in hidden:
+        with pytest.raises(openai.NotFoundError):
+            await call
+    with pytest.raises(openai.NotFoundError):
+        await other.client.batches.create(
+            input_file_id=batch.input_file_id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+        )
+    assert not [each async for each in other.client.files.list()]
+    assert not [each async for each in other.client.batches.list()]
+    with pytest.raises(openai.AuthenticationError):
+        await client(running, "unknown").upload(some(1))
+
+
+async def test_file_beyond_the_limit_or_the_quota_is_refused_and_not_stored(
+    start: Start, client: MakeClient, tmp_path: Path
+) -> None:
+    running = await start(
+        batches=str(tmp_path / "batches"), batches_file_bytes=4096, batches_quota_bytes=6000
+    )
+    batches = client(running)
+    with pytest.raises(openai.APIStatusError) as refused:
+        await batches.upload(b"x" * 4097)
+    assert (refused.value.status_code, refused.value.code) == (413, "body_too_large")
+    await batches.upload(b"x" * 4096)
+    with pytest.raises(openai.APIStatusError) as refused:
+        await batches.upload(b"x" * 2000)
+    assert (refused.value.status_code, refused.value.code) == (413, "quota_exceeded")
+    assert len(list((tmp_path / "batches" / "files").iterdir())) == 1
+    await batches.upload(b"x" * 1904)
+
+
+async def test_upload_takes_nothing_of_the_body_budget(
+    start: Start, client: MakeClient, tmp_path: Path
+) -> None:
+    """It may be larger than all bodies together."""
+    running = await start(
+        batches=str(tmp_path / "batches"), max_body_bytes=1024, body_budget_bytes=1024
+    )
+    assert await client(running).upload(b"x" * 1_000_000)
+
+
+async def test_upload_that_breaks_off_leaves_nothing(sidecar: Running, tmp_path: Path) -> None:
+    client = await sidecar.client()
+    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    client.send(
+        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n"
+        b"Content-Type: multipart/form-data; boundary=x\r\n\r\n" + head + b"y" * 50_000
+    )
+    folder = tmp_path / "batches" / "files"
+    await eventually(lambda: list(folder.iterdir()))
+    await client.close()
+    await eventually(lambda: not list(folder.iterdir()))
+
+
+async def test_without_a_directory_the_paths_say_how_to_turn_them_on(start: Start) -> None:
+    running = await start()
+    client = await running.client()
+    for path in ("/v1/files", "/v1/batches", "/v1/files/file-1/content"):
+        refused = await client.get(path)
+        assert refused.status == 404
+        assert "ORCH_BATCHES" in json.loads(refused.body)["error"]["message"]
