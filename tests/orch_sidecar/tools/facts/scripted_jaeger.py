@@ -1,8 +1,8 @@
-"""A Jaeger query service for tests, with the API, limits and responses of the real one.
+"""A Jaeger query service for tests, with the APIs, limits and responses of the real one.
 
-Written after jaegertracing/jaeger: `apiv3/http_gateway.go` for what it takes and answers, and
-`memory/tenant.go` for what a search finds. It gives no more traces than it is asked for: the
-newest.
+Written after jaegertracing/jaeger: `http_handler.go` and `query_parser.go` for what it takes and
+answers, `uimodel` for the form of a trace, `apiv3/http_gateway.go`, and `memory/tenant.go` for
+what a search finds. It gives no more traces than it is asked for: the newest.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ PAGE = "<!doctype html><html><title>Jaeger UI</title></html>"
 
 
 class ScriptedJaeger:
-    """Serves spans. `streams`: it answers an object for each trace, as 1.x does. `most`: the
-    largest limit that it takes. `failing`: the status and body of every answer."""
+    """Serves spans. `apis`: those that it has.
+
+    `streams`: API v3 answers an object for each trace, as 1.x does. `most`: the largest limit
+    that it takes. `failing`: the status and body of every answer.
+    """
 
     def __init__(
         self,
         spans: Iterable[Span] = (),
         *,
+        apis: tuple[str, ...] = ("ui", "v3"),
         streams: bool = False,
         most: int = 100_000,
         failing: tuple[int, str] | None = None,
@@ -41,9 +45,13 @@ class ScriptedJaeger:
         self._streams = streams
         self._most = most
         self._failing = failing
-        self.asked = 0
+        self.asked: list[str] = []
         self.app = web.Application()
-        self.app.router.add_get("/api/v3/traces", self._v3)
+        if "ui" in apis:
+            self.app.router.add_get("/api/traces", self._ui)
+        if "v3" in apis:
+            self.app.router.add_get("/api/v3/traces", self._v3)
+        self.app.router.add_get("/{path:.*}", self._page)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -51,24 +59,39 @@ class ScriptedJaeger:
         async with TestServer(self.app) as server:
             yield str(server.make_url("")).rstrip("/")
 
-    async def _v3(self, request: web.Request) -> web.Response:
-        self.asked += 1
+    async def _page(self, request: web.Request) -> web.Response:
+        self.asked.append("page")
+        return web.Response(text=PAGE, content_type="text/html")
+
+    async def _ui(self, request: web.Request) -> web.Response:
+        self.asked.append("ui")
         query = request.query
         if self._failing is not None:
             status, body = self._failing
             return web.Response(status=status, text=body)
+        if "service" not in query:
+            return _ui_error(400, "parameter 'service' is required")
+        limit = int(query.get("limit", "100"))
+        if not 0 < limit <= self._most:
+            return _ui_error(500, "search depth must be greater than 0 and less than max traces")
+        found = self._search(
+            query["service"], int(query["start"]) * 1000, int(query["end"]) * 1000, limit
+        )
+        assert query["raw"] == "true"
+        document = {"data": [_ui_trace(trace) for trace in found], "total": 0, "limit": 0}
+        return web.json_response({**document, "offset": 0, "errors": None})
+
+    async def _v3(self, request: web.Request) -> web.Response:
+        self.asked.append("v3")
+        query = request.query
         for name in ("serviceName", "startTimeMin", "startTimeMax", "searchDepth", "rawTraces"):
             assert f"query.{name}" in query
-        limit = int(query["query.num_traces"])
-        if not 0 < limit <= self._most:
-            error = {"httpCode": 500, "message": "search depth must be less than max traces"}
-            return web.Response(status=500, text=json.dumps({"error": error}))
         # The parameter names of 1.x.
         found = self._search(
             query["query.service_name"],
             _ns(query["query.start_time_min"]),
             _ns(query["query.start_time_max"]),
-            limit,
+            int(query["query.num_traces"]),
         )
         if not found:
             error = {"httpCode": 404, "message": "No traces found"}
@@ -127,6 +150,63 @@ def _otlp_value(value: Value) -> dict[str, Any]:
             return {"doubleValue": value}
         case _:
             return {"stringValue": value}
+
+
+def _ui_trace(spans: list[Span]) -> dict[str, Any]:
+    """Returns a trace in the UI's form, in which the spans of a resource share a process."""
+    resources: list[dict[str, Value]] = []
+    for span in spans:
+        if dict(span.resource) not in resources:
+            resources.append(dict(span.resource))
+    return {
+        "traceID": spans[0].trace_id,
+        "spans": [_ui_span(span, f"p{resources.index(dict(span.resource)) + 1}") for span in spans],
+        "processes": {
+            f"p{number}": {
+                "serviceName": resource["service.name"],
+                "tags": [_tag(k, v) for k, v in resource.items() if k != "service.name"],
+            }
+            for number, resource in enumerate(resources, start=1)
+        },
+        "warnings": None,
+    }
+
+
+def _ui_span(span: Span, process: str) -> dict[str, Any]:
+    tags = [_tag(key, value) for key, value in span.attributes.items()]
+    tags.append(_tag("span.kind", span.kind.value))
+    if span.error:
+        tags += [_tag("otel.status_code", "ERROR"), _tag("error", True)]
+    references = [("FOLLOWS_FROM", link.trace_id, link.span_id) for link in span.links]
+    if span.parent_id is not None:
+        references.insert(0, ("CHILD_OF", span.trace_id, span.parent_id))
+    return {
+        "traceID": span.trace_id,
+        "spanID": span.span_id,
+        "flags": 1,
+        "operationName": span.name,
+        "references": [
+            {"refType": kind, "traceID": trace_id, "spanID": span_id}
+            for kind, trace_id, span_id in references
+        ],
+        "startTime": span.start_ns // 1000,
+        "duration": (span.end_ns - span.start_ns) // 1000,
+        "tags": tags,
+        "logs": [],
+        "processID": process,
+        "warnings": None,
+    }
+
+
+def _tag(key: str, value: Value) -> dict[str, Any]:
+    names: dict[type, str] = {bool: "bool", int: "int64", float: "float64", str: "string"}
+    return {"key": key, "type": names[type(value)], "value": value}
+
+
+def _ui_error(status: int, text: str) -> web.Response:
+    document = {"data": None, "total": 0, "limit": 0, "offset": 0}
+    errors = [{"code": status, "msg": text}]
+    return web.Response(status=status, text=json.dumps({**document, "errors": errors}))
 
 
 def _ns(text: str) -> int:

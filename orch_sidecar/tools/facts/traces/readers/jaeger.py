@@ -1,6 +1,8 @@
-"""Reads spans from a Jaeger query service over HTTP, by its API v3, which returns OTLP.
+"""Reads spans from a Jaeger query service over HTTP.
 
-The API of Jaeger's UI has times in microseconds, and is nobody's but the UI's.
+Two APIs return the same traces: `/api/traces`, which Jaeger's UI uses (and which other backends
+imitate), and `/api/v3/traces`, which returns OTLP. The first is tried first, since every version
+has it; the second where the first is missing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -21,7 +23,6 @@ from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers.spans import Malformed, spans_of
 from orch_sidecar.tools.facts.traces.span import Span
 
-_PATH: Final = "/api/v3/traces"
 # The characters of a response that an error message shows.
 _SHOWN_CHARACTERS: Final = 300
 # Cassandra reads this many spans for each trace of the limit, and returns fewer traces where these
@@ -37,15 +38,20 @@ class JaegerError(OSError):
     """The traces cannot be read; the message names the URL and the reason."""
 
 
+class _ApiUnavailable(Exception):
+    """The server does not have this API; the message is its response."""
+
+
 class Jaeger:
     """A client of the query service at a URL."""
 
     def __init__(self, url: str, *, limit: int, timeout_s: float = 60.0) -> None:
         """`url`: with the base path if there is one. `limit`: of the traces of one search, at least
         2, since a single trace must not fill it."""
-        self._url = f"{url}{_PATH}"
+        self.url = url
         self._limit = limit
         self._timeout_s = timeout_s
+        self._path: str | None = None  # of the API that has answered
 
     def spans(
         self,
@@ -71,16 +77,24 @@ class Jaeger:
         return all_spans(search, first_us, last_us, self._limit, service)
 
     def _search(self, service: str, start_us: int, end_us: int) -> list[Span]:
-        body = self._get(_query(service, start_us, end_us, self._limit))
-        try:
-            return _spans(body)
-        except Malformed as error:
-            raise JaegerError(f"{self._url}: {error}") from None
+        responses = []
+        for path in _APIS if self._path is None else (self._path,):
+            url, query = f"{self.url}{path}", _APIS[path]
+            try:
+                spans = _spans(self._get(url, query(service, start_us, end_us, self._limit)))
+            except _ApiUnavailable as response:
+                responses.append(f"{url} returned {response}")
+                continue
+            except Malformed as error:
+                raise JaegerError(f"{url}: {error}") from None
+            self._path = path
+            return spans
+        raise JaegerError(f"the server has no query API of Jaeger: {'; '.join(responses)}")
 
-    def _get(self, query: dict[str, str]) -> bytes:
+    def _get(self, url: str, query: dict[str, str]) -> bytes:
         """Returns the body of a 200, or of a 404 with JSON."""
         request = urllib.request.Request(  # noqa: S310 (the scheme was checked)
-            f"{self._url}?{urlencode(query)}", headers={"Accept": "application/json"}
+            f"{url}?{urlencode(query)}", headers={"Accept": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
@@ -90,11 +104,13 @@ class Jaeger:
                 body = error.read()
             if error.code == 404 and body.lstrip().startswith(b"{"):
                 return body
-            said = f"{error.code} {error.reason}: {_shown(body)}"
-            raise JaegerError(f"{self._url}: {said}") from None
+            response = f"{error.code} {error.reason}: {_shown(body)}"
+            if error.code in (404, 405):
+                raise _ApiUnavailable(response) from None
+            raise JaegerError(f"{url}: {response}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else repr(error)
-            raise JaegerError(f"cannot read {self._url}: {reason}") from None
+            raise JaegerError(f"cannot read {url}: {reason}") from None
 
 
 def all_spans(search: Search, first_us: int, last_us: int, limit: int, service: str) -> list[Span]:
@@ -139,13 +155,24 @@ def _full(spans: list[Span], start_us: int, end_us: int, limit: int, service: st
     return searched >= _SPANS_PER_TRACE * limit
 
 
-def _query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
+def _ui_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
+    # raw: without the clock skew correction of 2.x (1.x ignores it).
+    return {
+        "service": service,
+        "start": str(start_us),
+        "end": str(end_us),
+        "limit": str(limit),
+        "raw": "true",
+    }
+
+
+def _v3_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
     values = {
         "service_name": service,
         "start_time_min": _time(start_us),
         "start_time_max": _time(end_us),
         "search_depth": str(limit),
-        "raw_traces": "true",  # without the clock skew correction of 2.x (1.x ignores it)
+        "raw_traces": "true",
     }
     query = {f"query.{name}": value for name, value in values.items()}
     # The names of 1.x, and of 2.x before 2.20; newer versions use those of proto3's JSON instead
@@ -156,22 +183,22 @@ def _query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, st
 
 
 def _spans(body: bytes) -> list[Span]:
-    """Parses a response: one object with all traces, or (1.x, through its gRPC gateway) one for
-    each. Raises Malformed."""
+    """Parses a response: the UI's, or one object with all traces, or (1.x, through its gRPC
+    gateway) one for each."""
     try:
         documents = parse_all("the response", body)
     except UnreadableFile:
-        raise Malformed(f"the response is not JSON: {_shown(body)}") from None
+        raise _ApiUnavailable(f"invalid JSON: {_shown(body)}") from None
     found = []
     for _, document in documents:
-        if not isinstance(document, dict) or not {"result", "error"} & set(document):
-            raise Malformed(f"the response is no traces: {_shown(body)}")
+        if not isinstance(document, dict) or not {"data", "result", "error"} & set(document):
+            raise _ApiUnavailable(f"something other than traces: {_shown(body)}")
         error: Any = document.get("error")
         if isinstance(error, dict) and "No traces found" in str(error.get("message")):
             continue  # with the status 404
         if error is not None:
             raise Malformed(f"the response is an error: {_shown(json.dumps(error).encode())}")
-        found += spans_of(document.get("result"))
+        found += spans_of(document.get("result", document))
     return found
 
 
@@ -184,3 +211,10 @@ def _time(microseconds: int) -> str:
 def _shown(body: bytes) -> str:
     line = " ".join(body.decode("utf-8", "replace").split())
     return repr(line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…")
+
+
+# The query of a search (service, start_us, end_us, limit), by the path of its API.
+_APIS: Final[Mapping[str, Callable[[str, int, int, int], dict[str, str]]]] = {
+    "/api/traces": _ui_query,
+    "/api/v3/traces": _v3_query,
+}

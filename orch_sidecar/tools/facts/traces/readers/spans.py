@@ -1,9 +1,15 @@
-"""Parses spans from OTLP/JSON, which the OpenTelemetry collector writes and Jaeger returns.
+"""Parses spans from the two forms of JSON in which tracing backends give them.
 
-Pure. It is proto3's encoding of `ExportTraceServiceRequest` with two differences: ids are
-hexadecimal, enumerations are numbers (opentelemetry.io/docs/specs/otlp, "JSON Protobuf Encoding").
-Names of enumerations are accepted, too, since some writers use them. Unknown fields are ignored,
-and a null is a missing field.
+Pure. Unknown fields are ignored, and a null is a missing field, in both.
+
+OTLP/JSON, which the OpenTelemetry collector writes to files and Jaeger's newer API returns, is
+proto3's encoding of `ExportTraceServiceRequest` with two differences: ids are hexadecimal,
+enumerations are numbers (opentelemetry.io/docs/specs/otlp, "JSON Protobuf Encoding"). Names of
+enumerations are accepted, too, since some writers use them.
+
+The form of Jaeger's own UI is `uimodel.Trace` (jaeger, internal/uimodel/model.go; the same in 1.x
+and 2.x): times in microseconds, typed tags, and the tags of each process apart, in `processes`.
+Parent and links are both `references`.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from pydantic.alias_generators import to_camel
 
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.span import Kind, Link, Span, Value
+from orch_sidecar.tools.facts.traces.span import SERVICE, Kind, Link, Span, Value
 
 # By their numbers and names (opentelemetry-proto, trace.proto).
 _KINDS: Final[Mapping[object, Kind]] = {
@@ -37,6 +43,14 @@ _CODES: Final = ("UNSET", "OK", "ERROR")
 _IS_ERROR: Final[Mapping[object, bool]] = {
     **{number: name == "ERROR" for number, name in enumerate(_CODES)},
     **{f"STATUS_CODE_{name}": name == "ERROR" for name in _CODES},
+}
+# The types of Jaeger's tags, and the fields of OTLP's values.
+_FIELDS: Final = {
+    "string": "stringValue",
+    "bool": "boolValue",
+    "int64": "intValue",
+    "float64": "doubleValue",
+    "binary": "bytesValue",
 }
 
 
@@ -180,14 +194,106 @@ class _Export(_Message):
                 yield from (span.span(resource) for span in scope.spans)
 
 
+class _JaegerMessage(_Message):
+    model_config = ConfigDict(alias_generator=lambda name: to_camel(name).replace("Id", "ID"))
+
+
+class _Tag(_KeyValue):
+    """A tag names the type of its value, and is read as OTLP's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_otlp(cls, tag: object) -> object:
+        if not isinstance(tag, dict):
+            return tag
+        kind = tag.get("type", "string")
+        if kind not in _FIELDS:
+            raise ValueError(f"its type {kind!r} must be one of {', '.join(_FIELDS)}")
+        return {**tag, "value": {_FIELDS[kind]: tag.get("value")}}
+
+
+class _Reference(_JaegerMessage):
+    ref_type: str
+    trace_id: _TraceId
+    span_id: _SpanId
+
+
+class _Process(_JaegerMessage):
+    service_name: str
+    tags: tuple[_Tag, ...] = ()
+
+
+class _JaegerSpan(_JaegerMessage):
+    """`start_time`, `duration`: microseconds."""
+
+    trace_id: _TraceId
+    span_id: _SpanId
+    operation_name: str
+    references: tuple[_Reference, ...] = ()
+    start_time: int
+    duration: int
+    tags: tuple[_Tag, ...] = ()
+    process_id: str
+
+    def span(self, resources: Mapping[str, Mapping[str, Value]]) -> Span:
+        if self.process_id not in resources:
+            raise Malformed(f"span {self.span_id}: its process {self.process_id!r} is missing")
+        tags = _attributes(self.tags)
+        kind, error = tags.pop("span.kind", None), tags.pop("error", False)
+        parents = [
+            each
+            for each in self.references
+            if each.ref_type == "CHILD_OF" and each.trace_id == self.trace_id
+        ][:1]
+        others = [each for each in self.references if each not in parents]
+        return Span(
+            trace_id=self.trace_id,
+            span_id=self.span_id,
+            parent_id=parents[0].span_id if parents else None,
+            name=self.operation_name,
+            kind=Kind(kind) if kind in tuple(Kind) else Kind.UNSPECIFIED,
+            start_ns=self.start_time * 1000,
+            end_ns=(self.start_time + self.duration) * 1000,
+            attributes=tags,
+            resource=resources[self.process_id],
+            links=tuple(Link(each.trace_id, each.span_id) for each in others),
+            error=error in (True, "true"),
+        )
+
+
+class _Trace(_JaegerMessage):
+    spans: tuple[_JaegerSpan, ...]
+    processes: dict[str, _Process]
+
+
+class _Error(_JaegerMessage):
+    msg: str = ""
+
+
+class _Reply(_JaegerMessage):
+    data: tuple[_Trace, ...] = ()
+    errors: tuple[_Error, ...] = ()
+
+    def spans(self) -> Iterator[Span]:
+        if self.errors:
+            raise Malformed(f"the response has errors: {self.errors[0].msg}")
+        for trace in self.data:
+            resources = {
+                name: {SERVICE: process.service_name, **_attributes(process.tags)}
+                for name, process in trace.processes.items()
+            }
+            yield from (span.span(resources) for span in trace.spans)
+
+
 def spans_of(document: object) -> list[Span]:
-    """Parses an export. Raises Malformed."""
+    """Parses what OTLP exports, or what Jaeger returns to its own UI. Raises Malformed."""
     found = document if isinstance(document, dict) else {}
-    if "resourceSpans" not in found:
+    model: type[_Export | _Reply] = _Reply if "data" in found else _Export
+    if not {"data", "resourceSpans"} & set(found):
         actual = f"an object with {', '.join(found)}" if found else f"{document!r:.60}"
-        raise Malformed(f"no traces: must be an object with resourceSpans, not {actual}")
+        raise Malformed(f"no traces: must be an object with resourceSpans or data, not {actual}")
     try:
-        return list(_Export.model_validate(document).spans())
+        return list(model.model_validate(document).spans())
     except ValidationError as error:
         raise Malformed(str(first_problem(error))) from None
 

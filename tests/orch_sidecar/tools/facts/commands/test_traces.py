@@ -232,7 +232,7 @@ async def test_scenario_that_extends_beyond_the_interval_is_noted_as_cut(
 def test_unreachable_server_exits_with_2(run: Run) -> None:
     code, _, err = run("from-jaeger", "--url", "http://127.0.0.1:1")
     assert code == 2
-    assert err.startswith("orch facts: cannot read http://127.0.0.1:1/api/v3/traces: ")
+    assert err.startswith("orch facts: cannot read http://127.0.0.1:1/api/traces: ")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The form of JSON in which backends give spans: what it allows, and the errors of others."""
+"""The forms of JSON in which backends give spans: what they allow, and the errors of others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,23 @@ def otlp(**changes: Any) -> dict[str, Any]:
     """Returns an export of one span."""
     span = {"traceId": TRACE_ID, "spanId": SPAN_ID, **changes}
     return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+
+
+def jaeger(**changes: Any) -> dict[str, Any]:
+    """Returns a response with one span in the form of Jaeger's UI."""
+    span = {
+        "traceID": "1b",
+        "spanID": "2",
+        "operationName": "n",
+        "references": [],
+        "startTime": 1_000,
+        "duration": 5,
+        "tags": None,
+        "processID": "p1",
+        **changes,
+    }
+    processes = {"p1": {"serviceName": "s", "tags": [{"key": "host", "value": "h"}]}}
+    return {"data": [{"spans": [span], "processes": processes}], "errors": None}
 
 
 def span_of(**changes: Any) -> Span:
@@ -55,6 +72,42 @@ def test_reads_every_field_of_otlp() -> None:
         error=True,
     )
     assert span.service == "s"
+
+
+def test_reads_every_field_of_jaegers_own_form() -> None:
+    [span] = spans_of(
+        jaeger(
+            references=[
+                {"refType": "CHILD_OF", "traceID": "99", "spanID": "7"},
+                {"refType": "FOLLOWS_FROM", "traceID": "1b", "spanID": "8"},
+                {"refType": "CHILD_OF", "traceID": "1B", "spanID": "9"},
+            ],
+            tags=[
+                {"key": "span.kind", "type": "string", "value": "server"},
+                {"key": "error", "type": "bool", "value": True},
+                {"key": "big", "type": "int64", "value": "9007199254740993"},
+                {"key": "share", "type": "float64", "value": 0.5},
+                {"key": "raw", "type": "binary", "value": "AAE="},
+                {"key": "none", "type": "string", "value": None},
+            ],
+        )
+    )
+    assert span == Span(
+        trace_id="1b".rjust(32, "0"),
+        span_id="2".rjust(16, "0"),
+        parent_id="9".rjust(16, "0"),
+        name="n",
+        kind=Kind.SERVER,
+        start_ns=1_000_000,
+        end_ns=1_005_000,
+        attributes={"big": 9007199254740993, "share": 0.5, "raw": b"\x00\x01", "none": None},
+        resource={"service.name": "s", "host": "h"},
+        links=(
+            Link("99".rjust(32, "0"), "7".rjust(16, "0")),
+            Link("1b".rjust(32, "0"), "8".rjust(16, "0")),
+        ),
+        error=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,8 +171,17 @@ def test_enumerations_and_missing_fields_have_several_forms(
         (otlp(attributes=[{"key": "a", "value": {"intValue": "x"}}]),
          "resourceSpans.0.scopeSpans.0.spans.0.attributes.0.value.intValue is 'x'"),
         (otlp(attributes=[{"key": "a", "value": {"bytesValue": "?"}}]), "is '?': must be base64"),
+        (jaeger(traceID="xyz"), "data.0.spans.0.traceID is 'xyz': must be up to 32 hexadecimal"),
+        (jaeger(processID="p2"), "span 0000000000000002: its process 'p2' is missing"),
+        (jaeger(startTime="soon"), "data.0.spans.0.startTime is 'soon'"),
+        (jaeger(tags=[{"key": "a", "type": "int64", "value": "x"}]),
+         "data.0.spans.0.tags.0.value.intValue is 'x'"),
+        (jaeger(tags=[{"key": "a", "type": "bool", "value": "x"}]), "value.boolValue is 'x'"),
+        (jaeger(tags=[{"key": "a", "type": "new", "value": 1}]), "its type 'new' must be one of"),
+        ({"data": [], "errors": [{"code": 1, "msg": "half"}]}, "the response has errors: half"),
+        ({"data": 3}, "data is 3"),
         ({"resourceSpans": 3}, "resourceSpans is 3"),
-        ({"resourceMetrics": []}, "no traces: must be an object with resourceSpans, not an "
+        ({"resourceMetrics": []}, "no traces: must be an object with resourceSpans or data, not an "
          "object with resourceMetrics"),
         ({}, "not {}"),
         ([], "not []"),
