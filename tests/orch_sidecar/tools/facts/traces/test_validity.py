@@ -8,12 +8,11 @@ import pytest
 
 from orch_sidecar.tools.facts.labels.objection import Reason
 from orch_sidecar.tools.facts.traces.requests import build_traffic
-from orch_sidecar.tools.facts.traces.span import Link, Value
+from orch_sidecar.tools.facts.traces.span import Link
 from tests.documents import ROOT, quoted, rows, section
 from tests.orch_sidecar.tools.facts.objections import (
     ALONE,
     LABELS,
-    RUN,
     objections_in,
     objections_to,
     valid,
@@ -66,17 +65,6 @@ def test_run_without_an_answer_makes_no_row() -> None:
     }
 
 
-def test_single_stream_with_a_shared_step_is_an_objection() -> None:
-    reasons = objections_to(
-        valid("single_stream", 1, 0, 1),
-        valid("single_stream", 2, 1, 2, batch=(4, 3, 1.5)),
-        scenario="run-1",
-    )
-    assert reasons["batch_above_one"] == (
-        "the engine decoded up to 3 sequences in one step: single_stream decodes one at a time"
-    )
-
-
 def test_single_stream_with_overlapping_sequences_is_an_objection() -> None:
     reasons = objections_to(
         valid("single_stream", 1, 0, 1.5),
@@ -119,43 +107,10 @@ def test_missing_engine_spans_are_an_objection() -> None:
     assert reasons == {"engine_not_traced": "1 request: fewer spans of the engine than sequences"}
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        (
-            {"decode": {"measurement_type": "offline"}},
-            "1 request: the sidecar reports batched_online, the engine offline",
-        ),
-        (
-            {"server": {**RUN, "gen_ai.usage.input_tokens": 11}},
-            "1 request: sidecar and engine report different input tokens",
-        ),
-        (
-            {"server": {**RUN, "gen_ai.usage.output_tokens": 4}},
-            "1 request: sidecar and engine report different output tokens",
-        ),
-    ],
-)
-def test_contradicting_spans_are_an_objection(more: dict[str, object], expected: str) -> None:
-    assert objections_to(valid("batched_online", 1, 0, 1, **more), scenario="run-1") == {
-        "contradiction": expected
-    }
-
-
 def test_clock_that_was_set_back_makes_no_row() -> None:
     [server, *rest] = valid("batched_online", 1, 5, 6)
     reasons = objections_to([replace(server, end_ns=server.start_ns - 1), *rest], scenario="run-1")
     assert "the end is before the start" in reasons["contradiction"]
-
-
-def test_interactive_requests_are_an_objection_to_offline() -> None:
-    online: dict[str, Value] = {**RUN, "orch.class": "interactive"}
-    reasons = objections_to(
-        valid("offline", 1, 0, 1),
-        valid("offline", 2, 1, 2, server=online),
-        scenario="run-1",
-    )
-    assert reasons == {"online_traffic": "1 request of class interactive"}
 
 
 def test_coalesced_request_of_another_run_makes_this_one_shared() -> None:
@@ -176,15 +131,6 @@ def test_request_in_parts_makes_no_row_whatever_its_prompts() -> None:
     )  # fmt: skip
     assert [*reasons] == ["divided"]
     assert reasons["divided"].startswith("1 request: ran in parts")
-
-
-def test_restarted_engine_is_an_objection() -> None:
-    reasons = objections_to(
-        valid("batched_online", 1, 0, 1),
-        valid("batched_online", 2, 1, 2, decode={"orch.epoch": "e2"}),
-        scenario="run-1",
-    )
-    assert list(reasons) == ["engine_changed"]
 
 
 def test_unfinished_requests_are_an_objection_to_a_run_at_the_time() -> None:
