@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
@@ -84,7 +84,7 @@ def _imported(
         [measured] = read(json.loads(result.read_text(encoding="utf-8")))
         if isinstance(measured, Rejection):
             return measured
-        return to_row(measured, proof, Source(result.name))
+        return read_run(lambda: to_row(measured, proof, Source(result.name)))
 
     return row
 

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,13 +22,12 @@ from orch_sidecar.tools.facts.evidence import (
     mlperf_endpoints,
     vllm_bench,
 )
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.documents import parse_all
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
-from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
@@ -134,13 +134,11 @@ def _run(options: argparse.Namespace, read: Read) -> int:
     rows: list[Row] = []
     for tag, place, run in runs:
         source = Source(tag, options.model_id, options.model_name)
-        row = run if isinstance(run, Rejection) else to_row(run, known, source)
-        for fault in invalid_fields(row) if isinstance(row, Row) else ():
-            row = Rejection(fault.name, fault.value, fault.rule)
-        if isinstance(row, Rejection):
-            print_error(f"{place}: {row}")
+        made = run if isinstance(run, Rejection) else read_run(partial(to_row, run, known, source))
+        if isinstance(made, Rejection):
+            print_error(f"{place}: {made}")
         else:
-            rows.append(row)
+            rows.append(made)
     write_rows(options, rows, lambda added: [asdict(row) for row in rows])
     return 1 if len(rows) < len(runs) else 0
 

@@ -22,7 +22,6 @@ from pydantic import Field
 from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
-    InvalidRun,
     Rejection,
     at,
     read_run,
@@ -49,7 +48,7 @@ class _Phase(Fields):
             return _SCHEDULED[self.type]
         if self.type != "concurrency" or self.concurrency is None:
             known = ", ".join(["concurrency", *_SCHEDULED])
-            raise InvalidRun("input_config.phases.type", self.type, f"must be one of {known}")
+            raise Rejection("input_config.phases.type", self.type, f"must be one of {known}")
         return Arrivals.ONE_BY_ONE if self.concurrency == 1 else Arrivals.CLOSED_LOOP
 
 
@@ -79,11 +78,11 @@ class _Summary(Fields):
 
     @property
     def phase(self) -> _Phase:
-        """The phase that the figures are of. Raises InvalidRun for several."""
+        """The phase that the figures are of. Raises Rejection for several."""
         found = [each for each in self.phases if each.name == "profiling"]
         if len(found) != 1:
             rule = "must have one phase `profiling`: figures of several are of no single load"
-            raise InvalidRun("input_config.phases", f"{len(found)} phases", rule)
+            raise Rejection("input_config.phases", f"{len(found)} phases", rule)
         return found[0]
 
 
@@ -94,7 +93,7 @@ def read(document: object) -> list[ImportedRun | Rejection]:
 
 def _run(summary: _Summary) -> ImportedRun:
     if summary.cancelled:
-        raise InvalidRun("was_cancelled", True, "must be false: a part of a run has no last end")
+        raise Rejection("was_cancelled", True, "must be false: a part of a run has no last end")
     phase = summary.phase
     times = summary.model_dump(include={name for name in _Summary.model_fields if "_p" in name})
     sent_when_due = phase.arrivals not in _SCHEDULED.values()

@@ -33,7 +33,6 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Count,
     Fields,
     ImportedRun,
-    InvalidRun,
     Rejection,
     at,
     figures_of,
@@ -76,12 +75,12 @@ class _Request(Fields):
     output_tokens: Annotated[int, Field(ge=1)]
 
     def served(self, arrivals: Arrivals) -> CompletedRequest:
-        """Returns it as `figures` need it. Raises InvalidRun."""
+        """Returns it as `figures` need it. Raises Rejection."""
         first_s, last_s = self.first_token_s, self.last_token_s
         ended_s = self.closed_s if last_s is None else last_s
         if first_s is not None and first_s > ended_s:
             rule = f"must not be after the last token, at {ended_s}"
-            raise InvalidRun("info.timings.first_token_iteration", first_s, rule)
+            raise Rejection("info.timings.first_token_iteration", first_s, rule)
         arrived_s = self.due_s if arrivals in _SCHEDULED else self.sent_s
         return CompletedRequest(arrived_s, first_s, ended_s, self.prompt_tokens, self.output_tokens)
 
@@ -150,11 +149,11 @@ def _run(report: _Report, document: dict[str, Any]) -> ImportedRun:
     benchmark = _Benchmark.model_validate(document)
     if not benchmark.successful:
         rule = f"no request was answered, {benchmark.failed} failed"
-        raise InvalidRun("scheduler_metrics.requests_made.successful", 0, rule)
+        raise Rejection("scheduler_metrics.requests_made.successful", 0, rule)
     if len(benchmark.answers) != benchmark.successful:
         count = f"{len(benchmark.answers)} requests"
         rule = f"must be all {benchmark.successful}: run GuideLLM without a sample size for metrics"
-        raise InvalidRun("requests.successful", count, rule)
+        raise Rejection("requests.successful", count, rule)
     served = [each.served(benchmark.arrivals) for each in benchmark.answers]
     _check_due(benchmark, served)
     totals, latency_ms = figures_of(served)
@@ -179,4 +178,4 @@ def _check_due(benchmark: _Benchmark, served: Sequence[CompletedRequest]) -> Non
     early = [each for each in served if each.arrived_s < began_s - _EARLY_S]
     if early and benchmark.arrivals in _SCHEDULED:
         rule = f"{len(early)} of {len(served)} requests were due before the run began at {began_s}"
-        raise InvalidRun("info.timings.targeted_start", early[0].arrived_s, rule)
+        raise Rejection("info.timings.targeted_start", early[0].arrived_s, rule)

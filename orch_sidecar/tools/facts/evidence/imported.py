@@ -37,32 +37,20 @@ def at(path: str, **more: Any) -> Any:
     return Field(validation_alias=AliasPath(*path.split(".")), **more)
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(ValueError):
     """Why a file, or a run in it, becomes no row: a field, its value, and the rule."""
 
-    name: str
-    value: str
-    rule: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.value!r}: {self.rule}"
-
-
-class InvalidRun(ValueError):
-    """Raised while a file is parsed; carries the rejection to the one place that returns it."""
-
     def __init__(self, name: str, value: object, rule: str) -> None:
-        self.rejection = Rejection(name, str(value), rule)
-        super().__init__(str(self.rejection))
+        super().__init__(f"{name} {str(value)!r}: {rule}")
+        self.name, self.value, self.rule = name, str(value), rule
 
 
 def read_run(read: Callable[[], _Found]) -> _Found | Rejection:
     """Returns what is read of a file, or the rejection that reading it raises."""
     try:
         return read()
-    except InvalidRun as error:
-        return error.rejection
+    except Rejection as error:
+        return error
     except ValidationError as error:
         wrong = first_problem(error)
     name = wrong.place or "file"
@@ -113,7 +101,7 @@ def figures_of(served: Sequence[CompletedRequest]) -> tuple[Totals, dict[str, fl
 def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
     """Parses the label that a file claims.
 
-    Raises InvalidRun for an unknown label, and for one that the load in the file contradicts.
+    Raises Rejection for an unknown label, and for one that the load in the file contradicts.
     """
     if claim is None:
         return None
@@ -121,8 +109,8 @@ def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label
         label = Label(str(claim))
     except ValueError:
         rule = f"must be one of {', '.join(Label)}"
-        raise InvalidRun("measurement_type", claim, rule) from None
+        raise Rejection("measurement_type", claim, rule) from None
     load = load_contradiction(label, arrivals, at_once)
     if load is not None:
-        raise InvalidRun("measurement_type", claim, load)
+        raise Rejection("measurement_type", claim, load)
     return label

@@ -22,7 +22,6 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Count,
     Fields,
     ImportedRun,
-    InvalidRun,
     Rejection,
     at,
     read_run,
@@ -77,7 +76,7 @@ def read(document: object) -> list[ImportedRun | Rejection]:
 
 def _run(summary: _Summary) -> ImportedRun:
     if not summary.complete:
-        raise InvalidRun("complete", False, "must be true: a part of a run has no last end")
+        raise Rejection("complete", False, "must be true: a part of a run has no last end")
     scheduled = summary.arrivals is Arrivals.POISSON
     return ImportedRun(
         tool=f"mlperf-endpoints {summary.version}",

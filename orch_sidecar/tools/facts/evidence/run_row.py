@@ -27,6 +27,7 @@ from orch_sidecar.tools.facts.labels.measured import (
 )
 from orch_sidecar.tools.facts.labels.model import name_model
 from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
+from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import STATES
 from orch_sidecar.tools.facts.tables.row import Label, Row
 
@@ -43,20 +44,17 @@ class Source:
     model_name: str | None = None
 
 
-def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row | Rejection:
-    """Converts a run to a row, or rejects it."""
+def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
+    """Converts a run to a row. Raises Rejection."""
     if not (source.model_id or run.model):
-        return Rejection("model", "", "the file does not name it: give --model-id")
+        raise Rejection("model", "", "the file does not name it: give --model-id")
     if not run.counts_tokens:
-        counted = _counted(run, known)
-        if isinstance(counted, Rejection):
-            return counted
-        run = counted
+        run = _counted(run, known)
     engine = known if isinstance(known, Engine) else engine_of(known.before)
     names = ((), ()) if isinstance(known, Engine) else (known.before.models, [known.before.weights])
     model = name_model(source.model_id or run.model, source.model_name, *names)
     if model.objection is not None:
-        return Rejection("model", model.id, model.objection)
+        raise Rejection("model", model.id, model.objection)
     load: Notes = {"tool": run.tool, "arrivals": run.arrivals}
     for name, value in (("rate_per_s", run.rate_per_s), ("at_once", run.at_once)):
         if value is not None:
@@ -77,26 +75,25 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row | Re
         given=("engine", "precision", "gpu", "gpu_count"),
     )
     if isinstance(known, States):
-        proven = _proven(claimed, run, known)
-        return proven if isinstance(proven, Rejection) else _row(replace(proven, given=model.given))
+        return _row(replace(_proven(claimed, run, known), given=model.given))
     if not claimed.overlap:
         limit = "no limit" if run.at_once is None else str(run.at_once)
         rule = (
             "is a limit, not a measured batch: save the tool's detailed results, or give "
             "--capabilities-before and --capabilities-after"
         )
-        return Rejection("max_concurrency", limit, rule)
+        raise Rejection("max_concurrency", limit, rule)
     return _row(claimed)
 
 
-def _counted(run: ImportedRun, known: States | Engine) -> ImportedRun | Rejection:
-    """Returns a run with the tokens that the engine counted in it."""
+def _counted(run: ImportedRun, known: States | Engine) -> ImportedRun:
+    """Returns a run with the tokens that the engine counted in it. Raises Rejection."""
     if isinstance(known, Engine) or known.generated_tokens is None or run.failed:
         rule = (
             "the tool counts tokens of the text, not the engine's: give --capabilities-before and "
             "--capabilities-after of a run in which no request failed"
         )
-        return Rejection("tokens", f"of {run.totals.requests} answers, {run.failed} failed", rule)
+        raise Rejection("tokens", f"of {run.totals.requests} answers, {run.failed} failed", rule)
     totals = replace(
         run.totals,
         input_tokens=(known.prefilled_tokens or 0) + known.prefix_hits,
@@ -106,20 +103,24 @@ def _counted(run: ImportedRun, known: States | Engine) -> ImportedRun | Rejectio
     return replace(run, totals=totals)
 
 
-def _row(made: Measured) -> Row | Rejection:
+def _row(made: Measured) -> Row:
+    """Returns the row. Raises Rejection, also for one that no table would take."""
     try:
-        return made.row()
+        row = made.row()
     except ValueError as error:
-        return Rejection("scenario_notes", str(made.load["tool"]), str(error))
+        raise Rejection("scenario_notes", made.load["tool"], str(error)) from None
+    for fault in invalid_fields(row):
+        raise Rejection(fault.name, fault.value, fault.rule)
+    return row
 
 
-def _proven(claimed: Measured, run: ImportedRun, states: States) -> Measured | Rejection:
-    """Returns what a row states whose label the engine's states prove."""
+def _proven(claimed: Measured, run: ImportedRun, states: States) -> Measured:
+    """Returns what a row states whose label the engine's states prove. Raises Rejection."""
     label = run.claim
     if label is None or label is Label.TO_BE_CONFIRMED:
         label = Label(states.before.measurement_type)
     if reasons := _objections(run, states, label):
-        return Rejection("measurement_type", label.value, "; ".join(reasons))
+        raise Rejection("measurement_type", label.value, "; ".join(reasons))
     latency_ms = run.latency_ms
     if run.at_once is not None and states.batches.largest > run.at_once:
         # Requests for several sequences: no file has the length of the longest, by which TPOT

@@ -24,7 +24,6 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Count,
     Fields,
     ImportedRun,
-    InvalidRun,
     Rejection,
     at,
     figures_of,
@@ -129,10 +128,10 @@ def _run(document: object) -> ImportedRun:
     stated: dict[str, Any] = document if isinstance(document, dict) else {}
     for name, why in _REFUSED.items():
         if stated.get(name) is not None:
-            raise InvalidRun(name, stated[name], why)
+            raise Rejection(name, stated[name], why)
     if stated.get("completed") == 0:
         failed = stated.get("failed")
-        raise InvalidRun("completed", 0, f"no request was answered, {failed} failed")
+        raise Rejection("completed", 0, f"no request was answered, {failed} failed")
     result = _Result.model_validate(document)
     _check_sums(result)
     served = _served(result)
@@ -174,13 +173,13 @@ def _check_sums(result: _Result) -> None:
         value = getattr(result, name)
         if not math.isclose(value * result.duration, count, rel_tol=_TOLERANCE):
             rule = f"must be {count} tokens over the duration, {result.duration:g} s"
-            raise InvalidRun(name, value, rule)
+            raise Rejection(name, value, rule)
     if tokens == 0:
-        raise InvalidRun("total_output_tokens", 0, "no token was generated")
+        raise Rejection("total_output_tokens", 0, "no token was generated")
 
 
 def _served(result: _Result) -> list[CompletedRequest]:
-    """Returns all complete answers, none for a file without details. Raises InvalidRun."""
+    """Returns all complete answers, none for a file without details. Raises Rejection."""
     per_request = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "queue_times")
     lists = [getattr(result, name) for name in per_request]
     if any(each is None for each in lists):
@@ -189,21 +188,21 @@ def _served(result: _Result) -> list[CompletedRequest]:
     for name, values in zip(per_request, lists, strict=True):
         if len(values) != total:
             rule = f"must have a value for each of {total} requests"
-            raise InvalidRun(name, f"{len(values)} values", rule)
+            raise Rejection(name, f"{len(values)} values", rule)
     served = []
     for input_tokens, output_tokens, sent_s, ttft_s, latency_s, queue_s in zip(*lists, strict=True):
         if output_tokens == 0:  # a request that failed
             continue
         if not 0 <= ttft_s <= latency_s:
             rule = f"must be from 0 to the latency of that request, {latency_s} s"
-            raise InvalidRun("ttfts", ttft_s, rule)
+            raise Rejection("ttfts", ttft_s, rule)
         arrived_s = sent_s - queue_s if result.scheduled else sent_s
         first_s, ended_s = sent_s + ttft_s, sent_s + latency_s
         served.append(CompletedRequest(arrived_s, first_s, ended_s, input_tokens, output_tokens))
     counted = len(served), sum(each.output_tokens for each in served)
     if counted != (result.completed, result.total_output_tokens):
         rule = f"must be {result.total_output_tokens} tokens of {result.completed} answers"
-        raise InvalidRun("output_lens", f"{counted[1]} tokens of {counted[0]} answers", rule)
+        raise Rejection("output_lens", f"{counted[1]} tokens of {counted[0]} answers", rule)
     return served
 
 
@@ -231,4 +230,4 @@ def _local_end_s(date: str | None) -> float | None:
     try:
         return datetime.strptime(date, "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise InvalidRun("date", date, "must be as in 20261121-213438") from None
+        raise Rejection("date", date, "must be as in 20261121-213438") from None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
@@ -44,7 +44,7 @@ def outcome(name: str, given: Files) -> Row | Rejection:
         return found
     assert isinstance(found, ImportedRun)
     known = States(parse_snapshot(given.before), parse_snapshot(given.after))
-    return to_row(found, known, Source("run-1", given.model_id))
+    return read_run(lambda: to_row(found, known, Source("run-1", given.model_id)))
 
 
 def swapped(given: Files) -> None:

@@ -11,7 +11,7 @@ from orch_sidecar.tools.facts.evidence.aiperf import read
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.tables.row import Label, Row
+from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document, proof
 
 Change = Callable[[dict[str, Any]], Any]
@@ -45,7 +45,6 @@ def test_states_of_the_engine_earn_the_label() -> None:
     found = found_in()
     assert isinstance(found, ImportedRun)
     row = to_row(found, proof("aiperf_cloud"), Source("run-1", None, None))
-    assert isinstance(row, Row), row
     assert (row.measurement_type, row.batch, row.output_tokens) == (Label.BATCHED_ONLINE, 4, 16)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.tools.facts.evidence.imported import (
-    InvalidRun,
+    Rejection,
     parse_claim,
 )
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
@@ -93,9 +93,9 @@ def test_claim_that_the_load_allows_is_a_label(
 def test_claim_that_the_load_contradicts_is_rejected(
     claim: str, arrivals: Arrivals, at_once: int | None, rule: str
 ) -> None:
-    with pytest.raises(InvalidRun, match=rule) as raised:
+    with pytest.raises(Rejection, match=rule) as raised:
         parse_claim(claim, arrivals, at_once)
-    assert (raised.value.rejection.name, raised.value.rejection.value) == (
+    assert (raised.value.name, raised.value.value) == (
         "measurement_type",
         claim,
     )

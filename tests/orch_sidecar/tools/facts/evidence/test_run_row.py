@@ -29,19 +29,19 @@ def run(name: str, **changes: Any) -> ImportedRun:
     [found] = read(document(name))
     assert isinstance(found, ImportedRun), found
     sums = {name: changes.pop(name) for name in _SUMS if name in changes}
-    return replace(found, totals=replace(found.totals, **sums), **changes)
+    totals = replace(found.totals, **sums)
+    rate = totals.output_tokens / totals.window_s
+    return replace(found, totals=replace(totals, tokens_per_s=rate), **changes)
 
 
 def row(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> Row:
-    made = to_row(measured, known, source)
-    assert isinstance(made, Row), made
-    return made
+    return to_row(measured, known, source)
 
 
 def refused(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> Rejection:
-    made = to_row(measured, known, source)
-    assert isinstance(made, Rejection), made
-    return made
+    with pytest.raises(Rejection) as raised:
+        to_row(measured, known, source)
+    return raised.value
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -81,6 +81,8 @@ def test_batch_is_what_the_engine_counted_and_not_the_clients_overlap() -> None:
 
 def test_row_has_the_conditions_of_the_engine_and_its_cache() -> None:
     ends = proof("vllm_bench_cloud")
+    on = replace(ends.before.conditions, prefix_caching="on")
+    ends = States(replace(ends.before, conditions=on), replace(ends.after, conditions=on))
     cached = replace(ends.after, prefix_queries=ends.before.prefix_queries + 1000, prefix_hits=250)
     notes = parse_notes(row(run("vllm_bench_cloud"), States(ends.before, cached)).scenario_notes)
     assert {name: notes[name] for name in CONDITIONS} == {
@@ -134,7 +136,7 @@ def test_concurrency_limit_is_not_a_batch() -> None:
     assert str(refused(found, GIVEN)).startswith(
         "max_concurrency '8': is a limit, not a measured batch"
     )
-    assert row(replace(found, at_once=1), GIVEN).batch == 1
+    assert row(replace(found, at_once=1, claim=None), GIVEN).batch == 1
     # The engine's label is used.
     assert row(found, proof("vllm_bench_cloud")).batch > 1
 
@@ -183,7 +185,7 @@ def test_offline_by_a_schedule_is_rejected() -> None:
     known = States(replace(ends.before, **offline), replace(ends.after, **offline))
     found = run("vllm_bench_cloud", claim=None)
     assert "must be at_once or closed_loop" in refused(found, known).rule
-    burst = replace(found, arrivals=Arrivals.AT_ONCE, at_once=None, served=())
+    burst = replace(found, arrivals=Arrivals.AT_ONCE, rate_per_s=None, served=())
     assert "offline needs a batch of 8" in refused(burst, known).rule
     steps = {**known.after.steps_by_batch, 8: (5, 0.1)}
     full = States(known.before, replace(known.after, steps_by_batch=steps))
@@ -230,12 +232,7 @@ def test_every_name_that_the_engine_serves_is_a_model() -> None:
 
 def test_tokens_of_failed_requests_are_unknown() -> None:
     """The engine may have decoded some of them."""
-    made = to_row(
-        run("vllm_bench_home", requests=19, failed=1, output_tokens=608),
-        proof("vllm_bench_home"),
-        SOURCE,
-    )
-    assert isinstance(made, Row)
+    row(run("vllm_bench_home", requests=19, failed=1, output_tokens=608), proof("vllm_bench_home"))
 
 
 def test_capabilities_of_another_run_are_rejected() -> None:
