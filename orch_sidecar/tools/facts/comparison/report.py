@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain, count, groupby
 from string import ascii_uppercase
@@ -139,37 +139,39 @@ def _separations(comparison: Comparison) -> Iterator[str]:
             yield f"  {values} ({alike})" if alike else f"  {values}"
 
 
-_HEAD: Final = (
-    "", "batching", "batch", "peak", "rows", "tokens/s", "min", "max", "per sequence", "speed-up",
-    "efficiency", "x single", "TTFT p50 ms", "p95 ms", "remarks",
-)  # fmt: skip
+def _text(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def _end(point: Point, value: float) -> str:
+    return NONE if point.rows == 1 else _text(value)
+
+
+# The columns of a set's table: the head, and the text of a point of a way with its letter.
+_COLUMNS: Final[tuple[tuple[str, Callable[[str, Way, Point], str]], ...]] = (
+    ("", lambda letter, way, point: letter),
+    ("batching", lambda letter, way, point: way.name),
+    ("batch", lambda letter, way, point: f"{point.batch_mean:.2f}".rstrip("0").rstrip(".")),
+    ("peak", lambda letter, way, point: str(point.batch_max or NONE)),
+    ("rows", lambda letter, way, point: str(point.rows)),
+    ("tokens/s", lambda letter, way, point: _text(point.tokens_per_s.median)),
+    ("min", lambda letter, way, point: _end(point, point.tokens_per_s.least)),
+    ("max", lambda letter, way, point: _end(point, point.tokens_per_s.most)),
+    ("per sequence", lambda letter, way, point: _text(point.tokens_per_s_per_sequence)),
+    ("speed-up", lambda letter, way, point: _text(point.speedup)),
+    ("efficiency", lambda letter, way, point: _text(point.efficiency)),
+    ("x single", lambda letter, way, point: _text(point.over_single)),
+    ("TTFT p50 ms", lambda letter, way, point: number_text(point.ttft_p50_ms)),
+    ("p95 ms", lambda letter, way, point: number_text(point.ttft_p95_ms)),
+    ("remarks", lambda letter, way, point: ", ".join(point.remarks)),
+)
 _TEXTS: Final = 2
 
 
 def _table(page: Page, ways: Mapping[str, Way]) -> None:
     """Appends the points of a set, with the columns that any of them has."""
-    rows = [_cells(letter, way, point) for letter, way in ways.items() for point in way.points]
-    used = [at for at in range(len(_HEAD)) if any(row[at] not in (NONE, "") for row in rows)]
-    page.table([_HEAD[at] for at in used], [[row[at] for at in used] for row in rows], _TEXTS)
-
-
-def _cells(letter: str, way: Way, point: Point) -> Sequence[str]:
-    figures, single = point.tokens_per_s, point.rows == 1
-    ends = (NONE, NONE) if single else tuple(f"{x:.2f}" for x in (figures.least, figures.most))
-    return (
-        letter,
-        way.name,
-        f"{point.batch_mean:.2f}".rstrip("0").rstrip("."),
-        NONE if point.batch_max is None else str(point.batch_max),
-        str(point.rows),
-        f"{figures.median:.2f}",
-        *ends,
-        f"{point.tokens_per_s_per_sequence:.2f}",
-        *(
-            NONE if value is None else f"{value:.2f}"
-            for value in (point.speedup, point.efficiency, point.over_single)
-        ),
-        number_text(point.ttft_p50_ms),
-        number_text(point.ttft_p95_ms),
-        ", ".join(point.remarks),
-    )
+    points = [(letter, way, point) for letter, way in ways.items() for point in way.points]
+    columns = [[head, *(cell(*each) for each in points)] for head, cell in _COLUMNS]
+    used = [each for each in columns if any(text not in (NONE, "") for text in each[1:])]
+    head, *rows = zip(*used, strict=True)
+    page.table(head, rows, _TEXTS)

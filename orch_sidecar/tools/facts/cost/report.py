@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -16,9 +16,23 @@ _OF_LABELS: Final[Mapping[Label, str]] = {
     Label.BATCHED_ONLINE: "a shared machine, by its tokens within the SLO",
     Label.OFFLINE: "a backlog for which nobody waits",
 }
-_HEAD: Final = (
-    "row", "model", "gpu", "batch", "in", "out", "hour", "tokens/s", "in SLO", "engine busy",
-    "1M out, inputs included", "1M in", "1M out", "divided by", "remarks",
+_COLUMNS: Final[tuple[tuple[str, Callable[[Cost], str]], ...]] = (
+    ("row", lambda cost: cost.place),
+    ("model", lambda cost: cost.row.model_name),
+    ("gpu", lambda cost: f"{cost.row.gpu_count} x " * (cost.row.gpu_count > 1) + cost.row.gpu),
+    ("batch", lambda cost: str(cost.row.batch)),
+    ("in", lambda cost: str(cost.row.input_tokens)),
+    ("out", lambda cost: str(cost.row.output_tokens)),
+    ("hour", lambda cost: number_text(cost.hour)),
+    ("tokens/s", lambda cost: number_text(cost.tokens_per_s)),
+    ("in SLO", lambda cost: NONE if cost.within_slo is None
+     else f"{cost.within_slo:.1%} ({cost.slo})"),
+    ("engine busy", lambda cost: NONE if cost.engine_busy is None else f"{cost.engine_busy:.0%}"),
+    ("1M out, inputs included", lambda cost: number_text(cost.output_with_input)),
+    ("1M in", lambda cost: number_text(cost.input)),
+    ("1M out", lambda cost: number_text(cost.output)),
+    ("divided by", lambda cost: cost.split_by or NONE),
+    ("remarks", lambda cost: ", ".join(cost.remarks)),
 )  # fmt: skip
 _TEXTS: Final = 3
 _RULE: Final = (
@@ -35,7 +49,8 @@ def as_page(
     page.text(_reserved(prices))
     for label, found in by_label(costs):
         page.section(f"{label}: {_OF_LABELS[label]}")
-        page.table(_HEAD, map(_cells, found), _TEXTS)
+        rows = [[cell(each) for _, cell in _COLUMNS] for each in found]
+        page.table([head for head, _ in _COLUMNS], rows, _TEXTS)
     if costs:
         page.text(_RULE)
     if total is not None:
@@ -70,24 +85,3 @@ def _reserved(prices: Prices) -> str:
         parts.append("electricity included or not counted")
     parts.append(f"used: {prices.used:.0%} of the hours as in the row")
     return "; ".join(parts)
-
-
-def _cells(cost: Cost) -> Sequence[str]:
-    row = cost.row
-    return (
-        cost.place,
-        row.model_name,
-        f"{row.gpu_count} x {row.gpu}" if row.gpu_count > 1 else row.gpu,
-        str(row.batch),
-        str(row.input_tokens),
-        str(row.output_tokens),
-        number_text(cost.hour),
-        number_text(cost.tokens_per_s),
-        NONE if cost.within_slo is None else f"{cost.within_slo:.1%} ({cost.slo})",
-        NONE if cost.engine_busy is None else f"{cost.engine_busy:.0%}",
-        number_text(cost.output_with_input),
-        number_text(cost.input),
-        number_text(cost.output),
-        cost.split_by or NONE,
-        ", ".join(cost.remarks),
-    )

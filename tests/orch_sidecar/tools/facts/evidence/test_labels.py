@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
-import pytest
-
-from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.result import IdentityOverrides, contradictions
-from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
+from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from tests.orch_sidecar.tools.bench.sample_results import OFFLINE, result
 from tests.orch_sidecar.tools.facts.cheats.altered_files import counted, files, outcome
-from tests.orch_sidecar.tools.facts.cheats.runs import AT_ONCE, CALLS, STEPS
+from tests.orch_sidecar.tools.facts.cheats.runs import AT_ONCE, STEPS
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 CLOUD = "vllm_bench_cloud"
@@ -54,22 +49,3 @@ def test_offline_run_that_memory_or_prompts_limited_keeps_its_label() -> None:
         AT_ONCE, OFFLINE, before=first, after=snapshot(**full | roomy | {"steps_by_batch": STEPS})
     )
     assert len(found.reasons) == 1
-
-
-CLAIMS: Final = {
-    "hardware": IdentityOverrides(gpu="NVIDIA H100", gpu_count=8),
-    "a precision": IdentityOverrides(precision="BF16"),
-    "an engine": IdentityOverrides(engine="vLLM 0.99.0"),
-    "a model": IdentityOverrides(model_id="meta-llama/Llama-3.1-70B-Instruct"),
-}
-
-
-@pytest.mark.parametrize("given", CLAIMS.values(), ids=CLAIMS)
-def test_claim_that_the_engine_contradicts_is_in_no_row(given: IdentityOverrides) -> None:
-    """`measure` ends with these before anything is sent; what is reported wins in any case."""
-    assert contradictions(snapshot(), given) != []
-    made = result(CALLS, given=replace(given, model_id=None))
-    row = row_of(made)
-    assert (row.engine, row.gpu, row.gpu_count) == ("vLLM 0.32.0", "CPU (test)", 0)
-    assert row.precision == "FP32"
-    assert row.measurement_type is Label.BATCHED_ONLINE

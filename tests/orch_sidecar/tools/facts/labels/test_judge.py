@@ -78,14 +78,6 @@ def test_slots_must_fit_the_label() -> None:
     assert "more than one slot" in "; ".join(objections(ONLINE, snapshot(slots_total=1)))
 
 
-def test_second_client_during_a_single_stream_window_is_detected() -> None:
-    after = home(requests_total=111, steps_by_batch=ONE_BY_ONE)
-    assert (
-        "the engine accepted 11 requests in the window, but this measurement sent 10"
-        in reasons_of(SINGLE, home(), after)
-    )
-
-
 def test_step_of_more_than_one_is_not_single_stream() -> None:
     after = home(requests_total=110, steps_by_batch={"1": [50, 0.5], "2": [1, 0.1]})
     assert "decoded up to 2 sequences in one step" in reasons_of(SINGLE, home(), after)
@@ -103,19 +95,6 @@ def test_steps_before_the_window_do_not_count() -> None:
 def test_batch_of_one_is_not_batched_online() -> None:
     after = snapshot(requests_total=110, steps_by_batch={"1": [99, 1.0], "4": [5, 0.1]})
     assert "nothing was batched" in reasons_of(ONLINE, snapshot(), after)
-
-
-def test_batch_of_one_is_not_offline() -> None:
-    own = {"profile": "offline", "measurement_type": "offline"}
-    after = snapshot(requests_total=110, steps_by_batch={"1": [99, 1.0], "4": [5, 0.1]}, **own)
-    assert "nothing was batched" in reasons_of(OFFLINE, snapshot(**own), after)
-
-
-def test_coalesced_answers_are_detected() -> None:
-    after = snapshot(requests_total=108, steps_by_batch=BATCHED)
-    assert "10 requests were answered, but the engine accepted 8" in reasons_of(
-        ONLINE, snapshot(), after
-    )
 
 
 def test_failed_requests_may_have_reached_the_engine_or_not() -> None:
@@ -147,20 +126,6 @@ def test_foreign_sequences_at_either_end_are_detected(when: str) -> None:
     assert f"foreign sequences in the engine {when} the measurement: 1" in reasons_of(
         ONLINE, before, after
     )
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"epoch": "e2"}, "the engine was restarted"),
-        ({"profile": "offline", "measurement_type": "offline"}, "the profile changed"),
-        ({"slots_total": 9}, "the number of slots changed"),
-        ({"requests_total": 99}, "older than the first"),
-    ],
-)
-def test_changed_engine_invalidates_the_window(changed: dict[str, Any], reason: str) -> None:
-    fields = {"requests_total": 110, "steps_by_batch": BATCHED} | changed
-    assert reason in reasons_of(ONLINE, snapshot(), snapshot(**fields))
 
 
 def test_window_without_a_decode_step_is_invalid() -> None:
