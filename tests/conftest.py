@@ -26,6 +26,8 @@ settings.load_profile("project")
 SLOW = (
     "bench/test_cli.py",
     "integration/bench/*.py",
+    "integration/batches/test_batches_killed.py",
+    "integration/batches/test_batches_shared.py",
     "integration/browser/*.py",
     "integration/test_back_pressure.py",
     "integration/test_broken_answers.py",

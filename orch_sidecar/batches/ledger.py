@@ -199,7 +199,8 @@ def _end(session: Session, worker: str, row: EndedRow) -> bool:
 
 def _take(session: Session, worker: str, batch_id: str, most: int) -> list[TakenRow]:
     free = (Row.batch_id == batch_id, Row.state == RowState.OPEN, Row.taken_by.is_(None))
-    query = select(*_TAKEN_ROW).where(*free).order_by(Row.number).limit(most)
+    # Others before those that were lost: of two that an engine was lost with, one may be to blame.
+    query = select(*_TAKEN_ROW).where(*free).order_by(Row.lost, Row.number).limit(most)
     rows = [TakenRow(*each) for each in session.execute(query.with_for_update(skip_locked=True))]
     numbers = [row.number for row in rows]
     if numbers:

@@ -33,10 +33,10 @@ def upgrade() -> None:
         sa.Column("error_file_id", sa.String(80)),
         sa.Column("errors", sa.JSON, nullable=False),
         sa.Column("labels", sa.JSON, nullable=False),
-        sa.Column("total", sa.Integer, nullable=False),
-        sa.Column("completed", sa.Integer, nullable=False),
-        sa.Column("failed", sa.Integer, nullable=False),
-        sa.Column("output_lifetime_s", sa.Integer),
+        sa.Column("total", sa.BigInteger, nullable=False),
+        sa.Column("completed", sa.BigInteger, nullable=False),
+        sa.Column("failed", sa.BigInteger, nullable=False),
+        sa.Column("output_lifetime_s", sa.BigInteger),
         *(
             sa.Column(f"{moment}_at", sa.BigInteger, nullable=moment not in ("created", "expires"))
             for moment in (
@@ -49,12 +49,12 @@ def upgrade() -> None:
     op.create_table(
         "rows",
         sa.Column("batch_id", sa.String(80), primary_key=True),
-        sa.Column("number", sa.Integer, primary_key=True),
+        sa.Column("number", sa.BigInteger, primary_key=True),
         sa.Column("custom_id", sa.String(512), nullable=False),
         sa.Column("url", sa.String(80), nullable=False),
         sa.Column("begin", sa.BigInteger, nullable=False),
-        sa.Column("length", sa.Integer, nullable=False),
-        sa.Column("lost", sa.Integer, nullable=False),
+        sa.Column("length", sa.BigInteger, nullable=False),
+        sa.Column("lost", sa.BigInteger, nullable=False),
         sa.Column("state", sa.SmallInteger, nullable=False),
         sa.Column("answer", sa.LargeBinary),
         sa.Column("taken_by", sa.String(32)),
@@ -63,7 +63,7 @@ def upgrade() -> None:
         op.create_index(
             f"rows_{name}",
             "rows",
-            ["batch_id", "number"],
+            ["batch_id", "lost", "number"],
             sqlite_where=sa.text(where),
             postgresql_where=sa.text(where),
         )

@@ -1,0 +1,165 @@
+"""Who works on what, in SQLite and in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from orch_sidecar.batches import ledger
+from orch_sidecar.batches.database import Database
+from orch_sidecar.batches.ledger import EndedRow, TakenRow
+from orch_sidecar.batches.rows import InputRow
+from orch_sidecar.batches.tables import Base, Batch, Row, RowState, Status
+
+BATCH = "batch_1"
+
+
+@pytest.fixture
+def batch(database: Database) -> Database:
+    """With a batch of ten rows that runs."""
+    database.transact(add_batch)
+    return database
+
+
+def add_batch(session: Session, rows: int = 10) -> None:
+    session.add(
+        Batch(
+            id=BATCH, owner="", endpoint="/v1/embeddings", input_file_id="file-1",
+            completion_window="24h", status=Status.IN_PROGRESS, errors=[], labels={}, total=rows,
+            completed=0, failed=0, created_at=1, expires_at=2**40,
+        )
+    )  # fmt: skip
+    found = [InputRow(f"row-{number}", "/v1/embeddings", 0, 1) for number in range(rows)]
+    ledger.add_rows(session, BATCH, 0, found)
+
+
+def exchange(database: Database, worker: str, *ended: EndedRow, most: int = 0) -> list[TakenRow]:
+    return database.transact(
+        partial(ledger.exchange, worker=worker, ended=ended, wanted={BATCH: most})
+    )
+
+
+def ended(row: TakenRow, answer: bytes | None = b"{}", **more: Any) -> EndedRow:
+    return EndedRow(row.batch_id, row.number, answer, **more)
+
+
+def read(database: Database, what: Callable[[Session], Any]) -> Any:
+    return database.transact(what)
+
+
+def numbers(rows: list[TakenRow]) -> list[int]:
+    return [row.number for row in rows]
+
+
+def state(database: Database) -> tuple[str, int, int]:
+    query = select(Batch.status, Batch.completed, Batch.failed)
+    return tuple(read(database, lambda session: session.execute(query).one()))
+
+
+def test_migrations_make_the_tables_of_this_code(database: Database) -> None:
+    def compare(session: Session) -> list[Any]:
+        context = MigrationContext.configure(session.connection(), opts={"compare_type": True})
+        found: list[Any] = compare_metadata(context, Base.metadata)
+        return [each for each in found if each[0] not in ("remove_table", "remove_index")]
+
+    assert read(database, compare) == []
+
+
+def test_no_row_is_taken_twice(batch: Database) -> None:
+    first = exchange(batch, "a", most=4)
+    assert numbers(first) == [0, 1, 2, 3]
+    assert numbers(exchange(batch, "b", most=20)) == [4, 5, 6, 7, 8, 9]
+    assert exchange(batch, "a", most=1) == []
+
+
+def test_two_at_once_take_different_rows(batch: Database) -> None:
+    """In PostgreSQL the second one takes others while the first has not committed; in SQLite it
+    waits for it."""
+    taken, go = Event(), Event()
+    found: dict[str, list[TakenRow]] = {}
+
+    def take(session: Session, worker: str) -> None:
+        found[worker] = ledger.exchange(session, worker, (), {BATCH: 5})
+        if worker == "a":
+            taken.set()
+            if batch.shared:
+                go.wait()
+
+    threads = [Thread(target=batch.transact, args=(partial(take, worker=each),)) for each in "ab"]
+    threads[0].start()
+    taken.wait()
+    threads[1].start()
+    if batch.shared:
+        threads[1].join()
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers(found["a"]) + numbers(found["b"])) == list(range(10))
+
+
+def test_batch_whose_rows_have_ended_is_to_be_ended(batch: Database) -> None:
+    rows = exchange(batch, "a", most=10)
+    exchange(batch, "a", *(ended(row, ok=True) for row in rows[:7]))
+    assert state(batch) == ("in_progress", 7, 0)
+    exchange(batch, "a", *(ended(row) for row in rows[7:]))
+    assert state(batch) == ("finalizing", 7, 3)
+
+
+def test_row_ends_once(batch: Database) -> None:
+    """Its answer is sent again where the commit of the first time was not confirmed."""
+    [row] = exchange(batch, "a", most=1)
+    exchange(batch, "a", ended(row, b"first", ok=True))
+    exchange(batch, "a", ended(row, b"second", ok=True))
+    assert state(batch) == ("in_progress", 1, 0)
+    query = select(Row.answer).where(Row.state == RowState.COMPLETED)
+    assert read(batch, lambda session: session.scalars(query).all()) == [b"first"]
+
+
+def test_answer_of_a_worker_that_was_declared_dead_is_dropped(batch: Database) -> None:
+    [row] = exchange(batch, "slow", most=1)
+    batch.transact(partial(ledger.leave, worker="slow"))
+    [again] = exchange(batch, "b", most=1)
+    assert again == row
+    exchange(batch, "slow", ended(row, b"late", ok=True))
+    assert state(batch) == ("in_progress", 0, 0)
+    exchange(batch, "b", ended(again, ok=True))
+    assert state(batch) == ("in_progress", 1, 0)
+
+
+def test_row_with_which_an_engine_was_lost_comes_after_the_others(batch: Database) -> None:
+    [row] = exchange(batch, "a", most=1)
+    exchange(batch, "a", ended(row, None, lost=True))
+    taken = exchange(batch, "a", most=10)
+    assert numbers(taken) == [*range(1, 10), 0]
+    assert taken[-1].lost == 1
+
+
+def test_rows_that_a_worker_does_not_know_of_are_given_back(batch: Database) -> None:
+    first = exchange(batch, "a", most=2)
+    exchange(batch, "a", most=2)  # the answer to this one is lost
+    held = {(row.batch_id, row.number) for row in first}
+    batch.transact(partial(ledger.give_back_others, worker="a", held=held))
+    assert numbers(exchange(batch, "b", most=10)) == list(range(2, 10))
+
+
+def test_open_rows_are_aborted_once_and_their_answers_dropped(batch: Database) -> None:
+    rows = exchange(batch, "a", most=3)
+    exchange(batch, "a", ended(rows[0], ok=True))
+    abort = partial(ledger.abort_rows, batch_id=BATCH)
+    assert (batch.transact(abort), batch.transact(abort)) == (9, 0)
+    exchange(batch, "a", ended(rows[1], ok=True))
+    assert state(batch)[1:] == (1, 0)
+
+
+def test_beats_of_all_workers_are_told(database: Database) -> None:
+    for worker in ("a", "b", "a"):
+        beats = database.transact(partial(ledger.beat, worker=worker))
+    assert beats == {"a": 1, "b": 0}
