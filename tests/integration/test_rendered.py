@@ -229,7 +229,7 @@ async def test_opt_in_of_the_entry_does_not_start_without_the_secret(
 async def test_entry_that_has_its_key_is_served_by_pools_that_do_not_ask_for_it_yet(
     pods: Pods, start: Start
 ) -> None:
-    """The order in which k8s/README.md switches keys on. The other way round nobody is served."""
+    """The order in which the page of Kubernetes switches keys on: in another nobody is served."""
     pods.give_keys()
     without = Pods("one-gpu", pods.place, pods.ring)
     entry = await entry_of(pods, start, await pool_of(without, start))

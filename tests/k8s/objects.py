@@ -17,6 +17,8 @@ from k8s import render
 
 ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
+# The page whose commands are for people.
+GUIDE: Final = ROOT / "docs" / "reference" / "kubernetes.md"
 DEFAULT: Final = "gpu"  # the overlay that the flat files are rendered from
 # Overlays as a team makes them, beside this file: with all components but two, and with these.
 OWN: Final = ("own", "own_images", "own_keys", "own_models")

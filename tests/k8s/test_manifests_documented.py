@@ -1,4 +1,4 @@
-"""The kubectl commands of k8s/README.md name folders, objects and ports that exist."""
+"""The kubectl commands of the page about Kubernetes name folders, objects and ports that exist."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from k8s import render
 from tests.k8s.objects import (
     DEFAULT,
     EXTRAS,
+    GUIDE,
     K8S,
     OTHERS,
     OWN,
@@ -52,7 +53,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def documented() -> list[list[str]]:
-    return list(commands((ROOT / "k8s" / "README.md").read_text(encoding="utf-8")))
+    return list(commands(GUIDE.read_text(encoding="utf-8")))
 
 
 def objections(words: list[str]) -> list[str]:
@@ -101,7 +102,7 @@ def secrets() -> set[str]:
 
 
 def test_readme_names_every_overlay_and_component() -> None:
-    text = (K8S / "README.md").read_text(encoding="utf-8")
+    text = GUIDE.read_text(encoding="utf-8")
     overlays = {path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml")}
     assert overlays == {*SETS, *EXTRAS, *OTHERS} - set(OWN)
     for name in overlays:
@@ -141,7 +142,7 @@ def test_command_that_names_what_does_not_exist_is_reported(command: str) -> Non
 
 def test_documented_patches_reach_what_they_are_for(tmp_path: Path) -> None:
     """As an overlay of one's own, which is validated as the others are."""
-    text = (K8S / "README.md").read_text(encoding="utf-8")
+    text = GUIDE.read_text(encoding="utf-8")
     [block] = re.findall(r"^```yaml\n(images:.*?)^```", text, re.MULTILINE | re.DOTALL)
     installation = os.path.relpath(K8S / "installations" / DEFAULT, tmp_path)
     head = {"resources": [installation], "generatorOptions": {"immutable": True}}
@@ -213,7 +214,7 @@ esac
 
 def test_documented_pruning_deletes_what_no_replica_set_reads(tmp_path: Path) -> None:
     """With a stand-in for kubectl: a cluster with one revision, and a ConfigMap of an old one."""
-    text = (K8S / "README.md").read_text(encoding="utf-8")
+    text = GUIDE.read_text(encoding="utf-8")
     [pruning] = re.findall(r"^(comm .*?)^```", text, re.MULTILINE | re.DOTALL)
     there = [
         each

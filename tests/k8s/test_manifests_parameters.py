@@ -16,6 +16,7 @@ import yaml
 from k8s import render
 from tests.k8s.objects import (
     DEPLOYMENTS,
+    GUIDE,
     K8S,
     ROOT,
     Manifest,
@@ -113,7 +114,7 @@ def at(body: Any, path: str) -> Any:
 def test_every_parameter_is_in_the_readme_and_in_these_tests() -> None:
     assert [name for name, *_ in PLACES] == [each for each, *_ in PLACES if each in DEFAULTS]
     assert {name for name, *_ in PLACES} == set(DEFAULTS)
-    named = set(re.findall(r"`([A-Z_]+)`", (K8S / "README.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"`([A-Z_]+)`", GUIDE.read_text(encoding="utf-8")))
     assert set(DEFAULTS) <= named
 
 

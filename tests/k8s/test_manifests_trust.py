@@ -19,6 +19,7 @@ from tests.k8s.objects import (
     DEFAULT,
     DEPLOYMENTS,
     EXTRAS,
+    GUIDE,
     K8S,
     OTHERS,
     OWN,
@@ -238,6 +239,6 @@ def test_gateway_says_how_its_fairness_ids_count() -> None:
 
 
 def test_readme_says_what_a_delete_of_everything_takes_along() -> None:
-    text = (K8S / "README.md").read_text(encoding="utf-8")
+    text = GUIDE.read_text(encoding="utf-8")
     assert re.search(r"`kubectl delete -f k8s/`[^\n]* delete the Namespace `orch`", text)
     assert re.search(r"network plugin that enforces them", text)
