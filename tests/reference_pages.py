@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from orch_sidecar.api.errors import BY_REASON
+from orch_sidecar.batches.progress import Progress
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from orch_sidecar.observability import exposition, gen_ai
 from orch_sidecar.observability.collector import Collector
@@ -146,6 +147,8 @@ async def _all_metrics() -> list[Row]:
     metrics.watch_key_file(lambda: None)
     closed = {"_open": (), "limit": 0, "closed_idle": 0, "refused": 0, "closed_stalled": 0}
     connections = cast("Any", ClientConnections).collect(SimpleNamespace(**closed))
+    batches = Progress()
+    metrics.registry.register(batches)
     rows = [_of_pool(cast("Family | HistogramFamily", family)) for family in families]
     for found in (*connections, *metrics.registry.collect()):
         if not found.name.startswith("process_"):

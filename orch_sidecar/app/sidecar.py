@@ -158,6 +158,8 @@ class Sidecar:
                 self._headers,
             )
             control.serve_batches(self.batches)
+            self.live.source.batches = self.batches.runner.progress.rows
+            self.metrics.registry.register(self.batches.runner.progress)
             self.watchdog.watch(self.batches.rows.connections)
         self.admin = AdminListener(built.entry.administer, settings, self._headers)
         self.watchdog.watch(self.connections)

@@ -27,6 +27,7 @@ from orch_sidecar.batches.connections import Answer, RowConnections
 from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.jobs import Jobs
 from orch_sidecar.batches.ledger import EndedRow, OpenBatch, TakenRow
+from orch_sidecar.batches.progress import Progress
 from orch_sidecar.batches.rows import aborted, answered, body_of
 from orch_sidecar.batches.store import FileStore
 from orch_sidecar.batches.tables import OPEN, Status
@@ -66,6 +67,7 @@ class Runner:
         self._connections = connections
         self._is_admitted = is_admitted
         self.batches: dict[str, OpenBatch] = {}
+        self.progress = Progress()
         self._rows: dict[tuple[str, int], asyncio.Task[EndedRow]] = {}
         self._names: dict[tuple[str, int], tuple[str, str]] = {}  # ids of requests, and owners
         self._ended: list[EndedRow] = []
@@ -140,6 +142,7 @@ class Runner:
             logger.warning("a sidecar has stopped without a word: its rows run again")
             await self._database.run(partial(ledger.leave, worker=worker))
         self.batches = {each.id: each for each in found}
+        self.progress.look(self.batches, time.monotonic())
         self._paused = {key: at for key, at in self._paused.items() if key in self.batches}
         for (batch_id, _), task in self._rows.items():
             batch = self.batches.get(batch_id)
@@ -177,6 +180,7 @@ class Runner:
             self._ended, self._unsure = ended + self._ended, True
             raise
         self._unsure = False
+        self.progress.count(ended)
         for row in taken:
             self._start(row)
 

@@ -60,9 +60,24 @@ export function render(live, actions, now) {
     fillPool(node, pool, live, actions, now));
   fillQueue(live, actions, now, waiting);
   fillRunning(live, actions, now);
+  fillBatches(live, now);
   fillRequests(live);
   text(element("about"), `orch ${live.sidecar.version}, started ${new Date(live.sidecar.started_at).toLocaleString("en-GB")}`
     + (live.operator ? "" : "; the operators' page, with buttons, is at the admin listener"));
+}
+
+function fillBatches(live, now) {
+  const batches = live.batches ?? [];
+  show(element("batches"), batches.length > 0);
+  text(element("batches-count"), count(batches.length));
+  keyed(element("batches-rows"), batches, (row) => row.batch, newRow, (node, row) =>
+    fillRow(node, [
+      [row.batch.slice(-8), "id"], [row.key ?? "–", "of-key"], [row.status.replace("_", " ")],
+      [`${count(row.completed + row.failed)} of ${count(row.total)}`, "n"],
+      [row.failed ? count(row.failed) : "", "n"],
+      [row.rows_per_s == null ? "–" : row.rows_per_s.toFixed(1), "n"],
+      [row.ends_at == null ? "–" : duration(row.ends_at - now), "n"],
+    ]));
 }
 
 const queued = (pool) => Object.values(pool.queued).reduce((sum, each) => sum + each, 0);

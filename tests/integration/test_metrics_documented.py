@@ -28,6 +28,7 @@ async def test_every_metric_is_documented_and_no_other(
         request_log=str(tmp_path / "requests.jsonl"),
         api_keys_file=tmp_path / "keys.yaml",
         api_keys_required=False,
+        batches=str(tmp_path / "batches"),
     )
     client = await running.client()
     text = (await client.get("/metrics")).body.decode()

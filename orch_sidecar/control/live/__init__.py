@@ -15,8 +15,12 @@ readers, a few times per second, and only while there is a reader:
       "sidecar": {"version": "0.1.0", "run": "1f0c…", "started_at": 1795425000000,
                   "state": "ready", "keys": false},       # run: of this start; keys: API keys used
       "pools": [POOL, ...],
+      "batches": [BATCH, ...],        # that have not ended; absent where ORCH_BATCHES is unset
       "requests": [REQUEST, ...]      # the last 100 that ended, the newest at the end
     }
+    BATCH = {"batch": "batch_18ec…", "key": null, "status": "in_progress", "total": 3000,
+             "completed": 1200, "failed": 3,        # rows, of all sidecars of the database
+             "rows_per_s": 41.5, "ends_at": …}      # of the last minute, and then; or null
 
     POOL = {
       "name": "cloud", "profile": "cloud", "measurement_type": "batched_online", "tier": false,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from itertools import islice
 from typing import Any
@@ -53,6 +53,7 @@ class LiveSource:
         self._metrics = metrics
         self._authorizer = authorizer
         self.permits = authorizer.permits
+        self.batches: Callable[[document.Names], list[Part]] | None = None
         self._head = head
         self._loop = asyncio.get_running_loop()
         self._batches = MeanBatches()
@@ -75,6 +76,10 @@ class LiveSource:
             *(self._entry(pool, names, ended, clock) for pool in self._pools),
             *(document.pool_entry(status, Ledger()) for status in self._pools.absent()),
         ]
+
+    def more(self) -> dict[str, list[Part]]:
+        """Returns the part `batches`, where they are on."""
+        return {} if self.batches is None else {"batches": self.batches(self._authorizer.names())}
 
     def changed_requests(self) -> list[Row]:
         """Returns the rows of `requests` that are new or have changed since the last call."""

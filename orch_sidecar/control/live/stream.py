@@ -92,11 +92,14 @@ class _Channel(Channel):
     def left(self) -> None:
         self._live.run_or_stop()
 
-    def publish(self, sidecar: Part, pools: list[Part], changed: list[Part]) -> None:
-        """Encodes what has changed since the last call."""
+    def publish(
+        self, sidecar: Part, pools: list[Part], more: dict[str, list[Part]], changed: list[Part]
+    ) -> None:
+        """Encodes what has changed since the last call. `more`: lists of rows, by their parts."""
         if not self.operator:
             pools = with_rows(pools, self._own)
         before, self.parts = self.parts, {"sidecar": _json(sidecar), "pools": _json(pools)}
+        self.parts |= {name: _json(self._own(rows)) for name, rows in more.items()}
         update = {name: part for name, part in self.parts.items() if before.get(name) != part}
         if changed := self._own(changed):
             update["requests"] = _json(changed)
@@ -164,9 +167,9 @@ class LiveStream:
             try:
                 source = self.source
                 sidecar, pools = source.sidecar(), source.pools()
-                changed = source.changed_requests()
+                more, changed = source.more(), source.changed_requests()
                 for channel in self.streams.channels.values():
-                    channel.publish(sidecar, pools, changed)
+                    channel.publish(sidecar, pools, more, changed)
                 for stream in self.streams.open.values():
                     stream.check(loop.time())
             # A fault of what is looked at: nobody may take an old document for the present one.

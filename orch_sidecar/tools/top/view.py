@@ -140,6 +140,7 @@ def screen(live: Live, choice: Choice, look: Look, note: str, away: str) -> list
     pool = choice.pool_of(live)
     lines = [_title(live, look, away), *_pool_rows(choice.pools_of(live), pool, look)]
     foot = [_foot(live, choice, note)]
+    lines += _batch_rows(live)
     if pool is not None:
         lines += [Text(), *_details(pool, live, look)]
         room = look.height - len(lines) - len(foot)
@@ -153,6 +154,7 @@ def screen(live: Live, choice: Choice, look: Look, note: str, away: str) -> list
 def snapshot(live: Live, look: Look) -> list[Text]:
     """Returns all pools with their requests, one after the other. Raises InvalidDocument."""
     lines = [_title(live, look, ""), *_pool_rows(live.pools, None, look)]
+    lines += _batch_rows(live)
     for pool in live.pools:
         lines += [Text(), *_details(pool, live, look)]
         lines += _requests(live, pool, Choice(pool["name"]), look, None)
@@ -228,6 +230,18 @@ def _against(latency: Document, kind: str) -> tuple[str, str]:
     if not values:
         return "-", ""
     return number(values[1]), "red" if bound is not None and values[1] > bound else ""
+
+
+def _batch_rows(live: Live) -> Iterator[Text]:
+    """Yields a line for each batch that has not ended, of at most so many as pools."""
+    for row in live.document.get("batches", [])[:_MOST_POOLS]:
+        line = Text(f" batch {fitted(name(row['batch'])[-12:], 12)} {name(row['status'])}")
+        line.append(f" {row['completed'] + row['failed']}/{row['total']}")
+        line.append(f", {row['failed']} failed" if row["failed"] else "", "red")
+        if row["rows_per_s"] is not None:
+            left = duration((row["ends_at"] - live.at) / 1000)
+            line.append(f", {number(row['rows_per_s'])} rows/s, ends in {left}")
+        yield line
 
 
 def _details(pool: Document, live: Live, look: Look) -> Iterator[Text]:

@@ -8,6 +8,7 @@ from typing import Any
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
 
+from tests.integration.batches.batching import Batches, some
 from tests.integration.browser.conftest import Open
 from tests.integration.client import CHAT
 from tests.integration.held import Held, started
@@ -241,3 +242,24 @@ async def test_client_with_a_key_sees_the_page_and_one_without_is_asked_for_it(
     assert keys.keys["chat"] not in page.url
     await page.reload()
     await expect(page.locator(".badge")).to_have_text("ready", timeout=SOON_MS)
+
+
+async def test_batches_are_shown_while_there_are_some(
+    open_page: Open, start: Start, held: Held, tmp_path: Path
+) -> None:
+    running = await start(batches=str(tmp_path / "batches"))
+    page = await open_page(f"http://127.0.0.1:{running.port}/ui")
+    panel = page.locator("#batches")
+    await expect(page.locator("#requests-title")).to_be_visible(timeout=SOON_MS)
+    await expect(panel).to_be_hidden()
+    batches = Batches(running.port)
+    batch = await batches.create(some(20))
+    await expect(panel.locator("tbody tr")).to_have_count(1, timeout=SOON_MS)
+    await expect(panel.locator("tbody td").nth(3)).to_have_text("0 of 20", timeout=SOON_MS)
+    await eventually(lambda: len(held.waiting) == 4)
+    held.release()
+    await expect(panel.locator("tbody td").nth(3)).to_have_text("1 of 20", timeout=SOON_MS)
+    await assert_accessible(page)
+    await batches.client.batches.cancel(batch.id)
+    await expect(panel).to_be_hidden(timeout=SOON_MS)
+    await batches.client.close()

@@ -270,3 +270,17 @@ def test_slots_have_a_letter_each_and_many_share_one() -> None:
     assert slots_row(few).plain == "ibc."
     many = {"total": 256, "free": 1, "interactive": 200, "bulk": 55, "foreign": 0, "closing": 0}
     assert slots_row(many).plain == "i" * 50 + "b" * 14 + "."
+
+
+def test_batches_have_a_line_each() -> None:
+    row = {
+        "batch": "batch_18ec26f65f754c1c911b77163705b4f9", "key": None, "status": "in_progress",
+        "total": 3000, "completed": 1190, "failed": 10, "rows_per_s": 41.5,
+        "ends_at": document()["at"] + 45_000,
+    }  # fmt: skip
+    lines = shown(live(batches=[row, row | {"failed": 0, "rows_per_s": None, "ends_at": None}]))
+    found = [line for line in lines if line.startswith(" batch ")]
+    assert found == [
+        " batch 77163705b4f9 in_progress 1200/3000, 10 failed, 41.5 rows/s, ends in 45 s",
+        " batch 77163705b4f9 in_progress 1190/3000",
+    ]
