@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from orch_sidecar.batches.ledger import EndedRow, OpenBatch
 from orch_sidecar.batches.progress import Progress
 
 ALICE = bytes(32)
+NOW = 1_795_853_190.0
 
 
 def batch(completed: int, failed: int = 0, **more: Any) -> OpenBatch:
@@ -25,7 +28,10 @@ def seen(progress: Progress) -> dict[str, Any]:
     return row
 
 
-def test_rows_per_second_and_the_end_follow_from_the_last_minute() -> None:
+def test_rows_per_second_and_the_end_follow_from_the_last_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
     progress = Progress()
     progress.look({"batch_1": batch(0)}, 0.0)
     assert (seen(progress)["rows_per_s"], seen(progress)["ends_at"]) == (None, None)
@@ -35,8 +41,7 @@ def test_rows_per_second_and_the_end_follow_from_the_last_minute() -> None:
     row = seen(progress)
     assert (row["key"], row["completed"], row["failed"], row["total"]) == ("alice", 38, 2, 100)
     assert row["rows_per_s"] == round(30 / 95, 2)
-    left_s = row["ends_at"] / 1000 - time.time()
-    assert 60 / (30 / 95) - 60 < left_s <= 60 / (30 / 95)
+    assert row["ends_at"] == round(1000 * (NOW + 60 * 95 / 30))
 
 
 def test_batch_ends_by_its_window_at_the_latest() -> None:
