@@ -20,6 +20,8 @@ import aiohttp
 import pytest
 import yaml
 
+from tests.patience import HANG_S
+
 MANIFESTS: Final = Path(__file__).parents[1] / "k8s" / "overlays"
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 needs_prometheus: Final = pytest.mark.skipif(
@@ -58,7 +60,7 @@ def promtool(directory: Path, *arguments: str) -> str:
     """Runs promtool in a directory, and returns what it prints. Fails unless it succeeds."""
     assert PROMTOOL is not None
     done = subprocess.run(
-        [PROMTOOL, *arguments], cwd=directory, capture_output=True, text=True, timeout=60
+        [PROMTOOL, *arguments], cwd=directory, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANG_S
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -18,7 +20,11 @@ INSTALLED = re.findall(r"pip install '([^']+)'", README)
 
 def pip(*words: str, cwd: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *words], cwd=cwd, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "pip", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

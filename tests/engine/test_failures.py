@@ -6,144 +6,28 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
-from orch_sidecar.tools.local.check import OtlpReceiver, ReceivedSpan
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import (
-    Seen,
     body,
     engine_state,
     is_ready,
     post,
     session,
-    traceparent,
     until,
 )
 from tests.engine.conftest import SLOTS
-from tests.engine.halted import AdmissionRequest, halted
-from tests.patience import HANG_S, READY_WITHIN_S
-
-
-async def answers(url: str) -> bool:
-    """Whether a server listens there and answers for its health."""
-    try:
-        async with aiohttp.request("GET", f"{url}/health") as response:
-            return response.status == 200
-    except aiohttp.ClientError:
-        return False
+from tests.engine.halted import halted
+from tests.patience import READY_WITHIN_S
 
 
 async def waiting(http: aiohttp.ClientSession, cloud: Stack, count: int) -> bool:
     """Whether so many wait for a slot."""
     queue: dict[str, int] = (await engine_state(http, cloud.url))["queue"]
     return sum(queue.values()) == count
-
-
-async def test_a_killed_engine_is_an_error_in_each_api_and_its_successor_serves_within_a_second(
-    cloud: Stack, receiver: OtlpReceiver
-) -> None:
-    """And a client whose answer is no stream gets a 502."""
-    assert cloud.engine is not None
-    long = 1500
-    async with session() as http:
-        traces = [traceparent() for _ in range(4)]
-        apis = ("chat", "completions", "responses", "messages")
-        asks = [
-            (api, body(api, long, stream=True), head)
-            for api, (_, head) in zip(apis, traces, strict=True)
-        ]
-        filling = SLOTS - len(asks) - 1
-        asks += [("chat", body("chat", long, stream=True), {})] * filling
-        streams, whole = await halted_beside_one_that_is_no_stream(http, cloud, asks)
-        # Of a class without an SLO: an interactive one would be refused because its own is missed.
-        bulk = {"X-Orch-Class": "bulk"}
-        waits = post(http, cloud.url, "chat", body("chat", 4, stream=False), bulk)
-        queued = asyncio.create_task(waits)
-        await until(lambda: waiting(http, cloud, 1))
-
-        async def all_ended() -> bool:
-            return all(answer.done() for answer in (*streams, whole))
-
-        cloud.engine.kill()
-        await until(all_ended)
-        seen = dict(zip(apis, await asyncio.gather(*streams), strict=False))
-        cut = await whole
-        assert cut.status == 502
-        assert json.loads(cut.data)["error"]["code"] == "engine_failed"
-
-        async def unready() -> bool:
-            return not await is_ready(http, cloud)
-
-        await until(unready)
-        refused = await post(http, cloud.url, "chat", body("chat", 4, stream=False))
-        assert refused.status == 503
-        error = json.loads(refused.data)["error"]
-        assert error["code"] in ("engine_down", "engine_stale")
-        assert error["retriable"] is True
-        assert "Retry-After" in refused.headers
-        assert not queued.done()
-
-        cloud.start_engine()
-
-        async def engine_is_back() -> bool:
-            cloud.check_alive()
-            return await answers(cloud.engine_url)
-
-        await until(engine_is_back, READY_WITHIN_S)
-        await until(lambda: is_ready(http, cloud))
-        assert (await queued).status == 200  # it kept its place all the time
-        state = await engine_state(http, cloud.url)
-        assert (state["leased"], state["slots_free"]) == (0, SLOTS)
-        assert (await post(http, cloud.url, "chat", body("chat", 4, stream=True))).status == 200
-
-    for api in apis:
-        check_broken_stream(api, seen[api])
-    for trace_id, _ in traces:
-        # vLLM's own span died with it; ours say what happened.
-        spans = await asyncio.to_thread(
-            receiver.wait, trace_id, lambda found: any(map(failed, found)), HANG_S
-        )
-        assert any(map(failed, spans)), [span.attributes for span in spans]
-
-
-async def halted_beside_one_that_is_no_stream(
-    http: aiohttp.ClientSession, cloud: Stack, asks: Sequence[AdmissionRequest]
-) -> tuple[list[asyncio.Task[Seen]], asyncio.Task[Seen]]:
-    """Those streams and one more answer are under way, and the engine stands still."""
-    assert cloud.engine is not None
-    while True:
-        whole = asyncio.create_task(post(http, cloud.url, "chat", body("chat", 1900, stream=False)))
-        streams = await halted(http, cloud.url, cloud.engine.pid, asks)
-        if not whole.done():
-            return streams, whole
-        os.kill(cloud.engine.pid, signal.SIGCONT)  # too late: all of it again
-        await asyncio.gather(*streams)
-
-
-def failed(span: ReceivedSpan) -> bool:
-    """Whether it is the sidecar's, of a request that the engine failed."""
-    return span.name.startswith("/v1/") and span.attributes["orch.outcome"] == "engine_failed"
-
-
-def check_broken_stream(api: str, seen: Seen) -> None:
-    """An error in the stream's own form and a clean end of it, or a connection that broke."""
-    assert seen.status == 200
-    if seen.error is not None:  # an event was half sent
-        assert not seen.data.endswith(b"[DONE]\n\n")
-        return
-    events = seen.data.decode().rstrip("\n").split("\n\n")
-    if api in ("chat", "completions"):
-        assert events[-1] == "data: [DONE]"
-        error = json.loads(events[-2].removeprefix("data: "))["error"]
-        assert error["code"] == "engine_failed"
-    else:
-        name, data = events[-1].split("\n")
-        assert name == "event: error"
-        assert json.loads(data.removeprefix("data: "))["type"] == "error"
 
 
 def core_of(cloud: Stack) -> int:
@@ -181,6 +65,17 @@ async def test_request_queued_while_the_engines_core_dies_is_served_by_its_succe
             return cloud.engine.exit_code is not None
 
         await until(is_gone)
+
+        async def unready() -> bool:
+            return not await is_ready(http, cloud)
+
+        await until(unready)
+        refused = await post(http, cloud.url, "chat", body("chat", 4, stream=False))
+        assert refused.status == 503
+        error = json.loads(refused.data)["error"]
+        assert error["code"] in ("engine_down", "engine_stale")
+        assert error["retriable"] is True
+        assert "Retry-After" in refused.headers
         assert not any(each.done() for each in queued)
         cloud.start_engine()
         for answer in await asyncio.wait_for(asyncio.gather(*queued), READY_WITHIN_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.engine.sidecars import all_ready, sidecar, states
 from vllm_plugin.contracts.lease_protocol import STALE_AFTER_S
 
 Answer = asyncio.Task[Seen]
+APIS = ("chat", "completions", "responses", "messages")
 
 HOME, CLOUD = {"X-Orch-Pool": "home"}, {"X-Orch-Pool": "cloud"}
 RATHER_CLOUD = {"X-Orch-Pool": "cloud; prefer"}
@@ -41,15 +43,33 @@ def label(seen: Seen) -> tuple[int, str | None]:
     return seen.status, headers.get("x-measurement-type")
 
 
+def check_broken_stream(api: str, seen: Seen) -> None:
+    """An error in the stream's own form and a clean end of it, or a connection that broke."""
+    assert seen.status == 200
+    if seen.error is not None:  # an event was half sent
+        assert not seen.data.endswith(b"[DONE]\n\n")
+        return
+    events = seen.data.decode().rstrip("\n").split("\n\n")
+    if api in ("chat", "completions"):
+        assert events[-1] == "data: [DONE]"
+        error = json.loads(events[-2].removeprefix("data: "))["error"]
+        assert error["code"] == "engine_failed"
+    else:
+        name, data = events[-1].split("\n")
+        assert name == "event: error"
+        assert json.loads(data.removeprefix("data: "))["type"] == "error"
+
+
 async def before_a_first_byte(
     http: aiohttp.ClientSession, url: str, pid: int
 ) -> tuple[list[Answer], list[Answer], Answer]:
-    """An engine of cloud stands still: streams have begun in it, and three requests are there of
-    which it answers nothing. Two of these may move, the third is for this pool alone."""
+    """An engine of cloud stands still: a stream of each API has begun in it, and three requests
+    are there of which it answers nothing. Two of these may move, the third is for this pool
+    alone."""
     short = body("chat", 4, stream=False)
     for _ in range(ATTEMPTS):
-        ask = ("chat", body("chat", 1500, stream=True), RATHER_CLOUD)
-        streams = await halted(http, url, pid, [ask] * 3)
+        asks = [(api, body(api, 1500, stream=True), RATHER_CLOUD) for api in APIS]
+        streams = await halted(http, url, pid, asks)
         moving = [
             asyncio.create_task(post(http, url, "chat", short, RATHER_CLOUD)) for _ in range(2)
         ]
@@ -57,7 +77,7 @@ async def before_a_first_byte(
 
         async def are_there() -> bool:
             leased: int = (await states(http, url))["cloud"]["leased"]
-            return leased == 6
+            return leased == len(APIS) + 3
 
         with suppress(TimeoutError):
             await until(are_there, STALE_AFTER_S / 2)
@@ -83,13 +103,13 @@ async def test_killed_pools_requests_move_before_their_first_byte_and_fail_hones
         streams, moving, pinned = await before_a_first_byte(http, url, cloud.engine.pid)
         cloud.engine.kill()
 
-        for seen in await asyncio.gather(*streams):
-            assert seen.status == 200
-            assert seen.error is not None or b'"code": "engine_failed"' in seen.data
+        for api, seen in zip(APIS, await asyncio.gather(*streams), strict=True):
+            check_broken_stream(api, seen)
         for moved in await asyncio.gather(*moving):
             assert label(moved) == (200, "single_stream")
         failed = await pinned
-        assert failed.status in (502, 503), "it was to go nowhere else"
+        assert failed.status == 502, "it was to go nowhere else"
+        assert json.loads(failed.data)["error"]["code"] == "engine_failed"
 
         async def is_away() -> bool:
             state: str = (await states(http, url))["cloud"]["state"]

@@ -120,6 +120,7 @@ def test_check_shows_answer_capabilities_and_trace(marked: dict[str, str]) -> No
     assert processes_of(int(marked["ORCH_TEST_MARKER"])) == []
 
 
+@pytest.mark.long  # a start for what test_enforcement and the unit tests show
 def test_check_reports_what_is_wrong(marked: dict[str, str], tmp_path: Path) -> None:
     port = str(free_port())
     done = subprocess.run(

@@ -12,6 +12,7 @@ from tests.integration.client import CHAT, Client, Response
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.patience import HANG_S
 
 Admin = Callable[..., Awaitable[Response]]
 
@@ -198,7 +199,7 @@ async def test_operators_read_the_pages_and_reach_no_engine(
 async def test_resume_does_not_undo_a_shutdown(
     start: Start, engine: ScriptedEngine, held: Held, admin: Admin
 ) -> None:
-    running = await start(drain_timeout_s=5)
+    running = await start(drain_timeout_s=HANG_S)
     busy = await started(running)
     await eventually(lambda: held.waiting)
     running.sidecar.pools.shut_down()

@@ -90,7 +90,7 @@ async def test_limits_of_a_wait_are_of_one_request(
 async def test_later_client_outlasts_the_one_it_joined(
     start: Start, engine: ScriptedEngine, script: AnswerScript
 ) -> None:
-    running = await start(queue_timeout_s=0.4)
+    running = await start(queue_timeout_s=2.0)
     async with full(running, script):
         [first] = await together(running, ())
         await asyncio.sleep(0.25)

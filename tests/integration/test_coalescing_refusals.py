@@ -14,6 +14,7 @@ from tests.integration.scripted_answers import (
     together,
 )
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.patience import HANG_S
 
 WORDS = ("one ", "two ", "three")
 
@@ -62,7 +63,7 @@ async def test_stopping_sidecar_sends_errors_to_queued_and_to_streaming_clients(
 async def test_drain_waits_for_what_runs_and_takes_nobody_in(
     engine: ScriptedEngine, start: Start, script: AnswerScript
 ) -> None:
-    running = await start(drain_timeout_s=5.0)
+    running = await start(drain_timeout_s=HANG_S)
     clients = await together(running, (), ())
     answer = await nth_answer(script)
     late = await running.client()

@@ -19,7 +19,7 @@ from tests.patience import HANG_S
 async def test_drain_refuses_new_ones_and_finishes_what_runs(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
-    running = await start(drain_timeout_s=5)
+    running = await start(drain_timeout_s=HANG_S)
     kept = await running.client()
     assert (await kept.get("/livez")).status == 200
     busy = await started(running, seed=1, n=4)

@@ -172,18 +172,6 @@ async def test_engine_down_refuses_new_ones_and_serves_queued_ones_when_it_is_ba
         assert (await client.response()).json() == {"seed": seed}
 
 
-async def test_queued_ones_whose_time_ends_while_the_engine_is_down_hear_that_it_is(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    running = await start(queue_timeout_s=2.0)
-    await started(running, n=4)
-    await eventually(lambda: held.waiting)
-    queued = await started(running)
-    await eventually(lambda: running.queued == 1)
-    await engine.stop()  # noticed before the time ends, also on a machine that is slow
-    assert_unavailable(await queued.response(), "engine_down")
-
-
 async def test_three_seconds_of_silence_are_stale_and_nothing_is_admitted_on_a_guess(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:

@@ -82,7 +82,7 @@ async def test_busy_pool_that_may_not_queue_it_leaves_it_to_another(
 async def test_waiting_ones_and_running_ones_of_all_pools_are_drained(
     start: Start, engine: ScriptedEngine, b: ScriptedEngine, held: Held
 ) -> None:
-    running = await all_ready(await start(drain_timeout_s=5, **pools(a=engine, b=b)))
+    running = await all_ready(await start(drain_timeout_s=HANG_S, **pools(a=engine, b=b)))
     b.answer = held
     clients = [await started(running, seed=seed, n=4) for seed in (1, 2, 3)]
     await eventually(lambda: len(held.waiting) == 2 and running.queued == 1)

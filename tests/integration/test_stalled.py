@@ -19,7 +19,7 @@ async def stalls(engine: ScriptedEngine, running: Running) -> None:
 
 async def recovers(engine: ScriptedEngine, running: Running) -> None:
     engine.report(state="ready")
-    await running.ready(1.0)
+    await running.ready()
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])

@@ -182,7 +182,7 @@ async def test_lower_that_drains_takes_nothing_new_and_finishes_what_it_has(
 async def test_stopping_lower_informs_the_upper_while_it_drains(
     start: Start, engine: ScriptedEngine, held: Held
 ) -> None:
-    lower = await start(drain_timeout_s=5)
+    lower = await start(drain_timeout_s=HANG_S)
     parent_leases = await above(start, lower)
     client = await started(parent_leases, path=MESSAGES)
     await eventually(lambda: held.waiting)

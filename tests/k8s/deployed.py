@@ -31,7 +31,7 @@ from tests.k8s.objects import ROOT, Manifest, containers, manifests, named, of_k
 from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.image import Image, python_image
 from tests.k8s.runner.pod import Pod
-from tests.patience import READY_WITHIN_S
+from tests.patience import HANG_S, READY_WITHIN_S
 
 NAMESPACE: Final = "orch"
 POOLS: Final = ("orch-home", "orch-cloud")
@@ -59,7 +59,9 @@ class Deployed:
 
     def engine(self, pod: Pod) -> dict[str, Any]:
         """What the sidecar of a pool's pod reports of its engine."""
-        with urllib.request.urlopen(f"http://{pod.ip}:8080/v1/capabilities", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://{pod.ip}:8080/v1/capabilities", timeout=HANG_S
+        ) as answer:
             document = json.load(answer)
         state: dict[str, Any] = document["engines"][0]
         return state

@@ -21,7 +21,7 @@ from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.events import What
 from tests.k8s.runner.image import SYSTEM_PATH, Image
 from tests.k8s.runner.pod import Pod
-from tests.patience import READY_WITHIN_S
+from tests.patience import HANG_S, READY_WITHIN_S
 
 IMAGE: Final = "orch:1"
 ENGINE: Final = """
@@ -92,7 +92,7 @@ def started(cluster: Cluster) -> Pod:
 
 
 def health(pod: Pod) -> dict[str, Any]:
-    _, document = get_json(f"http://{pod.ip}:8080/v1/pools/home/health", timeout_s=10)
+    _, document = get_json(f"http://{pod.ip}:8080/v1/pools/home/health", timeout_s=HANG_S)
     return document
 
 
@@ -116,5 +116,5 @@ def test_engine_that_hangs_is_killed_and_served_again_when_it_is_back(cluster: C
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=HANG_S) as answer:
         assert answer.status == 200

@@ -27,6 +27,7 @@ from tests.k8s.objects import (
     ports_of,
     selects,
 )
+from tests.patience import HANG_S
 
 # For what no limit counts: an engine needs 6 s to end its processes, a sidecar 1 s, traces flush.
 SPARE_S: Final = 20
@@ -260,7 +261,7 @@ def probe(port: int) -> int:
     assert sum(word.count("8000") for word in words) == 1
     command = [sys.executable, *(word.replace("8000", str(port)) for word in words[1:])]
     assert words[0] == "python3"
-    return subprocess.run(command, capture_output=True, timeout=30).returncode
+    return subprocess.run(command, capture_output=True, timeout=HANG_S).returncode
 
 
 def test_engines_probe_passes_when_it_is_well_and_fails_when_not(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANG_S
+
 ROOT = Path(__file__).parents[2]
 COMMAND_LINE = """
 import importlib.metadata, sys
@@ -49,5 +51,5 @@ def _serve(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )

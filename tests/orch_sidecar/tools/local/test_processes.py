@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.local import stack as processes
-from orch_sidecar.tools.local.stack import Child
+from orch_sidecar.tools.local.stack import Child, Plan, Stack, StackError
 from tests.patience import HANG_S
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -65,7 +65,7 @@ def test_session_whose_niceness_cannot_be_set_is_logged_and_runs(
 
 def test_child_is_terminated_and_then_killed(tmp_path: Path) -> None:
     with running(tmp_path, SLEEPS) as child:
-        assert child.stop(10.0) == -15
+        assert child.stop(HANG_S) == -15
     with running(tmp_path, STAYS) as child:
         assert child.stop(0.1) == -9
 
@@ -108,3 +108,11 @@ def test_last_lines_are_the_end_of_what_was_printed(tmp_path: Path) -> None:
             assert time.monotonic() < until
             time.sleep(0.01)
         assert child.last_lines(3) == ["19998", "19999", "here"]
+
+
+def test_engine_that_ends_while_it_starts_is_an_error_with_what_it_said(tmp_path: Path) -> None:
+    stack = Stack(Plan("home", "tiny"))
+    ends = "print('that is no model'); raise SystemExit(3)"
+    said = r"the child exited with code 3; the end of .*\n(.*\n)*  \| that is no model"
+    with running(tmp_path, ends) as stack.engine, pytest.raises(StackError, match=said):
+        stack.wait_ready(HANG_S, lambda waited, why: None)
