@@ -21,8 +21,6 @@ from tests.integration.scripted_answers import (
 )
 from tests.integration.scripted_engine import ScriptedEngine
 
-EVERY_LOOP = True
-
 WORDS = ("one ", "two ", "three")
 
 

@@ -21,8 +21,6 @@ from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
 from tests.integration.wire import Answer
 from vllm_plugin.contracts.lease_protocol import STALE_AFTER_S
 
-EVERY_LOOP = True
-
 # What comes instead of the next chunk; the connection stays open.
 BROKEN_FRAMING = {
     "size-zz": b"zz\r\n",

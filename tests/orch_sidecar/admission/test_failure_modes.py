@@ -86,10 +86,10 @@ def test_retries_before_their_time_ask_for_nothing_more() -> None:
 def test_wrong_expectations_of_length_cost_neither_class_its_slots(wrong: float) -> None:
     """The tokens that requests announce are three times too many, or a third."""
     asked = {"max_tokens": int(100 * wrong)}
-    coming = bulk_backlog(2000, 4.0) + poisson(6.0, 1.0, 0.0, 240.0, **asked)
-    right = bulk_backlog(2000, 4.0) + poisson(6.0, 1.0, 0.0, 240.0)
-    played, expected = (play(shared(), SLOTS, each, 240.0) for each in (coming, right))
-    both = sum(played.share(each, 60.0, 240.0) for each in (INTERACTIVE, BULK))
+    coming = bulk_backlog(2000, 4.0) + poisson(6.0, 1.0, 0.0, 150.0, **asked)
+    right = bulk_backlog(2000, 4.0) + poisson(6.0, 1.0, 0.0, 150.0)
+    played, expected = (play(shared(), SLOTS, each, 150.0) for each in (coming, right))
+    both = sum(played.share(each, 60.0, 150.0) for each in (INTERACTIVE, BULK))
     assert both >= 0.96
     assert played.served(INTERACTIVE) >= expected.served(INTERACTIVE) - 0.1
 

@@ -145,7 +145,7 @@ TestManySidecars.settings = settings(
 )
 
 
-@pytest.mark.parametrize("sidecars", [1, 2, 4])
+@pytest.mark.parametrize("sidecars", [1, pytest.param(2, marks=pytest.mark.long), 4])
 def test_backlogs_are_served_in_equal_shares_with_hardly_a_rejection(sidecars: int) -> None:
     """Eight slots, requests of 0.4 s: changes of the state are late by 2 ms, offers by none."""
     cluster = Cluster(takes_s=0.4)
@@ -154,11 +154,11 @@ def test_backlogs_are_served_in_equal_shares_with_hardly_a_rejection(sidecars: i
     for sidecar in cluster.sidecars:
         for _ in range(2000):
             sidecar.arrive(1, urgent=True)
-    cluster.run(30_000)
+    cluster.run(15_000)
     answered = [each.answered for each in cluster.sidecars]
-    assert sum(answered) > 0.96 * SLOTS * 30 / 0.4
-    assert max(answered) <= 1.1 * min(answered), answered
+    assert sum(answered) > 0.96 * SLOTS * 15 / 0.4
     # At the beginning each finds all slots free.
+    assert max(answered) <= 1.05 * min(answered) + SLOTS, answered
     rejected = sum(each.rejected for each in cluster.sidecars) - SLOTS * (sidecars - 1)
     assert rejected <= (0 if sidecars == 1 else 0.02 * sum(answered)), (rejected, answered)
     assert cluster.peak == SLOTS
@@ -222,25 +222,25 @@ def test_large_requests_get_their_turn_beside_small_ones(urgent: bool) -> None:
     for _ in range(2000):
         small.arrive(1, urgent=urgent)
         large.arrive(SLOTS, urgent=urgent)
-    cluster.run(30_000)
-    assert large.answered >= 10, (small.answered, large.answered)
-    assert small.answered >= 10, (small.answered, large.answered)
+    cluster.run(12_000)
+    assert large.answered >= 4, (small.answered, large.answered)
+    assert small.answered >= 4, (small.answered, large.answered)
 
 
-@pytest.mark.parametrize("sidecars", [1, 2, 4])
+@pytest.mark.parametrize("sidecars", [1, pytest.param(2, marks=pytest.mark.long), 4])
 def test_steady_traffic_below_saturation_is_hardly_ever_rejected(sidecars: int) -> None:
     """Queues come and go, and with them claims: a claim is withdrawn while the request that took
     its offer is on its way."""
     cluster, chance = Cluster(takes_s=0.4), random.Random(1)
     for _ in range(sidecars):
         cluster.add()
-    for _ in range(40_000):
+    for _ in range(20_000):
         if chance.random() < 0.85 * SLOTS / 0.4 / 1000:
             chance.choice(cluster.sidecars).arrive(1, urgent=True)
         cluster.run(1)
     answered = sum(each.answered for each in cluster.sidecars)
     rejected = sum(each.rejected for each in cluster.sidecars)
-    assert answered > 500
+    assert answered > 250
     assert rejected <= (0 if sidecars == 1 else 0.05 * answered), (rejected, answered)
 
 
@@ -251,7 +251,7 @@ def test_interactive_backlog_goes_before_another_sidecars_bulk_work() -> None:
     for _ in range(2000):
         bulk.arrive(1, urgent=False)
         interactive.arrive(1, urgent=True)
-    cluster.run(30_000)
+    cluster.run(15_000)
     share = bulk.answered / (bulk.answered + interactive.answered)
     assert RULES.bulk_share / 2 * 0.5 < share < RULES.bulk_share, "its part of the share"
 
@@ -265,7 +265,7 @@ def test_interactive_requests_go_before_another_sidecars_bulk_work() -> None:
     for _ in range(2000):
         bulk.arrive(1, urgent=False)
     waits = []
-    for _ in range(50):
+    for _ in range(25):
         before = interactive.answered
         interactive.arrive(1, urgent=True)
         began = cluster.now

@@ -9,8 +9,10 @@ from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 from vllm_plugin.state.subscriber import Subscriber
 
 
-@pytest.mark.parametrize("takes_s", [0.4, 2.0])
-@pytest.mark.parametrize("wanted", [Claim(1, urgent=True, more=2 * SLOTS), Claim(SLOTS, True)])
+@pytest.mark.parametrize(
+    ("wanted", "takes_s"),
+    [(Claim(1, urgent=True, more=2 * SLOTS), 0.4), (Claim(SLOTS, urgent=True), 2.0)],
+)
 def test_sidecars_that_use_no_offer_do_not_starve_those_that_do(
     wanted: Claim, takes_s: float
 ) -> None:
