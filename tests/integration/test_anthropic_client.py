@@ -24,23 +24,6 @@ async def claude(sidecar: Running) -> AsyncIterator[anthropic.AsyncAnthropic]:
         yield client
 
 
-async def test_messages(engine: ScriptedEngine, claude: anthropic.AsyncAnthropic) -> None:
-    answer = await claude.messages.create(
-        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
-    )
-    block: Any = answer.content[0]
-    assert block.text == "one two three"
-    assert answer.usage.output_tokens == 3
-    async with claude.messages.stream(
-        model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
-    ) as stream:
-        assert [text async for text in stream.text_stream] == ["one ", "two ", "three"]
-    counted = await claude.messages.count_tokens(
-        model="tiny", messages=[{"role": "user", "content": "hi"}]
-    )
-    assert counted.input_tokens == 7
-
-
 async def test_refusals_of_messages_are_the_clients_exceptions(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 from orch_sidecar.config.installation import build
-from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually, total
+from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.wire import Answer
 
 # A decode for one client, and one that others might share.
 KINDS: list[dict[str, Any]] = [{}, {"temperature": 0}]
@@ -84,31 +81,3 @@ async def test_queued_request_that_cannot_connect_waits_on(
     held.release()
     assert (await queued.response()).json() == {"seed": 1}
     await sidecar.idle()
-
-
-ENDS = {
-    CHAT: b'data: {"error": {"message": "it died", "code": 500}}\n\ndata: [DONE]\n\n',
-    MESSAGES: b'event: error\ndata: {"type": "error", "error": {"type": "api_error"}}\n\n',
-    RESPONSES: b'event: response.failed\ndata: {"type": "response.failed"}\n\n',
-}
-
-
-@pytest.mark.parametrize("path", ENDS)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_stream_that_the_engine_ended_with_an_error_counts_as_failed(
-    sidecar: Running, engine: ScriptedEngine, path: str, kind: dict[str, Any]
-) -> None:
-    async def fails(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.event("a")
-        await asyncio.sleep(0.02)
-        answer.chunk(ENDS[path])
-        answer.end()
-
-    engine.scripts.append(fails)
-    response = await (await sidecar.client()).post(path, stream=True, **kind)
-    assert response.status == 200
-    assert response.body.endswith(ENDS[path]), "it is passed on as it came"
-    await sidecar.idle()
-    counted: dict[str, object] = {"outcome": "engine_error", "route": path, "status": 200}
-    assert total(await sidecar.metrics(), "orch_requests_total", **counted) == 1

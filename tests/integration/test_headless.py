@@ -87,19 +87,6 @@ async def test_each_address_is_a_pool_and_takes_requests(names: Names, start: St
     await running.idle()
 
 
-async def test_capabilities_show_each_address(names: Names, start: Start) -> None:
-    await names.come("127.0.0.2")
-    await names.come("127.0.0.3", slots=3)
-    running = await start(pools=[names.setting])
-    await eventually(lambda: len(ready(running)) == 2)
-    document = (await (await running.client()).get("/v1/capabilities")).json()
-    assert document["pools"] == {"cloud-1": "ready", "cloud-2": "ready"}
-    assert [(entry["pool"], entry["slots_total"]) for entry in document["engines"]] == [
-        ("cloud-1", 2),
-        ("cloud-2", 3),
-    ]
-
-
 async def test_new_address_takes_queued_requests_at_once(names: Names, start: Start) -> None:
     one = await names.come("127.0.0.2")
     one.answer = first = Held()
@@ -218,21 +205,6 @@ async def test_resolver_that_fails_changes_nothing(names: Names, start: Start) -
     await asyncio.sleep(0.1)
     assert ready(running) == ["cloud-1"]
     assert (await (await running.client()).post()).status == 200
-
-
-async def test_metrics_are_of_the_addresses_there_are(names: Names, start: Start) -> None:
-    one = await names.come("127.0.0.2")
-    running = await start(pools=[names.setting])
-    assert (await (await running.client()).post()).status == 200
-    await names.come("127.0.0.3")
-    await eventually(lambda: len(ready(running)) == 2)
-    metrics = await running.metrics()
-    assert metrics['orch_slots_total{pool="cloud-1"}'] == one.slots
-    assert metrics['orch_slots_total{pool="cloud-2"}'] == 2
-    await names.go("127.0.0.2")
-    await eventually(lambda: [pool.name for pool in running.sidecar.pools] == ["cloud-2"])
-    metrics = await running.metrics()
-    assert 'orch_slots_total{pool="cloud-1"}' not in metrics
 
 
 async def test_system_resolver_is_asked() -> None:

@@ -27,64 +27,6 @@ async def client(sidecar: Running) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_chat(engine: ScriptedEngine, client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model="tiny", messages=MESSAGES, n=2)
-    assert [choice.message.content for choice in answer.choices] == ["one two three"] * 2
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 6
-    assert engine.peak == 2
-
-
-async def test_chat_stream_with_usage(client: openai.AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(
-        model="tiny", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = [chunk async for chunk in stream]
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == "one two three"
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.total_tokens == 10
-
-
-async def test_completions_of_listed_prompts(
-    engine: ScriptedEngine, client: openai.AsyncOpenAI
-) -> None:
-    answer = await client.completions.create(model="tiny", prompt=["a", "b"], n=2)
-    assert len(answer.choices) == 4
-    tokens = await client.completions.create(model="tiny", prompt=[1, 2, 3])
-    assert len(tokens.choices) == 1
-    stream = await client.completions.create(model="tiny", prompt=[[1], [2]], stream=True)
-    assert len([chunk async for chunk in stream]) == 6
-    assert [request.lease and request.lease[-1] for request in engine.generating] == [
-        "4",
-        "1",
-        "2",
-    ]
-
-
-async def test_responses(client: openai.AsyncOpenAI) -> None:
-    answer = await client.responses.create(model="tiny", input="hi")
-    assert answer.output_text == "one two three"
-    stream = await client.responses.create(model="tiny", input="hi", stream=True)
-    deltas = [e.delta async for e in stream if e.type == "response.output_text.delta"]
-    assert "".join(deltas) == "one two three"
-
-
-async def test_models(client: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in client.models.list()] == ["tiny"]
-
-
-async def test_raw_response_has_our_headers(client: openai.AsyncOpenAI) -> None:
-    raw = await client.chat.completions.with_raw_response.create(
-        model="tiny", messages=MESSAGES, extra_headers={"X-Request-Id": "mine"}
-    )
-    assert raw.headers["x-measurement-type"] == "batched_online"
-    assert raw.headers["x-request-id"] == "mine"
-    parsed: Any = raw.parse()
-    assert parsed.choices[0].message.content == "one two three"
-    assert parsed._request_id == "mine"
-
-
 async def test_stream_that_is_closed_early_frees_its_slot(
     engine: ScriptedEngine, sidecar: Running, client: openai.AsyncOpenAI
 ) -> None:
@@ -101,18 +43,6 @@ async def test_stream_that_is_closed_early_frees_its_slot(
     await stream.close()
     await sidecar.idle()
     assert engine.present == 0
-
-
-async def test_sync_client_in_a_thread(engine: ScriptedEngine, sidecar: Running) -> None:
-    def work() -> list[str]:
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{sidecar.port}/v1", api_key="any") as client:
-            answer = client.chat.completions.create(model="tiny", messages=MESSAGES)
-            stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
-            text = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
-            completion = client.completions.create(model="tiny", prompt="x")
-            return [answer.choices[0].message.content or "", text, completion.choices[0].text]
-
-    assert await asyncio.to_thread(work) == ["one two three"] * 3
 
 
 async def test_refusals_are_the_clients_exceptions(

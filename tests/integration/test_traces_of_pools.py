@@ -24,52 +24,6 @@ async def mixed(start: Start, engine: ScriptedEngine, another: Engine) -> Runnin
     return await all_ready(await start(**pools(cloud=engine, home=home)))
 
 
-async def test_spans_of_a_single_pool_name_it(collect: Collect, sidecar_later: Start) -> None:
-    running = await sidecar_later()
-    fields = [("traceparent", TRACEPARENT), ("X-Orch-Class", "bulk")]
-    await (await running.client()).post(CHAT, fields)
-    found = await collect(running)
-    expected = {
-        "measurement_type": "batched_online", "orch.profile": "cloud", "orch.batching": True,
-        "orch.pool": "cloud", "orch.class": "bulk",
-    }  # fmt: skip
-    assert {span.name for span in found.spans} == {CHAT, "admission.wait", "engine.request"}
-    for span in found.spans:
-        assert labels(span) == expected
-        assert ("orch.placement" in span.attributes) is (span.name == CHAT)
-    assert found.one(CHAT).attributes["orch.placement"] == "only"
-
-
-@pytest.fixture
-def sidecar_later(start: Start) -> Start:
-    """To be named after the collector: a sidecar that exports to it."""
-    return start
-
-
-async def test_each_span_has_the_labels_of_its_own_pool(
-    collector: Collector, collect: Collect, mixed: Running
-) -> None:
-    client = await mixed.client()
-    traces = {"cloud": "1" * 32, "home": "2" * 32}
-    for pool, trace in traces.items():
-        fields = [("traceparent", f"00-{trace}-{'a' * 16}-01"), ("X-Orch-Pool", pool)]
-        assert (await client.post(CHAT, fields)).status == 200
-    bad = [("traceparent", f"00-{'3' * 32}-{'a' * 16}-01")]
-    assert (await client.post(CHAT, bad, n=0)).status == 400
-    found = await collect(mixed)
-    for pool, trace in traces.items():
-        spans = found.of_trace(trace)
-        assert len(spans) == 3
-        for span in spans.values():
-            assert labels(span)["orch.pool"] == pool
-            expected = "single_stream" if pool == "home" else "batched_online"
-            assert span.attributes["measurement_type"] == expected
-            assert "measurement_type" not in span.resource  # the pools do not agree
-        assert spans[CHAT].attributes["orch.placement"] == "pinned"
-    [refused] = found.of_trace("3" * 32).values()
-    assert labels(refused) == {"measurement_type": "none"}  # it never had a pool
-
-
 async def test_what_the_pools_agree_on_is_known_of_every_span(
     collector: Collector, collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:

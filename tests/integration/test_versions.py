@@ -7,7 +7,6 @@ import pytest
 from tests.integration.readiness import assert_unavailable, state_is
 from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.tiers import above
 from vllm_plugin.contracts.lease_protocol import API_VERSION
 
 
@@ -27,22 +26,6 @@ async def test_engine_of_another_major_version_gets_no_requests(
 ) -> None:
     engine.state_fields["api_version"] = "2.0.0"
     await assert_refused(await start(wait=False))
-    assert engine.generating == []
-
-
-async def test_child_of_another_major_version_gets_no_requests(
-    engine: ScriptedEngine, lower: Running, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orch_sidecar.control.state_feed.API_VERSION", "2.0.0")
-    await assert_refused(await above(start, lower, wait=False))
-    assert engine.generating == []
-
-
-async def test_child_refuses_a_parent_of_another_major_version(
-    engine: ScriptedEngine, lower: Running, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orch_sidecar.pools.engine_watcher.API_VERSION", "2.0.0")
-    await assert_refused(await above(start, lower, wait=False))
     assert engine.generating == []
 
 

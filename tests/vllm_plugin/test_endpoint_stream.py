@@ -258,23 +258,5 @@ async def test_stream_whose_reader_disconnects_unsubscribes(engine: Engine) -> N
     assert engine.engine_state._subscribers == set()
 
 
-async def test_each_stream_reports_as_seen_by_its_instance(engine: Engine) -> None:
-    ours, _ = await engine.stream()
-    theirs = engine.call("GET", f"/v1/capabilities/stream?instance={THEM}")
-    await theirs.status()
-    assert (await theirs.event_named("state"))["foreign"] == 0
-    key = engine.engine_state.enter(LEASE)
-    assert isinstance(key, int)
-    assert "foreign" not in await ours.event_named("change")
-    assert (await theirs.event_named("change"))["foreign"] == 4
-    engine.engine_state.leave(key)
-    assert await ours.event() == ("ended", {"leases": [LEASE]})
-    last = await theirs.event()
-    assert last is not None
-    assert (last[0], last[1]["foreign"]) == ("change", 0)
-    engine.client.is_running = False
-    await asyncio.wait_for(asyncio.gather(ours.task, theirs.task), HANG_S)
-
-
 def test_event_is_one_server_sent_event() -> None:
     assert event("change", {"a": 1}) == b'event: change\ndata: {"a":1}\n\n'
