@@ -78,28 +78,6 @@ def test_one_release_admits_as_many_as_fit_in_order_of_arrival() -> None:
     assert granted(core.release("a", 2.0)) == ["b", "c"]
 
 
-def test_interactive_requests_go_before_bulk_ones() -> None:
-    core = core_of(1)
-    fill(core, bulk(), "a")
-    queue(core, bulk(), "b1", "b2")
-    queue(core, interactive(), "i1", "i2")
-    went = []
-    last = "a"
-    for at in (1.0, 2.0, 3.0, 4.0):
-        [decision] = core.release(last, at)
-        went.append(last := decision.ticket)
-    assert went == ["i1", "i2", "b1", "b2"]
-
-
-def test_large_request_at_the_head_is_not_passed_by_smaller_ones() -> None:
-    core = core_of(4)
-    fill(core, bulk(3), "a")
-    queue(core, bulk(4), "large")
-    queue(core, bulk(1), "small")
-    assert granted(core.release("a", 3.0)) == ["large"]
-    assert granted(core.release("large", 4.0)) == ["small"]
-
-
 def test_bulk_goes_when_interactive_traffic_has_delayed_it_by_the_bound() -> None:
     """All the slot is taken from it, so the delay is the wait."""
     core = core_of(1)

@@ -47,15 +47,6 @@ def test_abandoned_lease_frees_its_slot_only_when_the_engine_confirms_its_end() 
     assert ended(core, ["a"], 4.0) == []
 
 
-def test_second_release_frees_nothing() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    core.release("a", 1.0)
-    fill(core, interactive(), "b", at=1.0)
-    assert core.release("a", 2.0) == []
-    assert (core.ledger.leased, core.status(0.0).of(INTERACTIVE).leased) == (1, 1)
-
-
 def test_foreign_traffic_blocks_requests_until_it_ends() -> None:
     core = core_of(2, foreign=2)
     queue(core, interactive(), "a", at=1.0)

@@ -7,7 +7,6 @@ import asyncio
 from orch_sidecar.admission.types import Lease, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
-    STALE,
     bulk,
     class_rules,
     interactive,
@@ -83,15 +82,6 @@ async def test_a_request_may_be_decided_before_it_is_waited_for() -> None:
     assert await late.lease() == Lease(late.id, 1, "e1")
     late.end()
     assert_nothing_left(gate)
-
-
-async def test_release_twice_frees_one_slot_once() -> None:
-    gate = gate_of(1)
-    ticket = opened(gate)
-    ticket.end()
-    lease_at_once(gate)
-    ticket.end()
-    assert gate.status().leased == 1
 
 
 async def test_only_completed_responses_are_learned_from() -> None:
@@ -195,19 +185,6 @@ async def test_new_epoch_wakes_waiting_requests() -> None:
     end(gate, old)
     assert gate.status().leased == 1, "the old epoch's lease frees nothing in the new one"
     end(gate, lease)
-    assert_nothing_left(gate)
-
-
-async def test_abandoned_lease_is_freed_when_the_engine_confirms_its_end() -> None:
-    gate = gate_of(1)
-    held = lease_at_once(gate)
-    waiting = await queued(gate)
-    end(gate, held, ended=False)
-    gate.engine_unavailable(STALE)
-    gate.engine_reports(report(1))
-    assert not waiting.done()
-    gate.leases_ended([held.id, "unknown"])
-    end(gate, await lease_of(waiting))
     assert_nothing_left(gate)
 
 
