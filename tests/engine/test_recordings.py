@@ -23,6 +23,10 @@ from tests.engine.clients import engine_state, session, unknown_routes
 from tests.engine.conftest import Stacks, make_plan
 from tests.patience import HANG_S
 
+# A start of its own: what the plugin does with clips is in tests/vllm_plugin/test_endpoint.py, how
+# the sidecar reads a form in the tests of `api` and of all APIs.
+pytestmark = pytest.mark.long
+
 RATE = 16_000
 
 

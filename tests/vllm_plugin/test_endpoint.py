@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from tests.vllm_plugin.application import (
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, SETTINGS, THEM, US, lease_of, report
 from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, Claim, ClaimCall
-from vllm_plugin.endpoint import CapabilitiesEndpoint
+from vllm_plugin.endpoint import CapabilitiesEndpoint, in_turn
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
 
@@ -197,3 +198,18 @@ async def test_server_without_an_engine_has_no_kv_cache() -> None:
     plugin = CapabilitiesEndpoint(lambda: engine_state, kv_cache_of, conditions_of_workers, warm_up)
     await plugin.init_state(None, state, None)
     assert engine_state.kv_cache.groups == ()
+
+
+async def test_clips_of_a_recording_are_given_to_the_engine_one_after_the_other() -> None:
+    """With a real engine: tests/engine/test_recordings.py."""
+    happened: list[str] = []
+
+    async def clip(name: str) -> AsyncIterator[str]:
+        happened.append(f"{name} begins")
+        yield "one"
+        yield "two"
+        happened.append(f"{name} ends")
+
+    found = [each async for each in in_turn(clip("a"), clip("b"))]
+    assert found == [(0, "one"), (0, "two"), (1, "one"), (1, "two")]
+    assert happened == ["a begins", "a ends", "b begins", "b ends"]
