@@ -31,7 +31,7 @@ from orch_sidecar.admission.types import (
     Queued,
 )
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.contracts.profile import BULK, AdmissionRules
+from vllm_plugin.contracts.profile import IDLE, INTERACTIVE, AdmissionRules
 
 # The shortest time between two timer events, whatever rounding does.
 _MIN_SLEEP_S: Final = 0.001
@@ -72,7 +72,9 @@ class AdmissionController:
             self.service_times,
             self.forecaster,
         )
-        self.reclaim = Reclaim(self.ledger, self.queues, self.service_times, self.constraints)
+        self.reclaim = Reclaim(
+            self.ledger, self.queues, self.service_times, self.constraints, self.order
+        )
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
         self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
         self.absence = Absence()
@@ -152,13 +154,14 @@ class AdmissionController:
         elif self._may_be_late(request, now):
             self.learn()
             outcome = self._queue_entry.refuse_at_once(request, now)
+        if self.ledger.idle and type(outcome) is Refusal and service_class is not IDLE:
+            self.reclaim.wanted(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
             self._count(request, now)
         if outcome is not None:
             return outcome
         granted = self._grant(ticket, request, now)
-        fair = queues.bulk if service_class is BULK else queues.interactive
-        fair.granted_at_once(granted, request)
+        queues.lines[service_class.rank].granted_at_once(granted, request)
         if queues.depth:
             self.displaced += self.dispatch(now)
         return granted
@@ -224,7 +227,7 @@ class AdmissionController:
             self.constraints.offers.give_back(lease.cost)
         request = lease.request
         if request is not None:
-            for each in self.constraints.ending[request.service_class is BULK]:
+            for each in self.constraints.ending[request.service_class.rank]:
                 if not each.inactive:
                     each.ended(request, now)
         self._ended.append((lease, output_tokens, served, now))
@@ -289,7 +292,7 @@ class AdmissionController:
 
     @property
     def queue_depth(self) -> int:
-        """Queued requests of both classes."""
+        """Queued requests of all classes."""
         return self.queues.depth
 
     @property
@@ -302,7 +305,7 @@ class AdmissionController:
         self.learn()
         return status_of(
             self.ledger, self.queues, self.constraints, self.order,
-            self.draining, self.unavailable, self.reclaim.count, now,
+            self.draining, self.unavailable, self.reclaim, now,
         )  # fmt: skip
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
@@ -335,7 +338,7 @@ class AdmissionController:
     def _grant(self, ticket: str, request: AdmissionRequest, now: float) -> Lease:
         lease = self.ledger.grant(ticket, request, now)
         self.service_times.prompts.sent(lease, request.prompt_tokens, now)
-        for each in self.constraints.granting[request.service_class is BULK]:
+        for each in self.constraints.granting[request.service_class.rank]:
             if not each.inactive:
                 each.granted(lease, request, now)
         if self.queues.passed:
@@ -367,11 +370,10 @@ class AdmissionController:
 
     def _count(self, request: AdmissionRequest, now: float) -> None:
         """Counts what a request asks for, whatever becomes of it."""
-        reserve, is_bulk = self.constraints.reserve, request.service_class is BULK
-        demand = reserve.bulk if is_bulk else reserve.interactive
+        demand = self.constraints.reserve.demands[request.service_class.rank]
         if not (request.identity and demand.is_retry(request, now)):
             demand.arrivals.append((now, request))
-            if not is_bulk:
+            if request.service_class is INTERACTIVE:
                 self.forecaster.shorter.recent.append((now, request))
 
     def _may_be_late(self, request: AdmissionRequest, now: float) -> bool:

@@ -29,7 +29,7 @@ from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ClassRules, ServiceClass
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ClassRules, ServiceClass
 
 # Requests that are refused together should not retry together.
 _JITTER_SHARE: Final = 0.25
@@ -63,7 +63,7 @@ class Forecaster:
     ) -> Schedule | None:
         """The slots as the queued requests of a class will find them. None: unknown."""
         ledger, is_bulk = self._ledger, service_class is BULK
-        free = max(0, ledger.room)
+        free = max(0, ledger.slots_total - ledger.firm)
         reserved = ledger.slots_total - self._constraints.bulk_capacity(now)
         only = None
         if blocked_by is not None:
@@ -118,6 +118,8 @@ class Forecaster:
         if blocked_by is None:
             return Start(0.0, times.first_token_s(request, times.prompts.left(now)))
         is_bulk = request.service_class is BULK
+        if request.service_class is IDLE:
+            return None  # what the others leave is not known
         lent = self._lent(request.cost, now) if is_bulk else None
         schedule = (
             lent.schedule if lent else self._schedule_of(request.service_class, blocked_by, now)
@@ -151,7 +153,7 @@ class Forecaster:
 
     def _prompts_ahead(self, request: AdmissionRequest) -> float:
         """Prompt tokens of the bulk requests that go before a bulk one that arrives now."""
-        line = self._queues.bulk
+        line = self._queues.fair(BULK)
         if request.service_class is not BULK or not line.charge:
             return 0.0
         return line.prompt_work * self._queues.ahead(request).tokens / line.charge
@@ -188,9 +190,15 @@ class Forecaster:
                 yield queued, group.constraint.starts_in_s(queued.request, 0.0, now)
         times, is_bulk = self._service_times, service_class is BULK
         lent = self._lent(1, now) if is_bulk else None
-        schedule = lent.schedule if lent else self._schedule_of(service_class, blocked_by, now)
+        if lent:
+            schedule: Schedule | None = lent.schedule
+        elif service_class is IDLE:
+            schedule = None
+        else:
+            schedule = self._schedule_of(service_class, blocked_by, now)
         slots_s, unread, ahead = None, 0.0, 0
-        rate = self.release_rates.of(is_bulk).per_second(now) if schedule is None else None
+        rates = self.release_rates.of(service_class)
+        rate = rates.per_second(now) if schedule is None else None
         for number, queued in enumerate(self._queues.of(service_class)):
             request = queued.request
             blocked_s: float | None = 0.0
@@ -298,7 +306,7 @@ class Forecaster:
         """How often the prompt of a new request counts beyond once, for shorter ones that come."""
         prompts, ledger = self._service_times.prompts, self._ledger
         rate = prompts.tokens_per_s
-        if rate is None or rules.ttft_p95_ms is None or request.service_class is BULK:
+        if rate is None or rules.ttft_p95_ms is None or request.service_class is not INTERACTIVE:
             return 0.0
         bulk = (ledger.bulk + self._queues.cost(BULK)) / ledger.slots_total
         return self.shorter.factor(request, rate / prompts.read_share, min(1.0, bulk), now)
@@ -309,9 +317,9 @@ class Forecaster:
         has."""
         slots = self._queues.before_all(request).sequences + request.cost
         unread_s = self._service_times.prompts.clears_at - now
-        if slots <= self._ledger.room and unread_s > 0:
+        if slots <= self._ledger.slots_total - self._ledger.firm and unread_s > 0:
             wait_ms = min(max(int(1000 * unread_s), MIN_RETRY_MS), MAX_RETRY_MS)
         else:
-            wait_ms = self.release_rates.both.retry_after_ms(slots / self._share_kept(), now)
+            wait_ms = self.release_rates.all.retry_after_ms(slots / self._share_kept(), now)
         wait_ms = int(wait_ms * (1 + _JITTER_SHARE * self._jitter.random()))
         return replace(refusal, retry_after_ms=wait_ms)

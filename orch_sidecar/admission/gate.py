@@ -226,8 +226,11 @@ class Gate:
             ticket.outcome = outcome
             if controller.displaced or self.waiting:
                 self._perform(controller.take_displaced())
-            elif self.on_change is not None:
-                self.on_change()
+            else:
+                if self.ledger.idle:
+                    self._cut_idle()
+                if self.on_change is not None:
+                    self.on_change()
         self.tickets[ticket.id] = ticket  # last: reconciliation ends what an exception leaves
         return ticket
 
@@ -309,7 +312,14 @@ class Gate:
         ticket.queued, ticket.movable, ticket.outcome = queued, False, None
         ticket._decided = self._loop.create_future()
         self.waiting[ticket.id] = ticket
-        for lease_id in self.controller.reclaim.take():
+        self._abort(self.controller.reclaim.take())
+
+    def _cut_idle(self) -> None:
+        """Has idle requests return the slots that others need."""
+        self._abort(self.controller.reclaim.cut_idle(self._loop.time()))
+
+    def _abort(self, leases: Iterable[str]) -> None:
+        for lease_id in leases:
             if (owner := self.tickets[lease_id].owner) is not None:
                 owner.reclaim()
 
@@ -327,6 +337,8 @@ class Gate:
     def _perform(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             self._decide(decision.ticket, decision.outcome)
+        if self.ledger.idle:
+            self._cut_idle()
         if self.waiting:
             self._set_timer()
         self.claims.update()

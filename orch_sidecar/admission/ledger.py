@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest, KvNeed, Lease
-from vllm_plugin.contracts.profile import BULK, ServiceClass
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 
 MAX_UNSEEN_PROMPTS: Final = 4096  # no engine has so many prompts in prefill
 
@@ -28,7 +28,7 @@ class Ledger:
         self.epoch = ""
         self.violations = 0
         self.granted = dict.fromkeys(ServiceClass, 0)  # leases since the start
-        self.grants = 0  # of both classes
+        self.grants = 0  # of all classes
         self.interactive_prompts = 0  # tokens, since the start
         self._peak = 0
         self._leases: dict[str, Lease] = {}
@@ -36,7 +36,7 @@ class Ledger:
 
     def _reset_sums(self) -> None:
         # Sequences: of all leases, and of those with a known request by class.
-        self.leased = self.interactive = self.bulk = 0
+        self.leased = self.interactive = self.bulk = self.idle = 0
         # Of bulk sequences: the times of their ends less those of their starts.
         self._bulk_slot_s = 0.0
         # KV blocks of all leases: at their ends, and what of them they take after their prefills.
@@ -52,9 +52,14 @@ class Ledger:
         return self.slots_total - self.leased - self.foreign
 
     @property
+    def firm(self) -> int:
+        """Sequences in the engine, but for idle requests: those leave when others need the room."""
+        return self.leased + self.foreign - self.idle
+
+    @property
     def adopted(self) -> int:
         """Sequences of leases whose requests are unknown."""
-        return self.leased - self.interactive - self.bulk
+        return self.leased - self.interactive - self.bulk - self.idle
 
     def grant(self, lease_id: str, request: AdmissionRequest, now: float) -> Lease:
         """Grants a lease. The caller has checked `room`; a grant beyond it is a violation."""
@@ -64,7 +69,7 @@ class Ledger:
         lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, request.kv)
         self.granted[service_class] += 1
         self.grants += 1
-        if service_class is not BULK:
+        if service_class is INTERACTIVE:
             self.interactive_prompts += request.prompt_tokens
         need = request.kv
         self.unseen.append((now, need))
@@ -90,7 +95,9 @@ class Ledger:
 
     def of(self, service_class: ServiceClass) -> int:
         """Sequences of a class."""
-        return self.bulk if service_class is BULK else self.interactive
+        if service_class is INTERACTIVE:
+            return self.interactive
+        return self.bulk if service_class is BULK else self.idle
 
     def bulk_slot_s(self, now: float) -> float:
         """Slot-seconds of bulk requests in this epoch, up to now."""
@@ -159,6 +166,8 @@ class Ledger:
         if request.service_class is BULK:
             self.bulk += cost
             self._bulk_slot_s -= cost * now
+        elif request.service_class is IDLE:
+            self.idle += cost
         else:
             self.interactive += cost
         output = kv.output

@@ -2,13 +2,15 @@
 
 Pure: times are seconds of a monotonic clock. The order: a bulk request that is due (it is owed
 slots, or interactive traffic has delayed it for as long as it may); else interactive requests;
-else bulk ones; within a class fair between API keys (`fairness`). A blocked request keeps those
-behind it waiting, so that one that needs many slots is not overtaken forever, but for those that
-the `Scope` of what blocks it lets pass. Dispatch is work-conserving: the head of the queue waits
-only for a constraint.
+else bulk ones; else idle ones; within a class fair between API keys (`fairness`). A blocked request
+keeps those behind it waiting, so that one that needs many slots is not overtaken forever, but for
+those that the `Scope` of what blocks it lets pass. Dispatch is work-conserving: the head of the
+queue waits only for a constraint.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
@@ -17,7 +19,9 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.lease_protocol import Claim
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
+
+_BULK_FIRST: Final = BULK, INTERACTIVE, IDLE
 
 
 class QueueOrder:
@@ -26,7 +30,7 @@ class QueueOrder:
     def __init__(self, ledger: Ledger, queues: Queues, constraints: AdmissionConstraints) -> None:
         self.blocked_by: Constraint | None = None  # what the first request waits for
         self.claim: Claim | None = None  # if the head of the queue lacks slots
-        self._blocked: QueuedRequest | None = None  # which keeps others waiting
+        self.blocked: QueuedRequest | None = None  # which keeps others waiting
         self._ledger = ledger
         self._queues = queues
         self._constraints = constraints
@@ -34,22 +38,23 @@ class QueueOrder:
 
     def next(self, now: float) -> QueuedRequest | None:
         """The request to dispatch now; if there is none, `blocked_by` is the constraint."""
-        self.blocked_by = self._blocked = self.claim = None
+        self.blocked_by = self.blocked = self.claim = None
         if not self._queues.depth:
             return None
         bulk = self._queues.head(BULK)
         bulk_first = bulk is not None and self._reserve.is_due(bulk, now)
-        for service_class in (BULK, INTERACTIVE) if bulk_first else (INTERACTIVE, BULK):
+        for service_class in _BULK_FIRST if bulk_first else ServiceClass:
             due = bulk_first and service_class is BULK
             head, blocked_by = self._head(service_class, now, due=due)
             if head is None:
                 continue
             if blocked_by is None:
                 return head
-            if blocked_by.for_slots and self._constraints.offers.shared:
+            shared = self._constraints.offers.shared and service_class is not IDLE
+            if shared and blocked_by.for_slots:
                 blocked_by = self._claim(head.request, blocked_by, now, due=due)
-            if self._blocked is None:
-                self.blocked_by, self._blocked = blocked_by, head
+            if self.blocked is None:
+                self.blocked_by, self.blocked = blocked_by, head
             if due or blocked_by.scope is not Scope.CLASS:
                 break
         if self.blocked_by is None and self._queues.passed:
@@ -84,15 +89,15 @@ class QueueOrder:
 
     def _kept_by(self, request: AdmissionRequest, now: float) -> Constraint | None:
         """What a request that could go has to leave to those that it would pass once too often."""
-        is_bulk, slots_total = request.service_class is BULK, self._ledger.slots_total
-        waiting: list[tuple[tuple[bool, bool, float], int, Group]] = []
+        rank, slots_total = request.service_class.rank, self._ledger.slots_total
+        waiting: list[tuple[tuple[bool, int, float], int, Group]] = []
         for service_class in ServiceClass:
             for group in self._queues.aside(service_class):
                 if group.constraint.takes(request) and now >= group.ends_at(slots_total):
                     due = service_class is BULK and self._reserve.is_due(group.first, now)
-                    if is_bulk or due or service_class is INTERACTIVE:
-                        rank = not due, service_class is BULK, group.since
-                        waiting.append((rank, len(waiting), group))
+                    if due or service_class.rank <= rank:
+                        order = not due, service_class.rank, group.since
+                        waiting.append((order, len(waiting), group))
         for _, _, group in sorted(waiting):
             constraint, first = group.constraint, group.first.request
             return None if constraint.group(request) == constraint.group(first) else constraint
@@ -116,7 +121,8 @@ class QueueOrder:
     def changes_at(self, now: float) -> float | None:
         """When a request may be dispatched without any event; None: unpredictable."""
         bulk = self._queues.head(BULK)
-        blocked = self._blocked or self._queues.head(INTERACTIVE) or bulk
+        heads = (self._queues.head(each) for each in ServiceClass)
+        blocked = self.blocked or next(filter(None, heads), None)
         times: list[float | None] = []
         if self.blocked_by is not None and blocked is not None:
             times.append(self.blocked_by.clears_at(blocked.request, now))
@@ -152,11 +158,13 @@ class QueueOrder:
     def _must_queue(self, request: AdmissionRequest, now: float) -> bool:
         """Whether a request is queued that this new one must not overtake. An expired one leaves,
         and the next may wait for another constraint."""
+        if request.service_class is IDLE:
+            return True
         bulk, interactive = self._queues.head(BULK), self._queues.head(INTERACTIVE)
-        blocked, blocked_by = self._blocked, self.blocked_by
+        blocked, blocked_by = self.blocked, self.blocked_by
         if blocked is not None and blocked.request.service_class is BULK:
             bulk = bulk or blocked
-        elif blocked is not None:
+        elif blocked is not None and blocked.request.service_class is INTERACTIVE:
             interactive = interactive or blocked
         if request.service_class is INTERACTIVE:
             return interactive is not None or (bulk is not None and self._reserve.is_due(bulk, now))

@@ -18,7 +18,7 @@ from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, FullQueue
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, FullQueue
 
 # For how long a later part of a request may wait: the parts before it decide when it is its turn.
 _MAX_PART_WAIT_S: Final = 86_400.0
@@ -180,12 +180,12 @@ class QueueEntry:
 
     def _makes_room(self, request: AdmissionRequest) -> QueuedRequest | None:
         """The queued request that leaves a full queue for this one; None: there is none."""
-        if self.rules.full_queue is FullQueue.DROP_LRU:
+        if self.rules.full_queue is FullQueue.DROP_LRU and request.service_class is not IDLE:
             return self._queues.oldest(BULK)
         return self._queues.displaces(request)
 
     def _evict(self, queued: QueuedRequest, now: float) -> Decision:
-        drops = self.rules.full_queue is FullQueue.DROP_LRU
+        drops = self.rules.full_queue is FullQueue.DROP_LRU and queued.request.service_class is BULK
         refusal = refusals.evicted() if drops else refusals.displaced(queued.request)
         self._reserve.refused(queued.request, refusal.reason)
         return self._refuse(queued, self._forecaster.with_retry_after(refusal, queued.request, now))

@@ -48,7 +48,7 @@ class Places:
         controller, places = self._controller, dict[str, Place]()
         blocked_by = controller.blocked_by
         away = controller.unavailable is not None
-        for service_class in (ServiceClass.INTERACTIVE, ServiceClass.BULK):
+        for service_class in ServiceClass:
             if not controller.queues.size(service_class):
                 continue
             for queued, start_s in controller.forecaster.starts(service_class, blocked_by, now):

@@ -15,7 +15,7 @@ from orch_sidecar.admission.fairness.fair_queue import FairQueue
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.fairness.set_aside import SetAside
 from orch_sidecar.admission.types import AdmissionRequest, Lease, QueuedRequest
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
+from vllm_plugin.contracts.profile import BULK, IDLE, ServiceClass
 
 
 class _Earliest:
@@ -45,24 +45,29 @@ class Queues:
     """Fair between the API keys of a class; of one key first come, first served."""
 
     def __init__(self) -> None:
-        self.interactive, self.bulk = FairQueue(), FairQueue()
+        self.lines = tuple(FairQueue() for _ in ServiceClass)  # by the rank of their class
         self._aside = {each: SetAside() for each in ServiceClass}
         self._later = dict.fromkeys(ServiceClass, 0)  # parts of requests, but for the first ones
-        self.passed = 0  # requests of both classes that are set aside
+        self.passed = 0  # requests of all classes that are set aside
         self._queued: dict[str, QueuedRequest] = {}
         self._expiring = _Earliest(self._queued)
         self._delayed = _Earliest(self._queued)  # bulk requests, by their places on the delay clock
-        self.depth = 0  # requests of both classes
+        self.depth = 0  # requests of all classes
 
     def fair(self, service_class: ServiceClass) -> FairQueue:
         """The requests of a class that are in line."""
-        return self.bulk if service_class is BULK else self.interactive
+        return self.lines[service_class.rank]
 
     def aside(self, service_class: ServiceClass) -> SetAside:
         """Those of a class that others pass."""
         return self._aside[service_class]
 
     # What is queued
+
+    @property
+    def urgent(self) -> int:
+        """Requests of all classes but idle ones, which keep nobody waiting."""
+        return self.depth - self.size(IDLE) if self.depth else 0
 
     def size(self, service_class: ServiceClass) -> int:
         """Requests of a class."""
@@ -78,7 +83,7 @@ class Queues:
 
     def head(self, service_class: ServiceClass) -> QueuedRequest | None:
         """The first request in line."""
-        queue = self.bulk if service_class is BULK else self.interactive
+        queue = self.lines[service_class.rank]
         return queue.head() if queue.size else None
 
     def of(self, service_class: ServiceClass) -> Iterator[QueuedRequest]:
@@ -95,12 +100,13 @@ class Queues:
 
     def before_all(self, request: AdmissionRequest) -> Ahead:
         """How much goes before a request that arrives now: of its class, and of a more urgent."""
-        ahead = self.ahead(request)
-        if request.service_class is not BULK or not self.size(INTERACTIVE):
+        ahead, rank = self.ahead(request), request.service_class.rank
+        if not rank or self.depth == self.lines[rank].size:
             return ahead
+        urgent = [each for each in ServiceClass if each.rank < rank]
         return Ahead(
-            ahead.requests + self.size(INTERACTIVE),
-            ahead.sequences + self.cost(INTERACTIVE),
+            ahead.requests + sum(self.size(each) for each in urgent),
+            ahead.sequences + sum(self.cost(each) for each in urgent),
             ahead.tokens,
         )
 
@@ -113,9 +119,9 @@ class Queues:
         return self.fair(service_class).oldest()
 
     def all(self) -> list[QueuedRequest]:
-        """All requests: those that are set aside, then the interactive ones in line, then bulk."""
+        """All requests: those that are set aside, then those in line, the most urgent first."""
         aside = (each for of in self._aside.values() for group in of for each in group)
-        return [*aside, *self.interactive, *self.bulk]
+        return [*aside, *(each for line in self.lines for each in line)]
 
     def __contains__(self, ticket: str) -> bool:
         return ticket in self._queued
@@ -188,13 +194,12 @@ class Queues:
 
     def settle(self, lease: Lease, request: AdmissionRequest, tokens_used: int) -> None:
         """The request of a lease ended, after it took so many tokens."""
-        queue = self.bulk if request.service_class is BULK else self.interactive
-        queue.settle(lease, request, tokens_used)
+        self.fair(request.service_class).settle(lease, request, tokens_used)
 
     def forget_running(self) -> None:
         """The engine restarted: nothing runs."""
-        self.interactive.forget_running()
-        self.bulk.forget_running()
+        for line in self.lines:
+            line.forget_running()
 
     def shares(
         self, names: Mapping[bytes, str]

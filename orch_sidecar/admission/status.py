@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.constraint import Constraint
+from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain
 from orch_sidecar.admission.ledger import Ledger
@@ -13,7 +14,7 @@ from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass
 
 
 class ClassStatus(NamedTuple):
@@ -33,10 +34,11 @@ class AdmissionStatus(NamedTuple):
 
     `unavailable`: why no request is admitted. `kv_committed`: blocks. `effective_capacity`: the
     largest batch within the SLO per token, of the most urgent class. `demand_ratio`: what is asked
-    for over what can be served within the SLOs. `reserved`: slots of interactive requests; `idle`:
-    those that are kept free for them while bulk requests wait. `refused_beside_bulk`: interactive
-    requests, while bulk ones had more than their share. `reclaimed`: bulk requests that gave their
-    slots back. `violations`: grants, or sequences in the engine, beyond the slots.
+    for over what can be served within the SLOs. `reserved`: slots of interactive requests;
+    `kept_free`: those of them that are free while bulk requests wait. `refused_beside_bulk`:
+    interactive requests, while bulk ones had more than their share. `reclaimed`: bulk requests that
+    gave their slots back; `cut`: idle ones. `violations`: grants, or sequences in the engine,
+    beyond the slots.
 
     A NamedTuple: a frozen dataclass of so many fields takes several times as long to make.
     """
@@ -53,17 +55,19 @@ class AdmissionStatus(NamedTuple):
     kv_committed: int
     interactive: ClassStatus
     bulk: ClassStatus
+    idle: ClassStatus
     blocked_by: Constraint | None
     effective_capacity: int
     demand_ratio: float
     reserved: int
-    idle: int
+    kept_free: int
     refused_beside_bulk: int
     reclaimed: int
+    cut: int
     violations: int
 
     def of(self, service_class: ServiceClass) -> ClassStatus:
-        return self.bulk if service_class is ServiceClass.BULK else self.interactive
+        return (self.interactive, self.bulk, self.idle)[service_class.rank]
 
     @property
     def room(self) -> int:
@@ -77,11 +81,11 @@ class AdmissionStatus(NamedTuple):
 
     @property
     def queue_depth(self) -> int:
-        return self.interactive.queued + self.bulk.queued
+        return self.interactive.queued + self.bulk.queued + self.idle.queued
 
     @property
     def granted(self) -> int:
-        return self.interactive.granted + self.bulk.granted
+        return self.interactive.granted + self.bulk.granted + self.idle.granted
 
     @property
     def waits_for(self) -> str | None:
@@ -94,7 +98,7 @@ class AdmissionStatus(NamedTuple):
 
 def classes_of(rules: AdmissionRules) -> tuple[ServiceClass, ...]:
     """The service classes that `rules` define."""
-    return (INTERACTIVE, BULK) if rules.interactive is not None else (BULK,)
+    return tuple(ServiceClass) if rules.interactive is not None else (BULK, IDLE)
 
 
 def status_of(
@@ -104,7 +108,7 @@ def status_of(
     order: QueueOrder,
     draining: Drain | None,
     unavailable: Refusal | None,
-    reclaimed: int,
+    reclaim: Reclaim,
     now: float,
 ) -> AdmissionStatus:
     """Returns the current state of an admission with these parts."""
@@ -137,14 +141,16 @@ def status_of(
         kv_committed=ledger.kv_committed,
         interactive=of(INTERACTIVE),
         bulk=of(BULK),
+        idle=of(IDLE),
         blocked_by=order.blocked_by if queues.depth else None,
         effective_capacity=limits.batch(
             BULK if constraints.rules.interactive is None else INTERACTIVE
         ),
         demand_ratio=demand_ratio,
         reserved=reserve.reserved(now),
-        idle=reserve.idle(now),
+        kept_free=reserve.kept_free(now),
         refused_beside_bulk=reserve.refused_beside_bulk,
-        reclaimed=reclaimed,
+        reclaimed=reclaim.count,
+        cut=reclaim.cut,
         violations=ledger.violations,
     )

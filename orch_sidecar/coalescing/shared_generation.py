@@ -11,7 +11,7 @@ from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.tenant import Tenant, tenant
 from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.request import Request
-from vllm_plugin.contracts.profile import MeasurementType, ServiceClass
+from vllm_plugin.contracts.profile import IDLE, MeasurementType
 
 # Of the response, for late and for slow clients: about 10 000 events of a stream.
 BUFFER_BYTES: Final = 4 << 20
@@ -61,10 +61,11 @@ class SharedGeneration:
 
     def accepts(self, call: GenerationCall) -> bool:
         """Whether joining serves a request no worse than a generation of its own."""
+        outranks = call.service_class.rank < self.call.service_class.rank
+        if outranks and self.call.service_class is IDLE:
+            return False  # it may be cut at any time
         if self.broadcast.admitted:
             return True
-        queued_as_bulk = self.call.service_class is ServiceClass.BULK
-        outranks = call.service_class is ServiceClass.INTERACTIVE and queued_as_bulk
         return not (outranks or limits_wait(call.options) or limits_wait(self.call.options))
 
 

@@ -23,6 +23,7 @@ from vllm_plugin.contracts.lease_protocol import (
     STATE,
     changes_every_s,
 )
+from vllm_plugin.contracts.profile import IDLE
 
 if TYPE_CHECKING:
     from orch_sidecar.pools.pool import Pool
@@ -77,6 +78,17 @@ def state_of(pool: PoolStatus, run: str, sequences: int) -> State:
     }
 
 
+def _idle_of_others(pool: PublishedPool, instance: str | None) -> int:
+    """Sequences of idle requests that a parent has not sent."""
+    leases = pool.ledger.all() if pool.ledger.idle else ()
+    ours = ((each.request, each.cost) for each in leases)
+    return sum(
+        cost
+        for request, cost in ours
+        if request is not None and request.service_class is IDLE and request.parent != instance
+    )
+
+
 def claim_fields(claims: EngineClaims, instance: str | None) -> State:
     """Returns what a parent sees of those that share an engine with it: nothing where none does but
     other parents of this sidecar."""
@@ -129,7 +141,8 @@ class StateFeed:
         due = subscriber.pending and now - self._changed_at >= self._every_s
         if not (beat or offers or due or subscriber.at_once):
             return events
-        sequences = self._leases.sequences(instance, self._pool.ledger)
+        # Idle requests of others give way to this parent's: they are no foreign ones to it.
+        sequences = self._leases.sequences(instance, pool.ledger) + _idle_of_others(pool, instance)
         run, claims = self._leases.run, claim_fields(pool.claims, instance)
         state = state_of(pool.status(), run, sequences) | claims
         if "lora" in state:

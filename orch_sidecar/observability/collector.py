@@ -30,7 +30,7 @@ from orch_sidecar.observability.recent import Ended, RecentRequests
 from orch_sidecar.observability.record import OK, Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts
 from orch_sidecar.pools.registry import PoolRegistry
-from vllm_plugin.contracts.profile import BULK
+from vllm_plugin.contracts.profile import INTERACTIVE, ServiceClass
 
 _LABELS: Final = ("class", "key")
 
@@ -111,9 +111,9 @@ class Collector:
         self._pools = pools
         self._key_names = key_names
         self._spans = spans
-        # Interactive, bulk. By name of the pool, and not by class: enums hash slowly.
-        self.stats: defaultdict[str, tuple[ClassStats, ClassStats]]
-        self.stats = defaultdict(lambda: (ClassStats(), ClassStats()))
+        # By name of the pool, and by the rank of the class.
+        self.stats: defaultdict[str, tuple[ClassStats, ...]]
+        self.stats = defaultdict(lambda: tuple(ClassStats() for _ in ServiceClass))
         # By name of the pool, None without one; by endpoint, outcome and status. Not by the
         # outcome's value, which is slow to look up.
         self.requests: defaultdict[str | None, dict[tuple[str, Outcome | Reason, int], int]]
@@ -172,7 +172,8 @@ class Collector:
         stats.request_ended(record, traced)
 
     def _stats_of(self, record: RequestRecord) -> ClassStats:
-        return self.stats[record.pool or ""][record.service_class is BULK]
+        of_class = record.service_class or INTERACTIVE
+        return self.stats[record.pool or ""][of_class.rank]
 
     def families(self, pools: Iterable[Scraped]) -> Iterable[PoolFamily]:
         """Returns the families whose text is made pool by pool. `pools`: those of this scrape."""
@@ -236,7 +237,7 @@ class Collector:
     def _stats_of_pool(self, at: Scraped) -> Iterable[tuple[ClassStats, str]]:
         """Yields the statistics of its classes, each with its name."""
         for each in at.admission.classes:
-            yield self.stats[at.pool.name][each is BULK], each.value
+            yield self.stats[at.pool.name][each.rank], each.value
 
     def _histograms(self, index: int, at: Scraped) -> Iterable[gen_ai.Labelled]:
         kind = at.pool.profile.measurement_type.value

@@ -15,7 +15,7 @@ from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.histogram import Histogram, Traced
 from orch_sidecar.observability.record import OK, Outcome, RequestRecord
-from vllm_plugin.contracts.profile import BULK, ServiceClass
+from vllm_plugin.contracts.profile import INTERACTIVE, ServiceClass
 
 PROVIDER: Final = "vllm"
 
@@ -104,41 +104,41 @@ class GenAi:
         """`measurement_type`: by name of a pool. `serves`: whether a pool serves a model."""
         self._measurement_type = measurement_type
         self._serves = serves
-        # By pool; by operation, model, and whether the class is bulk.
-        self._operations: defaultdict[str, dict[tuple[str, str, bool], Operation]]
+        # By pool; by operation, model, and the rank of the class.
+        self._operations: defaultdict[str, dict[tuple[str, str, int], Operation]]
         self._operations = defaultdict(dict)
-        # By endpoint, pool, model, and whether the class is bulk. Contains only models that are
+        # By endpoint, pool, model, and the rank of the class. Contains only models that are
         # served: clients can name an unlimited number of others.
-        self._cache: dict[tuple[Endpoint, str | None, str, bool], Operation] = {}
+        self._cache: dict[tuple[Endpoint, str | None, str, int], Operation] = {}
 
     def of(self, record: RequestRecord) -> Operation:
         """Returns the histograms of a request that was routed to a pool."""
-        bulk = record.service_class is BULK
-        operation = self._cache.get((record.identity.endpoint, record.pool, record.model, bulk))
-        return self._find(record, bulk) if operation is None else operation
+        rank = (record.service_class or INTERACTIVE).rank
+        operation = self._cache.get((record.identity.endpoint, record.pool, record.model, rank))
+        return self._find(record, rank) if operation is None else operation
 
     def histograms(self, name: str, pool: str) -> Iterable[Labelled]:
         """Returns the histograms of a pool in the family of that name, each with its labels."""
         for operation in self._operations.get(pool, {}).values():
             yield from operation.histograms(name)
 
-    def _find(self, record: RequestRecord, bulk: bool) -> Operation:
+    def _find(self, record: RequestRecord, rank: int) -> Operation:
         pool = record.pool
         assert pool is not None
         model = record.model if self._serves(pool, record.model) else ""
-        key = record.identity.endpoint.operation, model, bulk
+        key = record.identity.endpoint.operation, model, rank
         operation = self._operations[pool].get(key)
         if operation is None:
             operation = self._operations[pool][key] = Operation(self._labels(pool, *key))
-        self._cache[record.identity.endpoint, pool, model, bulk] = operation
+        self._cache[record.identity.endpoint, pool, model, rank] = operation
         return operation
 
-    def _labels(self, pool: str, operation: str, model: str, bulk: bool) -> dict[str, str]:
+    def _labels(self, pool: str, operation: str, model: str, rank: int) -> dict[str, str]:
         labels = {
             "gen_ai_operation_name": operation,
             "gen_ai_provider_name": PROVIDER,
             "measurement_type": self._measurement_type(pool),
             "pool": pool,
-            "class": (BULK if bulk else ServiceClass.INTERACTIVE).value,
+            "class": tuple(ServiceClass)[rank].value,
         }
         return {**labels, "gen_ai_request_model": model} if model else labels

@@ -41,6 +41,7 @@ from vllm_plugin.contracts.lease_protocol import (
     STALE_AFTER_S,
     STATE,
     cost_of,
+    knows_idle,
 )
 from vllm_plugin.contracts.profile import Profile
 
@@ -120,6 +121,11 @@ class EngineWatcher:
     def reads_pairs(self) -> bool:
         """Whether a model that scores does so from both texts of a pair together."""
         return "classification" in (self.document or {}).get("supported_workloads", ())
+
+    @property
+    def knows_idle(self) -> bool:
+        """Whether a child sidecar has the class of idle requests: to others they are bulk ones."""
+        return knows_idle((self.document or {}).get("api_version", ""))
 
     async def watch(self) -> None:
         """Reads the stream, and reconnects after every end of it, until cancelled."""

@@ -55,8 +55,6 @@ _HUNG_TIMES: Final = 3
 # At most one log line about failed connections per second.
 _LOG_EVERY_S: Final = 1.0
 
-_INTERACTIVE_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "0")
-_BULK_PRIORITY: Final = field_line(X_VLLM_PRIORITY, "1")
 _BULK_CLASS: Final = field_line(X_ORCH_CLASS, BULK.value)
 _NO_WAIT: Final = field_line(X_ORCH_QUEUE_POSITION, "0") + field_line(
     X_ORCH_PREDICTED_START_MS, "0"
@@ -141,10 +139,14 @@ class Pool:
         policy = profile.engine.get("scheduling_policy")
         # Only this policy of vLLM reads priorities; a child sidecar sets its own.
         priorities = not self.tier and policy is not None and policy.value == "priority"
+        # Of a tier `backpressure.fields` has the class. To an engine idle requests are bulk ones
+        # of a lower priority: it has to know which claims are urgent.
         self.class_fields = {
-            INTERACTIVE: _INTERACTIVE_PRIORITY if priorities else b"",
-            # Of a tier `backpressure.fields` has the class.
-            BULK: b"" if self.tier else (_BULK_PRIORITY if priorities else b"") + _BULK_CLASS,
+            each: b""
+            if self.tier
+            else (field_line(X_VLLM_PRIORITY, str(each.rank)) if priorities else b"")
+            + (b"" if each is INTERACTIVE else _BULK_CLASS)
+            for each in ServiceClass
         }
 
     @property
@@ -226,7 +228,7 @@ class Pool:
     def fits(self, service_class: ServiceClass, cost: int) -> bool:
         """Whether so many sequences of a class can start now."""
         free = self.admission.constraints.free(service_class, self.connections.loop.time())
-        return not self.queues.depth and free >= cost
+        return not self.queues.urgent and free >= cost
 
     def standing(self) -> Standing | None:
         """Returns how the pool compares with others for the next request; None: it takes none."""
@@ -255,7 +257,7 @@ class Pool:
                 ledger.slots_total,
                 pace_s is not None,
             )
-        return standing(kind, pace_s, free, self.queues.depth, ledger.room)
+        return standing(kind, pace_s, free, self.queues.urgent, ledger.slots_total - ledger.firm)
 
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
         """Returns the pool as it is compared now. With `request` (and while the pool takes
@@ -275,8 +277,8 @@ class Pool:
             models=watcher.models,
             ctx_max=watcher.ctx_max,
             slots_total=ledger.slots_total,
-            room=ledger.slots_total - ledger.leased - ledger.foreign,
-            queue_depth=self.queues.depth,
+            room=ledger.slots_total - ledger.firm,
+            queue_depth=self.queues.urgent,
             end_ms=None if forecast is None else forecast.end_ms,
         )
 

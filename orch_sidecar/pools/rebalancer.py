@@ -60,8 +60,8 @@ def rebalance(pools: PoolRegistry) -> None:
 
 def _free(pool: Pool) -> int:
     """Free slots that no queued request waits for."""
-    taken = pool.unavailable is not None or pool.queues.depth
-    return 0 if taken else max(0, pool.ledger.room)
+    taken = pool.unavailable is not None or pool.queues.urgent
+    return 0 if taken else max(0, pool.ledger.slots_total - pool.ledger.firm)
 
 
 def _move(donor: Pool, free: int) -> int:

@@ -4,6 +4,9 @@ From the engine connection's `data_received` the body goes to the sink as it com
 woken, and only the framing is parsed; the content is read for token counts and errors. If the
 engine fails before the sink has sent anything, the request can still be answered otherwise.
 
+The response of an idle request is held until it is complete, so that it can be cut, and run again,
+at any time before.
+
 An upstream may reject a request for now: a child sidecar that is full, or an engine about to
 stop. Such a response is withheld until its end shows which it is, for it concerns the queue of
 this sidecar, not the client.
@@ -89,6 +92,7 @@ class EngineResponse:
         "_connections",
         "_content",
         "_head",
+        "_holds",
         "_paused",
         "_rejection",
         "_sink",
@@ -112,8 +116,10 @@ class EngineResponse:
         *,
         events: bool,
         rejection: RejectionReader | None = None,
+        holds: bool = False,
     ) -> None:
-        """`events`: a stream was requested. `rejection`: recognizes temporary rejections."""
+        """`events`: a stream was requested. `rejection`: recognizes temporary rejections. `holds`:
+        the sink gets nothing before the response is complete."""
         self._sink = sink
         self._connections = connections
         self._rejection = rejection
@@ -121,7 +127,8 @@ class EngineResponse:
         self._head: Head | None = None
         self._body: Body | None = None
         self._buffer = b""  # the beginning of the head
-        self._withheld: bytes | None = None
+        self._withheld: bytearray | None = None
+        self._holds = holds
         self._paused = self.client_limited = False
         self.answer = AnswerReader(events=events)
         self._content = self.answer.content
@@ -249,8 +256,10 @@ class EngineResponse:
                 continue
             self._head = head
             self.status = head.status
-            if self._rejection is not None and head.status in backpressure.REJECTION_STATUSES:
-                self._withheld = b""
+            if self._holds or (
+                self._rejection is not None and head.status in backpressure.REJECTION_STATUSES
+            ):
+                self._withheld = bytearray()
             self._sink.begin(head)
             self._body = body_of(head, dechunk=self._sink.dechunk, content=self._content)
             return self._body
@@ -258,12 +267,12 @@ class EngineResponse:
 
     def _withhold(self, out: bytes) -> None:
         """Keeps what may be a rejection; one that is too long is none."""
-        withheld = (self._withheld or b"") + out
-        if len(withheld) <= backpressure.MAX_REJECTION_BYTES:
-            self._withheld = withheld
-        else:
+        withheld = self._withheld
+        assert withheld is not None, "it is only called while something is withheld"
+        withheld += out
+        if len(withheld) > backpressure.MAX_REJECTION_BYTES and not self._holds:
             self._withheld = None
-            self._sink.write(withheld)
+            self._sink.write(bytes(withheld))
 
     def _finish(self, body: Body) -> None:
         """The response is complete."""
@@ -280,8 +289,9 @@ class EngineResponse:
                 connection.close()
         if self.done.done():
             return  # it failed, or its handler is gone
-        withheld = self._withheld
-        if withheld is not None and self._rejection is not None:
+        withheld = None if self._withheld is None else bytes(self._withheld)
+        rejects = self._rejection is not None and head.status in backpressure.REJECTION_STATUSES
+        if withheld is not None and self._rejection is not None and rejects:
             self.rejected = self._rejection(head, withheld)
         if self.rejected is None:
             self.answer.end()

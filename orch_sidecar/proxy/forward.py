@@ -22,6 +22,7 @@ from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.forwarding import request_head
 from vllm_plugin.contracts.lora import ADAPTER_HEADER, NO_ADAPTER, encoded
+from vllm_plugin.contracts.profile import BULK, IDLE
 
 _ACCEPT_ENCODING: Final = raw(ACCEPT_ENCODING)
 _REQUEST_ID, _CONTENT_LENGTH, _LEASE = (
@@ -67,6 +68,7 @@ class Forward:
                 pool.connections,
                 events=request.record.stream,
                 rejection=backpressure.or_absent(rejection) if request.elsewhere else rejection,
+                holds=request.record.service_class is IDLE and ticket is not None,
             )
             sink.attach(response, pool)
             attempt.response = response
@@ -104,7 +106,10 @@ def _head(request: Request, pool: Pool) -> bytes:
         assert record.service_class is not None
         ours += pool.class_fields[record.service_class]
         if pool.tier:
-            ours += backpressure.fields(record.service_class, request.options, record.spent_ms())
+            of_class = record.service_class
+            if of_class is IDLE and not pool.watcher.knows_idle:
+                of_class = BULK
+            ours += backpressure.fields(of_class, request.options, record.spent_ms())
         elif ticket.request.adapter is not None:
             ours += _ADAPTER % encoded(ticket.request.adapter).encode()
     given, names = request.http.raw_headers, request.names

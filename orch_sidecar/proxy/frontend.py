@@ -308,7 +308,8 @@ class Frontend:
         if key.bulk:
             if call.options.service_class is INTERACTIVE:
                 return interactive_forbidden(request.http.headers)
-            call.service_class = BULK
+            if call.service_class is INTERACTIVE:
+                call.service_class = BULK
         over = self._enter(request, key, call.generation)
         if over is not None:
             return over

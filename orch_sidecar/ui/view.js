@@ -14,6 +14,7 @@ const TYPES = {
 const CLASSES = [
   ["interactive", "interactive"],
   ["bulk", "bulk"],
+  ["idle", "idle"],
   ["foreign", "foreign"],
   ["closing", "closing"],
   ["free", "free"],

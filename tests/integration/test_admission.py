@@ -129,7 +129,7 @@ async def test_capabilities_answer_while_all_slots_are_busy(
     client = await sidecar.client()
     response = await client.get("/v1/capabilities")  # before any slot comes free
     document = response.json()
-    assert (document["api_version"], document["state"]) == ("1.3.0", "ready")
+    assert (document["api_version"], document["state"]) == ("1.4.0", "ready")
     entry = document["engines"][0]
     expected = {
         "engine": "vllm", "profile": "cloud", "measurement_type": "batched_online",

@@ -16,6 +16,7 @@ from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.tiers import empty
+from vllm_plugin.contracts.profile import ServiceClass
 
 BULK = ("X-Orch-Class", "bulk")
 Headers = Sequence[tuple[str, str]]
@@ -121,7 +122,7 @@ async def test_its_key_pays_once(
     sidecar = await start(api_keys_file=ring.path)
     frugal = [ring.bearer("frugal")]
     clients, urgent = await reclaimed(engine, sidecar, held, headers=frugal)
-    [share] = sidecar.pool.queues.bulk.shares.values()
+    [share] = sidecar.pool.queues.fair(ServiceClass.BULK).shares.values()
     confirm(engine)
     answers = await served(held, *clients, urgent)
     assert [answer.status for answer in answers] == [200] * 5

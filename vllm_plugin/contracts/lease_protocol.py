@@ -27,7 +27,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 # Of what sidecars and engines report and accept. Another minor number is compatible.
-API_VERSION: Final = "1.3.0"
+API_VERSION: Final = "1.4.0"
+_IDLE_SINCE: Final = 1, 4  # the class of idle requests
 
 STATE: Final = "state"
 CHANGE: Final = "change"
@@ -246,6 +247,16 @@ def incompatible(version: str) -> str | None:
     return (
         f"API version {version[:40]!r} is not compatible with {API_VERSION!r}: install the same "
         "release of orch-sidecar on both sides"
+    )
+
+
+def knows_idle(version: str) -> bool:
+    """Whether a sidecar of this API version serves idle requests; `version`: empty if unknown."""
+    numbers = version.split(".")[:2]
+    return (
+        len(numbers) == 2
+        and all(map(str.isdecimal, numbers))
+        and tuple(map(int, numbers)) >= _IDLE_SINCE
     )
 
 

@@ -9,8 +9,9 @@ Requirements: BATCHING/ORCH-3900 to 3902, 3912, 3920, 3921.
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from vllm_plugin.contracts.unleased import Unleased
 
 SLOTS_ARGUMENT: Final = "max_num_seqs"
+MAX_WAIT_S: Final = 86_400.0  # of a queued request
 
 
 class ProfileError(ValueError):
@@ -33,15 +35,27 @@ class MeasurementType(StrEnum):
 
 
 class ServiceClass(StrEnum):
-    """The class of a request, which determines its SLO, its queue and its priority."""
+    """The class of a request, which determines its SLO, its queue and its priority.
 
-    INTERACTIVE = "interactive"
-    BULK = "bulk"
+    `rank`: 0 is the most urgent. As an index, for to hash a member takes long (Python 3.11).
+    """
+
+    INTERACTIVE = "interactive", 0
+    BULK = "bulk", 1
+    IDLE = "idle", 2  # has what the others leave, and gives it back when they want it
+
+    rank: int
+
+    def __new__(cls, value: str, rank: int) -> Self:
+        found = str.__new__(cls, value)
+        found._value_, found.rank = value, rank
+        return found
 
 
-# Members once: to look one up in its enum takes long (Python 3.11).
+# Members once: to look one up in its enum takes long, too.
 INTERACTIVE: Final = ServiceClass.INTERACTIVE
 BULK: Final = ServiceClass.BULK
+IDLE: Final = ServiceClass.IDLE
 
 
 class FullQueue(StrEnum):
@@ -129,7 +143,7 @@ class ClassRules(_Strict):
         "this and `max_wait_s`",
     )
     max_wait_s: float = Field(
-        gt=0, le=86_400, description="longest wait for a slot, seconds above 0"
+        gt=0, le=MAX_WAIT_S, description="longest wait for a slot, seconds above 0"
     )
     batch: BatchBounds = Field(
         description="`{least, most}`, sequences: interactive ones at once, or for `bulk` those of "
@@ -181,9 +195,22 @@ class AdmissionRules(_Strict):
 
     def of(self, service_class: ServiceClass) -> ClassRules:
         """Returns the rules of a class; those of bulk if there is no interactive class."""
-        if service_class is ServiceClass.BULK or self.interactive is None:
+        if service_class is IDLE:
+            return self.idle
+        if service_class is BULK or self.interactive is None:
             return self.bulk
         return self.interactive
+
+    @cached_property
+    def idle(self) -> ClassRules:
+        """The rules of idle requests: no SLO, and a wait of up to a day. A queue as bulk's."""
+        return ClassRules(
+            ttft_p95_ms=None,
+            tpot_p95_ms=None,
+            queue_capacity=self.bulk.queue_capacity,
+            max_wait_s=MAX_WAIT_S,
+            batch=self.bulk.batch,
+        )
 
 
 class Profile(_Strict):

@@ -14,7 +14,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.lease_protocol import MAX_ADAPTERS, Claim, ClaimCall
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE
 
 
 class Claimed(NamedTuple):
@@ -27,6 +27,8 @@ class Claimed(NamedTuple):
 
 
 NO_CLAIM: Final = Claimed()
+# Idle requests wait for what nobody claims.
+CLAIMING_CLASSES: Final = INTERACTIVE, BULK
 
 
 class EngineClaims:
@@ -60,8 +62,8 @@ class EngineClaims:
 
     @property
     def has_queue(self) -> bool:
-        """Whether requests wait here."""
-        return self._controller.queues.depth > 0
+        """Whether requests wait here that others have to leave slots for."""
+        return self._controller.queues.urgent > 0
 
     @property
     def has_unclaimed_demand(self) -> bool:
@@ -70,7 +72,7 @@ class EngineClaims:
         if not self.offers.shared or self._controller.unavailable is not None:
             return False
         own, queues = self.own_claim, self._controller.queues
-        sequences = sum(queues.fair(each).cost for each in ServiceClass)
+        sequences = sum(queues.fair(each).cost for each in CLAIMING_CLASSES)
         return (
             sequences > (0 if own is None else own.slots)
             or self.parents.claim_table.any_unclaimed_demand
@@ -84,7 +86,7 @@ class EngineClaims:
             return ()
         names = (
             group.constraint.wanted(group.first.request)
-            for service_class in ServiceClass
+            for service_class in CLAIMING_CLASSES
             for group in queues.aside(service_class)
         )
         return tuple(dict.fromkeys(filter(None, names)))[:MAX_ADAPTERS]

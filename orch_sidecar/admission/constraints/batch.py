@@ -45,10 +45,10 @@ MARGIN: Final = 0.1
 class Limits:
     """The current limits, in sequences.
 
-    `interactive`: interactive sequences at once. `bulk`: the batch of both classes up to which
-    bulk requests may fill the engine. `mixed`: the same while there is interactive traffic.
-    `measured`: the step time is known. `out_of_reach`: the SLO per token of interactive requests,
-    which no batch keeps.
+    `interactive`: interactive sequences at once. `bulk`: the batch of all classes up to which
+    bulk and idle requests may fill the engine. `mixed`: the same while there is interactive
+    traffic. `measured`: the step time is known. `out_of_reach`: the SLO per token of interactive
+    requests, which no batch keeps.
     """
 
     interactive: int
@@ -162,9 +162,9 @@ def _steady(batch: int, before: int, slots_total: int) -> int:
 class BatchLimit(Constraint):
     """No more sequences than keep the SLO of the time per token.
 
-    Interactive requests count among themselves; bulk ones may fill what the bulk SLO allows, and
+    Interactive requests count among themselves; others may fill what the bulk SLO allows, and
     only what the interactive one allows while there is interactive traffic: some runs or is
-    expected, because bulk requests keep their slots for long. Others' interactive sequences count
+    expected, because they keep their slots for long. Others' interactive sequences count
     as this sidecar's own. A sidecar may have its equal share of that in any case, so that none is
     kept out by others which refill their places first: until these have ended, there are too many.
     """
@@ -188,7 +188,7 @@ class BatchLimit(Constraint):
         limits, total = self.limits, self._ledger.slots_total
         if service_class is not INTERACTIVE:
             limit = limits.bulk if due or not self._traffic(now) else limits.mixed
-            return UNLIMITED if limit >= total else limit - beside.taken
+            return UNLIMITED if limit >= total else limit - beside.taken_for(service_class)
         limit, others = limits.interactive, self._ledger.foreign_interactive
         if limit >= total:
             return UNLIMITED

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import ClassVar, Final, NamedTuple
 
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import IDLE, ServiceClass
 
 # The room of a constraint that limits nothing.
 UNLIMITED: Final = 1 << 30
@@ -30,12 +30,18 @@ class Scope(Enum):
 
 
 class Beside(NamedTuple):
-    """The sequences beside which a request would run: all, and the interactive ones of this
-    sidecar. `freed`: how many of those that run now are taken to have ended."""
+    """The sequences beside which a request would run: all but idle ones, and the interactive ones
+    of this sidecar. `freed`: how many of those that run now are taken to have ended. `idle`: those
+    that leave for any other request; they count only for what is theirs until they have."""
 
     taken: int
     interactive: int
     freed: int = 0
+    idle: int = 0
+
+    def taken_for(self, service_class: ServiceClass) -> int:
+        """The sequences beside which a request of a class has to find room."""
+        return self.taken + self.idle if service_class is IDLE else self.taken
 
 
 class Constraint:
@@ -46,7 +52,7 @@ class Constraint:
     lacks are slots, so these are claimed where the engine has other users, and a bulk request that
     ends would give it some. `wastes_slots`: while it blocks, free slots are of no use.
     `of_free_slots`: it says whose the free slots are; one that comes free may be of the same class.
-    `only`: the class that it limits, None for both; it gets the events of that class's leases only.
+    `classes`: those that it limits; it gets the events of their leases only.
     `inactive`: it limits nothing now: nobody calls it until it is active. `rejection`: the type of
     the error with which an engine rejects a request for want of it. `turn_at`: when it last let in
     a group of which none ran (of REQUEST scope).
@@ -57,7 +63,7 @@ class Constraint:
     absolute: ClassVar[bool] = False
     wastes_slots: ClassVar[bool] = False
     of_free_slots: ClassVar[bool] = False
-    only: ClassVar[ServiceClass | None] = None
+    classes: ClassVar[tuple[ServiceClass, ...]] = tuple(ServiceClass)
     rejection: ClassVar[str | None] = None
     inactive: bool = False
     turn_at: float = float("-inf")

@@ -1,4 +1,4 @@
-"""Decides whether the engine has time for another bulk prompt beside interactive requests.
+"""Decides whether the engine has time for another bulk or idle prompt beside interactive requests.
 
 Pure: times are seconds of a monotonic clock. Counts are tokens.
 """
@@ -14,7 +14,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass
 
 # Prefill of bulk prompts may delay interactive requests by this: a quarter of what their queue
 # leaves of the SLO of their first token, and never long enough for a reader to notice.
@@ -143,7 +143,7 @@ class PrefillLimit(Constraint):
 
     reason: ClassVar[str] = "prefill"
     scope: ClassVar[Scope] = Scope.CLASS
-    only: ClassVar[ServiceClass | None] = BULK
+    classes: ClassVar[tuple[ServiceClass, ...]] = (BULK, IDLE)
 
     def __init__(
         self,

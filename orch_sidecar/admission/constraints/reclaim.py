@@ -1,6 +1,11 @@
-"""Decides which bulk request gives its slots back to an interactive one.
+"""Decides which bulk request gives its slots back to an interactive one, and which idle ones do.
 
-Pure: times are seconds of a monotonic clock. A bulk request of which its client has seen nothing
+Pure: times are seconds of a monotonic clock. An idle request of which its client has seen nothing
+is aborted, and queued again at the head of its class, as soon as its slot, or its part of the KV
+cache, is needed by any other request, or is far beyond what idle ones may have (`idle`), or while
+its prompt is read before that of another: the last ones first, which lose least.
+
+A bulk request of which its client has seen nothing
 may be aborted and queued again, at the head of its class, for an interactive one that would miss
 its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
 and none with more than the interactive one will take; each is taken at most MAX_RECLAIMS, and all
@@ -12,7 +17,7 @@ slots again before the interactive one. Nor is one with a time limit of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
@@ -20,14 +25,23 @@ from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued
+from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
-from vllm_plugin.contracts.profile import BULK, AdmissionRules
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules
 
 MAX_RECLAIMS: Final = 2
 LOST_SHARE: Final = 0.05
 # All leases are looked at; when that was in vain, not at once again.
 SEARCH_EVERY_S: Final = 0.05
+# A request that may not queue comes back after a moment, if at all: a parent sidecar's.
+WANTED_S: Final = 0.25
+
+
+class Order(Protocol):
+    """Which request keeps others waiting, and for what."""
+
+    blocked: QueuedRequest | None
+    blocked_by: Constraint | None
 
 
 class Reclaim:
@@ -39,13 +53,16 @@ class Reclaim:
         queues: Queues,
         service_times: ServiceTimes,
         constraints: AdmissionConstraints,
+        order: Order,
     ) -> None:
-        self.count = 0  # since the start
+        self.count = self.cut = 0  # bulk requests, and idle ones, since the start
+        self._wanted = (0, float("-inf"))  # slots for a request that was refused, and until when
         # Whether the client of a lease has seen nothing of its response; set by the owner.
         self.is_unseen: Callable[[str], bool] = lambda _: False
         self._ledger = ledger
         self._queues = queues
         self._service_times = service_times
+        self._constraints, self._order = constraints, order
         self._reserve, self._offers = constraints.reserve, constraints.offers
         self._allowed = 0.0  # slot-seconds that may be lost
         self._at: float | None = None
@@ -71,8 +88,9 @@ class Reclaim:
             return None
         slo_ms = rules.of(request.service_class).ttft_p95_ms
         self._refill(now)
-        bulk = request.service_class is BULK
-        if bulk or slo_ms is None or self._allowed <= 0 or now - self._in_vain_at < SEARCH_EVERY_S:
+        if request.service_class is not INTERACTIVE or slo_ms is None or self._allowed <= 0:
+            return None
+        if now - self._in_vain_at < SEARCH_EVERY_S:
             return None
         head = self._queues.head(BULK)
         if rules.bulk.ttft_p95_ms is not None or (
@@ -100,6 +118,40 @@ class Reclaim:
         self.count += 1
         self._allowed -= lease.cost * (now - lease.granted_at)
         self._chosen.append(lease.id)
+
+    def wanted(self, request: AdmissionRequest, now: float) -> None:
+        """A request of another class was refused while idle ones run: it may come back."""
+        self._wanted = request.cost, now + WANTED_S
+
+    def cut_idle(self, now: float) -> list[str]:
+        """Returns the leases of the idle requests that have to leave: they are to be aborted, and
+        queued again. To be called after each change while some run."""
+        constraints, blocked, blocks = self._constraints, self._order.blocked, 0  # of the KV cache
+        if self._order.blocked_by is constraints.kv and blocked and self._queues.urgent:
+            blocks = 0 if blocked.request.service_class is IDLE else blocked.request.kv.counted
+        excess = constraints.excess(now)
+        cost, until = self._wanted
+        if now < until:
+            excess = max(excess, cost - max(0, self._ledger.room))
+        leases = ((each, each.request) for each in self._ledger.all())
+        idle = [(each, of) for each, of in leases if of is not None and of.service_class is IDLE]
+        excess -= sum(each.cost for each, _ in idle if each.closing)
+        blocks -= sum(each.kv.counted for each, _ in idle if each.closing)
+        chosen, is_in_the_way = [], constraints.idle.is_in_the_way
+        for lease, request in reversed(idle):
+            if lease.closing or not self.is_unseen(lease.id):
+                continue
+            if excess <= 0 and blocks <= 0 and not is_in_the_way(lease, request, now):
+                continue
+            lease.closing = lease.reclaimed = True
+            request.reclaimed += 1
+            excess -= lease.cost
+            blocks -= lease.kv.counted
+            chosen.append(lease.id)
+        self.cut += len(chosen)
+        if chosen:
+            self._service_times.invalidate()
+        return chosen
 
     def take(self) -> list[str]:
         """Returns the leases that are to be aborted, once: their requests are queued again."""

@@ -30,7 +30,7 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, QueuedRequest, StepTime
 from orch_sidecar.api.refusal import Reason
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass
 
 # For how long bulk's share is guaranteed; the share of the tokens that idle slots may cost, and for
 # how long that is saved, so that bursts may cost more for a while.
@@ -138,14 +138,14 @@ class InteractiveReserve(Constraint):
 
     reason: ClassVar[str] = "reserve"
     scope: ClassVar[Scope] = Scope.CLASS
-    only: ClassVar[ServiceClass | None] = BULK
+    classes: ClassVar[tuple[ServiceClass, ...]] = (BULK, IDLE)
     of_free_slots: ClassVar[bool] = True
 
     def __init__(self, rules: AdmissionRules, ledger: Ledger, queues: Queues) -> None:
         self.rules = rules
         self.clock = DelayClock()
         self.guarantee = BulkGuarantee(ledger)
-        self.interactive, self.bulk = Demand(), Demand()
+        self.demands = self.interactive, self.bulk, self.idle = Demand(), Demand(), Demand()
         self.refused_beside_bulk = 0  # interactive requests, while bulk had more than its share
         self.step_time: StepTime | None = None
         self.sidecars = 1  # at this engine: each guarantees its part of bulk's share
@@ -163,25 +163,25 @@ class InteractiveReserve(Constraint):
 
     def resized(self, slots_total: int, interactive: int) -> None:
         """The engine has so many slots, of which interactive requests can use `interactive`."""
-        self.interactive.slots_total = self.bulk.slots_total = slots_total
+        for demand in self.demands:
+            demand.slots_total = slots_total
         self._most = min(slots_total, interactive)
 
     def demand(self, service_class: ServiceClass) -> Demand:
-        return self.bulk if service_class is BULK else self.interactive
+        return self.demands[service_class.rank]
 
     def reported(self, report: EngineReport, now: float) -> None:
-        self.interactive.fold()
-        self.bulk.fold()
+        for demand in self.demands:
+            demand.fold()
 
     def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
         """A request had its slots for that long."""
-        is_bulk = request.service_class is BULK
-        pace = self.bulk.pace if is_bulk else self.interactive.pace
+        pace = self.demand(request.service_class).pace
         if now < pace.learns_at:
             return
         pace.learns_at = now + LEARN_EVERY_S
         pace.completed(request.work / request.cost, elapsed_s)
-        if is_bulk:
+        if request.service_class is BULK:
             lent_s = min(LENT_BOUNDS_S[1], max(LENT_BOUNDS_S[0], pace.service_s))
             self.interactive.lent_s = self.bulk.lent_s = lent_s
 
@@ -205,7 +205,7 @@ class InteractiveReserve(Constraint):
     def ratio(self, limits: Limits, now: float) -> float:
         """What is asked for over what can be served within the SLOs: 1 is full."""
         total = 0.0
-        for service_class in ServiceClass:
+        for service_class in (INTERACTIVE, BULK):  # no engine is added for idle requests
             running = self._ledger.of(service_class) + self._queues.cost(service_class)
             asked = self.demand(service_class).update(now)
             most = limits.bulk if service_class is BULK else limits.interactive
@@ -250,17 +250,18 @@ class InteractiveReserve(Constraint):
     ) -> int:
         if due or service_class is INTERACTIVE:
             return UNLIMITED
-        return self.lendable(now) - (beside.taken - beside.interactive)
+        return self.lendable(now) - (beside.taken_for(service_class) - beside.interactive)
 
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
         if due:
             return False
-        return request.cost > self.lendable(now) - (beside.taken - beside.interactive)
+        taken = beside.taken_for(request.service_class)
+        return request.cost > self.lendable(now) - (taken - beside.interactive)
 
     def guaranteed(self, service_class: ServiceClass) -> int:
-        if service_class is INTERACTIVE:
+        if service_class is not BULK:
             return 0
         return max(1, round(self._bulk_share * self._ledger.slots_total))
 
@@ -270,15 +271,15 @@ class InteractiveReserve(Constraint):
     def text(self) -> str:
         return "a slot of its own class: the free ones are reserved for interactive requests"
 
-    def idle(self, now: float) -> int:
+    def kept_free(self, now: float) -> int:
         """Free slots that bulk requests wait for, and that are kept for interactive ones."""
         head, ledger = self._queues.head(BULK), self._ledger
         if head is None or self.is_due(head, now):
             return 0
-        lent = ledger.leased + ledger.foreign - ledger.interactive
+        lent = ledger.firm - ledger.interactive
         if lent + head.request.cost <= self.lendable(now):
             return 0
-        return max(0, ledger.room)
+        return max(0, ledger.slots_total - ledger.firm)
 
     # Bulk requests
 
@@ -325,7 +326,7 @@ class InteractiveReserve(Constraint):
         # A request larger than what is left would wait for ever.
         too_large = head.request.cost > slots - theirs and theirs > 0
         self.clock.set_share(1.0 if too_large else min(1.0, theirs / slots), now)
-        self._idle.update(self._cost(self.idle(now)), now)
+        self._idle.update(self._cost(self.kept_free(now)), now)
 
     def _claim(self, cost: int, running: int) -> float:
         """What must be owed for a request of `cost` to be next, in slot-seconds: half of what it

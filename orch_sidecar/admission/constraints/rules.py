@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from orch_sidecar.admission.constraints.adapter import Adapters
 from orch_sidecar.admission.constraints.batch import BatchLimit, Limits, limits_for
 from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside, Constraint
+from orch_sidecar.admission.constraints.idle import IdleRoom
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.constraints.pause import Pause
 from orch_sidecar.admission.constraints.prefill import PrefillLimit
@@ -22,7 +23,7 @@ from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from vllm_plugin.contracts.lease_protocol import MAX_CLAIMED_SHARE
-from vllm_plugin.contracts.profile import BULK, INTERACTIVE, AdmissionRules, ServiceClass
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass
 
 
 class AdmissionConstraints:
@@ -46,6 +47,7 @@ class AdmissionConstraints:
         self._prefill = PrefillLimit(rules, ledger, queues, service_times, self._batch, traffic)
         self.kv = KvBudget(ledger)
         self.slots = Slots(ledger)
+        self.idle = IdleRoom(ledger, queues, service_times, self.reserve, self.offers)
         self.all: tuple[Constraint, ...] = (
             self.pause,
             *more,
@@ -54,18 +56,20 @@ class AdmissionConstraints:
             self._batch,
             self.reserve,
             self._prefill,
+            self.idle,
             self.kv,
             self.offers,
         )
-        self._absolute = tuple(each for each in self.all if each.absolute)
-        self._of_interactive = tuple(each for each in self.all if each.only is not BULK)
-        self._of_bulk = tuple(each for each in self.all if each.only is not INTERACTIVE)
-        self._rooms_of_interactive, self._rooms_of_bulk = _following(
-            "room", self._of_interactive, self._of_bulk
+        # By the rank of a class: those that limit it, and of these those that follow its leases.
+        self._of_class = tuple(
+            tuple(each for each in self.all if of in each.classes) for of in ServiceClass
         )
-        # By class: those that follow its leases.
-        self.granting = _following("granted", self._of_interactive, self._of_bulk)
-        self.ending = _following("ended", self._of_interactive, self._of_bulk)
+        self._absolute = tuple(
+            tuple(each for each in of_class if each.absolute) for of_class in self._of_class
+        )
+        self._rooms = _following("room", self._of_class)
+        self.granting = _following("granted", self._of_class)
+        self.ending = _following("ended", self._of_class)
         # What the limits were computed from: slots, the largest batch seen, the step time.
         self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
         self._ledger = ledger
@@ -138,14 +142,9 @@ class AdmissionConstraints:
         """
         ledger = self._ledger
         taken = ledger.leased + ledger.foreign
-        if not taken:
-            constraints = self._absolute
-        elif request.service_class is BULK:
-            constraints = self._of_bulk
-        else:
-            constraints = self._of_interactive
-        beside = Beside(taken, ledger.interactive)
-        for each in constraints:
+        of_class = self._of_class if taken else self._absolute
+        beside = Beside(taken - ledger.idle, ledger.interactive, 0, ledger.idle)
+        for each in of_class[request.service_class.rank]:
             if not each.inactive and each.blocks(request, beside, now, due):
                 return each
         return None
@@ -156,10 +155,10 @@ class AdmissionConstraints:
         """The constraint that would block a request which waits for slots even if just these came
         free: they would be booked for it in vain. None: there is none."""
         ledger = self._ledger
-        taken, others = ledger.leased + ledger.foreign, ledger.slots_total - request.cost
+        taken, others = ledger.firm, ledger.slots_total - request.cost
         freed = max(0, taken - others)
         beside = Beside(taken - freed, min(ledger.interactive, others), freed)
-        of_class = self._of_bulk if request.service_class is BULK else self._of_interactive
+        of_class = self._of_class[request.service_class.rank]
         for each in of_class if beside.taken else ():
             if not each.absolute and each.blocks(request, beside, now, due):
                 return each
@@ -185,7 +184,7 @@ class AdmissionConstraints:
         request.kv = self.kv.need(request.prompt_tokens, each, request.cost)
 
     def bulk_capacity(self, now: float) -> int:
-        """The batch of both classes up to which bulk requests may fill the engine in the long
+        """The batch of all classes up to which bulk requests may fill the engine in the long
         run."""
         ledger, beside = self._ledger, self._beside()
         return min(
@@ -204,18 +203,25 @@ class AdmissionConstraints:
         """Slots that the next requests of a class could get now, if none waits before them. One
         that is alone may get more."""
         beside, least = self._beside(), UNLIMITED
-        is_bulk = service_class is BULK
-        for each in self._rooms_of_bulk if is_bulk else self._rooms_of_interactive:
+        for each in self._rooms[service_class.rank]:
             if not each.inactive and (room := each.room(service_class, beside, now)) < least:
                 least = room
         return max(0, least)
 
+    def excess(self, now: float) -> int:
+        """Sequences of idle requests that have to leave."""
+        beside = self._beside()
+        rooms = (each.room(IDLE, beside, now) for each in self._rooms[IDLE.rank])
+        return self.idle.excess(beside, min(rooms), now)
+
     def _beside(self) -> Beside:
         ledger = self._ledger
-        return Beside(ledger.leased + ledger.foreign, ledger.interactive)
+        return Beside(ledger.firm, ledger.interactive, 0, ledger.idle)
 
 
-def _following(method: str, *classes: tuple[Constraint, ...]) -> tuple[tuple[Constraint, ...], ...]:
+def _following(
+    method: str, classes: tuple[tuple[Constraint, ...], ...]
+) -> tuple[tuple[Constraint, ...], ...]:
     """Of the constraints of each class, those that define a method; most do not."""
     nothing = getattr(Constraint, method)
     return tuple(

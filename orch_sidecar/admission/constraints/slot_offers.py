@@ -38,12 +38,12 @@ class Slots(Constraint):
     def room(
         self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
     ) -> int:
-        return self._ledger.slots_total - beside.taken
+        return self._ledger.slots_total - beside.taken_for(service_class)
 
     def blocks(
         self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
     ) -> bool:
-        return beside.taken + request.cost > self._ledger.slots_total
+        return beside.taken + beside.idle + request.cost > self._ledger.slots_total
 
     def text(self) -> str:
         total, room = self._ledger.slots_total, self._ledger.room

@@ -15,7 +15,7 @@ from collections import deque
 from itertools import accumulate
 from typing import Final
 
-from vllm_plugin.contracts.profile import BULK, ServiceClass
+from vllm_plugin.contracts.profile import ServiceClass
 
 # Follows a change of traffic within this many responses.
 MAX_SAMPLES: Final = 128
@@ -61,11 +61,12 @@ class OutputLengths:
     """Expected output lengths, in tokens per sequence."""
 
     def __init__(self) -> None:
-        self._samples: dict[bool, dict[int, _LengthSample]] = {True: {}, False: {}}
+        # By the rank of their class; by the size of the limit.
+        self._samples: tuple[dict[int, _LengthSample], ...] = tuple({} for _ in ServiceClass)
 
     def learn(self, service_class: ServiceClass, max_tokens: int | None, tokens: float) -> None:
         """A request completed after `tokens` (per sequence)."""
-        of_class = self._samples[service_class is BULK]
+        of_class = self._samples[service_class.rank]
         key = _NO_LIMIT if max_tokens is None else max_tokens.bit_length()
         sample = of_class.get(key)
         if sample is None:
@@ -74,7 +75,7 @@ class OutputLengths:
 
     def expected(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
         """Tokens of a new request, never above its limit; None: unknown."""
-        of_class = self._samples[service_class is BULK]
+        of_class = self._samples[service_class.rank]
         sample = of_class.get(_NO_LIMIT if max_tokens is None else max_tokens.bit_length())
         if max_tokens is None:
             return None if sample is None else sample.mean
@@ -98,7 +99,7 @@ class OutputLengths:
         return max(1.0, share * limit - produced)
 
     def _find(self, service_class: ServiceClass, max_tokens: int | None) -> _LengthSample | None:
-        of_class = self._samples[service_class is BULK]
+        of_class = self._samples[service_class.rank]
         if max_tokens is not None:
             return of_class.get(max_tokens.bit_length())
         return of_class.get(_NO_LIMIT)

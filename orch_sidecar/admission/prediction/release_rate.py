@@ -47,16 +47,16 @@ class ReleaseRate:
 
 
 class ReleaseRates:
-    """Slots released per second: of each class, and of both."""
+    """Slots released per second: of each class, and of all."""
 
     def __init__(self) -> None:
-        self.both = ReleaseRate()
-        self._of_class = ReleaseRate(), ReleaseRate()  # interactive, bulk
+        self.all = ReleaseRate()
+        self._of_class = tuple(ReleaseRate() for _ in ServiceClass)  # by rank
 
     def released(self, request: AdmissionRequest | None, slots: int, now: float) -> None:
-        self.both.released(slots, now)
+        self.all.released(slots, now)
         if request is not None:
-            self.of(request.service_class is ServiceClass.BULK).released(slots, now)
+            self.of(request.service_class).released(slots, now)
 
-    def of(self, is_bulk: bool) -> ReleaseRate:
-        return self._of_class[is_bulk]
+    def of(self, service_class: ServiceClass) -> ReleaseRate:
+        return self._of_class[service_class.rank]

@@ -18,7 +18,7 @@ from orch_sidecar.admission.prediction.output_lengths import OutputLengths
 from orch_sidecar.admission.prediction.prompts import UnreadPrompts
 from orch_sidecar.admission.prediction.schedule import Schedule
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
-from vllm_plugin.contracts.profile import ServiceClass
+from vllm_plugin.contracts.profile import IDLE, ServiceClass
 
 LEARNING_RATE: Final = 0.1
 # How far requests may deviate from what is predicted of them, and all of them together.
@@ -237,7 +237,8 @@ class ServiceTimes:
     def schedule(self, now: float, free: int, only: ServiceClass | None) -> Schedule | None:
         """When the slots come free: `free` ones now, the others as running requests end.
 
-        `only`: the class whose ends count, None: both. None: unknown.
+        `only`: the class whose ends count, None: all but idle ones, whose slots are free for the
+        others. None: unknown.
         """
         ledger = self._ledger
         if (
@@ -251,7 +252,7 @@ class ServiceTimes:
             self._ends[only] = now, ends
         if ends is None:
             return None
-        running = ledger.leased if only is None else ledger.of(only)
+        running = ledger.leased - ledger.idle if only is None else ledger.of(only)
         ended = max(0, len(ends) - running)  # since then: those expected to end first
         return Schedule([0.0] * free + ends[ended:], self.prompts.left(now))
 
@@ -285,6 +286,8 @@ class ServiceTimes:
         for lease in self._ledger.all():
             request = lease.request
             if request is None or (only is not None and request.service_class is not only):
+                continue
+            if only is None and request.service_class is IDLE:
                 continue
             if lease.closing:
                 remaining_s = self._confirmed_in_s()

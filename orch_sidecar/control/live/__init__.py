@@ -29,8 +29,9 @@ readers, a few times per second, and only while there is a reader:
       "message": "", "advice": "",    # not ready: why; and what to do about it, or about an SLO
                                       #   per token that no batch keeps
       "drain": null,                  # {"ordered_by": "operator", "since_at": …}
-      "slots": {"total": 8, "free": 1, "interactive": 4, "bulk": 2, "foreign": 0, "closing": 1},
-      "limits": {"interactive": 8, "bulk": 8},       # sequences at once that keep the SLO per token
+      "slots": {"total": 8, "free": 1, "interactive": 4, "bulk": 1, "idle": 1, "foreign": 0,
+                "closing": 1},
+      "limits": {"interactive": 8, "bulk": 8, "idle": 8},  # sequences that keep the SLO per token
       "batches": [3, 4, 4],           # of the last 120 decode steps, the newest at the end
       "decode_steps": 4711,           # since the engine's start: how many of them are new
       "running": 6, "prefilling": 0,  # sequences in the engine, and those that still read prompts
@@ -46,7 +47,7 @@ readers, a few times per second, and only while there is a reader:
                   "tpot_slo_ms": 200}, "bulk": {…}},  # pairs and slos are null without one
       "waits": null,                  # what the head of the queue waits for:
                                       #   {"reason": "slot", "text": "a slot: all 8 are in use"}
-      "queued": {"interactive": 2, "bulk": 0},
+      "queued": {"interactive": 2, "bulk": 0, "idle": 0},
       "keys": [{"class": "interactive", "key": "chat", "queued": 2, "running": 1, "share": 0.5}],
       "queue": [QUEUED, ...],         # the first 50 of each class, in the order of their dispatch
       "admitted": [ADMITTED, ...]     # the first 100 that have slots, the oldest at the beginning

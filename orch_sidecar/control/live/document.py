@@ -57,15 +57,14 @@ class Admitted(NamedTuple):
 
 def slots(ledger: Ledger) -> dict[str, int]:
     """Returns the slots by their owners. Those of foreign sequences may exceed what is left."""
-    closing = {None: 0, ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 0}
+    closing: dict[ServiceClass | None, int] = {None: 0, **dict.fromkeys(ServiceClass, 0)}
     for lease in ledger.all():
         if lease.closing:
             closing[None if lease.request is None else lease.request.service_class] += lease.cost
     return {
         "total": ledger.slots_total,
         "free": max(0, ledger.room),
-        "interactive": ledger.interactive - closing[ServiceClass.INTERACTIVE],
-        "bulk": ledger.bulk - closing[ServiceClass.BULK],
+        **{each.value: ledger.of(each) - closing[each] for each in ServiceClass},
         "foreign": ledger.foreign,
         "closing": sum(closing.values()),
     }

@@ -36,7 +36,7 @@ class ModelServerMetrics:
         yield GaugeMetricFamily(
             "vllm:num_requests_waiting",
             "Requests that this sidecar queues for its engine.",
-            value=pool.queues.depth,
+            value=pool.queues.urgent,
         )
         yield GaugeMetricFamily(
             "vllm:num_requests_running",

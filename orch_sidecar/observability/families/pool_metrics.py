@@ -113,7 +113,7 @@ FAMILIES: Final = (
     Family(
         "orch_slots_idle",
         "Reserved slots that are free while bulk requests wait for them.",
-        per_pool(lambda at: at.admission.idle),
+        per_pool(lambda at: at.admission.kept_free),
     ),
     Family(
         "orch_effective_capacity",
@@ -237,6 +237,13 @@ FAMILIES: Final = (
         "orch_reclaims",
         "Bulk requests, unseen by their clients, that gave their slots back and were queued again.",
         per_pool(lambda at: at.admission.reclaimed),
+        counts=True,
+        of_requests=True,
+    ),
+    Family(
+        "orch_idle_cuts",
+        "Idle requests that gave their slots back to others and were queued again.",
+        per_pool(lambda at: at.admission.cut),
         counts=True,
         of_requests=True,
     ),

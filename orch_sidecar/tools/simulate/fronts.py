@@ -25,11 +25,12 @@ from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.profile import (
+    BULK,
+    INTERACTIVE,
     AdmissionRules,
     BatchBounds,
     ClassRules,
     FullQueue,
-    ServiceClass,
 )
 
 # The shortest interval between an engine's reports.
@@ -117,7 +118,7 @@ class Admitted(Direct):
         self._classes = sight.classes and rules.interactive is not None
         self._step_time: StepTime | None = None
         self._fitted_at = 0.0
-        # Of bulk requests: the request, when it came first, and how often it was reclaimed.
+        # Of all but interactive requests: the request, when it came first, how often it was cut.
         self._bulk: dict[int, tuple[AdmissionRequest, float, int]] = {}
         self._controller.reclaim.is_unseen = self._is_unseen
 
@@ -126,11 +127,11 @@ class Admitted(Direct):
         return self._controller.queue_depth
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
-        service_class = arrival.service_class if self._classes else ServiceClass.BULK
+        service_class = arrival.service_class if self._classes else BULK
         ask = AdmissionRequest(
             service_class, 1, arrival.prompt, arrival.max_tokens, identity=number + 1
         )
-        if service_class is ServiceClass.BULK:
+        if service_class is not INTERACTIVE:
             self._bulk[number] = ask, now, 0
         outcome = self._controller.arrive(self._ticket(number), ask, now)
         for lease in self._controller.reclaim.take():
@@ -143,12 +144,12 @@ class Admitted(Direct):
             self._outcomes.queued(number, outcome.predicted_start_ms)
         else:
             self._deliver(number, outcome)
-        self._perform(displaced)
+        self._perform(displaced, now)
 
     def ended(self, number: int, arrival: Arrival, now: float) -> None:
         ticket = self._ticket(number)
         self._bulk.pop(number, None)
-        self._perform(self._controller.release(ticket, now, arrival.output))
+        self._perform(self._controller.release(ticket, now, arrival.output), now)
 
     def aborted(self, number: int, now: float) -> None:
         ticket, (request, since, times) = self._ticket(number), self._bulk[number]
@@ -156,7 +157,7 @@ class Admitted(Direct):
         outcome = self._controller.requeue(self._ticket(number), request, since, now)
         if isinstance(outcome, Refusal):
             self._outcomes.refused(number, outcome)
-        self._perform(self._controller.release(ticket, now))
+        self._perform(self._controller.release(ticket, now), now)
 
     def _ticket(self, number: int) -> str:
         times = self._bulk[number][2] if number in self._bulk else 0
@@ -196,17 +197,20 @@ class Admitted(Direct):
             chunk_tokens=min(shape.long_prefill_tokens, shape.step_tokens),
             step_tokens=shape.step_tokens,
         )
-        self._perform(self._controller.engine_reports(report, now))
+        self._perform(self._controller.engine_reports(report, now), now)
 
     def tick(self, now: float) -> None:
-        self._perform(self._controller.dispatch(now))
+        self._perform(self._controller.dispatch(now), now)
 
     def next_event(self, now: float) -> float | None:
         return self._controller.next_event(now)
 
-    def _perform(self, decisions: Iterable[Decision]) -> None:
+    def _perform(self, decisions: Iterable[Decision], now: float) -> None:
         for decision in decisions:
             self._deliver(_number(decision.ticket), decision.outcome)
+        if self._controller.ledger.idle:
+            for lease in self._controller.reclaim.cut_idle(now):
+                self._outcomes.reclaimed(_number(lease))
 
     def _deliver(self, number: int, outcome: Lease | Refusal) -> None:
         if isinstance(outcome, Lease):

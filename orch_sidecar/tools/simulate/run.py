@@ -6,7 +6,7 @@ admission's timer, retries and the next requests of clients, arrivals.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -20,7 +20,6 @@ from orch_sidecar.tools.simulate.fronts import REPORT_S, MakeFront
 from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients
 from vllm_plugin.contracts.profile import ServiceClass
 
-_PRIORITY: Final = {ServiceClass.INTERACTIVE: 0, ServiceClass.BULK: 1}
 # A client whose request was rejected without a Retry-After sends it again after this time.
 _CLIENT_RETRY_S: Final = 1.0
 
@@ -85,8 +84,10 @@ class Run:
         retry: bool = False,
         clients: BulkClients | None = None,
         passed: Callable[[float], None] | None = None,
+        idle: BulkClients | None = None,
     ) -> None:
-        """`passed`: gets the seconds of virtual time that are over, now and then."""
+        """`idle`: clients with idle requests beside the others. `passed`: gets the seconds of
+        virtual time that are over, now and then."""
         self._passed = passed
         self._engine = Engine(shape, seed)
         records = [_record(number, arrival) for number, arrival in enumerate(arrivals)]
@@ -96,9 +97,11 @@ class Run:
         self._retry = retry
         self._again: list[tuple[float, int]] = []  # retries, and the requests of clients
         self._now = 0.0
-        self._work = clients.requests(seed) if clients is not None else iter(())
-        for _ in range(clients.count if clients is not None else 0):
-            self._next_of_client()
+        self._work: dict[ServiceClass, Iterator[Arrival]] = {}
+        for each in filter(None, (clients, idle)):
+            self._work[each.service_class] = each.requests(seed)
+            for _ in range(each.count):
+                self._next_of_client(each.service_class)
         self._aborting: list[int] = []
         self._step_ends: float | None = None
         self._report_at: float | None = None
@@ -193,7 +196,7 @@ class Run:
             record.present_s += now - record.came_at
             self._front.ended(sequence.order, record.arrival, now)
             if record.of_client and now < course.seconds:
-                self._next_of_client()
+                self._next_of_client(record.arrival.service_class)
         for number in self._aborting:
             self._abort(course.records[number])
         self._aborting.clear()
@@ -219,10 +222,10 @@ class Run:
             self._passed(self._now)
         self._front.report(self._engine, self._now)
 
-    def _next_of_client(self) -> None:
+    def _next_of_client(self, service_class: ServiceClass) -> None:
         """A client sends its next request."""
         records = self._course.records
-        record = _record(len(records), replace(next(self._work), at=self._now))
+        record = _record(len(records), replace(next(self._work[service_class]), at=self._now))
         record.of_client, record.tries = True, 0
         heappush(self._again, (self._now, len(records)))
         records.append(record)
@@ -240,4 +243,4 @@ def _record(number: int, arrival: Arrival) -> Record:
 
 
 def _sequence(number: int, arrival: Arrival) -> Sequence:
-    return Sequence(number, arrival.prompt, arrival.output, _PRIORITY[arrival.service_class])
+    return Sequence(number, arrival.prompt, arrival.output, arrival.service_class.rank)

@@ -179,13 +179,16 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class BulkClients:
-    """Clients that send their next bulk request when one has ended. `lengths`: of its bulk ones."""
+    """Clients that send their next request when one has ended: bulk ones, of the `lengths` of its
+    bulk ones, or as many idle ones."""
 
     count: int
     lengths: Workload
+    service_class: ServiceClass = BULK
 
     def requests(self, seed: int) -> Iterator[Arrival]:
         """Yields their requests without end; the caller sets the times."""
         workload = self.lengths.alone(BULK)
         for turn in numbers():
-            yield from workload.at_once(_DRAWN, seed + turn * _SEEDS_APART)
+            for each in workload.at_once(_DRAWN, seed + turn * _SEEDS_APART):
+                yield replace(each, service_class=self.service_class)

@@ -30,6 +30,7 @@ _MOST: Final = 200  # characters of a name
 SLOTS: Final = {
     "interactive": ("i", "green"),
     "bulk": ("b", "blue"),
+    "idle": ("-", "cyan"),
     "foreign": ("f", "magenta"),
     "closing": ("c", "yellow"),
     "free": (".", "bright_black"),

@@ -40,7 +40,7 @@ RULES = (
 
 REQUESTS = st.builds(
     AdmissionRequest,
-    st.sampled_from(ServiceClass),
+    st.sampled_from((ServiceClass.INTERACTIVE, ServiceClass.BULK)),
     st.sampled_from((1, 1, 1, 1, 2, 3, 6)),
     st.sampled_from((0, 10, 50, 400)),
     st.sampled_from((None, 10, 100)),

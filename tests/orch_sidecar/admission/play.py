@@ -94,7 +94,7 @@ def play(rules: AdmissionRules, slots: int, coming: Iterable[Coming], until: flo
         times += [events[0][0]] if events else []
         times += [arrivals[number].at] if number < len(arrivals) else []
         then = min(times)
-        played.idle_slot_s += core.constraints.reserve.idle(now) * (then - now)
+        played.idle_slot_s += core.constraints.reserve.kept_free(now) * (then - now)
         now = then
         if events and events[0][0] <= now:
             ticket = heappop(events)[2]

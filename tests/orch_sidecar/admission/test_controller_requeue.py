@@ -221,8 +221,8 @@ def test_rejected_request_is_no_measure_of_how_fast_slots_come_free() -> None:
         fill(core, interactive(), f"a{number}", at=float(number))
         core.pause("none", 0.02, number + 0.1)
         core.release(f"a{number}", number + 0.1, served=False)
-    assert core.forecaster.release_rates.both.per_second(3.0) is None
+    assert core.forecaster.release_rates.all.per_second(3.0) is None
     for number in range(3, 6):
         fill(core, interactive(), f"a{number}", at=float(number))
         core.release(f"a{number}", number + 0.5)
-    assert core.forecaster.release_rates.both.per_second(6.0) == pytest.approx(2 / 2.5)
+    assert core.forecaster.release_rates.all.per_second(6.0) == pytest.approx(2 / 2.5)

@@ -28,7 +28,7 @@ from tests.orch_sidecar.admission.examples import (
     reason_of,
 )
 from tests.orch_sidecar.admission.happenings import PASSED_S, PICK, REQUESTS, RULES
-from vllm_plugin.contracts.profile import FullQueue
+from vllm_plugin.contracts.profile import FullQueue, ServiceClass
 
 CANCELLED = Refusal(Reason.CANCELLED, "cancelled")
 
@@ -74,7 +74,7 @@ class AdmissionMachine(EngineEvents):
         before, places = model.depth, model.places(request.service_class)
         usual = not model.draining and model.unavailable is None
         usual = usual and request.cost <= model.engine.slots_total
-        free, returned = self.free_for(request), set(core.queues.bulk._returned)
+        free, returned = self.free_for(request), set(core.queues.fair(ServiceClass.BULK)._returned)
         outcome, displaced = (
             core.arrive(ticket, request, model.now),
             core.take_displaced(),

@@ -105,7 +105,7 @@ async def test_pool_whose_engine_has_never_reported_is_there_with_what_is_config
         "pool": "mine", "profile": "cloud", "measurement_type": "batched_online",
         "batching": True, "state": "starting", "slots_total": 0, "slots_free": 0, "leased": 0,
         "foreign": 0, "engine": None, "models": [], "ctx_max": None, "supported_workloads": [],
-        "features": {}, "age_ms": None, "queue": {"interactive": 0, "bulk": 0},
+        "features": {}, "age_ms": None, "queue": {"interactive": 0, "bulk": 0, "idle": 0},
     }  # fmt: skip
     assert {name: entry[name] for name in expected} == expected
     assert set(entry) <= set(await the_entry(ENGINE, admission_of()))
@@ -133,10 +133,12 @@ async def test_rate_limits_are_what_is_enforced() -> None:
             "queue_capacity": {
                 "interactive": rules.interactive.queue_capacity,
                 "bulk": rules.bulk.queue_capacity,
+                "idle": rules.bulk.queue_capacity,
             },
             "max_wait_s": {
                 "interactive": rules.interactive.max_wait_s,
                 "bulk": rules.bulk.max_wait_s,
+                "idle": 86_400,
             },
             "key_concurrency": concurrency,
         }
@@ -145,7 +147,7 @@ async def test_rate_limits_are_what_is_enforced() -> None:
 async def test_leases_are_counted_by_the_ledger_and_not_by_the_engine() -> None:
     core = admission_of()
     entry = await the_entry(ENGINE, core)
-    assert entry["slots_free_by_class"] == {"interactive": 4, "bulk": 4}
+    assert entry["slots_free_by_class"] == {"interactive": 4, "bulk": 4, "idle": 1}
     core.arrive("waits", AdmissionRequest(ServiceClass.INTERACTIVE, 8), 1.0)
     entry = await the_entry(ENGINE, core)
     assert entry["pool"] == "mine"
@@ -153,7 +155,7 @@ async def test_leases_are_counted_by_the_ledger_and_not_by_the_engine() -> None:
     assert entry["foreign"] == 1
     assert entry["slots_free"] == 0, "one is ahead"
     assert (entry["effective_capacity"], entry["demand_ratio"]) == (8, 1.375)
-    assert entry["queue"] == {"interactive": 1, "bulk": 0}
+    assert entry["queue"] == {"interactive": 1, "bulk": 0, "idle": 0}
     assert entry["hold"] == "slot"
     assert entry["oversubscription_violations_total"] == 0
     assert (entry["state"], entry["age_ms"], entry["engine_busy_ratio"]) == ("ready", 4, 0.5)
@@ -164,6 +166,7 @@ async def test_limits_are_those_of_now() -> None:
     assert entry["limits"] == {
         "interactive": {"batch": 8},
         "bulk": {"batch": 8},
+        "idle": {"batch": 8},
         "mixed_batch": 8,
         "measured": False,
         "tpot_out_of_reach": False,
@@ -177,9 +180,9 @@ async def test_only_classes_of_the_profile_are_listed() -> None:
     offline = profile.load("offline")
     seen = pool_of(ENGINE, core, used=offline)
     entry = entry_of(seen, None)
-    assert entry["queue"] == {"bulk": 0}
-    assert set(entry["limits"]) == {"bulk", "mixed_batch", "measured", "tpot_out_of_reach"}
-    assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk"}
+    assert entry["queue"] == {"bulk": 0, "idle": 0}
+    assert set(entry["limits"]) == {"bulk", "idle", "mixed_batch", "measured", "tpot_out_of_reach"}
+    assert set(entry["rate_limits"]["queue_capacity"]) == {"bulk", "idle"}
 
 
 async def test_batching_is_counted_by_the_engines_decode_steps() -> None:

@@ -23,8 +23,8 @@ from tests.orch_sidecar.parents import (
 )
 from vllm_plugin.contracts.lease_protocol import CLAIM_S, ClaimCall
 
-FREE_6 = {"slots_free": 6, "slots_free_by_class": {"interactive": 6, "bulk": 6}}
-NONE_FREE = {"slots_free": 0, "slots_free_by_class": {"interactive": 0, "bulk": 0}}
+FREE_6 = {"slots_free": 6, "slots_free_by_class": {"interactive": 6, "bulk": 6, "idle": 0}}
+NONE_FREE = {"slots_free": 0, "slots_free_by_class": {"interactive": 0, "bulk": 0, "idle": 0}}
 
 
 def test_pool_looks_like_an_engine() -> None:

@@ -30,11 +30,11 @@ class Address:
 
     @property
     def queues(self) -> Any:
-        return SimpleNamespace(depth=len(self.waits))
+        return SimpleNamespace(depth=len(self.waits), urgent=len(self.waits))
 
     @property
     def ledger(self) -> Any:
-        return SimpleNamespace(room=self.room)
+        return SimpleNamespace(slots_total=self.room, firm=0)
 
     @property
     def gate(self) -> Any:

@@ -44,7 +44,7 @@ async def test_snapshot_counts_leases_and_queued_requests_and_keeps_its_values(p
     before, status = pool.snapshot(), pool.status()
     first.end()
     assert (before.slots_total, before.room, before.queue_depth) == (4, 0, 2)
-    assert status.queued == {"interactive": 1, "bulk": 1}
+    assert status.queued == {"interactive": 1, "bulk": 1, "idle": 0}
     decoded = replace(status, document={"steps_by_batch": {"2": [3, 0.3]}})
     assert decoded.batching == BatchingStats(3, 1, 2.0, 100.0, 2, max_batch_size=4)
     assert pool.snapshot().queue_depth < 2
@@ -71,11 +71,11 @@ async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> No
     assert (compared.room, drained.slots_free["slots_free"]) == (3, 0)
 
 
-def test_pool_of_one_class_reports_no_other() -> None:
+def test_pool_without_interactive_requests_reports_the_others() -> None:
     rules = CLOUD.admission.model_copy(update={"interactive": None})
     status = PoolStatus("a", CLOUD, AdmissionController(rules).status(0.0))
-    assert status.admission.classes == (ServiceClass.BULK,)
-    assert status.queued == {"bulk": 0}
+    assert status.admission.classes == (ServiceClass.BULK, ServiceClass.IDLE)
+    assert status.queued == {"bulk": 0, "idle": 0}
 
 
 async def test_age_is_that_of_the_last_valid_event(pool: Pool) -> None:

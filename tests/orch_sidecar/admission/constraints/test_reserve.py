@@ -137,9 +137,9 @@ def test_idle_slots_are_counted_only_while_bulk_waits_for_them() -> None:
     asked_for(bench, 9.0)
     bench.grant(interactive(4))
     bench.grant(bulk(9))
-    assert bench.constraints.reserve.idle(0.0) == 0
+    assert bench.constraints.reserve.kept_free(0.0) == 0
     bench.wait(bulk())
-    assert bench.constraints.reserve.idle(0.0) == 3
+    assert bench.constraints.reserve.kept_free(0.0) == 3
 
 
 # The bound of the delay

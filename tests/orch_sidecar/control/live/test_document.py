@@ -63,7 +63,7 @@ def test_each_slot_is_counted_once_by_its_owner() -> None:
     made.ledger.abandon("c")
     made.ledger.adopt("unknown", 1)
     assert document.slots(made.ledger) == {
-        "total": 8, "free": 2, "interactive": 2, "bulk": 1, "foreign": 1, "closing": 2,
+        "total": 8, "free": 2, "interactive": 2, "bulk": 1, "idle": 0, "foreign": 1, "closing": 2,
     }  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_keys_that_are_known_appear_by_their_names() -> None:
     known, other = KeyShare(b"digest"), KeyShare(b"removed")
     known.served, other.served = 30, 10
     queues = Queues()
-    queues.bulk.shares |= {b"digest": known, b"removed": other}
+    queues.fair(ServiceClass.BULK).shares |= {b"digest": known, b"removed": other}
     assert document.keys(queues, NAMES) == [
         {"class": "bulk", "key": "chat", "queued": 0, "running": 0, "share": 0.75}
     ]

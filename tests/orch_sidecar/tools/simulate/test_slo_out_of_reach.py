@@ -7,15 +7,12 @@ of the steps (which is what the traffic adds to the fit), slots, and the SLO.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
 import pytest
 
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Direct, MakeFront, Sight
 from orch_sidecar.tools.simulate.run import Course, Run
-from orch_sidecar.tools.simulate.traffic import Arrival, BulkClients, Workload
+from orch_sidecar.tools.simulate.traffic import BulkClients, Workload
 from vllm_plugin.contracts.profile import ServiceClass, load
 
 SECONDS = 40.0
@@ -24,19 +21,11 @@ TTFT_MS = 10_000.0
 MARGIN = 0.85
 
 
-@dataclass(frozen=True, slots=True)
-class Clients(BulkClients):
-    """Clients that send their next interactive request when one has ended."""
-
-    def requests(self, seed: int) -> Iterator[Arrival]:
-        for request in super(Clients, self).requests(seed):
-            yield replace(request, service_class=ServiceClass.INTERACTIVE)
-
-
 def course(shape: EngineShape, clients: int, front: MakeFront) -> Course:
     output = min(48.0, 4000 / shape.t0_ms)
     lengths = Workload(prompt=64, output=output, bulk_factor=1, spread=0.3)
-    return Run(shape, [], SECONDS, front, 1, clients=Clients(clients, lengths)).to_the_end()
+    closed = BulkClients(clients, lengths, ServiceClass.INTERACTIVE)
+    return Run(shape, [], SECONDS, front, 1, clients=closed).to_the_end()
 
 
 def admission(slo_ms: float, *, warm: bool) -> MakeFront:

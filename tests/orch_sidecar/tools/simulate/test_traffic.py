@@ -154,6 +154,6 @@ def test_max_tokens_are_given_only_if_known() -> None:
 
 def test_class_alone_has_nothing_of_the_other() -> None:
     workload = Workload()
-    for service_class in ServiceClass:
+    for service_class in (ServiceClass.INTERACTIVE, ServiceClass.BULK):
         arrivals = workload.alone(service_class).arrivals(5.0, 20.0, 1)
         assert {each.service_class for each in arrivals} == {service_class}

@@ -61,12 +61,12 @@ class Watched(Admitted):
                 if place is not None:
                     self.shown[ticket].append((now, place))
 
-    def _perform(self, decisions: Iterable[Decision]) -> None:
+    def _perform(self, decisions: Iterable[Decision], now: float) -> None:
         found = list(decisions)
         for each in found:
             if isinstance(each.outcome, Lease):
                 self.started[each.ticket] = self._now
-        super()._perform(found)
+        super()._perform(found, now)
 
     def errors(self) -> list[float]:
         """|predicted - actual| / actual, of all that was shown to requests that started while

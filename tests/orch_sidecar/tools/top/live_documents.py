@@ -41,7 +41,10 @@ def pool(name: str = "cloud", **more: Any) -> dict[str, Any]:
         "models": ["org/A-model-with-a-long-name-70B-Instruct"], "engine": "vllm 0.32.0",
         "gpu": "NVIDIA H100 80GB HBM3", "weights": "org/A", "state": "ready",
         "since_at": AT - 3_600_000, "message": "", "advice": "", "drain": None,
-        "slots": {"total": 8, "free": 1, "interactive": 4, "bulk": 2, "foreign": 0, "closing": 1},
+        "slots": {
+            "total": 8, "free": 1, "interactive": 4, "bulk": 2, "idle": 0, "foreign": 0,
+            "closing": 1,
+        },
         "limits": {"interactive": 8, "bulk": 8}, "batches": [1, 3, 8, 6], "decode_steps": 4711,
         "running": 6, "prefilling": 0,
         "curve": {

@@ -135,7 +135,8 @@ def test_sidecar_that_is_away_is_the_first_line() -> None:
 
 
 def test_absent_pool_is_shown() -> None:
-    nothing = dict.fromkeys(("total", "free", "interactive", "bulk", "foreign", "closing"), 0)
+    owners = ("total", "free", "interactive", "bulk", "idle", "foreign", "closing")
+    nothing = dict.fromkeys(owners, 0)
     absent = pool(
         state="absent", since_at=None, slots=nothing, engine=None, gpu=None, models=[], queued={},
         message="no address of this pool is known", latency={}, batches=[], queue=[], admitted=[],
@@ -266,9 +267,20 @@ def test_sparkline_rises_with_its_values() -> None:
 
 
 def test_slots_have_a_letter_each_and_many_share_one() -> None:
-    few = {"total": 4, "free": 1, "interactive": 1, "bulk": 1, "foreign": 0, "closing": 1}
-    assert slots_row(few).plain == "ibc."
-    many = {"total": 256, "free": 1, "interactive": 200, "bulk": 55, "foreign": 0, "closing": 0}
+    few = {
+        "total": 5,
+        "free": 1,
+        "interactive": 1,
+        "bulk": 1,
+        "idle": 1,
+        "foreign": 0,
+        "closing": 1,
+    }
+    assert slots_row(few).plain == "ib-c."
+    many = {
+        "total": 256, "free": 1, "interactive": 200, "bulk": 55, "idle": 0, "foreign": 0,
+        "closing": 0,
+    }  # fmt: skip
     assert slots_row(many).plain == "i" * 50 + "b" * 14 + "."
 
 

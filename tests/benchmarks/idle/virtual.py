@@ -1,0 +1,137 @@
+"""Idle rows beside a trace of interactive requests, in virtual time.
+
+The sidecar's own admission in front of a model of an engine, with the step time and prefill rate
+that an H200 was measured with (`tests/benchmarks/README.md`). Each way gets the same requests:
+
+    none      no rows: what interactive requests get
+    learned   rows of the class `idle`
+    N         the same, but that N of them run at once, set by hand, whatever the engine does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MethodType
+from typing import Final
+
+from orch_sidecar.admission.constraints.idle import IdleRoom
+from orch_sidecar.tools.simulate.compare import capacity
+from orch_sidecar.tools.simulate.engine import EngineShape
+from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight
+from orch_sidecar.tools.simulate.report import Figures, figures
+from orch_sidecar.tools.simulate.run import Run
+from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
+from orch_sidecar.tools.traces import read
+from vllm_plugin.contracts import profile
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE
+
+TRACE: Final = Path(__file__).parents[2] / "traces" / "azure_llm_2023_conv.csv"
+# An H200 with a model of 8B parameters, profile `cloud`.
+H200: Final = EngineShape.of(
+    profile.load("cloud"), t0_ms=5.38, c_ms=0.027, alpha=0.96, prefill_tokens_per_s=53_200
+)
+SEED: Final = 20_261_128
+# Mean tokens of rows, and of bulk requests; the sigma of their logarithm is 0.5.
+ROWS: Final = Workload(prompt=600, output=150, bulk_factor=1)
+BULK_LENGTHS: Final = Workload(prompt=300, output=400, bulk_factor=1)
+IN_FLIGHT: Final = 2  # rows that a runner keeps in flight, per slot
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The trace at `load` times the engine's capacity, beside so many clients with bulk work."""
+
+    load: float
+    bulk_clients: int = 0
+    shape: EngineShape = H200
+    seconds: float = 600.0
+    rows: Workload = ROWS
+
+    @property
+    def name(self) -> str:
+        return f"{self.load:g}" + (f" + {self.bulk_clients} bulk" if self.bulk_clients else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a way gave. TTFT in milliseconds, of interactive requests; `refused`: the share of
+    them; `bulk_per_s`: of bulk requests that ended; `cut`: rows that were cut, per row served."""
+
+    ttft_p50: float
+    ttft_p95: float
+    tpot_p95: float
+    refused: float
+    rows_per_s: float
+    bulk_per_s: float
+    cut: float
+    occupancy: float
+
+    def keeps(self, without: Outcome, ratio: float, points: float) -> bool:
+        """Whether interactive requests do not notice."""
+        return (
+            self.ttft_p95 <= ratio * without.ttft_p95
+            and self.refused <= without.refused + points / 100
+        )
+
+
+class HandSet(Admitted):
+    """Admission in which so many idle requests run at once, whatever is measured."""
+
+    def __init__(self, many: int, outcomes: Outcomes) -> None:
+        super().__init__(profile.load("cloud").admission, Sight(), outcomes, SEED)
+        room = self._controller.constraints.idle
+        room._batch = MethodType(lambda _, firm, now: many, room)  # type: ignore[method-assign]
+        room.is_in_the_way = MethodType(lambda *_: False, room)  # type: ignore[method-assign]
+        room._reads_at = MethodType(lambda _, now: now, room)  # type: ignore[method-assign]
+
+
+def outcome(load: Load, way: int | None, *, rows: bool = True) -> Outcome:
+    """Runs one way. `way`: set by hand, None where it is learned. `rows`: there are any."""
+    replay = Replay(read(TRACE))
+    rate = load.load * capacity(load.shape, replay, SEED)
+    arrivals = replay.arrivals(rate, load.seconds, SEED)
+    bulk = BulkClients(load.bulk_clients, BULK_LENGTHS) if load.bulk_clients else None
+    idle = BulkClients(IN_FLIGHT * load.shape.slots, load.rows, IDLE)
+
+    def front(outcomes: Outcomes) -> Admitted:
+        if way is not None:
+            return HandSet(way, outcomes)
+        return Admitted(profile.load("cloud").admission, Sight(), outcomes, SEED)
+
+    run = Run(
+        replace(load.shape), arrivals, load.seconds, front, SEED, False, bulk, None,
+        idle if rows else None,
+    )  # fmt: skip
+    course = run.to_the_end()
+    found = figures(course, {INTERACTIVE: None})
+    idle_records = [each for each in course.records if each.arrival.service_class is IDLE]
+    ended = [each for each in idle_records if (at := each.sequence.ended_at) and at <= load.seconds]
+    return _outcome(found, len(ended), sum(each.reclaimed for each in idle_records), load.seconds)
+
+
+def _outcome(found: Figures, rows: int, cut: int, seconds: float) -> Outcome:
+    interactive, bulk = found.classes[INTERACTIVE], found.classes[BULK]
+    return Outcome(
+        interactive.ttft_ms.p50 or 0.0,
+        interactive.ttft_ms.p95 or 0.0,
+        interactive.tpot_ms.p95 or 0.0,
+        sum(interactive.refused.values()) / interactive.arrived,
+        rows / seconds,
+        bulk.goodput_per_s,
+        cut / max(1, rows),
+        found.occupancy,
+    )
+
+
+def best(load: Load, without: Outcome, ways: Iterable[int], ratio: float, points: float) -> int:
+    """Returns the concurrency that gives most rows and keeps the bound; 0: none does."""
+    found = {way: outcome(load, way) for way in ways}
+    kept = {
+        way: each.rows_per_s for way, each in found.items() if each.keeps(without, ratio, points)
+    }
+    return max(kept, key=lambda way: kept[way], default=0)
+
+
+__all__ = ["IdleRoom", "Load", "Outcome", "best", "outcome"]
