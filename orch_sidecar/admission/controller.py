@@ -31,7 +31,7 @@ from orch_sidecar.admission.types import (
     Queued,
 )
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.contracts.profile import IDLE, INTERACTIVE, AdmissionRules
+from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
 
 # The shortest time between two timer events, whatever rounding does.
 _MIN_SLEEP_S: Final = 0.001
@@ -154,8 +154,6 @@ class AdmissionController:
         elif self._may_be_late(request, now):
             self.learn()
             outcome = self._queue_entry.refuse_at_once(request, now)
-        if self.ledger.idle and type(outcome) is Refusal and service_class is not IDLE:
-            self.reclaim.wanted(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
             self._count(request, now)
         if outcome is not None:

@@ -122,7 +122,7 @@ async def test_health_is_that_of_one_pool(
     }
     assert numbers["slots_total"] == 4
     assert numbers["slots_leased"] == 3
-    assert numbers["queue_depth"] == {"interactive": 0, "bulk": 0}
+    assert numbers["queue_depth"] == {"interactive": 0, "bulk": 0, "idle": 0}
     assert numbers["oversubscription_violations_total"] == 0
     assert list(batching) == [
         "total_batches", "total_requests", "avg_batch_size", "avg_batch_duration_ms",

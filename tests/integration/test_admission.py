@@ -134,7 +134,7 @@ async def test_capabilities_answer_while_all_slots_are_busy(
     expected = {
         "engine": "vllm", "profile": "cloud", "measurement_type": "batched_online",
         "batching": True, "slots_total": 4, "slots_free": 0, "leased": 4, "foreign": 0,
-        "queue": {"interactive": 2, "bulk": 0}, "oversubscription_violations_total": 0,
+        "queue": {"interactive": 2, "bulk": 0, "idle": 0}, "oversubscription_violations_total": 0,
         "state": "ready", "epoch": "epoch-1", "models": ["tiny"], "ctx_max": 2048,
     }  # fmt: skip
     assert {key: entry[key] for key in expected} == expected

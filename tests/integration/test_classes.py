@@ -25,7 +25,7 @@ async def test_interactive_requests_go_before_bulk_ones(
         clients.append(await started(sidecar, headers=headers, seed=seed, n=4))
         await eventually(lambda seed=seed: sidecar.queued == seed)  # type: ignore[misc]
     entry = await sidecar.capabilities()
-    assert entry["queue"] == {"interactive": 2, "bulk": 2}
+    assert entry["queue"] == {"interactive": 2, "bulk": 2, "idle": 0}
     for _ in clients:
         await eventually(lambda: held.waiting)
         held.release()

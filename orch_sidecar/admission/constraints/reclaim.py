@@ -82,6 +82,8 @@ class Reclaim:
 
         Until `settle` it counts as about to end, for predictions.
         """
+        if self._ledger.idle and type(outcome) is Refusal and request.service_class is not IDLE:
+            self._wanted = request.cost, now + WANTED_S  # it may come back
         if not rules.reclaim or not blocked_by.for_slots or self._offers.contended:
             return None  # what others claim might go to them
         if not isinstance(outcome, Refusal) or outcome.reason is not Reason.SLO_MISS:
@@ -118,10 +120,6 @@ class Reclaim:
         self.count += 1
         self._allowed -= lease.cost * (now - lease.granted_at)
         self._chosen.append(lease.id)
-
-    def wanted(self, request: AdmissionRequest, now: float) -> None:
-        """A request of another class was refused while idle ones run: it may come back."""
-        self._wanted = request.cost, now + WANTED_S
 
     def cut_idle(self, now: float) -> list[str]:
         """Returns the leases of the idle requests that have to leave: they are to be aborted, and
