@@ -239,6 +239,7 @@ class Pool:
         pace_s, now = admission.service_times.pace_s(), self.connections.loop.time()
         urgent = BULK if admission.rules.interactive is None else INTERACTIVE
         free = admission.constraints.free(urgent, now)
+        waiting = self.queues.urgent if self.queues.depth else 0
         kind, models = self._kind, watcher.models
         if (
             kind is None
@@ -257,7 +258,7 @@ class Pool:
                 ledger.slots_total,
                 pace_s is not None,
             )
-        return standing(kind, pace_s, free, self.queues.urgent, ledger.slots_total - ledger.firm)
+        return standing(kind, pace_s, free, waiting, ledger.room + ledger.idle)
 
     def snapshot(self, request: AdmissionRequest | None = None) -> PoolSnapshot:
         """Returns the pool as it is compared now. With `request` (and while the pool takes

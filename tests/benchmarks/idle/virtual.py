@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from types import MethodType
 from typing import Final
 
-from orch_sidecar.admission.constraints.idle import IdleRoom
 from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight
-from orch_sidecar.tools.simulate.report import Figures, figures
-from orch_sidecar.tools.simulate.run import Run
+from orch_sidecar.tools.simulate.run import Course, Run
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read
 from vllm_plugin.contracts import profile
@@ -32,6 +31,7 @@ TRACE: Final = Path(__file__).parents[2] / "traces" / "azure_llm_2023_conv.csv"
 H200: Final = EngineShape.of(
     profile.load("cloud"), t0_ms=5.38, c_ms=0.027, alpha=0.96, prefill_tokens_per_s=53_200
 )
+CLASSES: Final = INTERACTIVE, BULK, IDLE
 SEED: Final = 20_261_128
 # Mean tokens of rows, and of bulk requests; the sigma of their logarithm is 0.5.
 ROWS: Final = Workload(prompt=600, output=150, bulk_factor=1)
@@ -104,25 +104,35 @@ def outcome(load: Load, way: int | None, *, rows: bool = True) -> Outcome:
         replace(load.shape), arrivals, load.seconds, front, SEED, False, bulk, None,
         idle if rows else None,
     )  # fmt: skip
-    course = run.to_the_end()
-    found = figures(course, {INTERACTIVE: None})
-    idle_records = [each for each in course.records if each.arrival.service_class is IDLE]
-    ended = [each for each in idle_records if (at := each.sequence.ended_at) and at <= load.seconds]
-    return _outcome(found, len(ended), sum(each.reclaimed for each in idle_records), load.seconds)
+    return _outcome(run.to_the_end())
 
 
-def _outcome(found: Figures, rows: int, cut: int, seconds: float) -> Outcome:
-    interactive, bulk = found.classes[INTERACTIVE], found.classes[BULK]
+def _outcome(course: Course) -> Outcome:
+    of = {each: [r for r in course.records if r.arrival.service_class is each] for each in CLASSES}
+    served = {
+        each: [done for record in of[each] if (done := record.completed) is not None]
+        for each in CLASSES
+    }
+    per_s = {
+        each: sum(done.ended_s <= course.seconds for done in served[each]) / course.seconds
+        for each in CLASSES
+    }
+    ttft = sorted(done.ttft_s for done in served[INTERACTIVE] if done.ttft_s is not None)
+    tpot = sorted(done.tpot_s for done in served[INTERACTIVE] if done.tpot_s is not None)
     return Outcome(
-        interactive.ttft_ms.p50 or 0.0,
-        interactive.ttft_ms.p95 or 0.0,
-        interactive.tpot_ms.p95 or 0.0,
-        sum(interactive.refused.values()) / interactive.arrived,
-        rows / seconds,
-        bulk.goodput_per_s,
-        cut / max(1, rows),
-        found.occupancy,
+        1000 * _at(ttft, 0.5),
+        1000 * _at(ttft, 0.95),
+        1000 * _at(tpot, 0.95),
+        1 - len(served[INTERACTIVE]) / len(of[INTERACTIVE]),
+        per_s[IDLE],
+        per_s[BULK],
+        sum(record.reclaimed for record in of[IDLE]) / max(1, len(served[IDLE])),
+        course.busy_s / (course.seconds * course.shape.slots),
     )
+
+
+def _at(ordered: list[float], share: float) -> float:
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]
 
 
 def best(load: Load, without: Outcome, ways: Iterable[int], ratio: float, points: float) -> int:
@@ -132,6 +142,3 @@ def best(load: Load, without: Outcome, ways: Iterable[int], ratio: float, points
         way: each.rows_per_s for way, each in found.items() if each.keeps(without, ratio, points)
     }
     return max(kept, key=lambda way: kept[way], default=0)
-
-
-__all__ = ["IdleRoom", "Load", "Outcome", "best", "outcome"]
