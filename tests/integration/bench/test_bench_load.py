@@ -14,6 +14,7 @@ from orch_sidecar.tools.bench.load import driver as load
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate, Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from tests.integration.bench.decoding import Decoding
 from tests.integration.running import eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -123,9 +124,9 @@ async def test_no_more_connections_are_made_at_once_than_a_server_takes(
     Decoding(engine)
     connecting: list[int] = [0]
     most: list[int] = []
-    connected = client.ConnectionPool._connect
+    connected = ConnectionPool.acquire
 
-    async def counted(self: client.ConnectionPool) -> client.Connection:
+    async def counted(self: ConnectionPool) -> EngineConnection:
         connecting[0] += 1
         most.append(connecting[0])
         try:
@@ -133,7 +134,7 @@ async def test_no_more_connections_are_made_at_once_than_a_server_takes(
         finally:
             connecting[0] -= 1
 
-    monkeypatch.setattr(client.ConnectionPool, "_connect", counted)
+    monkeypatch.setattr(ConnectionPool, "acquire", counted)
     found = made(engine)
     await found.run(found.at_once([next(requests_to(engine)) for _ in range(20)]))
     assert {call.fate for call in found.calls} == {Fate.ANSWERED}
@@ -144,13 +145,13 @@ async def test_new_connection_is_part_of_the_answers_time(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Decoding(engine)
-    connected = client.ConnectionPool._connect
+    connected = ConnectionPool.acquire
 
-    async def slowly(self: client.ConnectionPool) -> client.Connection:
+    async def slowly(self: ConnectionPool) -> EngineConnection:
         await asyncio.sleep(0.2)
         return await connected(self)
 
-    monkeypatch.setattr(client.ConnectionPool, "_connect", slowly)
+    monkeypatch.setattr(ConnectionPool, "acquire", slowly)
     call = await one(engine)
     assert call.served is not None
     assert call.served.ttft_s is not None
@@ -219,7 +220,7 @@ async def test_connection_that_is_closed_without_an_answer_is_a_failure(
 async def test_connection_that_was_idle_for_long_is_not_used_again(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "REUSE_WITHIN_S", 0.05)
+    monkeypatch.setattr("orch_sidecar.wire.engine_connection.REUSE_WITHIN_S", 0.05)
     Decoding(engine)
     found = made(engine)
     await found.run(found.open_loop(requests_to(engine), [0.001, 0.2]))

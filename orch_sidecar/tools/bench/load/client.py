@@ -1,6 +1,7 @@
 """The HTTP client of a measurement: sends requests and records when each event arrives.
 
-Timestamps are taken in `data_received`, before any parsing.
+Timestamps are taken as bytes come, before any parsing. Connections are those of the sidecar's own
+client, which never sends a request to a connection that a server may be closing.
 """
 
 from __future__ import annotations
@@ -9,106 +10,84 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from orch_sidecar.api import usage
 from orch_sidecar.tools.bench.load.call import Call, Fate, Request
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.stream import EventStream, code_of, shown
+from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Body, FramingError, Head, body_of, parse_head
-
-# A server may be closing a connection that was idle for longer: vLLM does after 5 s. A request
-# sent just then is lost, and a POST is never retried.
-REUSE_WITHIN_S: Final = 2.0
 
 # Connections beyond a server's listen backlog (1024 in the sidecar, 128 elsewhere) are dropped by
 # its kernel and retried after a second.
 CONNECTING_AT_ONCE: Final = 64
+# The kernel tries that often, and longer, where nothing answers.
+_CONNECT_S: Final = 60.0
 
 _MAX_BODY_BYTES: Final = 65_536  # the end of a response that is not a stream
 _MILLISECONDS: Final = re.compile(rb"[0-9]{1,12}(?:\.[0-9]{1,9})?")
+_LOST: Final = "the connection was lost"
 
 
-class Connection(asyncio.Protocol):
-    """One keep-alive connection, which carries one request at a time."""
+class Response:
+    """Reads the response to one request, and records it in its call.
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._transport: asyncio.Transport | None = None
-        self._call: Call | None = None  # the request in flight
+    `ended`: is done when it has ended, whatever its outcome. `reusable`: whether its connection can
+    be used again then.
+    """
+
+    def __init__(self, call: Call, now: Callable[[], float]) -> None:
+        self._call, self._now = call, now
         self._head: Head | None = None
         self._body: Body | None = None
         self._buffer = b""  # an incomplete head
         self._answer = b""  # the body of a response that is not a stream
         self._events: EventStream | None = None
         self._last_token_s: float | None = None
-        self._done: asyncio.Future[None] | None = None
-        self.idle_since_s = 0.0
+        self.reusable = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @property
-    def open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+    # Receiver
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    async def run(self, call: Call, message: bytes) -> None:
-        """Sends a request and returns when it has ended, whatever its outcome.
-
-        Cancellation closes the connection and marks the call as cut.
-        """
-        if self._transport is None:
-            call.fate, call.why, call.ended_s = Fate.FAILED, "the connection was lost", self._now()
-            return
-        self._call, self._head, self._body, self._events = call, None, None, None
-        self._buffer = self._answer = b""
-        self._last_token_s = None
-        self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(message)
-        try:
-            await self._done
-        except asyncio.CancelledError:
-            self._end(Fate.CUT, "")
-            self.close()
-            raise
-
-    # asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
-
-    def data_received(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
         at_s = self._now()
-        if self._call is None:
-            self.close()  # unsolicited data
+        if self.ended.done():
+            self.reusable = False  # unsolicited data
             return
         try:
             body = self._body
             if body is None:
-                body = self._begin(self._call, self._buffer + data)
+                body = self._begin(self._buffer + data)
                 if body is None:
                     return
                 data = self._buffer
             payload = body.feed(data)
         except FramingError as error:
-            self._end(Fate.FAILED, f"the response is not valid HTTP: {error}")
-            self.close()
+            self.end(Fate.FAILED, f"the response is not valid HTTP: {error}")
             return
         if payload:
-            self._read(self._call, payload, at_s)
+            self._read(payload, at_s)
         if body.done:
-            self._finish(self._call, at_s)
+            self._finish(at_s)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        body, call = self._body, self._call
-        if call is not None and body is not None and not body.delimits_itself and exc is None:
-            self._finish(call, self._now())
+    def lost(self, error: Exception | None) -> None:
+        if self.ended.done():
+            self.reusable = False
+        elif self._body is not None and not self._body.delimits_itself and error is None:
+            self._finish(self._now())
         else:
-            self._end(Fate.FAILED, "the connection was lost")
+            self.end(Fate.FAILED, _LOST)
 
-    def _begin(self, call: Call, data: bytes) -> Body | None:
+    def end(self, fate: Fate, why: str, at_s: float | None = None) -> None:
+        """Records the outcome."""
+        call = self._call
+        call.fate, call.why = fate, why
+        call.ended_s = self._now() if at_s is None else at_s
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _begin(self, data: bytes) -> Body | None:
         self._buffer = data
         parsed = parse_head(data)
         while parsed is not None and parsed[0].status < 200:
@@ -118,18 +97,18 @@ class Connection(asyncio.Protocol):
             return None
         self._head, start = parsed
         self._buffer = self._buffer[start:]
-        call.status = self._head.status
+        self._call.status = self._head.status
         kind = dict(self._head.fields).get(b"content-type", b"").lower()
         if kind.startswith(b"text/event-stream") and self._head.status == 200:
             self._events = EventStream()
         self._body = body_of(self._head, dechunk=True)
         return self._body
 
-    def _read(self, call: Call, payload: bytes, at_s: float) -> None:
+    def _read(self, payload: bytes, at_s: float) -> None:
         if self._events is None:
             self._answer = (self._answer + payload)[-_MAX_BODY_BYTES:]
             return
-        generated = self._events.generated
+        call, generated = self._call, self._events.generated
         for _ in range(self._events.feed(payload)):
             call.event_s.append(at_s)
         if self._events.generated > generated:
@@ -137,100 +116,90 @@ class Connection(asyncio.Protocol):
             if call.on_events is not None:
                 call.on_events(call)
 
-    def _finish(self, call: Call, at_s: float) -> None:
-        head, events = self._head, self._events
+    def _finish(self, at_s: float) -> None:
+        call, head, events = self._call, self._head, self._events
         assert head is not None
+        assert self._body is not None
+        self.reusable = head.keep_alive and self._body.delimits_itself
         call.queue_ms = _queue_ms(head)
         if head.status in (429, 503):
-            self._end(Fate.REFUSED, _code_of(self._answer))
+            self.end(Fate.REFUSED, _code_of(self._answer))
         elif head.status != 200:
-            self._end(Fate.FAILED, f"status {head.status}: {_code_of(self._answer)}")
+            self.end(Fate.FAILED, f"status {head.status}: {_code_of(self._answer)}")
         elif events is None:
             call.input_tokens, call.output_tokens, _, _ = usage.read(self._answer)
-            self._end(Fate.ANSWERED, "", at_s)
+            self.end(Fate.ANSWERED, "", at_s)
         else:
-            self._finish_stream(call, events, at_s)
-        if head.keep_alive and self._body is not None and self._body.delimits_itself:
-            self.idle_since_s = self._now()
-        else:
-            self.close()
+            self._finish_stream(events, at_s)
 
-    def _finish_stream(self, call: Call, events: EventStream, at_s: float) -> None:
+    def _finish_stream(self, events: EventStream, at_s: float) -> None:
+        call = self._call
         events.end()
         call.input_tokens, call.output_tokens = events.usage
         if events.error:
-            self._end(Fate.FAILED, f"error in the stream: {events.error}")
+            self.end(Fate.FAILED, f"error in the stream: {events.error}")
         elif not events.done:
-            self._end(Fate.FAILED, "the stream ended without [DONE]")
+            self.end(Fate.FAILED, "the stream ended without [DONE]")
         else:
             if call.output_tokens is None and call.event_s:
                 call.output_tokens, call.counted_by_events = len(call.event_s), True
             # The usage, [DONE] and the end of HTTP come after the last token.
             last_s = self._last_token_s
-            self._end(Fate.ANSWERED, "", at_s if last_s is None else last_s)
-
-    def _end(self, fate: Fate, why: str, at_s: float | None = None) -> None:
-        """Records the outcome of the request in flight, if there is one."""
-        call, self._call = self._call, None
-        if call is None:
-            return
-        call.fate, call.why = fate, why
-        call.ended_s = self._now() if at_s is None else at_s
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
+            self.end(Fate.ANSWERED, "", at_s if last_s is None else last_s)
 
 
-class ConnectionPool:
-    """The connections to one endpoint; reuses idle ones."""
+async def exchange(
+    connection: EngineConnection, call: Call, message: bytes, now: Callable[[], float]
+) -> bool:
+    """Sends a request and returns when its response has ended: whether the connection is reusable.
+
+    Cancellation closes the connection and marks the call as cut.
+    """
+    response = Response(call, now)
+    if not connection.open:
+        response.end(Fate.FAILED, _LOST)
+        return False
+    connection.send(response, message)
+    try:
+        await response.ended
+    except asyncio.CancelledError:
+        response.end(Fate.CUT, "")
+        raise
+    finally:
+        if not response.reusable:
+            connection.close()
+    return response.reusable
+
+
+class Client:
+    """Sends requests to one endpoint, on idle connections or on new ones."""
 
     def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
-        self._endpoint = endpoint
+        self._pool = ConnectionPool(endpoint.url, _CONNECT_S)
         self._now = now
-        self._ssl = endpoint.ssl
-        self._idle: list[Connection] = []
         self._connecting = asyncio.Semaphore(CONNECTING_AT_ONCE)
 
     async def run(self, call: Call, request: Request) -> None:
-        """Sends a request on an idle connection, or on a new one."""
-        connection = self._take_idle()
-        if connection is not None:
-            call.sent_s = self._now()
-        else:
+        """Sends a request, and returns when it has ended."""
+        call.sent_s = self._now()
+        connection = self._pool.take()
+        if connection is None:
             try:
                 async with self._connecting:
                     call.sent_s = self._now()
-                    connection = await self._connect()
+                    connection = await self._pool.acquire()
             except OSError as error:
                 call.fate, call.ended_s = Fate.FAILED, self._now()
-                call.why = f"connection failed: {shown(error.strerror or str(error))}"
+                why = error.strerror or str(error) or f"not within {_CONNECT_S:g} s"
+                call.why = f"connection failed: {shown(why)}"
                 return
         call.connected = True
-        await connection.run(call, request.message)
+        if await exchange(connection, call, request.message, self._now):
+            self._pool.give_back(connection)
         _check_length(call, request)
-        if connection.open:
-            self._idle.append(connection)
 
     def close(self) -> None:
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
-
-    async def _connect(self) -> Connection:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._now),
-            self._endpoint.host,
-            self._endpoint.port,
-            ssl=self._ssl,
-        )
-        return connection
-
-    def _take_idle(self) -> Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.open and self._now() - connection.idle_since_s <= REUSE_WITHIN_S:
-                return connection
-            connection.close()
-        return None
+        self._pool.close()
 
 
 def _check_length(call: Call, request: Request) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate, Request
-from orch_sidecar.tools.bench.load.client import ConnectionPool
+from orch_sidecar.tools.bench.load.client import Client
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.interrupt import cancel_and_wait
 from orch_sidecar.tools.bench.load.prompts import PromptsExhausted
@@ -95,7 +95,7 @@ class LoadGenerator:
         self._on_end = on_end
         self._stopping = asyncio.Event() if stopping is None else stopping
         self._began_s = time.perf_counter()
-        self._connections = ConnectionPool(endpoint, self.now)
+        self._client = Client(endpoint, self.now)
         self._lag_s: list[float] = []
         self.stopped = False  # ended early
         self.ended_by = ""  # the reason, unless the user interrupted
@@ -198,7 +198,7 @@ class LoadGenerator:
                 await work
             finally:
                 watch.cancel()
-                self._connections.close()
+                self._client.close()
             share = (time.process_time() - cpu_s) / self.now()
         return ClientHealth(tuple(self._lag_s), share)
 
@@ -208,7 +208,7 @@ class LoadGenerator:
 
     async def _send(self, call: Call, request: Request) -> None:
         try:
-            await self._connections.run(call, request)
+            await self._client.run(call, request)
         finally:
             if call.fate is Fate.PENDING:
                 call.fate, call.ended_s = Fate.CUT, self.now()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
@@ -65,10 +64,6 @@ class Endpoint:
     @property
     def url(self) -> str:
         return f"{'https' if self.secure else 'http'}://{self.authority}{self.base}"
-
-    @property
-    def ssl(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context() if self.secure else None
 
     def message(self, path: str, body: bytes, more: Mapping[str, str]) -> bytes:
         """Returns the bytes of a POST. `more`: further header fields."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.facts.labels.figures import Spread
 from orch_sidecar.tools.facts.labels.model import name_model
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import Call
@@ -43,22 +44,6 @@ class Document(BaseModel):
     """A part of a file; rejects unknown fields and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class SpreadMs(Document):
-    """The distribution of a time, in milliseconds.
-
-    `early`: by the name of a percentile, MLPerf's early-stopping estimate of it; without those that
-    have too few samples.
-    """
-
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
-    early: dict[str, float]
 
 
 class EngineDocument(Document):
@@ -94,8 +79,8 @@ class ClientDocument(Document):
     """
 
     host: dict[str, Any]
-    late_ms: SpreadMs | None
-    loop_lag_ms: SpreadMs | None
+    late_ms: Spread | None
+    loop_lag_ms: Spread | None
     cpu_share: float
     bottleneck: list[str]
 
@@ -134,11 +119,11 @@ class FiguresDocument(Document):
     tokens_per_s_per_stream: float
     requests_per_s: float
     overlap: int
-    ttft_ms: SpreadMs | None
-    tpot_ms: SpreadMs | None
-    itl_ms: SpreadMs | None
-    latency_ms: SpreadMs
-    queue_ms: SpreadMs | None
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    itl_ms: Spread | None
+    latency_ms: Spread
+    queue_ms: Spread | None
 
 
 class Goodput(Document):

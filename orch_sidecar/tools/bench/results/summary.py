@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from typing import Any, Final
 
@@ -23,7 +23,6 @@ from orch_sidecar.tools.bench.results.result import (
     IdentityOverrides,
     LoadgenDocument,
     Result,
-    SpreadMs,
     Status,
     identity,
 )
@@ -140,17 +139,16 @@ def client_of(
     )
 
 
-def _spread_ms(values_s: Sequence[float]) -> SpreadMs | None:
+def _spread_ms(values_s: Sequence[float]) -> Spread | None:
     found = spread(values_s)
     return None if found is None else _ms(found)
 
 
-def _ms(found: Spread) -> SpreadMs:
-    """Converts seconds to milliseconds."""
-    names = ("mean", "p50", "p90", "p95", "p99")
-    values = {name: round(1000 * getattr(found, name), 4) for name in names}
+def _ms(found: Spread) -> Spread:
+    """Converts seconds to milliseconds, rounded."""
     early = {name: round(1000 * value, 4) for name, value in found.early.items()}
-    return SpreadMs(**values, max=round(1000 * found.most, 4), early=early)
+    others = (each.name for each in fields(found) if each.name != "early")
+    return Spread(**{name: round(1000 * getattr(found, name), 4) for name in others}, early=early)
 
 
 # A load too sparse to batch: a search for a rate also tries such ones.

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load.call import Call, Fate
-from orch_sidecar.tools.bench.load.client import Connection
+from orch_sidecar.tools.bench.load.client import exchange
+from orch_sidecar.wire.engine_connection import EngineConnection
 from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.tools.bench.load.test_stream import ANSWER
 from tests.patience import HANG_S
@@ -23,7 +24,7 @@ CHUNKED = HEAD + b"Server-Timing: queue;dur=2.5\r\nTransfer-Encoding: chunked\r\
 class Wire(asyncio.Transport):
     """The other end of a connection, which keeps what was written to it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: EngineConnection) -> None:
         super().__init__()
         self._connection = connection
         self.written = b""
@@ -33,7 +34,7 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview[int]) -> None:
         self.written += bytes(data)
 
-    def abort(self) -> None:
+    def close(self) -> None:
         if not self.closed:
             self.closed = True
             asyncio.get_running_loop().call_soon(self._connection.connection_lost, None)
@@ -49,10 +50,10 @@ def chunks(*payloads: bytes) -> bytes:
 async def made_of(parts: Iterable[bytes], *, lost: Exception | bool | None = False) -> Call:
     """The call when these bytes have come, one part a second, and perhaps the end."""
     ticks = count()
-    connection = Connection(lambda: float(next(ticks)))
+    connection = EngineConnection()
     wire = Wire(connection)
     call = Call(due_s=0.0, sent_s=0.0)
-    running = asyncio.create_task(connection.run(call, b"POST"))
+    running = asyncio.create_task(exchange(connection, call, b"POST", lambda: float(next(ticks))))
     await asyncio.sleep(0)
     assert wire.written == b"POST"
     for part in parts:
@@ -198,10 +199,10 @@ async def test_server_timing_without_a_queue_is_ignored(timing: bytes) -> None:
 
 
 async def test_call_that_is_cancelled_is_cut_and_its_connection_closed() -> None:
-    connection = Connection(lambda: 1.0)
+    connection = EngineConnection()
     wire = Wire(connection)
     call = Call(due_s=0.0, sent_s=0.0)
-    running = asyncio.create_task(connection.run(call, b"POST"))
+    running = asyncio.create_task(exchange(connection, call, b"POST", lambda: 1.0))
     await asyncio.sleep(0)
     connection.data_received(HEAD + b"\r\n" + ANSWER[:100])  # one that ends with its connection
     running.cancel()
@@ -213,17 +214,21 @@ async def test_call_that_is_cancelled_is_cut_and_its_connection_closed() -> None
 
 
 async def test_unsolicited_bytes_close_the_connection() -> None:
-    connection = Connection(lambda: 1.0)
+    connection = EngineConnection()
     wire = Wire(connection)
+    running = asyncio.create_task(exchange(connection, Call(sent_s=0.0), b"POST", lambda: 1.0))
+    await asyncio.sleep(0)
+    connection.data_received(CHUNKED + chunks(ANSWER))
     connection.data_received(CHUNKED)
+    assert await running is False
     assert wire.closed
 
 
 @pytest.mark.parametrize(("field", "kept"), [(b"keep-alive", True), (b"close", False)])
 async def test_connection_is_kept_unless_the_server_closes_it(field: bytes, kept: bool) -> None:
-    connection = Connection(lambda: 1.0)
+    connection = EngineConnection()
     Wire(connection)
-    running = asyncio.create_task(connection.run(Call(sent_s=0.0), b"POST"))
+    running = asyncio.create_task(exchange(connection, Call(sent_s=0.0), b"POST", lambda: 1.0))
     await asyncio.sleep(0)
     connection.data_received(
         CHUNKED.replace(b"Server-Timing", b"Connection: " + field + b"\r\nX") + chunks(ANSWER)
@@ -233,9 +238,9 @@ async def test_connection_is_kept_unless_the_server_closes_it(field: bytes, kept
 
 
 async def test_connection_that_was_lost_meanwhile_fails_the_call() -> None:
-    connection = Connection(lambda: 1.0)
+    connection = EngineConnection()
     Wire(connection)
     connection.connection_lost(None)
     call = Call(sent_s=0.0)
-    await connection.run(call, b"POST")
+    await exchange(connection, call, b"POST", lambda: 1.0)
     assert (call.fate, call.why) == (Fate.FAILED, "the connection was lost")

@@ -95,7 +95,7 @@ def test_curve_is_fitted_to_mean_batches_and_not_to_rounded_ones() -> None:
         assert found.figures is not None
         assert found.figures.tpot_ms is not None
         batches = replace(found.batches, mean=mean)
-        tpot = found.figures.tpot_ms.model_copy(update={"p50": tpot_ms})
+        tpot = replace(found.figures.tpot_ms, p50=tpot_ms)
         figures = found.figures.model_copy(update={"tpot_ms": tpot})
         good = {"status": Status.PRELIMINARY, "reasons": []}
         results.append(found.model_copy(update={"batches": batches, "figures": figures, **good}))
