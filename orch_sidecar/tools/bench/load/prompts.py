@@ -100,32 +100,13 @@ def synthetic(
     So the prefix cache has no hits within a run. Across runs it may, as the same seed gives the
     same prompts.
 
-    Raises ValueError for no ids, a negative one, or a count below 1; the iterator raises
-    PromptsExhausted once all distinct prompts shorter than a block have been used.
+    `ids`: at least one. Raises PromptsExhausted once all distinct prompts shorter than a block have
+    been used.
     """
     pool = sorted(set(ids))
-    if not pool:
-        raise ValueError("there are no token ids: synthetic prompts need at least one")
-    if pool[0] < 0:
-        raise ValueError(f"the token id {pool[0]} is negative: it must be at least 0")
-    for name, tokens in (("input", input_tokens), ("output", output_tokens)):
-        if tokens < 1:
-            raise ValueError(f"{name} tokens is {tokens}: it must be at least 1")
     # The length is part of the seed, so that long prompts do not begin like short ones.
     random = Random(f"{seed} prompts of {input_tokens}")  # noqa: S311 (no secret)
-    return _distinct(pool, input_tokens, output_tokens, random)
-
-
-def count_distinct(ids: Sequence[int], input_tokens: int) -> int:
-    """Returns how many distinct prompts `synthetic` can make of these ids."""
-    return int(len(set(ids)) ** min(input_tokens, BLOCK_TOKENS))
-
-
-def _distinct(
-    pool: Sequence[int], input_tokens: int, output_tokens: int, random: Random
-) -> Iterator[Prompt]:
-    block = min(input_tokens, BLOCK_TOKENS)
-    count = count_distinct(pool, input_tokens)
+    block, count = min(input_tokens, BLOCK_TOKENS), count_distinct(pool, input_tokens)
     used: set[tuple[int, ...]] = set()
     while len(used) < count:
         drawn = tuple(random.choices(pool, k=input_tokens))
@@ -138,21 +119,20 @@ def _distinct(
     )
 
 
+def count_distinct(ids: Sequence[int], input_tokens: int) -> int:
+    """Returns how many distinct prompts `synthetic` can make of these ids."""
+    return int(len(set(ids)) ** min(input_tokens, BLOCK_TOKENS))
+
+
 def cycle(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
     """Yields the prompts in order, then all of them again and again, shuffled in each round.
 
-    Repeated prompts hit the prefix cache, and the figures of such a run include that. Raises
-    ValueError for an empty sequence.
+    Repeated prompts hit the prefix cache, and the figures of such a run include that.
     """
-    if not prompts:
-        raise ValueError("there are no prompts: at least one is needed")
-    return _rounds(list(prompts), Random(f"{seed} rounds"))  # noqa: S311 (no secret)
-
-
-def _rounds(prompts: list[Prompt], random: Random) -> Iterator[Prompt]:
-    while True:
-        yield from prompts
-        random.shuffle(prompts)
+    left, random = list(prompts), Random(f"{seed} rounds")  # noqa: S311 (no secret)
+    while left:
+        yield from left
+        random.shuffle(left)
 
 
 async def vocabulary(tokenize: Callable[[str], Awaitable[Sequence[int]]]) -> tuple[int, ...]:

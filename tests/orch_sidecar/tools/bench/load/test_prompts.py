@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -161,22 +160,6 @@ def test_blocks_of_few_ids_are_not_repeated_either() -> None:
         next(prompts)
 
 
-@pytest.mark.parametrize(
-    ("ids", "input_tokens", "output_tokens", "message"),
-    [
-        ([], 4, 4, "no token ids"),
-        ([3, -1], 4, 4, "the token id -1 is negative: it must be at least 0"),
-        ([1, 2], 0, 4, "input tokens is 0: it must be at least 1"),
-        ([1, 2], 4, 0, "output tokens is 0: it must be at least 1"),
-    ],
-)
-def test_prompts_that_cannot_be_made_are_rejected_at_once(
-    ids: Sequence[int], input_tokens: int, output_tokens: int, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        synthetic(ids, input_tokens, output_tokens, 1)
-
-
 async def test_vocabulary_is_each_id_of_the_text_once() -> None:
     asked: list[str] = []
 
@@ -235,8 +218,3 @@ def test_cycle_leaves_the_prompts_as_they_were() -> None:
     for _ in islice(cycle(prompts, 1), 30):
         pass
     assert prompts == before
-
-
-def test_cycle_of_nothing_is_rejected() -> None:
-    with pytest.raises(ValueError, match="no prompts"):
-        cycle([], 1)

@@ -90,19 +90,6 @@ def test_times_never_decrease(rate: float, burstiness: float, seed: int) -> None
     assert all(earlier <= later for earlier, later in pairwise(times))
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_invalid_rate_or_burstiness_is_rejected_at_once(value: float) -> None:
-    rule = "it must be finite and above 0"
-    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
-        poisson(value, 1)
-    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
-        gamma(value, 1.0, 1)
-    with pytest.raises(ValueError, match=f"^rate is {value}: {rule}$"):
-        constant(value)
-    with pytest.raises(ValueError, match=f"^burstiness is {value}: {rule}$"):
-        gamma(1.0, value, 1)
-
-
 @given(
     steps=st.lists(st.floats(0, 5), min_size=60, max_size=60),
     requests=st.integers(1, 40),
@@ -117,10 +104,8 @@ def test_schedule_is_the_shortest_beginning_that_is_enough(
         return count >= requests and times[count - 1] - times[0] >= seconds
 
     if times[-1] - times[0] < seconds:
-        with pytest.raises(ValueError, match="the arrivals end after 60 requests"):
-            until(times, requests, seconds)
         return
-    taken = until(times, requests, seconds)
+    taken = until(iter(times), requests, seconds)
     assert taken == tuple(times[: len(taken)])
     assert enough(len(taken))
     assert not enough(len(taken) - 1)
@@ -144,27 +129,6 @@ def test_schedule_takes_no_more_of_the_arrivals_than_it_needs() -> None:
     times = constant(1.0)
     assert until(times, 2, 0.0) == (1.0, 2.0)
     assert next(times) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("requests", "seconds", "message"),
-    [
-        (0, 1.0, "requests is 0: it must be at least 1"),
-        (1, -0.5, "seconds is -0.5: it must be finite and at least 0"),
-        (1, float("inf"), "seconds is inf: it must be finite and at least 0"),
-        (1, float("nan"), "seconds is nan: it must be finite and at least 0"),
-    ],
-)
-def test_schedule_without_length_is_rejected(requests: int, seconds: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        until(constant(1.0), requests, seconds)
-
-
-def test_schedule_without_arrivals_is_rejected() -> None:
-    with pytest.raises(
-        ValueError, match="1 requests and 2 s needs more arrivals: they end after 0"
-    ):
-        until((), 1, 2.0)
 
 
 def test_schedule_that_would_exhaust_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
