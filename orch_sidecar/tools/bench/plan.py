@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from orch_sidecar.tools.bench.load.capabilities import read_capabilities
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
-from orch_sidecar.tools.bench.results.result import IdentityOverrides
+from orch_sidecar.tools.bench.results.result import GIVEN, Given
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
@@ -166,11 +166,10 @@ def add_arrivals(parser: argparse.ArgumentParser) -> None:
     add_bulk_clients(add_trace(parser), "--input-tokens and --output-tokens or of --prompts")
 
 
-def overrides_of(options: argparse.Namespace) -> IdentityOverrides:
+def given_of(options: argparse.Namespace) -> dict[str, str | int]:
     """Returns the parts of the engine's identity that were given by hand."""
-    return IdentityOverrides(
-        **{each.name: getattr(options, each.name, None) for each in fields(IdentityOverrides)}
-    )
+    found = {name: getattr(options, name, None) for name in GIVEN}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def api_key() -> str | None:
@@ -292,7 +291,7 @@ class Plan:
     prompts: Callable[[int], Iterator[Prompt]]
     prompts_text: str
     ignore_eos: bool
-    given: IdentityOverrides
+    given: Given
     for_row: bool = False
     max_prompts: int | None = None
     ids: tuple[int, ...] = ()
@@ -319,7 +318,7 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
         prompts=made,
         prompts_text=text,
         ignore_eos=not options.no_ignore_eos,
-        given=overrides_of(options),
+        given=given_of(options),
         for_row=options.facts is not None,
         max_prompts=max_prompts,
         ids=ids,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from orch_sidecar.admission.types import StepTime
 from orch_sidecar.engine_state.report import step_time_of
-from orch_sidecar.tools.bench.results.fit import Fit, fit
+from orch_sidecar.tools.bench.results.sweep import Fit, fit
 from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.tune.decision import FEW_STEPS

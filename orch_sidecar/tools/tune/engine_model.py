@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Final
 
 from orch_sidecar.engine_state.report import decode_steps_of, report_of
-from orch_sidecar.tools.bench.results.fit import Fit, fit
+from orch_sidecar.tools.bench.results.sweep import Fit, fit
 from orch_sidecar.tools.simulate.compare import FullLoad, full_load
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Traffic

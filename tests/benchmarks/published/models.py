@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Final, TypeVar
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome, run_schedule
-from orch_sidecar.tools.bench.results.fit import Curve
+from orch_sidecar.tools.bench.results.sweep import Curve
 from tests.benchmarks.published.claims import CLAIMS
 
 T = TypeVar("T")

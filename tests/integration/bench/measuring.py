@@ -11,7 +11,7 @@ from orch_sidecar.tools.bench.load.endpoint import Endpoint
 from orch_sidecar.tools.bench.load.prompts import Prompt, cycle, synthetic
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan import Plan
-from orch_sidecar.tools.bench.results.result import IdentityOverrides, Result
+from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -35,7 +35,7 @@ def plan(url: str, scenario: Scenario, **more: Any) -> Plan:
         "prompts": lambda seed: synthetic(range(100), INPUT_TOKENS, OUTPUT_TOKENS, seed),
         "prompts_text": "synthetic",
         "ignore_eos": True,
-        "given": IdentityOverrides(),
+        "given": {},
     }
     return Plan(**values | more)
 

@@ -10,7 +10,7 @@ import pytest
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
-from orch_sidecar.tools.bench.results.result import IdentityOverrides, Status
+from orch_sidecar.tools.bench.results.result import Given, Status
 from orch_sidecar.tools.bench.runs.run import NotMeasurable
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
@@ -27,7 +27,7 @@ from tests.integration.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.usefixtures("fast_reports")
 
-TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+TYPED = {"engine": "vLLM 0.32.0", "precision": "BF16", "gpu": "H100", "gpu_count": 1}
 
 
 async def test_every_request_names_its_scenario_and_is_never_coalesced(
@@ -117,14 +117,14 @@ async def test_row_that_cannot_be_made_is_reported_before_anything_is_sent(
     ("given", "both"),
     [
         (
-            IdentityOverrides(gpu="NVIDIA H100", gpu_count=8),
+            {"gpu": "NVIDIA H100", "gpu_count": 8},
             "--gpu 'NVIDIA H100' contradicts the engine, which reports 'CPU (scripted)'",
         ),
-        (IdentityOverrides(model_id="org/70B"), "--model-id 'org/70B': the engine serves tiny"),
+        ({"model_id": "org/70B"}, "--model-id 'org/70B': the engine serves tiny"),
     ],
 )
 async def test_claim_that_the_engine_contradicts_is_rejected_before_anything_is_sent(
-    engine: ScriptedEngine, cloud: Running, given: IdentityOverrides, both: str
+    engine: ScriptedEngine, cloud: Running, given: Given, both: str
 ) -> None:
     with pytest.raises(NotMeasurable, match=re.escape(both)):
         await measured(url_of(cloud), CLOSED, given=given)

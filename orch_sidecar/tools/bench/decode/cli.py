@@ -27,7 +27,7 @@ from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION, GROUP, ON_C
 from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.reports import add_report
-from orch_sidecar.tools.bench.results.fit import Curve
+from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.drawing.picture import require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import Progress

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome
 from orch_sidecar.tools.bench.decode.shape import Shape
-from orch_sidecar.tools.bench.results.fit import Curve, Fit, fit
+from orch_sidecar.tools.bench.results.sweep import Curve, Fit, fit
 from orch_sidecar.tools.facts.labels.figures import Spread, spread
 
 # From this batch on, gaps between steps should be small: smaller batches have short steps, of

@@ -23,7 +23,7 @@ from orch_sidecar.tools.bench.decode.result import (
 )
 from orch_sidecar.tools.bench.report.figures import bars_by_batch
 from orch_sidecar.tools.bench.report.sweep import fitted, formula_text
-from orch_sidecar.tools.bench.results.fit import Fit
+from orch_sidecar.tools.bench.results.sweep import Fit
 from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text, percent

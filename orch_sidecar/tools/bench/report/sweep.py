@@ -8,9 +8,8 @@ from typing import Final
 
 from orch_sidecar.tools.bench.report.measures import Measure, measures_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
-from orch_sidecar.tools.bench.results.fit import Curve
 from orch_sidecar.tools.bench.results.result import Status
-from orch_sidecar.tools.bench.results.sweep import Point, Sweep, is_sound
+from orch_sidecar.tools.bench.results.sweep import Curve, Point, Sweep, is_sound
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, Style, apart, by_size
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text

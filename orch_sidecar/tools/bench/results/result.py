@@ -7,7 +7,7 @@ figures would be those of other hardware.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from enum import StrEnum
 from math import sqrt
 from typing import Any, Final, Literal
@@ -240,49 +240,35 @@ _REPORTED: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class IdentityOverrides:
-    """Values given by the user, for an engine that does not report them.
-
-    `engine`: name and version. `model_id`: for a model that is served by another name.
-    """
-
-    engine: str | None = None
-    precision: str | None = None
-    gpu: str | None = None
-    gpu_count: int | None = None
-    model_id: str | None = None
-    model_name: str | None = None
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the given values."""
-        return [name for name, value in asdict(self).items() if value is not None]
+# The values that a user may give of an engine that does not report them, by the names of options
+# and columns: `engine` is name and version, `model_id` of a model that is served by another name.
+GIVEN: Final = (*_NEEDED, "model_id", "model_name")
+Given = Mapping[str, Any]
 
 
-def identity(model: str, snapshot: Snapshot | None, given: IdentityOverrides) -> EngineDocument:
+def identity(model: str, snapshot: Snapshot | None, given: Given) -> EngineDocument:
     """Returns the identity of an engine. `model`: the name that it is served by.
 
     `snapshot`: the engine's report, None without one. It has precedence over given values.
     """
-    model_id = given.model_id or model
-    model_name = given.model_name or last_part(model_id)
+    model_id = given.get("model_id", model)
+    model_name = given.get("model_name", last_part(model_id))
     if snapshot is None:
-        name, _, version = (given.engine or "").partition(" ")
-        found: dict[str, Any] = {field: getattr(given, field) for field in _NEEDED}
+        name, _, version = given.get("engine", "").partition(" ")
+        found: dict[str, Any] = {field: given.get(field) for field in _NEEDED}
         found |= {"engine": name or None, "engine_version": version or None}
-        names = given.names
+        names = list(given)
     else:
         found = {field: getattr(snapshot, field) for field in _REPORTED}
         found["conditions"] = snapshot.conditions.notes
         own = name_model(model_id, model_name, snapshot.models, [snapshot.weights]).given
-        names = [field for field in given.names if field in own]
+        names = [field for field in given if field in own]
     return EngineDocument(
         model=model, model_id=model_id, model_name=model_name, given=names, **found
     )
 
 
-def contradictions(snapshot: Snapshot, given: IdentityOverrides) -> list[str]:
+def contradictions(snapshot: Snapshot, given: Given) -> list[str]:
     """Returns the given values that the engine's report contradicts, as sentences with both."""
     reported = {
         "engine": format_engine(snapshot.engine, snapshot.engine_version),
@@ -294,13 +280,13 @@ def contradictions(snapshot: Snapshot, given: IdentityOverrides) -> list[str]:
         f"--{name.replace('_', '-')} {value!r} contradicts the engine, which reports {report!r}: "
         "omit the option"
         for name, report in reported.items()
-        if (value := getattr(given, name)) is not None
+        if (value := given.get(name)) is not None
         and str(value).casefold() != str(report).casefold()
     ]
-    if given.model_id is not None:
-        model = name_model(given.model_id, None, snapshot.models, [snapshot.weights])
+    if "model_id" in given:
+        model = name_model(given["model_id"], None, snapshot.models, [snapshot.weights])
         if model.objection is not None:
-            wrong.append(f"--model-id {given.model_id!r}: {model.objection}")
+            wrong.append(f"--model-id {given['model_id']!r}: {model.objection}")
     return wrong
 
 

@@ -19,8 +19,8 @@ from orch_sidecar.tools.bench.results.result import (
     Counts,
     EvidenceDocument,
     FiguresDocument,
+    Given,
     Goodput,
-    IdentityOverrides,
     LoadgenDocument,
     Result,
     Status,
@@ -180,7 +180,7 @@ class FinishedRun:
     calls: Sequence[Call]
     client_health: ClientHealth
     host: Mapping[str, Any]
-    given: IdentityOverrides
+    given: Given
     stopped: bool = False
     ended_by: str = ""
     trial: bool = False

@@ -1,4 +1,8 @@
-"""The result of a sweep: throughput and latency by concurrency and batch.
+"""Throughput and latency of a sweep by concurrency, and the curve of step times by batch.
+
+The time of a step is fitted to its batch size b: t0 + c * b^alpha, in the unit of the points.
+The form is that of "Throughput, Latency & Batching Policy": t0 is the fixed cost of a step, c the
+cost per sequence, alpha in (0, 1] its sublinearity.
 
 The batch of a point is the mean of the engine's steps, or else the number of clients. One client
 on an engine that batches is a sound point that makes no row: its status is `unbatched`. Points that
@@ -8,15 +12,100 @@ fit, have no speed-up, and are never what the speed-up of others is relative to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from orch_sidecar.tools.bench.results.fit import Fit, fit
 from orch_sidecar.tools.bench.results.result import Document, Result, Status
 from orch_sidecar.tools.facts.labels.judge import NEVER_BATCHED
+
+# Three parameters need three different sizes.
+LEAST_SIZES: Final = 3
+# Mean batches of runs that all fill the engine's slots differ by less than this factor.
+DIFFERENT: Final = 1.1
+
+# Measurement noise in alpha exceeds a hundredth. Largest first: of equally good fits (a flat
+# curve fits with any alpha) the straight line is chosen.
+_ALPHAS: Final = tuple(step / 100 for step in range(100, 4, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """t0 + c * b^alpha. `t0` and `c` have the unit of the time."""
+
+    t0: float
+    c: float
+    alpha: float
+
+    def at(self, batch: float) -> float:
+        """Returns the time of a step of `batch` sequences."""
+        return self.t0 + self.c * math.pow(batch, self.alpha)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit(Curve):
+    """A fitted curve. `worst_error`: the largest relative deviation of a point: 0.05 means 5 %."""
+
+    worst_error: float
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
+    """Returns the least-squares curve of points (batch, time) by relative deviation.
+
+    A batch may be a mean, and may occur more than once. Returns None for fewer than three batches
+    that differ by at least a tenth. t0 and c are never negative. Raises ValueError for a batch
+    below 1 and a time that is not above 0.
+    """
+    for batch, time in points:
+        if batch < 1:
+            raise ValueError(f"a batch is {batch}: it must be at least 1")
+        if not (math.isfinite(time) and time > 0):
+            raise ValueError(f"a step of {batch} sequences takes {time}: it must be above 0")
+    if _sizes([batch for batch, _ in points]) < LEAST_SIZES:
+        return None
+    best = min((_line(points, alpha) for alpha in _ALPHAS), key=lambda curve: _off(points, curve))
+    worst = max(abs(best.at(batch) - time) / time for batch, time in points)
+    return Fit(best.t0, best.c, best.alpha, worst)
+
+
+def _sizes(batches: Sequence[float]) -> int:
+    """Counts the batches that differ by more than noise does."""
+    count, last = 0, 0.0
+    for batch in sorted(batches):
+        if batch >= DIFFERENT * last:
+            count, last = count + 1, batch
+    return count
+
+
+def _line(points: Sequence[tuple[float, float]], alpha: float) -> Curve:
+    """Fits t0 and c for one alpha by linear least squares with the weights 1 / time^2.
+
+    Where the best t0 or c is negative it is set to 0, and the other one is fitted alone.
+    """
+    s = sx = sxx = sy = sxy = 0.0
+    for batch, time in points:
+        x, w = float(batch) ** alpha, 1 / (time * time)
+        s += w
+        sx += w * x
+        sxx += w * x * x
+        sy += w * time
+        sxy += w * x * time
+    determinant = s * sxx - sx * sx  # above 0 for two different batches and alpha > 0
+    t0 = (sxx * sy - sx * sxy) / determinant
+    c = (s * sxy - sx * sy) / determinant
+    if c < 0:
+        return Curve(sy / s, 0.0, alpha)
+    if t0 < 0:
+        return Curve(0.0, sxy / sxx, alpha)
+    return Curve(t0, c, alpha)
+
+
+def _off(points: Sequence[tuple[float, float]], curve: Curve) -> float:
+    return sum(((curve.at(batch) - time) / time) ** 2 for batch, time in points)
+
 
 _UNSOUND: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
 
@@ -101,7 +190,7 @@ def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
         ended_by=ended_by,
         base_clients=None if first is None else first[0],
         points=points,
-        fit=_fit([point for point in points if point.is_sound]),
+        fit=_fit_of([point for point in points if point.is_sound]),
         results=results,
     )
 
@@ -119,7 +208,7 @@ def _unbatched(result: Result) -> Result:
     return result.model_copy(update={"status": Status.UNBATCHED})
 
 
-def _fit(points: Sequence[Point]) -> Fit | None:
+def _fit_of(points: Sequence[Point]) -> Fit | None:
     # By batch, not by clients: more clients than slots do not enlarge the batch.
     found = fit([(p.batch, p.tpot_p50_ms) for p in points if p.tpot_p50_ms])
     return found and Fit(*(round(each, 4) for each in astuple(found)))

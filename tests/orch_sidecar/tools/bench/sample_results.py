@@ -9,7 +9,7 @@ from typing import Any
 
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate
 from orch_sidecar.tools.bench.load.scenario import Scenario
-from orch_sidecar.tools.bench.results.result import IdentityOverrides, Result
+from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -81,7 +81,7 @@ def run(calls: Sequence[Call], scenario: Scenario = ONLINE, **more: Any) -> Fini
         "calls": calls,
         "client_health": IDLE,
         "host": HOST,
-        "given": IdentityOverrides(),
+        "given": {},
         "documents": [document(pool=name), document(pool=name)],
         "before": engine(**label),
         "after": engine(requests_total=100 + count, steps_by_batch=steps, **label),

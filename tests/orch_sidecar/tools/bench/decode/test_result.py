@@ -22,7 +22,7 @@ from orch_sidecar.tools.bench.decode.result import (
 from orch_sidecar.tools.bench.decode.schedule import run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.report.decode import decode_report
-from orch_sidecar.tools.bench.results.fit import Curve
+from orch_sidecar.tools.bench.results.sweep import Curve
 
 CONFIG = Config(nreq=2, rate_per_s=80.0, tokens=2, bmax=16, seed=1)
 SHAPE = Shape(layers=1, hidden=64, heads=4, kv_heads=2, context=8)

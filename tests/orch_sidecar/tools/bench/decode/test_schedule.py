@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome, run_schedule
 from orch_sidecar.tools.bench.load.scenario import poisson
-from orch_sidecar.tools.bench.results.fit import Curve
+from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.facts.labels.figures import percentile
 
 

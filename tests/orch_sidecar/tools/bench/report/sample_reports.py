@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from orch_sidecar.tools.bench.load.call import Call
-from orch_sidecar.tools.bench.results.result import IdentityOverrides, Result
+from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.sample_results import ONLINE, answered, refused, result
@@ -47,7 +47,7 @@ def online(count: int = 300, *, seed: int = 0, faster: float = 1.0) -> Result:
 
 def hostile() -> Result:
     """Of a model whose name is markup, with reasons that are, too."""
-    given = IdentityOverrides(model_name=HOSTILE, gpu=HOSTILE, engine=f"{HOSTILE} 1")
+    given = {"model_name": HOSTILE, "gpu": HOSTILE, "engine": f"{HOSTILE} 1"}
     found = result([*calls(40), refused(5.0, HOSTILE)], BOUNDED, given=given)
     engine = found.engine.model_copy(update={"model_name": HOSTILE, "gpu": HOSTILE})
     scenario = replace(found.scenario, prompts=HOSTILE)

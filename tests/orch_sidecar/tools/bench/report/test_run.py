@@ -8,7 +8,7 @@ from typing import Any
 
 from orch_sidecar.tools.bench.load.call import ClientHealth
 from orch_sidecar.tools.bench.report.run import run_report
-from orch_sidecar.tools.bench.results.result import IdentityOverrides, Status, Trial
+from orch_sidecar.tools.bench.results.result import Status, Trial
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.report.sample_reports import (
@@ -184,7 +184,7 @@ class TestTerminal:
                 [*in_a_row(10), refused(0.0), odd],
                 after=snapshot(epoch="e2"),
                 client_health=ClientHealth((0.0,), 0.95),
-                given=IdentityOverrides(model_name="Tiny"),
+                given={"model_name": "Tiny"},
             )
         ).plain
         for line in (
@@ -215,7 +215,7 @@ class TestTerminal:
         text = run_report(result_of(unverified(in_a_row(10)))).plain
         assert "\nan unknown engine · " in text
         assert "how its engine batched is unknown" in text
-        typed = IdentityOverrides(engine="x 1", precision="BF16", gpu="H100", gpu_count=2)
+        typed = {"engine": "x 1", "precision": "BF16", "gpu": "H100", "gpu_count": 2}
         text = run_report(result_of(unverified(in_a_row(10), given=typed))).plain
         assert "\nx 1, BF16, 2 x H100 · " in text
 

@@ -10,7 +10,6 @@ import pytest
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
-from orch_sidecar.tools.bench.results.result import IdentityOverrides
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.labels.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.check import row_faults
@@ -31,7 +30,7 @@ from tests.orch_sidecar.tools.bench.sample_results import (
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
 CALLS = in_a_row(10)
-TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+TYPED = {"engine": "vLLM 0.32.0", "precision": "BF16", "gpu": "H100", "gpu_count": 1}
 
 
 def sound(row: Any) -> bool:
@@ -128,7 +127,7 @@ def test_doubts_are_noted() -> None:
                 steps_by_batch={"1": [20, 0.2], "4": [20, 0.4], "6": [5, 0.15]},
             ),
             model="/m",
-            given=IdentityOverrides(model_id="org/m"),
+            given={"model_id": "org/m"},
             client_health=ClientHealth((), 0.95),
         )
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.results.fit import Curve, fit
+from orch_sidecar.tools.bench.results.sweep import Curve, fit
 
 SIZES = (1, 2, 4, 8, 16)
 

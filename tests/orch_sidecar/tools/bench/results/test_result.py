@@ -5,20 +5,18 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.tools.bench.results.result import (
-    IdentityOverrides,
+    Given,
     contradictions,
     identity,
     missing_identity,
 )
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
-ALL = IdentityOverrides(engine="vLLM 0.33.0", precision="BF16", gpu="H100", gpu_count=2)
+ALL = {"engine": "vLLM 0.33.0", "precision": "BF16", "gpu": "H100", "gpu_count": 2}
 
 
 def test_identity_is_what_the_engine_reports() -> None:
-    found = identity(
-        "tiny", snapshot(gpu="H100", gpu_count=1, precision="BF16"), IdentityOverrides()
-    )
+    found = identity("tiny", snapshot(gpu="H100", gpu_count=1, precision="BF16"), {})
     assert (found.engine, found.engine_version) == ("vllm", "0.32.0")
     assert (found.gpu, found.gpu_count, found.precision) == ("H100", 1, "BF16")
     assert (found.profile, found.pool, found.slots_total) == ("cloud", "cloud", 8)
@@ -29,15 +27,15 @@ def test_identity_is_what_the_engine_reports() -> None:
 @pytest.mark.parametrize(
     ("given", "both"),
     [
-        (IdentityOverrides(gpu="NVIDIA H100"), ("'NVIDIA H100'", "'CPU (test)'")),
-        (IdentityOverrides(gpu_count=8), ("--gpu-count 8", "reports 0")),
-        (IdentityOverrides(precision="BF16"), ("'BF16'", "'FP32'")),
-        (IdentityOverrides(engine="vLLM 0.33.0"), ("'vLLM 0.33.0'", "'vLLM 0.32.0'")),
-        (IdentityOverrides(model_id="org/70B"), ("'org/70B'", "the engine serves tiny")),
+        ({"gpu": "NVIDIA H100"}, ("'NVIDIA H100'", "'CPU (test)'")),
+        ({"gpu_count": 8}, ("--gpu-count 8", "reports 0")),
+        ({"precision": "BF16"}, ("'BF16'", "'FP32'")),
+        ({"engine": "vLLM 0.33.0"}, ("'vLLM 0.33.0'", "'vLLM 0.32.0'")),
+        ({"model_id": "org/70B"}, ("'org/70B'", "the engine serves tiny")),
     ],
 )
 def test_given_value_that_contradicts_the_report_is_an_error(
-    given: IdentityOverrides, both: tuple[str, str]
+    given: Given, both: tuple[str, str]
 ) -> None:
     [text] = contradictions(snapshot(), given)
     assert all(each in text for each in both)
@@ -45,9 +43,10 @@ def test_given_value_that_contradicts_the_report_is_an_error(
 
 def test_given_values_that_the_engine_reports_are_not_given() -> None:
     reported = snapshot(weights="org/tiny")
-    given = IdentityOverrides(
-        engine="vllm 0.32.0", precision="fp32", gpu="CPU (test)", gpu_count=0, model_id="org/tiny"
-    )
+    given = {
+        "engine": "vllm 0.32.0", "precision": "fp32", "gpu": "CPU (test)", "gpu_count": 0,
+        "model_id": "org/tiny",
+    }  # fmt: skip
     assert contradictions(reported, given) == []
     found = identity("tiny", reported, given)
     assert (found.engine, found.precision, found.model_id) == ("vllm", "FP32", "org/tiny")
@@ -55,7 +54,7 @@ def test_given_values_that_the_engine_reports_are_not_given() -> None:
 
 
 def test_report_has_precedence() -> None:
-    given = IdentityOverrides(gpu="NVIDIA H100", gpu_count=8, precision="BF16", engine="x 1")
+    given = {"gpu": "NVIDIA H100", "gpu_count": 8, "precision": "BF16", "engine": "x 1"}
     found = identity("tiny", snapshot(), given)
     assert (found.engine, found.gpu, found.gpu_count) == ("vllm", "CPU (test)", 0)
     assert (found.precision, found.given) == ("FP32", [])
@@ -63,21 +62,21 @@ def test_report_has_precedence() -> None:
 
 def test_model_that_the_engine_knows_by_paths_only_is_given() -> None:
     reported = snapshot(models=["/models/m"], weights="/models/m")
-    given = IdentityOverrides(model_id="org/m")
+    given = {"model_id": "org/m"}
     assert contradictions(reported, given) == []
     found = identity("/models/m", reported, given)
     assert (found.model_id, found.given) == ("org/m", ["model_id"])
-    assert missing_identity(identity("/models/m", reported, IdentityOverrides())) != []
+    assert missing_identity(identity("/models/m", reported, {})) != []
 
 
 def test_display_name_is_given_unless_it_is_the_last_part_of_the_id() -> None:
     for name, given in (("Tiny", ["model_name"]), ("tiny", [])):
-        found = identity("tiny", snapshot(), IdentityOverrides(model_name=name))
+        found = identity("tiny", snapshot(), {"model_name": name})
         assert (found.model_name, found.given) == (name, given)
 
 
 def test_identity_has_the_weights_and_the_conditions() -> None:
-    found = identity("tiny", snapshot(), IdentityOverrides())
+    found = identity("tiny", snapshot(), {})
     assert found.weights == "/models/tiny"
     assert found.conditions == snapshot().conditions.notes
     assert identity("tiny", None, ALL).conditions is None
@@ -92,7 +91,7 @@ def test_identity_without_a_report_is_what_is_given() -> None:
 
 
 def test_missing_identity_is_listed_with_its_options() -> None:
-    found = identity("tiny", None, IdentityOverrides(gpu="H100", gpu_count=0))
+    found = identity("tiny", None, {"gpu": "H100", "gpu_count": 0})
     assert missing_identity(found) == [
         "the endpoint does not report its hardware and engine: give --engine, --precision"
     ]
@@ -103,9 +102,6 @@ def test_path_of_a_model_is_not_an_id(model: str) -> None:
     assert missing_identity(identity(model, None, ALL)) == [
         f"the model {model!r} is a path: give --model-id"
     ]
-    named = IdentityOverrides(
-        **{name: getattr(ALL, name) for name in ALL.names}, model_id="org/llama"
-    )
-    found = identity(model, None, named)
+    found = identity(model, None, {**ALL, "model_id": "org/llama"})
     assert missing_identity(found) == []
     assert (found.model, found.model_id, found.model_name) == (model, "org/llama", "llama")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orch_sidecar.tools.bench.load.call import Call
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import row_of
-from orch_sidecar.tools.bench.results.result import IdentityOverrides, Status
+from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.summary import result_of
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun
 from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
@@ -31,7 +31,7 @@ from tests.orch_sidecar.tools.bench.sample_results import (
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 
 DECLARED = Engine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
-TYPED = IdentityOverrides(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
+TYPED = {"engine": "vLLM 0.32.0", "precision": "BF16", "gpu": "H100", "gpu_count": 1}
 SLO = {"ttft": 500.0}
 
 SECONDS = st.floats(0.0, 50.0) | st.floats(0.0, 0.01)
