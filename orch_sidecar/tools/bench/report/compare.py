@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,6 @@ from orch_sidecar.tools.bench.report.measures import (
 )
 from orch_sidecar.tools.bench.report.run import (
     INTERVALS_TEXT,
-    Condition,
     began,
     conditions_of,
     differing,
@@ -72,45 +71,33 @@ class Compared:
         return f"{100 * value:+.1f} {'%' if self.before.relative else 'points'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two results, the figures of both, and the conditions in which they differ."""
-
-    before: Result
-    after: Result
-    figures: Sequence[Compared]
-    differing: Sequence[tuple[Condition, Condition]]
-
-    @property
-    def objections(self) -> list[str]:
-        """Why the difference in figures may be that of something else, a sentence for each."""
-        return [
-            f"{one.title}: {one.text or 'unknown'} and {other.text or 'unknown'} ({one.why})"
-            for one, other in self.differing
-            if one.why
-        ]
-
-
-def comparison_of(before: Result, after: Result) -> Comparison:
+def compared(before: Result, after: Result) -> list[Compared]:
     """Compares the figures that both results have. Raises ValueError."""
     second = {(each.of, each.name): each for each in measures_of(after)}
-    figures = [
+    return [
         Compared(each, other, change(each.estimate, other.estimate, relative=each.relative))
         for each in measures_of(before)
         if (other := second.get((each.of, each.name))) is not None
     ]
-    return Comparison(before, after, figures, differing(before, after))
+
+
+def objections(before: Result, after: Result) -> list[str]:
+    """Returns why a change in figures may be that of something else, a sentence for each."""
+    return [
+        f"{one.title}: {one.text or 'unknown'} and {other.text or 'unknown'} ({one.why})"
+        for one, other in differing(before, after)
+        if one.why
+    ]
 
 
 def compare_report(before: Result, after: Result) -> Page:
     """Returns the page of two results. Raises ValueError as `run_report` does."""
-    found = comparison_of(before, after)
     page = Page(_title(before, after))
     verdict(page, before, "a")
     verdict(page, after, "b")
-    _objections(page, found)
+    _objections(page, before, after)
     page.section("Figures")
-    _table(page, found.figures)
+    _table(page, before, after)
     page.remark(INTERVALS_TEXT)
     page.remark(
         "A change is shown only where its interval does not contain 0. Two runs of the same system "
@@ -118,7 +105,7 @@ def compare_report(before: Result, after: Result) -> Page:
     )
     page.section("Distributions")
     page.charts(_charts(before, after))
-    _conditions(page, found)
+    _conditions(page, before, after)
     page.remark(f"a: result {before.id}. b: result {after.id}.")
     return page
 
@@ -126,24 +113,24 @@ def compare_report(before: Result, after: Result) -> Page:
 def compare_sweeps_report(before: Sweep, after: Sweep) -> Page:
     """Returns the page of two sweeps: the concurrencies that both have. Raises ValueError."""
     second = {each.scenario.clients: each for each in after.results}
-    compared = {
-        clients: comparison_of(each, second[clients])
+    pairs = [
+        (each, second[each.scenario.clients])
         for each in before.results
-        if (clients := each.scenario.clients) is not None and clients in second
-    }
-    if not compared:
+        if each.scenario.clients in second
+    ]
+    if not pairs:
         raise ValueError("the sweeps have no concurrency in common: there is nothing to compare")
     first, other = before.results[0], after.results[0]
     page = Page(_title(first, other))
     page.text(f"Two sweeps: a, of {began(first)}, and b, of {began(other)}.")
-    _objections(page, next(iter(compared.values())))
+    _objections(page, *pairs[0])
     page.section("Curves")
     page.charts(curves_by_clients({"a": before, "b": after}))
-    for clients, found in compared.items():
-        page.section(clients_text(clients))
-        _table(page, found.figures)
+    for one, same in pairs:
+        page.section(clients_text(one.scenario.clients or 0))
+        _table(page, one, same)
     page.remark(INTERVALS_TEXT)
-    _conditions(page, next(iter(compared.values())))
+    _conditions(page, *pairs[0])
     return page
 
 
@@ -152,41 +139,34 @@ def _title(before: Result, after: Result) -> str:
     return f"{' and '.join(names)}: two runs compared"
 
 
-def _objections(page: Page, found: Comparison) -> None:
-    if found.objections:
-        page.note("warn", "The runs differ in what may be the reason of a change", found.objections)
+def _objections(page: Page, before: Result, after: Result) -> None:
+    if found := objections(before, after):
+        page.note("warn", "The runs differ in what may be the reason of a change", found)
 
 
-def _table(page: Page, figures: Sequence[Compared]) -> None:
-    if not figures:
-        page.text("There is no figure that both have.")
-        return
+def _table(page: Page, before: Result, after: Result) -> None:
     rows = [
-        (
-            each.before.title_and_unit,
-            each.before.text,
-            each.after.text,
-            each.change_text,
-            each.verdict,
-        )
-        for each in figures
-    ]
-    page.table(_HEAD, rows, kinds={"better": "good", "worse": "bad"})
-
-
-def _conditions(page: Page, found: Comparison) -> None:
-    page.section("What differs in their conditions")
-    if not found.differing:
-        page.text("Nothing that the results record.")
+        (each.before.title_and_unit, each.before.text, each.after.text, each.change_text,
+         each.verdict)
+        for each in compared(before, after)
+    ]  # fmt: skip
+    if rows:
+        page.table(_HEAD, rows, kinds={"better": "good", "worse": "bad"})
     else:
-        rows = [
-            (one.title, one.text or "unknown", other.text or "unknown", one.why)
-            for one, other in found.differing
-        ]
+        page.text("There is no figure that both have.")
+
+
+def _conditions(page: Page, before: Result, after: Result) -> None:
+    page.section("What differs in their conditions")
+    found = differing(before, after)
+    rows = [(a.title, a.text or "unknown", b.text or "unknown", a.why) for a, b in found]
+    if rows:
         page.table(("condition", "a", "b", "what that means"), rows, texts=4)
+    else:
+        page.text("Nothing that the results record.")
     page.section("What is the same")
-    changed = {(one.group, one.name) for one, _ in found.differing}
-    same = [each for each in conditions_of(found.before) if each.text]
+    changed = {(one.group, one.name) for one, _ in found}
+    same = [each for each in conditions_of(before) if each.text]
     facts(page, [each for each in same if (each.group, each.name) not in changed])
 
 

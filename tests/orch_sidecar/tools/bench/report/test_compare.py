@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.tools.bench.report import compare
 from orch_sidecar.tools.bench.report.compare import (
     Compared,
     compare_report,
     compare_sweeps_report,
-    comparison_of,
+    objections,
 )
+from orch_sidecar.tools.bench.report.run import differing
 from orch_sidecar.tools.bench.results.result import Result
 from tests.orch_sidecar.tools.bench.report.sample_reports import HOSTILE, hostile, online, sweep
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 
 def compared(before: Result, after: Result) -> dict[str, Compared]:
-    return {each.before.title: each for each in comparison_of(before, after).figures}
+    return {each.before.title: each for each in compare.compared(before, after)}
 
 
 def test_faster_run_is_better_and_how_much_is_within_the_interval() -> None:
@@ -55,15 +57,14 @@ def test_conditions_that_differ_are_listed_with_what_they_mean() -> None:
         }
     )
     after = after.model_copy(update={"scenario": scenario, "engine": engine})
-    found = comparison_of(before, after)
-    named = {one.name: (one.text, other.text) for one, other in found.differing}
+    named = {one.name: (one.text, other.text) for one, other in differing(before, after)}
     assert named == {
         "rate_per_s": ("10", "20"),
         "seed": ("0", "7"),
         "precision": (before.engine.precision, "FP8"),
         "data_parallel": ("", "2"),
     }
-    assert len(found.objections) == 3, "another seed is no other condition"
+    assert len(objections(before, after)) == 3, "another seed is no other condition"
     text = compare_report(before, after).plain
     [line] = [line for line in text.splitlines() if line.startswith("precision ")]
     assert line.split() == ["precision", before.engine.precision, "FP8", "different", "precisions"]
@@ -82,9 +83,9 @@ def test_page_has_both_distributions_and_all_conditions() -> None:
 
 
 def test_result_compared_with_itself_differs_in_nothing() -> None:
-    found = comparison_of(online(), online())
-    assert not found.differing
-    assert {each.verdict for each in found.figures if each.change and each.change.interval} == {
+    assert not differing(online(), online())
+    figures = compare.compared(online(), online())
+    assert {each.verdict for each in figures if each.change and each.change.interval} == {
         "no difference shown"
     }
     assert "Nothing that the results record." in Page(compare_report(online(), online()).html).text
