@@ -32,8 +32,14 @@ from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded
 from orch_sidecar.tools.facts.cost.cost import Prices, per_million
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
-from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities, of_facts, select
-from orch_sidecar.tools.planning.fleet import Prediction, grow
+from orch_sidecar.tools.planning.fleet import (
+    NoEngine,
+    Prediction,
+    grow,
+    of_capabilities,
+    of_facts,
+    select,
+)
 from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress

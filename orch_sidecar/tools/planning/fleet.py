@@ -1,22 +1,168 @@
-"""Predicts the goodput of several equal engines in virtual time.
+"""Models one engine, a running one or that of measured rows, and predicts the goodput of several.
 
-Pure. A request goes to the engine on which the fewest are running by then, as routing does where
-prompts share no prefix; each engine then runs the admission of the profile and the model of vLLM's
-scheduler of `orch simulate`.
+Pure. A running engine's fit of its step time, and its rate of prefill, leave out the slowest steps.
+On a machine that is shared these take time, too: a plan is made from the mean of all steps since
+the engine's start. What prompts add to a step is no part of that, for the simulator adds it; so the
+engine's traffic factor, which includes both, is not used.
+
+Engines are equal, and run in virtual time. A request goes to the engine on which the fewest are
+running by then, as routing does where prompts share no prefix; each engine then runs the admission
+of the profile and the model of vLLM's scheduler of `orch simulate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any, Final
 
+from orch_sidecar.admission.types import StepTime
+from orch_sidecar.engine_state.report import step_time_of
+from orch_sidecar.tools.bench.results.sweep import Fit, fit
 from orch_sidecar.tools.facts.labels.figures import percentile
+from orch_sidecar.tools.facts.tables.notes import BATCH_MEAN
+from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
 from orch_sidecar.tools.simulate.run import Record, Run
 from orch_sidecar.tools.simulate.traffic import Arrival
+from orch_sidecar.tools.tune.decision import FEW_STEPS
+from orch_sidecar.tools.tune.engine_model import (
+    EngineModel,
+    NotEnough,
+    Point,
+    StepCurve,
+    curve_of,
+    model_of,
+    steps_between,
+)
 from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
+
+_TTFT: Final = "ttft_p50_ms"
+_TPOT: Final = "tpot_p50_ms"
+
+
+class NoEngine(ValueError):
+    """No engine follows from what is given; the message states what is missing and what to do."""
+
+
+def of_capabilities(entry: Mapping[str, Any], tokens: int) -> EngineModel:
+    """Returns the model of a running engine, from its entry in `/v1/capabilities`.
+
+    `tokens`: mean context of a request, for the memory bound. Raises NoEngine.
+    """
+    prefill = _prefill_rate(entry)
+    if prefill is None:
+        raise NoEngine(
+            "the engine has not measured its prefill yet: run `orch tune`, or some traffic, and "
+            "plan again"
+        )
+    return model_of(entry, tokens, _curve(entry), prefill)
+
+
+def _curve(entry: Mapping[str, Any]) -> StepCurve:
+    """Returns the time per token by batch: the engine's own fit if that is good, at the level of
+    the mean of all its steps; else a fit of all its steps. Both are since its start."""
+    fitted, counted = step_time_of(entry), steps_between({}, entry)
+    if fitted is None or not fitted.good:
+        try:
+            return curve_of([counted])
+        except NotEnough as error:
+            raise NoEngine(
+                f"{error}, run `orch tune`, or some traffic of several concurrencies"
+            ) from error
+    document = entry["step_time"]
+    samples, slower = document.get("samples", 0), _slower(fitted, counted.values())
+    largest = Point(fitted.largest, samples, slower * fitted.token_ms(fitted.largest))
+    t0_ms, c_ms = (slower * each / fitted.tokens for each in (fitted.t0_ms, fitted.c_ms))
+    return StepCurve((largest,), Fit(t0_ms, c_ms, fitted.alpha, float(document.get("error", 0.0))))
+
+
+def _slower(fitted: StepTime, counted: Iterable[Point]) -> float:
+    """Returns how much longer all decode steps took than by the fit, 1 if they are few."""
+    points = list(counted)
+    if sum(point.steps for point in points) < FEW_STEPS:
+        return 1.0
+    by_fit_ms = sum(point.steps * fitted.ms(point.batch) for point in points)
+    return sum(point.steps * point.ms for point in points) / by_fit_ms
+
+
+def _prefill_rate(entry: Mapping[str, Any]) -> float | None:
+    """Returns prompt tokens per second since the engine's start; None: not measured."""
+    recent = entry.get("prefill_tokens_per_s")
+    in_all = entry.get("prefill") or {}
+    if recent and in_all.get("seconds"):
+        return float(in_all["tokens"] / in_all["seconds"])
+    return float(recent) if recent else None
+
+
+def of_facts(rows: Sequence[Row], prefill_tokens_per_s: float | None) -> EngineModel:
+    """Returns the model of the engine that these rows measured at several batches.
+
+    `prefill_tokens_per_s`: given; None: of the first token at the smallest batch. Raises NoEngine.
+    """
+    used = [row for row in rows if row.measurement_type is not Label.TO_BE_CONFIRMED]
+    kinds = {(row.model_id, row.engine, row.precision, row.gpu, row.gpu_count) for row in used}
+    if len(kinds) != 1:
+        shown = "; ".join(", ".join(map(str, kind)) for kind in sorted(kinds)) or "none"
+        raise NoEngine(
+            f"the table must have rows of one model on one kind of engine, but has: {shown}; "
+            "select with --model-id and --gpu"
+        )
+    prefill = prefill_tokens_per_s or _prefill(used)
+    if prefill is None:
+        raise NoEngine(
+            f"no row has the note {_TTFT}, from which the speed of prefill follows: give "
+            "--prefill-rate"
+        )
+    points = [point for row in used if (point := _point(row, prefill)) is not None]
+    found = fit([(point.batch, point.ms) for point in points]) if points else None
+    if found is None:
+        batches = ", ".join(str(point.batch) for point in sorted(points, key=_batch)) or "none"
+        raise NoEngine(
+            f"the curve of the step time needs rows of three different batches; the table has: "
+            f"{batches}. Measure more with `orch bench sweep --facts`"
+        )
+    [(model, engine, _, gpu, accelerators)] = kinds
+    curve = StepCurve(tuple(sorted(points, key=_batch)), found)
+    source = f"{len(points)} rows of {model} on {engine}, {gpu}"
+    return EngineModel(source, curve, prefill, accelerators=accelerators)
+
+
+def select(rows: Iterable[Row], model_id: str | None, gpu: str | None) -> list[Row]:
+    """Returns the rows of a model and an accelerator; None: of any."""
+    return [
+        row
+        for row in rows
+        if model_id in (None, row.model_id, row.model_name) and gpu in (None, row.gpu)
+    ]
+
+
+def _batch(point: Point) -> int:
+    return point.batch
+
+
+def _point(row: Row, prefill_tokens_per_s: float) -> Point | None:
+    """Returns the time of a decode step: that between two tokens without the prompts in between."""
+    notes = parse_notes(row.scenario_notes)
+    try:
+        batch = float(notes.get(BATCH_MEAN, row.batch))
+        between_ms = float(notes.get(_TPOT, 1000 * batch / row.throughput_tokens_per_sec))
+    except (ValueError, ZeroDivisionError):
+        return None
+    prompts_per_step = batch / max(1, row.output_tokens)
+    own_ms = between_ms - 1000 * prompts_per_step * row.input_tokens / prefill_tokens_per_s
+    return Point(max(1, round(batch)), 1, own_ms) if own_ms > 0 else None
+
+
+def _prefill(rows: Sequence[Row]) -> float | None:
+    found = [
+        (row.batch, 1000 * row.input_tokens / first_ms)
+        for row in rows
+        if (first_ms := float(parse_notes(row.scenario_notes).get(_TTFT, 0))) > 0
+    ]
+    return min(found)[1] if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from orch_sidecar.tools.planning.engine_model import NoEngine, of_capabilities
-from orch_sidecar.tools.planning.fleet import Prediction, predict
+from orch_sidecar.tools.planning.fleet import NoEngine, Prediction, of_capabilities, predict
 from orch_sidecar.tools.simulate.compare import capacity, with_slo
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Arrival, Replay

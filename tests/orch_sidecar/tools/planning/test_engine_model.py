@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.planning.engine_model import (
+from orch_sidecar.tools.planning.fleet import (
     NoEngine,
     of_capabilities,
     of_facts,

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.planning.engine_model import of_capabilities
-from orch_sidecar.tools.planning.fleet import predict
+from orch_sidecar.tools.planning.fleet import of_capabilities, predict
 from orch_sidecar.tools.simulate import run
 from orch_sidecar.tools.simulate.compare import capacity, with_slo
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
