@@ -22,12 +22,10 @@ end.
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from io import StringIO
 from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -36,7 +34,7 @@ from pydantic import BaseModel, BeforeValidator, StrictInt, ValidationError
 
 from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
-from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.facts.tables.table import UnreadableFile, parse
 
 # A block of less than one token of a scaled trace still distinguishes prefixes.
 _LEAST_TOKENS: Final = 1
@@ -256,40 +254,29 @@ def _json_lines(name: str, content: bytes) -> list[_Line]:
     return documents
 
 
-def _csv_lines(name: str, content: bytes) -> tuple[Sequence[str], Iterator[_Line]]:
+def _csv_lines(name: str, content: bytes) -> tuple[Sequence[str], list[_Line]]:
     """Returns the columns of the format, and the lines below the first one."""
     try:
-        text = content.decode("utf-8-sig")
+        records = parse(name, content.decode("utf-8-sig")).records
     except UnicodeDecodeError as error:
         line, byte = content.count(b"\n", 0, error.start) + 1, error.object[error.start]
         raise _invalid(name, line, f"byte {byte:#x}: the file must be UTF-8") from None
-    lines = csv.reader(StringIO(text, newline=None), strict=True)
-
-    def parsed() -> Iterator[tuple[int, list[str]]]:
-        try:
-            for cells in lines:
-                yield lines.line_num, [cell.strip() for cell in cells]
-        except csv.Error as error:
-            raise _invalid(name, lines.line_num, f"the line must be CSV: {error}") from None
-
-    rows = parsed()
-    _, head = next(rows, (1, []))
+    except UnreadableFile as error:
+        raise InvalidTrace(str(error)) from None
+    rows = [(each.line, [cell.strip() for cell in each.fields]) for each in records]
+    head = rows[0][1] if rows else []
     columns = next((each for each in _FORMATS.values() if set(each) <= set(head)), None)
     if columns is None:
         known = "; ".join(f"{', '.join(each)} ({tool})" for tool, each in _FORMATS.items())
         found = ascii(", ".join(head) or "none")[1:-1]
         rule = f"they must include those of a known trace: {known}; or the file must be JSONL"
         raise _invalid(name, 1, f"the columns are {found[:_SHOWN]}: {rule}")
-
-    def by_column() -> Iterator[_Line]:
-        for line, cells in rows:
-            if cells and len(cells) != len(head):
-                rule = f"it must have the {len(head)} of the first line"
-                raise _invalid(name, line, f"the row has {len(cells)} cells: {rule}")
-            if cells:
-                yield line, dict(zip(head, cells, strict=True))
-
-    return columns, by_column()
+    for line, cells in rows:
+        if cells and len(cells) != len(head):
+            rule = f"it must have the {len(head)} of the first line"
+            raise _invalid(name, line, f"the row has {len(cells)} cells: {rule}")
+    lines = [(line, dict(zip(head, cells, strict=True))) for line, cells in rows[1:] if cells]
+    return columns, lines
 
 
 def _block_tokens(name: str, rows: Sequence[_Row]) -> int | None:

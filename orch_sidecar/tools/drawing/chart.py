@@ -53,10 +53,9 @@ class Series:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        ys = len(self.ys) + (self.look in (Look.BARS, Look.STEPS))
-        if self.look in (Look.COUNTS, Look.SHARES):
-            ys = max(1, len(self.xs))
-        if not ys or len(self.xs) != ys or (self.look is Look.BARS and not self.ys):
+        values = self.xs if self.look in (Look.COUNTS, Look.SHARES) else self.ys
+        edges = 1 if self.look in (Look.BARS, Look.STEPS) else 0
+        if not values or len(self.xs) != len(values) + edges:
             raise ValueError(
                 f"{self.name}: {len(self.xs)} x and {len(self.ys)} y do not belong together, or "
                 "there is none"

@@ -167,7 +167,7 @@ def test_name_and_hash_are_those_of_the_file(file: Path) -> None:
         (AZURE + "2023-11-16 18:15:46,-1,1\n", "trace:2: ContextTokens is '-1': it must be an i"),
         (AZURE + "2023-11-16 18:15:46,1,1.5\n", "trace:2: GeneratedTokens is '1.5': it must be"),
         (AZURE + "2023-11-16 18:15:46,1\n", "trace:2: the row has 2 cells: it must have the 3"),
-        (AZURE + '2023-11-16 18:15:46,"1,1\n', "trace:2: the line must be CSV: unexpected end"),
+        (AZURE + '2023-11-16 18:15:46,"1,1\n', "trace:2: invalid CSV: unexpected end"),
         (BURST + "x,GPT-4,1,1,2,API log\n", "trace:2: Timestamp is 'x': it must be a number"),
         (BURST + "nan,GPT-4,1,1,2,API log\n", "trace:2: Timestamp is 'nan': it must be a number"),
         (BURST + f"1,GPT-4,{'9' * 5000},1,2,A\n", "trace:2: Request tokens is '999"),
