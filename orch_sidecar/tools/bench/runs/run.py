@@ -125,15 +125,16 @@ async def _measure_once(
     first = await unless_interrupted(interrupted, read_capabilities(plan.endpoint, plan.pool))
     _check_measurable(plan, first, _prompts_needed(scenario, due_s))
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
-    salted = plan.ignore_eos or first is not None
+    if plan.ignore_eos or first is not None:
+        run = replace(run, salt=run.name)
     scenario = replace(
         scenario,
         prompts=plan.prompts_text,
-        cache_salt=run.name if salted else None,
+        cache_salt=run.salt or None,
         trace=None if scenario.replay is None else scenario.replay.document,
     )
     with Progress("warming up"):
-        before = await unless_interrupted(interrupted, _warm_up(plan, run, first, salted=salted))
+        before = await unless_interrupted(interrupted, _warm_up(plan, run, first))
     if before is not None and not before.idle:
         raise (NotMeasurable if is_last else _Disturbed)(_BUSY)
     statements = StatementsOfRun(plan, run.name, before)
@@ -143,7 +144,7 @@ async def _measure_once(
     with RunProgress(title, *expected(scenario, due_s)) as progress:
         load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
         loadgen = _loadgen(plan, run)
-        work = work_of(plan, run, load, due_s, loadgen, salted=salted)
+        work = work_of(plan, run, load, due_s, loadgen)
         client_health, disturbed = await _load(plan, before, load, work, interrupted)
     interrupted.clear()  # the next one ends the waits for the engine's report and statement
     if disturbed and not is_last:
@@ -270,16 +271,14 @@ def _warm_up_clients(scenario: Scenario) -> int:
     return min(scenario.warm_up_requests, scenario.clients or _WARM_UP_CLIENTS)
 
 
-async def _warm_up(
-    plan: Plan, run: RunId, first: Capabilities | None, *, salted: bool
-) -> Capabilities | None:
+async def _warm_up(plan: Plan, run: RunId, first: Capabilities | None) -> Capabilities | None:
     """Sends the warm-up; returns the engine's capabilities once it is idle again."""
     scenario = plan.scenario
     answered = 0
     if scenario.warm_up_requests:
         load = LoadGenerator(plan.endpoint, lambda call: None)
-        its_own = replace(run, name=run.name + WARMUP)
-        requests = requests_of(plan, its_own, scenario.seed + _WARM_UP_SEED, salted=salted)
+        its_own = replace(run, name=run.name + WARMUP, salt=run.salt and run.salt + WARMUP)
+        requests = requests_of(plan, its_own, scenario.seed + _WARM_UP_SEED)
         clients = _warm_up_clients(scenario)
         await load.run(
             load.closed_loop(requests, clients, lambda sent, _: sent >= scenario.warm_up_requests)

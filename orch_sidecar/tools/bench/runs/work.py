@@ -31,11 +31,13 @@ class RunId:
     """The id of a run.
 
     `name`: of its result and its scenario, for everybody to read. `secret`: only its requests have
-    it, which distinguishes them from those of others that join the scenario.
+    it, which distinguishes them from those of others that join the scenario. `salt`: separates its
+    prompts from those of other runs in the prefix cache; empty where none is sent.
     """
 
     name: str
     secret: str
+    salt: str = ""
 
     @classmethod
     def new(cls, label: Label) -> RunId:
@@ -49,18 +51,16 @@ def work_of(
     load: LoadGenerator,
     due_s: tuple[float, ...],
     loadgen: Loadgen | None = None,
-    *,
-    salted: bool,
 ) -> Work:
     """Returns the work of the run's scenario. `due_s`: of its schedule; `loadgen`: what decides
     instead when requests are sent."""
     scenario = plan.scenario
     count, seconds = scenario.least_requests, scenario.least_seconds
-    requests = requests_of(plan, run, scenario.seed, salted=salted)
+    requests = requests_of(plan, run, scenario.seed)
     if loadgen is not None:
         return loadgen.work(load, requests)
     if scenario.replay is not None:
-        replayed = load.open_loop(iter(_replayed(plan, run, scenario.replay, salted=salted)), due_s)
+        replayed = load.open_loop(iter(_replayed(plan, run, scenario.replay)), due_s)
         beside = load.closed_loop(
             requests, scenario.replay.bulk_clients, lambda _, now_s: now_s >= due_s[-1]
         )
@@ -80,26 +80,24 @@ def expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]:
     return len(due_s) or scenario.least_requests, 0.0 if at_once else scenario.least_seconds
 
 
-def requests_of(plan: Plan, run: RunId, seed: int, *, salted: bool) -> Iterator[Request]:
+def requests_of(plan: Plan, run: RunId, seed: int) -> Iterator[Request]:
     """Yields requests, without end, that belong to the scenario of the run's name."""
     # Beside a trace these are the bulk ones.
     service_class = None if plan.scenario.replay is None else ServiceClass.BULK
     for prompt in plan.prompts(seed):
-        yield _request(plan, run, prompt, service_class, salted=salted)
+        yield _request(plan, run, prompt, service_class)
 
 
-def _replayed(plan: Plan, run: RunId, replay: Replay, *, salted: bool) -> list[Request]:
+def _replayed(plan: Plan, run: RunId, replay: Replay) -> list[Request]:
     """Returns the requests of a trace, built before the first one is due: long ones take time."""
     prompts = replay.prompts(plan.ids, plan.scenario.seed)
     return [
-        _request(plan, run, prompt, service_class, salted=salted)
+        _request(plan, run, prompt, service_class)
         for prompt, service_class in zip(prompts, replay.classes, strict=True)
     ]
 
 
-def _request(
-    plan: Plan, run: RunId, prompt: Prompt, service_class: ServiceClass | None, *, salted: bool
-) -> Request:
+def _request(plan: Plan, run: RunId, prompt: Prompt, service_class: ServiceClass | None) -> Request:
     fields: dict[str, str] = {
         X_ORCH_NO_COALESCE: "true",
         X_ORCH_SCENARIO: run.name,
@@ -110,8 +108,8 @@ def _request(
     if service_class is not None:
         fields[X_ORCH_CLASS] = service_class.value
     written = body(prompt, plan.model, ignore_eos=plan.ignore_eos)
-    if salted:
-        written = with_salt(written, run.name)
+    if run.salt:
+        written = with_salt(written, run.salt)
     return Request(
         plan.endpoint.message(prompt.path, written, fields),
         prompt.input_tokens,
