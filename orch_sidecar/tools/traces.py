@@ -275,8 +275,7 @@ def _csv_lines(name: str, content: bytes) -> tuple[Sequence[str], list[_Line]]:
         if cells and len(cells) != len(head):
             rule = f"it must have the {len(head)} of the first line"
             raise _invalid(name, line, f"the row has {len(cells)} cells: {rule}")
-    lines = [(line, dict(zip(head, cells, strict=True))) for line, cells in rows[1:] if cells]
-    return columns, lines
+    return columns, [(at, dict(zip(head, cells, strict=True))) for at, cells in rows[1:] if cells]
 
 
 def _block_tokens(name: str, rows: Sequence[_Row]) -> int | None:
