@@ -6,8 +6,9 @@ They are not counted as requests in flight: a reader of the state stream must no
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Protocol, cast
+from collections.abc import Awaitable, Mapping
+from functools import partial
+from typing import Protocol
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -35,7 +36,7 @@ from orch_sidecar.auth.browsers import MAX_BODY_BYTES, check_browser
 from orch_sidecar.auth.keys import OPERATOR, ApiKey
 from orch_sidecar.control import request_status, ui
 from orch_sidecar.control.live.stream import LiveStream
-from orch_sidecar.control.pages import Pages
+from orch_sidecar.control.pages import Page, Pages
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
@@ -72,10 +73,11 @@ class Control:
         self._pages = pages
         self._in_flight = in_flight
         self._publisher = publisher
-        self._live = live
-        self._ui = ui.pages()
         self._hosts = hosts
         self._headers = common_headers
+        both = {ROOT: lambda http, _: ui.redirect(http), **pages.at, **ui.pages()}
+        self._public = both | {STREAM: publisher.stream, LIVE: partial(live.stream, operator=False)}
+        self._admin = both | {LIVE: lambda http, _: live.stream(http, None, operator=True)}
         self._batches: BatchEndpoints | None = None
 
     def serve_batches(self, batches: BatchEndpoints) -> None:
@@ -86,94 +88,75 @@ class Control:
         self, http: web.BaseRequest, path: str, key: ApiKey | None
     ) -> web.StreamResponse | None:
         """Answers a client. None: the request is not for the sidecar itself."""
-        pings = path == PING and http.method == "POST"
-        method = "GET" if http.method == "HEAD" or pings else http.method
-        if method == "GET":
-            page = self._page(http, path, key)
-            if page is not None:
-                return self._with_headers(page)
-            if http.method == "HEAD" and path in (STREAM, LIVE):
-                return self._with_headers(web.Response(content_type="text/event-stream"))
-            if path == STREAM:
-                return self._with_headers(await self._publisher.stream(http, key))
-            if path == LIVE:
-                return self._with_headers(await self._live.stream(http, key, operator=False))
-        if path in ENDPOINTS:
-            return None
-        found = match_resource(path)
-        if found is None or (methods := PUBLIC.get(found[0])) is None:
-            return None
-        if found[0] in BATCHES and self._batches is None:
-            text = f"there is no {path[:200]} here: batches are off, ORCH_BATCHES turns them on"
-            return self._with_headers(Refusal(Reason.NOT_FOUND, text))
-        if method not in methods:
-            return self._with_headers(_wrong_method(found[0], methods, http))
-        if found[0] in BATCHES:
-            assert self._batches is not None
-            return self._with_headers(await self._batches.answer(http, *found, key))
-        if found[0] is ResourcePath.CLAIM:
-            return self._with_headers(await self._publisher.claim(found[1], http, key))
-        if found[0] is ResourcePath.LEASE:
-            return self._with_headers(self._publisher.revoke(found[1], key))
-        return self._with_headers(self._perform(*found, http))
+        answer = await self._answer(http, path, key, self._public, PUBLIC)
+        return None if answer is None else self._with_headers(answer)
 
     async def administer(self, http: web.BaseRequest) -> web.StreamResponse | None:
         """Answers an operator: the page of this listener, or a client that is no browser. No other
         page that an operator visits must be able to read, cancel or drain anything. None: the
         request is for the engine."""
-        path = http.rel_url.raw_path
-        refused = self._hosts.check(http.headers.getall(HOST, []))
-        refused = refused or await _check_browser(http)
-        if refused is not None:
-            return self._with_headers(refused)
-        method = "GET" if http.method == "HEAD" else http.method
-        if method == "GET":
-            if path == LIVE and http.method == "HEAD":
-                return self._with_headers(web.Response(content_type="text/event-stream"))
-            if path == LIVE:
-                return self._with_headers(await self._live.stream(http, None, operator=True))
-            if path == ENGINE_METRICS:
+        path, reads = http.rel_url.raw_path, http.method in ("GET", "HEAD")
+        answer: web.StreamResponse | Refusal | None
+        answer = self._hosts.check(http.headers.getall(HOST, [])) or await _check_browser(http)
+        if answer is None:
+            if path == ENGINE_METRICS and reads:
                 return None
-            if (page := self._page(http, path, OPERATOR)) is not None:
-                return self._with_headers(page)
-        elif path in (LIVE, ENGINE_METRICS) or path in self._pages.at or path in self._ui:
-            return self._with_headers(_wrong_method(path, ("GET",), http))
-        found = match_resource(path)
-        if found is None or (methods := ADMIN.get(found[0])) is None:
-            return self._with_headers(
-                Refusal(Reason.NOT_FOUND, f"there is no endpoint {path[:200]} at this address")
-            )
+            answer = await self._answer(http, path, OPERATOR, self._admin, ADMIN)
+        if answer is None and (path == ENGINE_METRICS or path in self._admin) and not reads:
+            answer = _wrong_method(path, ("GET",), http)
+        if answer is None:
+            text = f"there is no endpoint {path[:200]} at this address"
+            answer = Refusal(Reason.NOT_FOUND, text)
+        return self._with_headers(answer)
+
+    async def _answer(
+        self,
+        http: web.BaseRequest,
+        path: str,
+        key: ApiKey | None,
+        pages: Mapping[str, Page],
+        resources: Mapping[ResourcePath, tuple[str, ...]],
+    ) -> web.StreamResponse | Refusal | None:
+        """None: this listener has none of the `pages` or `resources` there."""
+        pings = path == PING and http.method == "POST"
+        method = "GET" if http.method == "HEAD" or pings else http.method
+        if method == "GET" and (page := pages.get(path)) is not None:
+            if http.method == "HEAD" and path in (STREAM, LIVE):
+                return web.Response(content_type="text/event-stream")
+            answer = page(http, key)
+            answer = await answer if isinstance(answer, Awaitable) else answer
+            if answer is not None:
+                return answer
+        found = None if path in ENDPOINTS else match_resource(path)
+        if found is None or (methods := resources.get(found[0])) is None:
+            return None
+        what, name = found
+        if what in BATCHES and self._batches is None:
+            text = f"there is no {path[:200]} here: batches are off, ORCH_BATCHES turns them on"
+            return Refusal(Reason.NOT_FOUND, text)
         if method not in methods:
-            return self._with_headers(_wrong_method(found[0], methods, http))
-        if found[0] is ResourcePath.REQUEST:
-            return self._with_headers(self._any_request(found[1], cancel=http.method == "DELETE"))
-        return self._with_headers(self._perform(*found, http))
-
-    def _page(
-        self, http: web.BaseRequest, path: str, key: ApiKey | None
-    ) -> web.Response | Refusal | None:
-        """Returns the page at a path; None: there is none."""
-        if path == ROOT:
-            return ui.redirect(http)
-        if (page := self._pages.at.get(path)) is not None:
-            return page(http, key)
-        file = self._ui.get(path)
-        return None if file is None else file()
-
-    def _perform(
-        self, what: ResourcePath, name: str, http: web.BaseRequest
-    ) -> web.Response | Refusal:
-        if what is ResourcePath.CANCEL:
-            if self._in_flight.cancel(name, http.headers):
-                return web.Response(status=204)
-            return _no_request(name, " of this API key")
-        if what is ResourcePath.REQUEST:
-            requests = self._in_flight.find(name, http.headers)
-            if requests is None:
-                return _no_request(name, " of this API key")
-            return self._status(name, cast(list[Request], requests))
+            return _wrong_method(what, methods, http)
+        if what in BATCHES:
+            assert self._batches is not None
+            return await self._batches.answer(http, what, name, key)
+        if what is ResourcePath.CLAIM:
+            return await self._publisher.claim(name, http, key)
+        if what is ResourcePath.LEASE:
+            return self._publisher.revoke(name, key)
         if what is ResourcePath.MODEL:
             return self._pages.model(unquote(name))
+        headers = None if resources is ADMIN else http.headers
+        if what is ResourcePath.CANCEL or method == "DELETE":
+            known = self._in_flight.cancel(name, headers)
+            return web.Response(status=204) if known else _no_request(name, headers)
+        if what is ResourcePath.REQUEST:
+            requests = self._in_flight.find(name, headers)
+            return _no_request(name, headers) if requests is None else self._status(name, requests)
+        return self._of_pool(what, name, http)
+
+    def _of_pool(
+        self, what: ResourcePath, name: str, http: web.BaseRequest
+    ) -> web.Response | Refusal:
         pool = next((pool for pool in self._pools if pool.name == name), None)
         if pool is None:
             names = ", ".join(pool.name for pool in self._pools)
@@ -190,16 +173,6 @@ class Control:
             pool.gate.resume()
             logger.info("pool %s: resumed by an operator", pool.name)
         return self._health(pool)
-
-    def _any_request(self, name: str, *, cancel: bool) -> web.Response | Refusal:
-        """Returns the status of a client's request to an operator, or cancels it."""
-        if cancel:
-            found = self._in_flight.cancel_any(name)
-            return web.Response(status=204) if found else _no_request(name)
-        requests = self._in_flight.find_any(name)
-        if requests is None:
-            return _no_request(name)
-        return self._status(name, cast(list[Request], requests))
 
     def _status(self, name: str, requests: list[Request]) -> web.Response:
         """Returns the status of a request; of the first one if several clients chose its id."""
@@ -257,7 +230,8 @@ async def _check_browser(http: web.BaseRequest) -> Refusal | None:
     return check_browser(http.method, http.headers, body)
 
 
-def _no_request(name: str, owner: str = "") -> Refusal:
+def _no_request(name: str, headers: Mapping[str, str] | None) -> Refusal:
+    owner = "" if headers is None else " of this API key"
     return Refusal(Reason.NOT_FOUND, f"no request {name[:80]}{owner} is in flight here")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -65,7 +65,8 @@ class Readiness:
         return bool(drains) and all(each and not each.ends_with_engine for each in drains)
 
 
-Page = Callable[[web.BaseRequest, ApiKey | None], web.Response]
+Answer = web.StreamResponse | Refusal | None
+Page = Callable[[web.BaseRequest, ApiKey | None], Answer | Awaitable[Answer]]
 
 
 class Pages:

@@ -7,7 +7,7 @@ them inline, and no other page may frame this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from orch_sidecar.api.headers import (
     X_CONTENT_TYPE_OPTIONS,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.control.pages import Page
 
 _FOLDER: Final = Path(__file__).parents[1] / "ui"
 _TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -44,7 +45,7 @@ _NOT_INSTALLED: Final = Refusal(
 )
 
 
-def pages() -> Mapping[str, Callable[[], web.Response | Refusal]]:
+def pages() -> Mapping[str, Page]:
     """Returns what answers a GET of each path of the page; reads the files, once."""
     return {path: _page(_FOLDER / name) for path, name in UI_FILES.items()}
 
@@ -56,10 +57,10 @@ def redirect(http: web.BaseRequest) -> web.Response | None:
     return web.Response(status=307, headers={LOCATION: PAGE.lstrip("/"), CACHE_CONTROL: "no-cache"})
 
 
-def _page(path: Path) -> Callable[[], web.Response | Refusal]:
+def _page(path: Path) -> Page:
     try:
         body = path.read_bytes()
     except OSError:
-        return lambda: _NOT_INSTALLED
+        return lambda *_: _NOT_INSTALLED
     headers = _HEADERS | {CONTENT_TYPE: f"{_TYPES[path.suffix]}; charset=utf-8"}
-    return lambda: web.Response(body=body, headers=headers)
+    return lambda *_: web.Response(body=body, headers=headers)

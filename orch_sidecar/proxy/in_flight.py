@@ -14,12 +14,16 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.api.headers import AUTHORIZATION, X_API_KEY, X_ORCH_REQUEST_ID
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import credential, key_bytes, without_scheme
+
+if TYPE_CHECKING:
+    from orch_sidecar.proxy.request import Request
 
 # At least so many ids of ended requests are remembered, and at most twice as many: a cancellation
 # that arrives just after the end succeeds, too. More than 30 s at 100 requests per second.
@@ -36,31 +40,11 @@ RequestName = str | tuple[str, bytes]
 CANCELLED: Final = Refusal(Reason.CANCELLED, "this request was cancelled")
 
 
-class HttpRequest(Protocol):
-    """What a client has sent."""
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-
-
-class CancellableRequest(Protocol):
-    """A request being served."""
-
-    @property
-    def http(self) -> HttpRequest: ...
-
-    def cancel(self, refusal: Refusal) -> None:
-        """Ends the request with `refusal`, wherever it is.
-
-        Does nothing if it has ended or was cancelled before.
-        """
-
-
 class InFlight:
     """The requests being served, and the ids of those that ended recently."""
 
     def __init__(self) -> None:
-        self._requests: dict[RequestName, CancellableRequest] = {}
+        self._requests: dict[RequestName, Request] = {}
         self._ended: dict[RequestName, str | bytes] = {}
         self._ended_before: dict[RequestName, str | bytes] = {}
         self._secret = os.urandom(32)
@@ -81,7 +65,7 @@ class InFlight:
             text = f"{X_ORCH_REQUEST_ID} is in use by another request in flight; use a unique one"
         return Refusal(Reason.INVALID_REQUEST, text, param=X_ORCH_REQUEST_ID)
 
-    def begin(self, name: RequestName, request: CancellableRequest) -> None:
+    def begin(self, name: RequestName, request: Request) -> None:
         """Registers a request. `name`: a generated id, or from `name_for`."""
         self._requests[name] = request
 
@@ -96,36 +80,33 @@ class InFlight:
         if len(ended) >= ENDED_KEPT:
             self._ended_before, self._ended = ended, {}
 
-    def cancel(self, request_id: str, headers: Mapping[str, str]) -> bool:
-        """Cancels a request of the client with these headers.
+    def cancel(self, request_id: str, headers: Mapping[str, str] | None) -> bool:
+        """Cancels a request of the client with these headers; None: of any, for an operator.
 
         Returns True if it is cancelled or had ended, False if the client has no such request.
         """
-        return _cancel(self.find(request_id, headers))
+        found = self.find(request_id, headers)
+        for request in found or ():
+            request.cancel(CANCELLED)
+        return found is not None
 
-    def cancel_any(self, request_id: str) -> bool:
-        """Cancels a request for an operator, whichever client it belongs to."""
-        return _cancel(self.find_any(request_id))
-
-    def find(self, request_id: str, headers: Mapping[str, str]) -> list[CancellableRequest] | None:
+    def find(self, request_id: str, headers: Mapping[str, str] | None) -> list[Request] | None:
         """Returns the requests of the client with these headers: one, or two if it chose an id that
-        was generated; none if it has ended. None: the client has no such request."""
-        key = self._digest(credential(headers) or "")
-        names: tuple[RequestName, ...] = (request_id, (request_id, key))
-        found = [self._belongs_to(key, name) for name in names]
-        if not any(found):
-            return None
-        return [
-            self._requests[name]
-            for name, belongs in zip(names, found, strict=True)
-            if belongs and name in self._requests
-        ]
+        was generated; none if it has ended. None: the client has no such request.
 
-    def find_any(self, request_id: str) -> list[CancellableRequest] | None:
-        """The same for an operator: of any client. Several clients may have chosen one id."""
-        known = (self._requests, self._ended, self._ended_before)
-        found = [self._requests[each] for each in _named(request_id, self._requests)]
-        return found if found or any(_named(request_id, names) for names in known) else None
+        `headers`: None for an operator: of any client, several of whom may have chosen one id.
+        """
+        if headers is None:
+            known = chain(self._requests, self._ended, self._ended_before)
+            names = [each for each in known if request_id == _id_of(each)]
+        else:
+            key = self._digest(credential(headers) or "")
+            # Both are looked at, so that timing does not reveal which ids exist.
+            own: dict[RequestName, bool] = {
+                each: self._belongs_to(key, each) for each in (request_id, (request_id, key))
+            }
+            names = [each for each, belongs in own.items() if belongs]
+        return [self._requests[each] for each in names if each in self._requests] if names else None
 
     def _belongs_to(self, key: bytes, name: RequestName) -> bool:
         """Returns whether the request was sent with that key (a digest)."""
@@ -148,16 +129,5 @@ class InFlight:
         return hashlib.blake2b(key_bytes(without_scheme(key)), key=self._secret).digest()
 
 
-def _cancel(found: list[CancellableRequest] | None) -> bool:
-    for request in found or ():
-        request.cancel(CANCELLED)
-    return found is not None
-
-
-def _named(request_id: str, names: Iterable[RequestName]) -> list[RequestName]:
-    """Returns the names with this id. Visits all of them: for operators."""
-    return [
-        name
-        for name in names
-        if name == request_id or (isinstance(name, tuple) and name[0] == request_id)
-    ]
+def _id_of(name: RequestName) -> str:
+    return name if isinstance(name, str) else name[0]

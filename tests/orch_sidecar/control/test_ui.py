@@ -21,7 +21,7 @@ TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 @pytest.mark.parametrize("path", UI_FILES)
 def test_each_file_is_served_as_it_is_under_a_policy_without_inline_script(path: str) -> None:
     file = FOLDER / UI_FILES[path]
-    response = ui.pages()[path]()
+    response = ui.pages()[path](make_mocked_request("GET", path), None)
     assert isinstance(response, web.Response)
     assert response.body == file.read_bytes()
     assert response.content_type == TYPES[file.suffix[1:]]
@@ -56,7 +56,7 @@ def test_installation_without_the_files_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ui, "_FOLDER", tmp_path)
-    refusal = ui.pages()["/ui"]()
+    refusal = ui.pages()["/ui"](make_mocked_request("GET", "/ui"), None)
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.NOT_FOUND
     assert "orch_sidecar/ui" in refusal.message

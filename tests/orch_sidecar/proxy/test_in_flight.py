@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from aiohttp import web
 from multidict import CIMultiDict
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy import in_flight as inflight
 from orch_sidecar.proxy.in_flight import InFlight, RequestName
+from orch_sidecar.proxy.request import Request as Served
 
 ID, OTHER = "0123456789abcdef" * 2, "f" * 32
 KEY = {"Authorization": "Bearer sk-one"}
 
 
-class Request:
+class Request(Served):
     """A request that records its cancellations."""
 
     def __init__(self, **headers: str) -> None:
-        self.http = SimpleNamespace(headers=client(**headers))
-        self.cancelled: list[Refusal] = []
+        self.http = cast(web.BaseRequest, SimpleNamespace(headers=client(**headers)))
+        self.refusals: list[Refusal] = []
 
     def cancel(self, refusal: Refusal) -> None:
-        self.cancelled.append(refusal)
+        self.refusals.append(refusal)
 
 
 def client(**headers: str) -> CIMultiDict[str]:
@@ -40,7 +43,7 @@ def running(request: Request, request_id: str = ID) -> InFlight:
 def test_request_is_cancelled_by_its_id_and_key() -> None:
     request = Request(**KEY)
     assert running(request).cancel(ID, client(**KEY))
-    [refusal] = request.cancelled
+    [refusal] = request.refusals
     assert refusal.reason is Reason.CANCELLED
 
 
@@ -61,7 +64,7 @@ def test_request_does_not_exist_for_another_key(headers: dict[str, str]) -> None
     requests = running(request)
     assert not requests.cancel(ID, client(**headers))
     assert not requests.cancel(OTHER, client(**headers))
-    assert request.cancelled == []
+    assert request.refusals == []
     requests.end(ID)
     assert not requests.cancel(ID, client(**headers))
 
@@ -102,7 +105,7 @@ def test_cancelling_a_request_that_ended_recently_succeeds() -> None:
     requests = running(request)
     requests.end(ID)
     assert requests.cancel(ID, client(**KEY))
-    assert request.cancelled == []
+    assert request.refusals == []
 
 
 def test_unknown_id_is_not_cancelled() -> None:
@@ -156,7 +159,7 @@ def test_request_is_cancelled_by_the_id_that_its_client_chose() -> None:
     name = begin_named(requests, request)
     assert not requests.cancel(ID, client())
     assert requests.cancel(ID, client(**KEY))
-    assert len(request.cancelled) == 1
+    assert len(request.refusals) == 1
     requests.end(name)
     assert requests.cancel(ID, client(**KEY))
     assert not requests.cancel(ID, client(Authorization="Bearer sk-two"))
@@ -181,10 +184,10 @@ def test_chosen_id_reveals_nothing_to_another_key_and_affects_none_of_its_reques
     requests.end(name)
     assert requests.cancel(ID, client(x_api_key="sk-two"))
     assert requests.cancel(running_id, client(x_api_key="sk-two"))
-    assert theirs.cancelled == []
+    assert theirs.refusals == []
     assert requests.cancel(ID, client(**KEY)), "it has ended, and is still theirs"
     assert requests.cancel(running_id, client(**KEY))
-    assert len(theirs.cancelled) == 1
+    assert len(theirs.refusals) == 1
 
 
 def test_registry_and_refusal_do_not_show_the_key() -> None:
@@ -210,14 +213,14 @@ def test_operator_finds_requests_of_every_client_by_their_whole_ids() -> None:
     for name, request in zip(names, (mine, theirs), strict=True):
         assert name is not None
         requests.begin(name, request)
-    assert requests.find_any(ID) == [mine, theirs]
-    assert requests.find_any(OTHER) is None
-    assert requests.find_any(ID[:1]) is None
-    assert requests.cancel_any(ID)
-    assert [len(each.cancelled) for each in (mine, theirs)] == [1, 1]
+    assert requests.find(ID, None) == [mine, theirs]
+    assert requests.find(OTHER, None) is None
+    assert requests.find(ID[:1], None) is None
+    assert requests.cancel(ID, None)
+    assert [len(each.refusals) for each in (mine, theirs)] == [1, 1]
     for name in names:
         assert name is not None
         requests.end(name)
-    assert requests.find_any(ID) == []
-    assert requests.cancel_any(ID)
-    assert not requests.cancel_any(OTHER)
+    assert requests.find(ID, None) == []
+    assert requests.cancel(ID, None)
+    assert not requests.cancel(OTHER, None)
