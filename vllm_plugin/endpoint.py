@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vllm_plugin.allowlist import NAME
 from vllm_plugin.api_server.admin_calls import AdminCallMiddleware, set_within, watch_readiness
+from vllm_plugin.api_server.errors import refusal
 from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
 from vllm_plugin.api_server.routes import RECORDINGS, workloads_of
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR, SidecarMiddleware
@@ -103,15 +104,11 @@ def _changed(now: State, before: State) -> State:
     return {name: value for name, value in now.items() if before[name] != value}
 
 
-def _error(status: int, kind: str, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status)
-
-
 def _from_stranger(request: Request, instance: str | None) -> JSONResponse | None:
     """Returns the refusal of a request that names an instance and comes from no sidecar."""
     if instance is None or request.scope[FROM_SIDECAR]:
         return None
-    return _error(403, "not_a_sidecar", NOT_A_SIDECAR)
+    return refusal(403, "not_a_sidecar", NOT_A_SIDECAR)
 
 
 class CapabilitiesEndpoint:
@@ -225,7 +222,7 @@ class CapabilitiesEndpoint:
         try:
             ended = self._engine_state.leases.revoke(lease)
         except ValueError as error:
-            return _error(400, "invalid_request_error", str(error))
+            return refusal(400, "invalid_request_error", str(error))
         return JSONResponse({"ended": ended})
 
     async def _claim(self, instance: str, request: Request) -> Response:
@@ -234,12 +231,12 @@ class CapabilitiesEndpoint:
         try:
             call = parse_claim(await request.body(), self._engine_state.facts.slots_total)
         except ValueError as error:
-            return _error(400, "invalid_request_error", str(error))
+            return refusal(400, "invalid_request_error", str(error))
         if not self._engine_state.claim(instance, call):
             message = (
                 f"instance {instance[:40]!r} must read the state stream, where slots are offered"
             )
-            return _error(409, "no_stream", message)
+            return refusal(409, "no_stream", message)
         return Response(status_code=204)
 
     async def _stream(self, request: Request) -> Response:
@@ -249,11 +246,11 @@ class CapabilitiesEndpoint:
         version = request.query_params.get("api_version", "")
         message = incompatible(version)
         if message is not None:
-            return _error(409, "api_version", f"the sidecar's {message}")
+            return refusal(409, "api_version", f"the sidecar's {message}")
         try:
             asked_s = parse_changes_every_s(request.query_params.get(CHANGES_EVERY_MS, ""))
         except ValueError as error:
-            return _error(400, "invalid_request_error", str(error))
+            return refusal(400, "invalid_request_error", str(error))
         return StreamingResponse(
             # A sidecar that names no version knows neither claims nor offers.
             self._events(instance, asked_s, claims=bool(version)),

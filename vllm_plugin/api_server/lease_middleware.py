@@ -6,11 +6,11 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vllm_plugin.api_server.errors import refusal
 from vllm_plugin.api_server.routes import generates
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR
 from vllm_plugin.contracts.lease_protocol import ENGINE_GONE, NO_SLOT, parse_lease
@@ -38,8 +38,6 @@ CLASS_HEADER: Final = b"x-orch-class"
 _ADAPTER_HEADER: Final = ADAPTER_HEADER.lower().encode()
 TRACE_HEADER: Final = b"traceparent"
 AUTHORIZATION: Final = b"authorization"
-
-RETRY_AFTER_S: Final = 1  # the smallest value of `Retry-After`
 
 
 class LeaseMiddleware:
@@ -75,12 +73,13 @@ class LeaseMiddleware:
             self._refresh()
             return
         if scope["type"] == "http" and not self._is_alive():
-            await _rejection(_GONE, 503, scope, receive, send)
+            await refusal(*_GONE, retriable=True)(scope, receive, send)
             return
         entered = self._enter(scope)
         if isinstance(entered, Rejected):
-            error, status = _REJECTIONS[entered]
-            await _rejection(error, status, scope, receive, send)
+            answer = _REJECTIONS[entered]
+            retriable = answer[0] in (429, 503)
+            await refusal(*answer, retriable=retriable)(scope, receive, send)
             return
         await self._run(entered, scope, receive, send)
 
@@ -152,89 +151,44 @@ class LeaseMiddleware:
                 _call_after_turns(ABORT_TURNS, lambda: engine_state.leave(key))
 
 
-_GONE: Final = {
-    "message": "the engine is shutting down and accepts no more requests",
-    "type": ENGINE_GONE,
-    "param": None,
-    "code": 503,
-    "retriable": True,
-    "retry_after_ms": RETRY_AFTER_S * 1000,
-}
-_REJECTIONS: Final[Mapping[Rejected, tuple[Mapping[str, Any], int]]] = {
+# Status, type and message.
+_GONE: Final = (503, ENGINE_GONE, "the engine is shutting down and accepts no more requests")
+_REJECTIONS: Final[Mapping[Rejected, tuple[int, str, str]]] = {
     Rejected.SPENT: (
-        {
-            "message": "this X-Orch-Lease was used or revoked before; send each lease once",
-            "type": "lease_spent",
-            "param": None,
-            "code": 409,
-        },
         409,
+        "lease_spent",
+        "this X-Orch-Lease was used or revoked before; send each lease once",
     ),
     Rejected.NO_SLOT: (
-        {
-            "message": "the slots of this engine are taken, or others are before this request",
-            "type": NO_SLOT,
-            "param": None,
-            "code": 429,
-            "retriable": True,
-            "retry_after_ms": RETRY_AFTER_S * 1000,
-        },
         429,
+        NO_SLOT,
+        "the slots of this engine are taken, or others are before this request",
     ),
     Rejected.NO_ADAPTER: (
-        {
-            "message": "this engine runs as many LoRA adapters as it can, and none of this request",
-            "type": NO_ADAPTER,
-            "param": None,
-            "code": 429,
-            "retriable": True,
-            "retry_after_ms": RETRY_AFTER_S * 1000,
-        },
         429,
+        NO_ADAPTER,
+        "this engine runs as many LoRA adapters as it can, and none of this request",
     ),
     # As sidecars of older releases know it; so a newer one whose stream has just broken retries.
-    Rejected.BUSY: (
-        _GONE | {"message": "the slots of this engine are taken: retry soon"},
-        503,
-    ),
+    Rejected.BUSY: (503, ENGINE_GONE, "the slots of this engine are taken: retry soon"),
     Rejected.UNLEASED: (
-        {
-            "message": "this engine takes requests by its orch sidecar only: send the request to "
-            "the sidecar's address (the engine's profile has `unleased: refuse`). It knows its "
-            "sidecars by ORCH_SIDECAR_KEY, or without that on its own host",
-            "type": "lease_required",
-            "param": None,
-            "code": 403,
-        },
         403,
+        "lease_required",
+        "this engine takes requests by its orch sidecar only: send the request to the sidecar's "
+        "address (the engine's profile has `unleased: refuse`). It knows its sidecars by "
+        "ORCH_SIDECAR_KEY, or without that on its own host",
     ),
     Rejected.UNKNOWN: (
-        {
-            "message": "this engine requires its API key: send Authorization: Bearer KEY",
-            "type": "invalid_api_key",
-            "param": None,
-            "code": 401,
-        },
         401,
+        "invalid_api_key",
+        "this engine requires its API key: send Authorization: Bearer KEY",
     ),
     Rejected.TOO_LARGE: (
-        {
-            "message": "this X-Orch-Lease is for more sequences than the engine has slots",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": 400,
-        },
         400,
+        "invalid_request_error",
+        "this X-Orch-Lease is for more sequences than the engine has slots",
     ),
 }
-
-
-async def _rejection(
-    error: Mapping[str, Any], status: int, scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Answers a request, of which nothing was read."""
-    fields = {"Retry-After": str(RETRY_AFTER_S)} if error.get("retriable") else None
-    await JSONResponse({"error": error}, status, fields)(scope, receive, send)
 
 
 def _first(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> str:

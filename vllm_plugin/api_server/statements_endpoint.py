@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
+from vllm_plugin.api_server.errors import refusal
 from vllm_plugin.contracts.statement import NONCE, RUN, STATEMENTS_PATH
 from vllm_plugin.evidence.chains import Evidence, Forgotten, Statement, StatementRequest
 from vllm_plugin.evidence.epoch_key import load_library
@@ -72,21 +73,21 @@ class StatementsEndpoint:
         try:
             wanted = parse_request(await _body(request))
         except InvalidRequest as error:
-            return _error(400, "invalid_request_error", str(error))
+            return refusal(400, "invalid_request_error", str(error))
         if not self._evidence.end_run(wanted) and not self._limit.take(self._now_s()):
             text = (
                 f"the engine signs {REQUESTS_PER_S:g} statements per second: try again in a second"
             )
-            return _error(429, "rate_limit_exceeded", text, {"Retry-After": "1"})
+            return refusal(429, "rate_limit_exceeded", text, retriable=True)
         try:
             await asyncio.to_thread(load_library)  # the event loop does not wait for the first time
             made = self._evidence.statement(wanted, time.time(), time.monotonic())
         except Forgotten as error:
-            return _error(409, "evidence_forgotten", str(error))
+            return refusal(409, "evidence_forgotten", str(error))
         except ImportError:
             logger.warning("orch: statements need the package cryptography", exc_info=True)
             text = "the engine cannot sign: the package cryptography is not installed"
-            return _error(501, "evidence_unavailable", text)
+            return refusal(501, "evidence_unavailable", text)
         return StreamingResponse(_sent(made, self._evidence), media_type="application/json")
 
 
@@ -147,10 +148,3 @@ async def _sent(made: Statement, evidence: Evidence) -> AsyncIterator[bytes]:
     for part in encode(made, evidence):
         yield part
         await asyncio.sleep(0)
-
-
-def _error(
-    status: int, kind: str, text: str, headers: dict[str, str] | None = None
-) -> JSONResponse:
-    error = {"message": text, "type": kind, "param": None, "code": status}
-    return JSONResponse({"error": error}, status, headers)
