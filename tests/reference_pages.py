@@ -149,7 +149,7 @@ async def _all_metrics() -> list[Row]:
     connections = cast("Any", ClientConnections).collect(SimpleNamespace(**closed))
     batches = Progress()
     metrics.registry.register(batches)
-    rows = [_of_pool(cast("Family | HistogramFamily", family)) for family in families]
+    rows = [_of_pool(family) for family in families]
     for found in (*connections, *metrics.registry.collect()):
         if not found.name.startswith("process_"):
             labels = {label for sample in found.samples for label in sample.labels}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
@@ -73,27 +73,21 @@ class Trace:
     def ended(self) -> None:
         """Ends the trace with the outcome of its record."""
 
+    def encode(self) -> bytes:
+        """Returns the spans of a trace that has ended as fields of a ScopeSpans; raises if that is
+        impossible."""
+        return b""
 
-class Tracing(Protocol):
-    """Begins traces."""
+
+class Tracing:
+    """Begins traces: forwards contexts only, unless a class overrides it."""
 
     # None: traces are not exported.
-    spans: SpanCounts | None
+    spans: SpanCounts | None = None
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace | None:
         """None: there is nothing to trace, and no context to pass on. Need not be called where
         `spans` is None and the headers have no `traceparent`."""
-
-    async def shutdown(self) -> None:
-        """Sends what is queued, within a bound."""
-
-
-class NoTracing:
-    """Forwards trace contexts only."""
-
-    spans: SpanCounts | None = None
-
-    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace | None:
         parent = headers.get(TRACEPARENT)
         if parent is None:
             return None
@@ -107,7 +101,7 @@ class NoTracing:
         )
 
     async def shutdown(self) -> None:
-        return
+        """Sends what is queued, within a bound."""
 
 
 def sampled_trace(traceparent: str) -> int:

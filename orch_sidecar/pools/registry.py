@@ -25,6 +25,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
+from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.placement import routing
 from orch_sidecar.pools.placement.affinity import PrefixAffinity
@@ -37,7 +38,7 @@ from orch_sidecar.pools.placement.routing import (
     PrefixUse,
 )
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.shortlist import LongestContext, Shortlist
+from orch_sidecar.pools.shortlist import Shortlist
 from orch_sidecar.pools.status import PoolStatus, absent
 from vllm_plugin.contracts.profile import AdmissionRules
 
@@ -88,7 +89,8 @@ class PoolRegistry:
             self._observe(pool)
         # The only pool there can ever be, if so.
         self.one: Pool | None = self.all[0] if self._single else None
-        self.longest: LongestContext = self._shortlist if self.one is None else self.one.watcher
+        self.longest: Shortlist | EngineWatcher  # both know the longest context
+        self.longest = self._shortlist if self.one is None else self.one.watcher
         # Removed pools stay: requests that they still serve look them up by name.
         self._by_name: dict[str, Pool] = {pool.name: pool for pool in self.all}
         # The headless pools that have no known address, and why.

@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from random import Random
-from typing import Protocol
 
 from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED, Candidates
 from orch_sidecar.pools.placement.routing import Load, PlacementRequest
 from orch_sidecar.pools.pool import Pool
-
-
-class LongestContext(Protocol):
-    """What knows the longest context of the pools."""
-
-    @property
-    def ctx_max(self) -> int | None:
-        """None until all engines have reported theirs."""
 
 
 class Shortlist:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from orch_sidecar.admission.status import AdmissionStatus
 from orch_sidecar.engine_state.document import Document
@@ -44,25 +44,13 @@ def scraped(pool: Pool) -> Scraped:
     return Scraped(pool, pool.status())
 
 
-class PoolFamily(Protocol):
-    """A family whose text is made pool by pool. `private`: of clients, or of what they asked."""
-
-    @property
-    def private(self) -> bool: ...
-
-    def head(self, *, openmetrics: bool) -> str:
-        """Returns the lines that precede the samples of the scraped pools."""
-
-    def lines(self, at: Scraped, *, openmetrics: bool) -> str:
-        """Returns the samples of a pool."""
-
-
 @dataclass(frozen=True)
 class Family:
     """A metric with one sample or more for each pool; `pool` is always one of its labels.
 
-    `of_requests`: it counts clients' requests, or what they used: `measurement_type` is a label,
-    too. `others`: values of these two labels and the samples of what no scraped pool has.
+    `private`: of clients, or of what they asked. `of_requests`: it counts clients' requests, or
+    what they used: `measurement_type` is a label, too. `others`: values of these two labels and
+    the samples of what no scraped pool has.
     """
 
     name: str
@@ -127,6 +115,10 @@ class HistogramFamily:
             histogram.lines(self.name, labels, exemplars=openmetrics)
             for labels, histogram in self.histograms(at)
         )
+
+
+# A family whose text is made pool by pool.
+PoolFamily = Family | HistogramFamily
 
 
 def per_pool(number: Callable[[Scraped], float | None]) -> Callable[[Scraped], Iterable[Sample]]:

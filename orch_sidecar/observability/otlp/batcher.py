@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from orch_sidecar.observability.otlp.delivery import Delivery, Reply, Transport, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
-from orch_sidecar.observability.tracing import Lost, SpanCounts
+from orch_sidecar.observability.tracing import Lost, SpanCounts, Trace
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -28,17 +28,13 @@ MAX_BATCH_BYTES: Final = 3 * 1024 * 1024
 BURST_TRACES: Final = 16
 
 
-class Trace(Protocol):
-    """A trace that has ended."""
-
-    def encode(self) -> bytes:
-        """Returns all its spans as fields of a ScopeSpans; raises if that is impossible."""
-
-
-class Encoded:
+class Encoded(Trace):
     """A trace that is encoded already, such as one for which a batch had no room."""
 
+    __slots__ = ("_encoded",)
+
     def __init__(self, encoded: bytes) -> None:
+        super().__init__()
         self._encoded = encoded
 
     def encode(self) -> bytes:

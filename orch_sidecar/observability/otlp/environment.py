@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from orch_sidecar.observability.otlp.settings import ExportSettings, otlp_protocol
-from orch_sidecar.observability.tracing import NoTracing, Tracing
+from orch_sidecar.observability.tracing import Tracing
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -29,7 +29,7 @@ def tracing_from_environment(common: Mapping[str, Any], unplaced: Mapping[str, A
     Raises ValueError for variables that cannot be used, such as a protocol that is not supported.
     """
     if otlp_protocol(os.environ) is None:
-        return NoTracing()
+        return Tracing()
     settings = ExportSettings.from_environ(os.environ)
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider

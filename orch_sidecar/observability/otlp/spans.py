@@ -35,7 +35,7 @@ from orch_sidecar.observability.otlp.encoder import (
     state_field,
 )
 from orch_sidecar.observability.record import RequestRecord
-from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace
+from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace, Tracing
 
 # Flags of W3C Trace Context, and their text.
 _SAMPLED, _RANDOM = 1, 2
@@ -289,7 +289,7 @@ class RequestTrace(_Part):
         return b"".join(encoded)
 
 
-class SpanTracing:
+class SpanTracing(Tracing):
     """Begins traces, and hands those that have ended to a batcher."""
 
     def __init__(
@@ -302,7 +302,7 @@ class SpanTracing:
         span_id: Callable[[], bytes] | None = None,
     ) -> None:
         """`spans`: in which the batcher counts. `ids`: of traces; `span_id`: of spans."""
-        self.spans: SpanCounts | None = spans
+        self.spans = spans
         self._unplaced = encoder.unplaced
         self._sampler = sampler
         # Without a parent these always sample: calling them would cost as much as a span does.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.observability.tracing import NoTracing, SpanCounts, sampled_trace
+from orch_sidecar.observability.tracing import SpanCounts, Tracing, sampled_trace
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -38,7 +38,7 @@ def test_unsampled_or_invalid_trace_context_has_no_id(header: str) -> None:
 
 
 async def test_without_an_exporter_no_spans_are_counted_and_nothing_is_sent_at_the_end() -> None:
-    tracing = NoTracing()
+    tracing = Tracing()
     assert tracing.spans is None
     await tracing.shutdown()
 

@@ -14,7 +14,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.observability.tracing import NoTracing
+from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.request import Request
@@ -49,7 +49,7 @@ class Served:
             self.in_flight,
             cast(Any, None),
             metrics,
-            NoTracing(),
+            Tracing(),
             {"Server": "orch-sidecar"},
             CacheSalts(b"s" * 32),
         )

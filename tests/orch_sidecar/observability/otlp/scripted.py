@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
-from orch_sidecar.observability.tracing import Lost
+from orch_sidecar.observability.tracing import Lost, Trace
 
 DELIVERED = Reply(Verdict.DELIVERED)
 REJECTED = Reply(Verdict.REJECTED, "HTTP 400 Bad Request")
@@ -29,7 +29,7 @@ def joined(traces: Sequence[bytes]) -> bytes:
     return b",".join(traces)
 
 
-class Invalid:
+class Invalid(Trace):
     """A trace that cannot be encoded."""
 
     def encode(self) -> bytes:

@@ -18,7 +18,7 @@ from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace
+from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace, Tracing
 from vllm_plugin.contracts.lease_protocol import short_lease
 
 WAIT_SPAN: Final = "admission.wait"
@@ -171,7 +171,7 @@ class _Spans(Trace):
         tracing.end(self._server, record, attributes)
 
 
-class SdkTracing:
+class SdkTracing(Tracing):
     """Begins traces whose spans are the SDK's."""
 
     def __init__(self, provider: TracerProvider, unplaced: Mapping[str, Any]) -> None:

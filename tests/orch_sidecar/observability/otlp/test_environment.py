@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from orch_sidecar.observability.otlp.environment import tracing_from_environment
 from orch_sidecar.observability.record import Outcome
-from orch_sidecar.observability.tracing import NoTracing, Tracing
+from orch_sidecar.observability.tracing import Tracing
 from tests.orch_sidecar.observability.otlp.kept import attributes_of, value_of
 from tests.orch_sidecar.observability.otlp.sdk_spans import SdkTracing
 from tests.orch_sidecar.records import record_of
@@ -200,7 +200,7 @@ def test_without_an_endpoint_nothing_is_exported(
     taken: Taken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
-    assert isinstance(tracing_from_environment(COMMON, COMMON), NoTracing)
+    assert isinstance(tracing_from_environment(COMMON, COMMON), Tracing)
 
 
 @pytest.mark.parametrize(
