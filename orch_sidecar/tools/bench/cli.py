@@ -125,8 +125,9 @@ def _measuring(work: _Work) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def _print_error(text: str) -> None:
-    print(text, file=sys.stderr)
+def print_error(text: str) -> None:
+    """Prints progress and errors beside the results."""
+    print(text, file=sys.stderr, flush=True)
 
 
 async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
@@ -137,13 +138,13 @@ async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
         scenario = replace(scenario, loadgen=loadgen.check(scenario))
     plan = await unless_interrupted(interrupted, plan_of(options, scenario))
     if options.find_rate:
-        return _report(await find_rate(plan, options.trial, interrupted, _print_error), options)
-    return _report(await measure(plan, interrupted, _print_error), options)
+        return _report(await find_rate(plan, options.trial, interrupted, print_error), options)
+    return _report(await measure(plan, interrupted, print_error), options)
 
 
 async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
     plan = await unless_interrupted(interrupted, plan_of(options, sweep_scenario(options)))
-    found = await run_sweep(plan, options.concurrency, interrupted, _print_error)
+    found = await run_sweep(plan, options.concurrency, interrupted, print_error)
     return _report_sweep(found, options)
 
 
@@ -178,7 +179,7 @@ def _add(result: Result, facts: Path, which: str = "") -> bool:
     try:
         files.append(facts, [with_evidence(row_of(result), result, facts)])
     except (ValueError, OSError) as error:
-        _print_error(f"no row: {which}{error}")
+        print_error(f"no row: {which}{error}")
         return False
     print(f"row: {which}{facts}")
     if missing := result.evidence.missing:
@@ -192,7 +193,7 @@ def _write(document: BaseModel, path: Path) -> bool:
     try:
         files.write(path, text + "\n")
     except OSError as error:
-        _print_error(f"no result: {path}: {error}")
+        print_error(f"no result: {path}: {error}")
         return False
     print(f"result: {path}")
     return True

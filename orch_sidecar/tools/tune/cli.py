@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from orch_sidecar.tools.arguments import (
     positive,
     run_command,
 )
+from orch_sidecar.tools.bench.cli import print_error
 from orch_sidecar.tools.bench.load.interrupt import interrupts
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan import add_endpoint, plan_of, slo_of
@@ -172,12 +172,8 @@ async def _tune(options: argparse.Namespace) -> None:
     with interrupts() as interrupted:
         plan = await plan_of(options, scenario)
         traffic = Workload(0.0, options.input_tokens, options.output_tokens, spread=0.0)
-        found = await tune(plan, traffic, options.seconds, interrupted, _progress)
+        found = await tune(plan, traffic, options.seconds, interrupted, print_error)
     await asyncio.to_thread(_report, found, options)
-
-
-def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _report(found: Tuning, options: argparse.Namespace) -> None:

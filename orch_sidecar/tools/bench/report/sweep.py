@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from orch_sidecar.tools.bench.report.measures import Measure, measures_of
@@ -22,14 +23,8 @@ _CLIENTS: Final = "concurrent requests"
 
 Measures = dict[int, dict[str, Measure]]  # by clients, then by name
 _X = Callable[[Point], float]
-
-
-def _clients(point: Point) -> float:
-    return float(point.clients)
-
-
-def _batch(point: Point) -> float:
-    return point.batch
+_by_clients: _X = attrgetter("clients")
+_by_batch: _X = attrgetter("batch")
 
 
 _HEAD: Final = (
@@ -132,7 +127,7 @@ def _reasons(sweep: Sweep) -> Iterator[str]:
 
 
 def series_of(
-    sweep: Sweep, measures: Measures, name: str, key: str, color: int = 0, x: _X = _clients
+    sweep: Sweep, measures: Measures, name: str, key: str, color: int = 0, x: _X = _by_clients
 ) -> list[Series]:
     """Returns a figure with its intervals by concurrency, or by another `x`.
 
@@ -143,7 +138,7 @@ def series_of(
         for point in sorted(sweep.points, key=x)
         if key in measures.get(point.clients, {})
     ]
-    style = Style("" if x is _batch else "-", _MARKERS[color], color)
+    style = Style("" if x is _by_batch else "-", _MARKERS[color], color)
     return apart(name, ((p.is_sound, x(p), est.value, est.margin) for p, est in found), style)
 
 
@@ -169,7 +164,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     measured = partial(series_of, sweep, _measures(sweep))
     throughput = measured("measured", "throughput")
     ttft = [*measured("p50", "TTFT p50"), *measured("p95", "TTFT p95", 1)]
-    tpot = measured("p50", "TPOT p50", x=_batch)
+    tpot = measured("p50", "TPOT p50", x=_by_batch)
     good = measured("within the SLO", "goodput", 2)
     charts = [
         ("Throughput", "; ".join(["With 95 % intervals", *limits(sweep)]), _CLIENTS, "tokens/s",

@@ -164,7 +164,7 @@ class FinishedRun:
 
     `digest`: of its secret id, as its spans have it.
     `documents`, `before`, `after`: the capabilities before and after the run and their snapshots,
-    as far as they could be read. `not_idle`: "before" and "after", where the engine was not idle.
+    as far as they could be read. `busy_after`: the engine was not idle after it.
     `unread_reason`: why there is no snapshot after the run. `stopped`: it ended early, by the user
     unless `ended_by` gives another reason. `trial`: part of a search for a rate, where a rate too
     low to batch is no objection. `disturbed`: what others did that ended it, empty if they did not.
@@ -188,7 +188,7 @@ class FinishedRun:
     documents: Sequence[Any] = ()
     before: Snapshot | None = None
     after: Snapshot | None = None
-    not_idle: Sequence[str] = ()
+    busy_after: bool = False
     unread_reason: str = ""
     evidence: EvidenceDocument = field(default_factory=EvidenceDocument)
     loadgen: LoadgenDocument | None = None
@@ -279,10 +279,9 @@ def _verdict(
 
 
 def _objections(run: FinishedRun, figures: FiguresDocument | None) -> list[str]:
-    reasons = [
-        f"the engine was not idle {when} the run: it also served other requests"
-        for when in run.not_idle
-    ]
+    reasons = []
+    if run.busy_after:
+        reasons.append("the engine was not idle after the run: it also served other requests")
     if run.unread_reason:
         return [*reasons, f"the engine's work is unknown: {run.unread_reason}"]
     if run.states is None:

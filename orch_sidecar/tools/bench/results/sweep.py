@@ -55,15 +55,9 @@ class Fit(Curve):
 def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
     """Returns the least-squares curve of points (batch, time) by relative deviation.
 
-    A batch may be a mean, and may occur more than once. Returns None for fewer than three batches
-    that differ by at least a tenth. t0 and c are never negative. Raises ValueError for a batch
-    below 1 and a time that is not above 0.
+    A batch is at least 1, may be a mean, and may occur more than once; times are above 0. Returns
+    None for fewer than three batches that differ by at least a tenth. t0 and c are never negative.
     """
-    for batch, time in points:
-        if batch < 1:
-            raise ValueError(f"a batch is {batch}: it must be at least 1")
-        if not (math.isfinite(time) and time > 0):
-            raise ValueError(f"a step of {batch} sequences takes {time}: it must be above 0")
     if _sizes([batch for batch, _ in points]) < LEAST_SIZES:
         return None
     best = min((_line(points, alpha) for alpha in _ALPHAS), key=lambda curve: _off(points, curve))

@@ -169,7 +169,7 @@ async def _measure_once(
             trial=trial,
             disturbed=disturbed,
             documents=[each.document for each in (before, after) if each is not None],
-            not_idle=["after"] if after is not None and not after.idle else [],
+            busy_after=after is not None and not after.idle,
             before=None if before is None else before.snapshot,
             after=None if after is None else after.snapshot,
             unread_reason=unread_reason,

@@ -62,20 +62,6 @@ def test_fewer_than_three_sizes_have_no_curve() -> None:
     assert fit([(1, 1.0), (2, 1.5), (3, 2.0)]) is not None
 
 
-@pytest.mark.parametrize(
-    ("point", "message"),
-    [
-        ((0, 1.0), "a batch is 0: it must be at least 1"),
-        ((4, 0.0), "a step of 4 sequences takes 0.0: it must be above 0"),
-        ((4, float("nan")), "takes nan: it must be above 0"),
-        ((4, float("inf")), "takes inf: it must be above 0"),
-    ],
-)
-def test_invalid_point_is_rejected(point: tuple[int, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit([(1, 1.0), (2, 2.0), (3, 3.0), point])
-
-
 @given(
     t0=st.floats(0, 100),
     c=st.floats(0.001, 100),
