@@ -57,7 +57,7 @@ _REFUSE: Final = """
 # In these pods every request comes by the sidecar.
 unleased: refuse
 """
-_BINARY: Final = re.compile(r"^(  [\w.]+\.bz2:) \|\n((?:    \S+\n)+)", re.MULTILINE)
+BINARY: Final = re.compile(r"^(  [\w.]+\.bz2:) \|\n((?:    \S+\n)+)", re.MULTILINE)
 _HEAD: Final = (
     f"# Rendered from {DEFAULT} by `make k8s`: the reasons stand in base/ and installations/.\n"
 )
@@ -167,17 +167,21 @@ def documents(rendered: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield text, yaml.load(text, Loader=yaml.CSafeLoader)
 
 
+def unhashed(body: Mapping[str, Any]) -> str:
+    """Returns the name of an object without the hash of its contents."""
+    name = str(body["metadata"]["name"])
+    return re.sub(r"-[a-z0-9]{10}$", "", name) if body.get("immutable") else name
+
+
 def flat() -> dict[str, str]:
     """Returns the flat files by name. The namespace is first, because kubectl applies in order."""
     files: dict[str, str] = {}
     for text, body in documents(kustomize(HERE / DEFAULT)):
-        name = body["metadata"]["name"]
-        if body["kind"] == "ConfigMap":  # its file keeps its name when its contents change
-            name = re.sub(r"-[a-z0-9]{10}$", "", name)
+        name = unhashed(body)  # its file keeps its name when its contents change
         kind = body["kind"].lower()
         file = "00-namespace.yaml" if kind == "namespace" else f"{kind}-{name}.yaml"
         assert file not in files, f"two objects would be k8s/{file}"
-        files[file] = _HEAD + _BINARY.sub(_on_one_line, text)
+        files[file] = _HEAD + BINARY.sub(_on_one_line, text)
     return files
 
 

@@ -44,6 +44,7 @@ MATCH: Final = (
     "spec.template.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
     ".nodeSelectorTerms.0.matchExpressions.0"
 )
+NUMBERS: Final = ("REPLICAS", "MIN_REPLICAS", "MAX_REPLICAS")
 # Each parameter, a value, the object that has it then, and where; of several places one.
 PLACES: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("MODEL", "team/model", "ConfigMap/orch-model", "data.MODEL"),
@@ -127,7 +128,9 @@ def test_every_parameter_reaches_what_it_is_for(tmp_path: Path) -> None:
     )
     for name, value, key, path in PLACES:
         if key:
-            reached = str(at(found[key].body, path))
+            reached = at(found[key].body, path)
+            assert isinstance(reached, int if name in NUMBERS else str), name
+            reached = str(reached)
             assert reached.removeprefix("/etc/orch/profiles/") == value, name
     for each in found.values():
         if each.kind not in FOREIGN:

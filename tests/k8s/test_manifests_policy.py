@@ -214,7 +214,7 @@ def test_engines_alone_have_a_gpu_and_none_do_on_a_laptop(folder: str) -> None:
             gpus += wanted is not None
     engines = [each for each in of_kind(folder, "Deployment") if each.name in DEPLOYMENTS.values()]
     assert gpus == (0 if folder in LAPTOP else len(engines))
-    assert len(engines) == (1 if folder in ONE_POOL else 3 if folder in TWO_MODELS else 2)
+    assert len(engines) == (1 if folder in ONE_POOL else 3 if folder == "two-models" else 2)
 
 
 def test_laptop_set_fits_a_node_of_four_cpus_and_eight_gigabytes() -> None:
