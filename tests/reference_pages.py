@@ -17,6 +17,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from orch_sidecar.api.errors import BY_REASON
+from orch_sidecar.api.headers import FAIRNESS_IDS, X_ORCH_CLASS, X_ORCH_QUEUE_EVENTS
+from orch_sidecar.api.options import OPTIONS
 from orch_sidecar.batches.progress import Progress
 from orch_sidecar.config.settings import PoolSettings, SidecarSettings
 from orch_sidecar.observability import exposition, gen_ai
@@ -30,8 +32,11 @@ from vllm_plugin.contracts.profile import AdmissionRules, ClassRules, Profile
 
 PLACE: Final = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-# Where more is to be read about a setting, a key of a profile, or a refusal.
+# Where more is to be read about a setting, a key of a profile, an option or a refusal.
 _MORE: Final[Mapping[str, str]] = {
+    FAIRNESS_IDS[0]: "settings.md#gateways",
+    X_ORCH_CLASS: "../explanation/admission.md#idle-requests",
+    X_ORCH_QUEUE_EVENTS: "watching.md",
     "admission.split": "../explanation/parts.md",
     "allowed_hosts": "#host-names",
     "allowed_origins": "#web-pages-of-other-origins",
@@ -111,6 +116,11 @@ def _keys() -> str:
     return _table(("key", "default", ""), rows)
 
 
+def _options() -> str:
+    rows = ((f"`{name}`", _described(name, text)) for name, text in OPTIONS.items())
+    return _table(("header", "value and effect"), rows)
+
+
 def _refusals() -> str:
     rows = (
         (f"`{kind.code}`", str(kind.status), "yes" if kind.retriable else "no",
@@ -160,6 +170,7 @@ async def _all_metrics() -> list[Row]:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": _settings,
     "pools": lambda: _table(("field", "default", ""), _fields(PoolSettings)),
+    "options": _options,
     "keys": _keys,
     "class-keys": lambda: _table(("key", "default", ""), _fields(ClassRules)),
     "refusals": _refusals,

@@ -2,29 +2,16 @@
 
 Pure. Each option is one header. An invalid value is rejected with header, value and rule: were it
 ignored, a deadline would be missed without notice. Headers of other gateways are supported, so
-that their clients need not change. X-Orch-Class and X-Orch-Deadline-Ms take precedence.
-
-    x-smg-priority                   a class of the Shepherd Model Gateway: `system` and
-                                     `interactive` are interactive, `bulk` is bulk; `default` has
-                                     no effect
-    x-llm-d-inference-objective      the name of an InferenceObjective, chosen by its operator:
-    x-gateway-inference-objective    `interactive` and `critical` are interactive; `bulk`, `batch`,
-                                     `best-effort` and `sheddable` are bulk
-    x-llm-d-inference-fairness-id    the flow of a request; flows share the slots of a class as API
-    x-gateway-inference-fairness-id  keys do. It counts only from a gateway: `Authorizer` decides
-    x-llm-d-slo-ttft-ms              as X-Orch-Deadline-Ms; 0 is none
-    x-slo-ttft-ms
-    x-llm-d-slo-tpot-ms              milliseconds per token that are useful to the client; 0 is none
-    x-slo-tpot-ms
-
-Other classes and objectives are ignored, because they belong to other systems.
+that their clients need not change; `OPTIONS` says what each means. X-Orch-Class and
+X-Orch-Deadline-Ms take precedence. Other classes and objectives are ignored: they belong to other
+systems.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, TypeVar
 
@@ -32,7 +19,6 @@ from multidict import MultiMapping, istr
 
 from orch_sidecar.api.headers import (
     FAIRNESS_IDS,
-    OPTION_ALIASES,
     TPOT_SLOS,
     TTFT_SLOS,
     X_GATEWAY_OBJECTIVE,
@@ -54,11 +40,43 @@ from vllm_plugin.contracts.profile import INTERACTIVE, MeasurementType, ServiceC
 
 _T = TypeVar("_T")
 
-_NAMES: Final = (
-    X_ORCH_CLASS, X_ORCH_DEADLINE_MS, X_ORCH_MAX_WAIT_MS, X_ORCH_DO_NOT_QUEUE, X_ORCH_POOL,
-    X_ORCH_MEASUREMENT_TYPE, X_ORCH_NO_COALESCE, X_ORCH_QUEUE_EVENTS, X_ORCH_RUN, X_ORCH_SCENARIO,
-    *OPTION_ALIASES,
-)  # fmt: skip
+# By header, which value it takes and what that does.
+OPTIONS: Final[Mapping[istr, str]] = {
+    X_ORCH_CLASS: "`interactive`, `bulk` or `idle`: the class; idle requests have what the others "
+    "leave",
+    X_ORCH_DEADLINE_MS: "`1500`: the first token is only useful within that time. Rejected at once "
+    "if that is not to be expected",
+    X_ORCH_MAX_WAIT_MS: "`500`: rejected at once if it would wait longer, and once it has waited "
+    "so long",
+    X_ORCH_DO_NOT_QUEUE: "`true`: rejected unless a slot is free",
+    X_ORCH_POOL: "`home` or `home; prefer`: this pool only; or this pool if it can serve the "
+    "request",
+    X_ORCH_MEASUREMENT_TYPE: "`single_stream`: only a pool with this measurement type",
+    X_ORCH_NO_COALESCE: "`true`: its generation is not shared",
+    X_ORCH_QUEUE_EVENTS: "`sse`: a stream that is queued begins at once, with its place in the "
+    "queue",
+    X_ORCH_RUN: "an id that nobody can guess, as `orch bench` makes one for each run: the span "
+    "gets `orch.run`, a digest of it, which tells the run's own requests from those that join its "
+    "scenario. Neither engine nor child sidecar gets it",
+    X_ORCH_SCENARIO: "the name of a run: the spans get `orch.scenario`. Neither engine nor child "
+    "sidecar gets it",
+    X_SMG_PRIORITY: "a class of the Shepherd Model Gateway: `system` and `interactive` are "
+    "interactive, `bulk` is bulk; `default` has no effect",
+    X_LLM_D_OBJECTIVE: "an InferenceObjective, named by its operator: `interactive` and `critical` "
+    "are interactive; `bulk`, `batch`, `best-effort` and `sheddable` are bulk",
+    X_GATEWAY_OBJECTIVE: f"as `{X_LLM_D_OBJECTIVE}`",
+    FAIRNESS_IDS[0]: "the flow of the request: flows share the slots of a class as API keys of "
+    "equal weight do. It counts only from a gateway: a client that invents flows would get more",
+    FAIRNESS_IDS[1]: f"as `{FAIRNESS_IDS[0]}`",
+    TTFT_SLOS[0]: f"as `{X_ORCH_DEADLINE_MS}`; 0 is none",
+    TTFT_SLOS[1]: f"as `{X_ORCH_DEADLINE_MS}`; 0 is none",
+    TPOT_SLOS[0]: "`50`: tokens are only useful if they come at least that often, in "
+    "milliseconds; 0 is none. Rejected at once if, by the engine's fit, they would come more "
+    "slowly in the batch as it is then. Later requests may still enlarge it, within the profile's "
+    "SLO",
+    TPOT_SLOS[1]: f"as `{TPOT_SLOS[0]}`",
+}
+_NAMES: Final = tuple(OPTIONS)
 
 _CLASSES: Final = {member.value: member for member in ServiceClass}
 _TYPES: Final = {member.value: member for member in MeasurementType}
