@@ -3,6 +3,6 @@
 `cli` builds a plan, runs it and writes the result: it imports `plan`, `runs`, `results` and
 `decode`; these import each other in that order, and `load` stands below `results`. `reports` writes
 the pages that `report` makes of results, with `drawing`. Of the rest only `tools.facts`,
-`tools.traces`, `tools.arguments`, `api.usage`, `wire.http1`, the plugin's classes and its form of
-statements are imported.
+`tools.traces`, `tools.arguments`, `api`, `wire`, the plugin's classes and its form of statements
+are imported.
 """

@@ -111,9 +111,9 @@ def _is_table(path: Path) -> bool:
 _RULE: Final = "it must be a result that `orch bench` of this release has written"
 # By its schema, what a file holds, and the page of it.
 _KINDS: Final[dict[object, tuple[TypeAdapter[Any], Callable[[Any], Page]]]] = {
-    "orch.bench/1": (TypeAdapter(Result), run_report),
-    "orch.sweep/1": (TypeAdapter(Sweep), sweep_report),
-    "orch.bench.decode/1": (DOCUMENT, decode_report),
+    "orch.bench/2": (TypeAdapter(Result), run_report),
+    "orch.sweep/2": (TypeAdapter(Sweep), sweep_report),
+    "orch.bench.decode/2": (DOCUMENT, decode_report),
 }
 # Two results of one kind, side by side.
 _COMPARED: Final[dict[type, Callable[[Any, Any], Page]]] = {

@@ -137,7 +137,7 @@ class DecodeResult:
     formula: Curve | None = None
     runs: tuple[Run, ...] = ()
     sweep: Sweep | None = None
-    schema: Literal["orch.bench.decode/1"] = "orch.bench.decode/1"
+    schema: Literal["orch.bench.decode/2"] = "orch.bench.decode/2"
 
 
 # Reads a file, and writes one.

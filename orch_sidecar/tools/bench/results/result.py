@@ -206,7 +206,7 @@ class Result(Document):
     both. `loadgen`: of MLCommons' load generator, if it sent the requests.
     """
 
-    schema_version: Literal["orch.bench/1"] = "orch.bench/1"
+    schema_version: Literal["orch.bench/2"] = "orch.bench/2"
     id: str
     run: str
     status: Status

@@ -137,7 +137,7 @@ class Sweep(Document):
     what ended the sweep. `base_clients`: of the first sound point; None without one. `fit`: of TPOT
     in ms, rounded."""
 
-    schema_version: Literal["orch.sweep/1"] = "orch.sweep/1"
+    schema_version: Literal["orch.sweep/2"] = "orch.sweep/2"
     complete: bool
     ended_by: str
     base_clients: int | None

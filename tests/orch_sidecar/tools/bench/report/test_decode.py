@@ -43,7 +43,7 @@ def swept(batches: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
     }  # fmt: skip
     config = {"nreq": 1, "rate_per_s": 1.0, "tokens": 1, "bmax": 1, "seed": 1}
     return {
-        "schema": "orch.bench.decode/1", "config": config, "device": device, "formula": None,
+        "schema": "orch.bench.decode/2", "config": config, "device": device, "formula": None,
         "runs": [], "sweep": {"points": points, "fit": fit, "monotonic": True},
     }  # fmt: skip
 

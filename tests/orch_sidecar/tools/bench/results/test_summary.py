@@ -318,12 +318,12 @@ def test_result_reads_back_as_it_was_written() -> None:
     ):
         text = json.dumps(found.model_dump(mode="json"), allow_nan=False)
         assert Result.model_validate_json(text) == found
-        assert json.loads(text)["schema_version"] == "orch.bench/1"
+        assert json.loads(text)["schema_version"] == "orch.bench/2"
 
 
 def test_result_of_another_version_or_with_more_in_it_is_not_read() -> None:
     document = result(CALLS).model_dump(mode="json")
-    for wrong in ({"schema_version": "orch.bench/2"}, {"more": 1}, {"status": "fine"}):
+    for wrong in ({"schema_version": "orch.bench/3"}, {"more": 1}, {"status": "fine"}):
         with pytest.raises(ValidationError):
             Result.model_validate(document | wrong)
 
