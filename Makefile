@@ -22,7 +22,7 @@ SEED ?=
 MODEL ?=
 UP = $(if $(PROFILE),--profile $(PROFILE)) $(if $(PORT),--port $(PORT)) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry bench-published soak docs k8s compiled test-compiled clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry bench-published bench-idle soak docs k8s compiled test-compiled clean
 
 install: $(STAMP)
 
@@ -123,6 +123,9 @@ bench-entry: $(STAMP)
 
 bench-published: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.published
+
+bench-idle: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.idle
 
 bench-policy: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.policy all

@@ -38,7 +38,7 @@ from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 
 # Of the time to an interactive first token: by how much each of both may prolong it.
-SLOWED_SHARE: Final = 0.12
+SLOWED_SHARE: Final = 0.1
 # Without an interactive request for so long there is nobody who could notice.
 QUIET_S: Final = 60.0
 # Over which interactive prompts are averaged; for how long what idle ones may cost is saved.

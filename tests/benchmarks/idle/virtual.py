@@ -10,7 +10,6 @@ that an H200 was measured with (`tests/benchmarks/README.md`). Each way gets the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -48,6 +47,7 @@ class Load:
     shape: EngineShape = H200
     seconds: float = 600.0
     rows: Workload = ROWS
+    trace: Path = TRACE
 
     @property
     def name(self) -> str:
@@ -68,13 +68,6 @@ class Outcome:
     cut: float
     occupancy: float
 
-    def keeps(self, without: Outcome, ratio: float, points: float) -> bool:
-        """Whether interactive requests do not notice."""
-        return (
-            self.ttft_p95 <= ratio * without.ttft_p95
-            and self.refused <= without.refused + points / 100
-        )
-
 
 class HandSet(Admitted):
     """Admission in which so many idle requests run at once, whatever is measured."""
@@ -89,7 +82,7 @@ class HandSet(Admitted):
 
 def outcome(load: Load, way: int | None, *, rows: bool = True) -> Outcome:
     """Runs one way. `way`: set by hand, None where it is learned. `rows`: there are any."""
-    replay = Replay(read(TRACE))
+    replay = Replay(read(load.trace))
     rate = load.load * capacity(load.shape, replay, SEED)
     arrivals = replay.arrivals(rate, load.seconds, SEED)
     bulk = BulkClients(load.bulk_clients, BULK_LENGTHS) if load.bulk_clients else None
@@ -133,12 +126,3 @@ def _outcome(course: Course) -> Outcome:
 
 def _at(ordered: list[float], share: float) -> float:
     return ordered[max(0, ceil(share * len(ordered)) - 1)]
-
-
-def best(load: Load, without: Outcome, ways: Iterable[int], ratio: float, points: float) -> int:
-    """Returns the concurrency that gives most rows and keeps the bound; 0: none does."""
-    found = {way: outcome(load, way) for way in ways}
-    kept = {
-        way: each.rows_per_s for way, each in found.items() if each.keeps(without, ratio, points)
-    }
-    return max(kept, key=lambda way: kept[way], default=0)
