@@ -6,13 +6,27 @@ import asyncio
 
 import pytest
 
-from tests.integration.client import CHAT
+from tests.integration.client import CHAT, Client, Response
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually, total
+from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
+from tests.integration.tiers import empty
+from vllm_plugin.contracts.lease_protocol import API_VERSION
 
 IDLE = [("X-Orch-Class", "idle")]
+
+
+async def released(held: Held, *clients: Client) -> list[Response]:
+    """The answers of all, each as soon as the engine has it, again and again."""
+    answering = asyncio.gather(*(client.response() for client in clients))
+
+    def answered() -> bool:
+        held.release_all()
+        return answering.done()
+
+    await eventually(answered)
+    return list(await answering)
 
 
 async def test_one_is_cut_for_an_interactive_request_and_answers_as_if_nothing_had_been(
@@ -27,15 +41,8 @@ async def test_one_is_cut_for_an_interactive_request_and_answers_as_if_nothing_h
     assert sidecar.queued >= 1, "one that gave its slot"
     held.release_all()
     assert (await urgent.response()).json() == {"seed": 9}
-    answering = asyncio.gather(*(client.response() for client in rows))
-
-    def answered() -> bool:
-        held.release_all()
-        return answering.done()
-
-    await eventually(answered)
-    found = [(response.status, response.json()) for response in await answering]
-    assert found == [(200, {"seed": seed}) for seed in range(4)]
+    found = [each.json() for each in await released(held, *rows)]
+    assert found == [{"seed": seed} for seed in range(4)]
     await sidecar.idle()
     metrics = await sidecar.metrics()
     cuts = total(metrics, "orch_idle_cuts_total", pool="cloud")
@@ -96,3 +103,41 @@ async def test_class_is_read_as_the_others_are(given: str, sidecar: Running) -> 
     assert (await client.post(CHAT, [("X-Orch-Class", given)], max_tokens=1)).status == 200
     await sidecar.idle()
     assert sidecar.ledger.granted[sidecar.pool.admission.status(0.0).classes[-1]] == 1
+
+
+async def test_rows_of_one_sidecar_make_room_for_requests_of_another_at_the_same_engine(
+    engine: ScriptedEngine, start: Start, held: Held
+) -> None:
+    first, second = [await start() for _ in range(2)]
+    for each in (first, second):
+        await eventually(lambda each=each: each.pool.gate.offers.sidecars == 2)  # type: ignore[misc]
+    rows = [await started(first, headers=IDLE, seed=n) for n in range(4)]
+    await eventually(lambda: len(held.waiting) == 4)
+    urgent = await started(second, seed=9)
+    await eventually(lambda: any(each.json()["seed"] == 9 for each in engine.generating))
+    assert first.pool.admission.reclaim.cut >= 1
+    assert [each.status for each in await released(held, urgent, *rows)] == [200] * 5
+    await empty(first, second)
+
+
+async def test_rows_of_a_child_make_room_for_requests_of_its_parent(
+    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
+) -> None:
+    rows = [await started(lower, headers=IDLE, seed=n) for n in range(4)]
+    await eventually(lambda: len(held.waiting) == 4)
+    urgent = await started(parent_leases, seed=9)
+    await eventually(lambda: any(each.json()["seed"] == 9 for each in engine.generating))
+    assert [each.status for each in await released(held, urgent, *rows)] == [200] * 5
+    await empty(parent_leases, lower)
+
+
+@pytest.mark.parametrize(("version", "sent"), [("1.3.0", "bulk"), (API_VERSION, "idle")])
+async def test_a_child_that_does_not_know_the_class_gets_it_as_bulk(
+    version: str, sent: str, start: Start, engine: ScriptedEngine
+) -> None:
+    engine.report(api_version=version)
+    pool = {"name": "lower", "url": engine.url, "profile": "cloud", "tier": True}
+    parent = await start(pools=[pool])
+    await eventually(lambda: (parent.pool.watcher.document or {}).get("api_version") == version)
+    assert (await (await parent.client()).post(CHAT, IDLE)).status == 200
+    assert engine.generating[0].header("x-orch-class") == sent

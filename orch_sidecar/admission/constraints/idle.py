@@ -44,6 +44,8 @@ QUIET_S: Final = 60.0
 # Over which interactive prompts are averaged; for how long what idle ones may cost is saved.
 AVERAGE_S: Final = 30.0
 SAVED_S: Final = 5.0
+# A request that may not queue comes back after a moment, if at all: a parent sidecar's does.
+KEPT_S: Final = 0.25
 # So often a request is cut while its prompt is read, for one that came then.
 MAX_CUTS: Final = 3
 
@@ -102,6 +104,7 @@ class IdleRoom(Constraint):
         self._reserve = reserve
         self._offers = offers
         self._chunk: int | None = None
+        self._kept = (0, -inf)  # slots for a request that was refused, and until when
         self._unread = 0  # sequences that the engine had yet to read by its last report
         self._saved = 0.0  # seconds of delay that idle prompts may cost
         self._saved_at = 0.0
@@ -123,8 +126,8 @@ class IdleRoom(Constraint):
             return -beside.idle
         bulk, demand = self._ledger.bulk + self._queues.cost(BULK), self._reserve.bulk
         expected = max(0, round(demand.update(now)) - bulk)
-        free = self._ledger.slots_total - self._firm(beside) - expected - self._spare(now)
-        return min(free, self._batch(self._firm(beside), now)) - beside.idle
+        free = self._ledger.slots_total - self._firm(beside, now) - expected - self._spare(now)
+        return min(free, self._batch(self._firm(beside, now), now)) - beside.idle
 
     def _spare(self, now: float) -> int:
         """Slots that stay free for interactive requests beyond those that they have and wait for:
@@ -140,8 +143,12 @@ class IdleRoom(Constraint):
         slots_total = self._ledger.slots_total
         if self._others_wait():
             return beside.idle
-        needed = self._firm(beside) + beside.idle - slots_total
+        needed = self._firm(beside, now) + beside.idle - slots_total
         return max(0, needed, -room - max(1, self._spare(now) // 2))
+
+    def keep_free(self, cost: int, now: float) -> None:
+        """A request of another class was refused while idle ones run: it may come back."""
+        self._kept = cost, now + KEPT_S
 
     def _others_wait(self) -> bool:
         """Whether requests wait at other sidecars, or for something else than a slot."""
@@ -150,12 +157,11 @@ class IdleRoom(Constraint):
             return True
         return queues.passed > queues.aside(IDLE).size
 
-    def _firm(self, beside: Beside) -> int:
-        """Sequences of other requests that run or wait."""
-        queues = self._queues
-        if not queues.urgent:
-            return beside.taken
-        return beside.taken + queues.cost(INTERACTIVE) + queues.cost(BULK)
+    def _firm(self, beside: Beside, now: float) -> int:
+        """Sequences of other requests that run, wait, or are about to come back."""
+        queues, (kept, until) = self._queues, self._kept
+        firm = beside.taken + (kept if now < until else 0)
+        return firm + queues.cost(INTERACTIVE) + queues.cost(BULK) if queues.urgent else firm
 
     def _batch(self, firm: int, now: float) -> int:
         """How many sequences of idle requests may run beside `firm` others."""
@@ -201,10 +207,11 @@ class IdleRoom(Constraint):
             self._saved -= read_s * rest_s / 2
 
     def is_in_the_way(self, lease: Lease, request: AdmissionRequest, now: float) -> bool:
-        """Whether the engine reads the prompt of an idle request, and a request came meanwhile."""
+        """Whether the engine reads the prompt of an idle request that an interactive one came
+        after, and that has not been cut so often that it stays."""
         if request.reclaimed >= MAX_CUTS or not self._has_readers(now):
             return False
-        return self._service_times.prompts.is_overtaken(lease, now)
+        return self._service_times.prompts.is_unread(lease, now)
 
     def _reads_at(self, now: float) -> float:
         """When an idle prompt may be sent."""
@@ -231,7 +238,7 @@ class IdleRoom(Constraint):
         multiplied by the part of the engine that the other requests leave."""
         rate, step = self._service_times.prompts.tokens_per_s, self._reserve.step_time
         reads = min(1.0, self.prompts.tokens_per_s / rate) if rate else 0.0
-        used, most = self._reserve.interactive.slots + self._ledger.bulk, self._ledger.slots_total
+        used, most = self._reserve.interactive.slots, self._ledger.slots_total
         decodes = 1.0 if step is None else used / most * step.ms(most) / step.ms(round(used) or 1)
         return SLOWED_SHARE * (1 - reads) * (1 - min(1.0, decodes))
 

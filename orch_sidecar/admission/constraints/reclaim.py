@@ -33,8 +33,6 @@ MAX_RECLAIMS: Final = 2
 LOST_SHARE: Final = 0.05
 # All leases are looked at; when that was in vain, not at once again.
 SEARCH_EVERY_S: Final = 0.05
-# A request that may not queue comes back after a moment, if at all: a parent sidecar's.
-WANTED_S: Final = 0.25
 
 
 class Order(Protocol):
@@ -56,7 +54,6 @@ class Reclaim:
         order: Order,
     ) -> None:
         self.count = self.cut = 0  # bulk requests, and idle ones, since the start
-        self._wanted = (0, float("-inf"))  # slots for a request that was refused, and until when
         # Whether the client of a lease has seen nothing of its response; set by the owner.
         self.is_unseen: Callable[[str], bool] = lambda _: False
         self._ledger = ledger
@@ -83,7 +80,7 @@ class Reclaim:
         Until `settle` it counts as about to end, for predictions.
         """
         if self._ledger.idle and type(outcome) is Refusal and request.service_class is not IDLE:
-            self._wanted = request.cost, now + WANTED_S  # it may come back
+            self._constraints.idle.keep_free(request.cost, now)
         if not rules.reclaim or not blocked_by.for_slots or self._offers.contended:
             return None  # what others claim might go to them
         if not isinstance(outcome, Refusal) or outcome.reason is not Reason.SLO_MISS:
@@ -128,18 +125,17 @@ class Reclaim:
         if self._order.blocked_by is constraints.kv and blocked and self._queues.urgent:
             blocks = 0 if blocked.request.service_class is IDLE else blocked.request.kv.counted
         excess = constraints.excess(now)
-        cost, until = self._wanted
-        if now < until:
-            excess = max(excess, cost - max(0, self._ledger.room))
-        leases = ((each, each.request) for each in self._ledger.all())
-        idle = [(each, of) for each, of in leases if of is not None and of.service_class is IDLE]
-        excess -= sum(each.cost for each, _ in idle if each.closing)
-        blocks -= sum(each.kv.counted for each, _ in idle if each.closing)
-        chosen, is_in_the_way = [], constraints.idle.is_in_the_way
-        for lease, request in reversed(idle):
-            if lease.closing or not self.is_unseen(lease.id):
+        leases = [(each, each.request) for each in self._ledger.all() if each.request is not None]
+        idle = [each for each, of in leases if of.service_class is IDLE]
+        excess -= sum(each.cost for each in idle if each.closing)
+        blocks -= sum(each.kv.counted for each in idle if each.closing)
+        chosen, is_overtaken = [], False
+        for lease, request in reversed(leases):
+            is_overtaken |= request.service_class is INTERACTIVE
+            if request.service_class is not IDLE or lease.closing or not self.is_unseen(lease.id):
                 continue
-            if excess <= 0 and blocks <= 0 and not is_in_the_way(lease, request, now):
+            in_the_way = is_overtaken and constraints.idle.is_in_the_way(lease, request, now)
+            if excess <= 0 and blocks <= 0 and not in_the_way:
                 continue
             lease.closing = lease.reclaimed = True
             request.reclaimed += 1
