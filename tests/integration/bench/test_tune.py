@@ -11,7 +11,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.traffic import Workload
-from orch_sidecar.tools.tune.measure import RATES, tune
+from orch_sidecar.tools.tune.cli import RATES, tune
 from tests.integration.bench.measuring import INPUT_TOKENS, OUTPUT_TOKENS, plan, url_of
 from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
@@ -24,7 +24,7 @@ async def test_curve_and_rate_are_those_of_the_engine(
 ) -> None:
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.REPORT_INTERVAL_S", 0.03)
     rates = replace(RATES, requests=10, most_trials=2)
-    monkeypatch.setattr("orch_sidecar.tools.tune.measure.RATES", rates)
+    monkeypatch.setattr("orch_sidecar.tools.tune.cli.RATES", rates)
     online = Scenario(
         Label.BATCHED_ONLINE,
         Arrivals.POISSON,
