@@ -21,7 +21,7 @@ from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative, run
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.decode.cli import add_command as add_decode
 from orch_sidecar.tools.bench.load import loadgen
-from orch_sidecar.tools.bench.load.interrupt import interrupts, unless_interrupted
+from orch_sidecar.tools.bench.load.driver import interrupts, unless_interrupted
 from orch_sidecar.tools.bench.plan import (
     InvalidOptions,
     add_arrivals,

@@ -29,8 +29,8 @@ from orch_sidecar.tools.arguments import (
 )
 from orch_sidecar.tools.bench.cli import print_error
 from orch_sidecar.tools.bench.load.capabilities import entry_of, read_capabilities
+from orch_sidecar.tools.bench.load.driver import interrupts
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.interrupt import interrupts
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan import Plan, add_endpoint, plan_of, slo_of
 from orch_sidecar.tools.bench.report.sweep import fitted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench.load import capabilities
-from orch_sidecar.tools.bench.load.interrupt import Interrupted
+from orch_sidecar.tools.bench.load.driver import Interrupted
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.bench import cli
+from orch_sidecar.tools.bench.load.driver import Interrupted
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.interrupt import Interrupted
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs.run import measure

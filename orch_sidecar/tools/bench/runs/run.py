@@ -24,17 +24,15 @@ from orch_sidecar.tools.bench.load.capabilities import (
     wait_until_idle,
 )
 from orch_sidecar.tools.bench.load.driver import (
+    Interrupted,
     LoadGenerator,
     TooManyConnections,
     Work,
-    raise_file_limit,
-)
-from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.interrupt import (
-    Interrupted,
     cancel_and_wait,
+    raise_file_limit,
     unless_interrupted,
 )
+from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.loadgen import Loadgen
 from orch_sidecar.tools.bench.load.scenario import Scenario, schedule
 from orch_sidecar.tools.bench.machine import host

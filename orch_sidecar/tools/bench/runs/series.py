@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
+from orch_sidecar.tools.bench.load.driver import Interrupted
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.interrupt import Interrupted
 from orch_sidecar.tools.bench.plan import Plan
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Status, Trial
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from orch_sidecar.tools.bench.load.interrupt import (
+from orch_sidecar.tools.bench.load.driver import (
     Interrupted,
     cancel_and_wait,
     interrupts,
