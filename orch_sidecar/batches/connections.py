@@ -29,7 +29,7 @@ from orch_sidecar.wire.client_connections import ClientConnections
 from vllm_plugin.contracts.profile import ServiceClass
 
 # The class of all rows.
-ROW_CLASS: Final = ServiceClass.BULK
+ROW_CLASS: Final = ServiceClass.IDLE
 
 _NO_LIMIT: Final = 1_000_000  # admission decides how many rows there are at once
 

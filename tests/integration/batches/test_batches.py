@@ -219,7 +219,7 @@ async def test_rows_run_by_the_rules_of_their_owners_key(
     rows = [each for each in logged if each["outcome"] == "ok"]
     assert {each["request_id"] for each in rows} == set(ids(6))
     assert {(each["correlation_id"], each["key"], each["class"]) for each in rows} == {
-        (batch.id, "alice", "bulk")
+        (batch.id, "alice", "idle")
     }
 
 
@@ -247,14 +247,14 @@ async def test_rows_of_a_key_that_is_removed_are_refused(
     assert statuses == {401}
 
 
-async def test_as_many_rows_wait_as_have_slots(
+async def test_some_rows_wait_for_slots_and_no_more(
     batches: Batches, sidecar: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    """So many are with admission, whatever the size of the batch."""
+    """So few are with admission, whatever the size of the batch."""
     batch = await batches.create(some(200))
-    await eventually(lambda: len(held.waiting) == 4 and sidecar.queued == 4)
+    await eventually(lambda: len(held.waiting) == 4 and sidecar.queued == 8)
     await asyncio.sleep(0.3)  # some looks
-    assert sidecar.queued == 4
+    assert sidecar.queued == 8
     let_go(engine, held)
     assert (await batches.until(batch)).status == "completed"
 
@@ -270,7 +270,7 @@ async def test_owners_take_turns(
     await eventually(lambda: len(held.waiting) == 4)
     small = await second.create(some(4, max_tokens=7))
     await second.until(small, "in_progress")
-    for _ in range(16):  # those that are with admission already, and as many others
+    for _ in range(24):  # those that are with admission already, and as many others
         await eventually(lambda: held.waiting)
         held.release()
     assert sum("max_tokens" in each.json() for each in engine.generating) == 4

@@ -11,9 +11,11 @@ import openai
 import pytest
 
 from tests import postgres
+from tests.integration.answers import answer as usual
 from tests.integration.batches.batching import counts, ids, some
 from tests.integration.batches.conftest import MakeClient
 from tests.integration.batches.test_batches_killed import each_once, slow
+from tests.integration.held import Held
 from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.test_process import ready, run
@@ -48,11 +50,12 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 async def test_what_a_killed_sidecar_had_another_one_runs(
-    start: Start, client: MakeClient, engine: ScriptedEngine, another: Engine, database: str,
-    tmp_path: Path,
+    start: Start, client: MakeClient, engine: ScriptedEngine, held: Held, another: Engine,
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr("orch_sidecar.batches.runner.LOOK_EVERY_S", 1.0)  # as the other one has it
     other = await another()
-    engine.answer = other.answer = slow
+    other.answer = slow
     running = await start(batches=str(tmp_path), batches_database=database)
     batches = client(running)
     environment = {
@@ -63,13 +66,15 @@ async def test_what_a_killed_sidecar_had_another_one_runs(
     async with run("--profile=cloud", **environment) as process:
         connection = await process.client()
         await ready(connection)
-        batch = await batches.create(some(400))
-        await eventually(lambda: len(other.generating) > 20 and len(engine.generating) > 20)
+        batch = await batches.create(some(100))
+        await eventually(lambda: len(other.generating) > 20 and len(held.waiting) == 4)
         process.process.kill()
         await connection.close()
-        await each_once(batches, await batches.until(batch), 400)
+        engine.answer = usual
+        held.release_all()
+        await each_once(batches, await batches.until(batch), 100)
     ran = Counter(each.json()["seed"] for each in (*engine.generating, *other.generating))
-    assert set(ran) == set(range(400))
+    assert set(ran) == set(range(100))
     twice = [seed for seed, times in ran.items() if times > 1]
     assert len(twice) <= 2 * other.slots, "only what it had"
 
