@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import pytest
@@ -21,6 +22,7 @@ from tests.engine.clients import (
 from tests.engine.counters import check_conditions, check_prefix_cache
 from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.engine.receivers import GrpcReceiver
+from tests.engine.storm import metric
 from tests.patience import HANG_S
 from vllm_plugin.compatibility.vllm_names import HOOKS
 
@@ -150,6 +152,33 @@ async def test_spans_of_five_clients_are_all_labelled_single_stream(
         assert labels["orch.batching"] is False
         assert labels["orch.slots_total"] == 1
         assert labels["orch.profile"] == "home"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_idle_request_gives_its_slot_back_at_once_and_runs_again(
+    home: Stack, stream: bool
+) -> None:
+    """Else the other one would wait for all of its tokens."""
+    async with session() as http:
+        cuts = await metric(http, home.url, "orch_idle_cuts_total")
+
+        async def runs() -> bool:
+            return bool((await engine_state(http, home.url))["running"])
+
+        long = body("chat", 900, stream=stream)
+        row = asyncio.create_task(post(http, home.url, "chat", long, {"X-Orch-Class": "idle"}))
+        await until(runs)
+        urgent = await post(http, home.url, "chat", body("chat", 4, stream=True))
+        assert urgent.status == 200
+        assert not row.done()
+        seen = await row
+        assert seen.status == 200
+        assert seen.first_byte_at > urgent.last_byte_at, "nothing of it was sent before"
+        assert await metric(http, home.url, "orch_idle_cuts_total") == cuts + 1
+        if stream:
+            assert seen.data.endswith(b"data: [DONE]\n\n")
+        else:
+            assert json.loads(seen.data)["usage"]["completion_tokens"] == 900
 
 
 async def test_one_request_is_one_tree_over_grpc(home: Stack, grpc_receiver: GrpcReceiver) -> None:

@@ -192,9 +192,8 @@ class IdleRoom(Constraint):
         return self._has_readers(now) and self._reads_at(now) > now
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
-        if not self._has_readers(now):
-            return now + POLL_S
-        return min(max(self._reads_at(now), now + 1e-3), now + POLL_S)
+        at = self._reads_at(now) if self._has_readers(now) else now
+        return min(at, now + POLL_S) if at > now else now + POLL_S  # it lacks room
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         if self._has_readers(now):

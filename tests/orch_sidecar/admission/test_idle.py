@@ -162,6 +162,15 @@ def test_a_prompt_waits_until_no_other_is_unread() -> None:
     assert at > 1.1
 
 
+def test_what_lacks_room_is_looked_at_now_and_then_only() -> None:
+    core = core_with(4, **MEASURED)
+    fill(core, interactive(), "a", "b", "c", at=1.0)
+    queue(core, idle(2), "row", at=2.0)
+    at = core.next_event(2.0)
+    assert at is not None
+    assert at >= 2.2
+
+
 def test_a_request_that_comes_while_a_prompt_is_read_does_not_wait_for_the_rest() -> None:
     core = core_with(8, **MEASURED)
     core.engine_reports(report(8, **MEASURED), 0.0)
