@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.api.endpoints import Endpoint
+from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar import apis
@@ -68,6 +68,59 @@ def refusal_of(outcome: GenerationRequest | Refusal) -> Refusal:
 )
 def test_completion_costs_n_times_its_prompts(fields: dict[str, Any], cost: int) -> None:
     assert cost_of(read_json(apis.COMPLETIONS, **fields)) == cost
+
+
+MESSAGE = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "cost"),
+    [
+        ("/v1/embeddings", {"input": "a"}, 1),
+        ("/v1/embeddings", {"input": ["a", "b"], "data": None}, 2),
+        ("/v1/embeddings", {"input": [[1, 2], [3]]}, 2),
+        ("/v1/embeddings", {"messages": [MESSAGE, MESSAGE]}, 1),
+        ("/v1/embeddings", {"messages": [[MESSAGE], [MESSAGE]]}, 2),
+        ("/pooling", {"input": [MESSAGE]}, 1),
+        ("/pooling", {"input": [[MESSAGE], [MESSAGE], [MESSAGE]]}, 3),
+        ("/v2/embed", {"texts": ["a", "b", "c"]}, 3),
+        ("/v2/embed", {"images": "a"}, 1),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, 3),
+        ("/score", {"queries": "a", "documents": ["b", "c"]}, 3),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c", "d"]}, 4),
+        ("/generative_scoring", {"query": "a", "items": ["b", "c"]}, 2),
+        ("/v1/chat/completions/batch", {"messages": [[MESSAGE], [MESSAGE]], "n": 2}, 4),
+    ],
+)
+def test_request_of_other_apis_costs_a_sequence_for_each_text(
+    path: str, fields: dict[str, Any], cost: int
+) -> None:
+    assert cost_of(read_json(ENDPOINTS[path], **fields)) == cost
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/v1/embeddings", {}, "must have input or messages, and one alone, not none of them"),
+        ("/v1/embeddings", {"input": "a", "messages": [MESSAGE]}, "not input and messages"),
+        ("/v1/embeddings", {"input": "a", "data": {}}, "data must not be given"),
+        ("/v1/embeddings", {"input": []}, "the request has no input"),
+        ("/v1/embeddings", {"messages": ["a"]}, "messages must be a list of messages, or of such"),
+        ("/v2/embed", {"texts": []}, "the request has no texts"),
+        ("/v1/rerank", {"query": "a"}, "the request has no documents"),
+    ],
+)
+def test_request_of_other_apis_that_cannot_be_counted_is_rejected(
+    path: str, fields: dict[str, Any], says: str
+) -> None:
+    assert says in refusal_of(read_json(ENDPOINTS[path], **fields)).message
+
+
+def test_pairs_that_are_read_together_are_as_many_fewer_sequences() -> None:
+    for documents, joint in ((["b", "c", "d"], 1), ("b", 1)):
+        generation = read_json(ENDPOINTS["/v1/rerank"], query="a", documents=documents)
+        assert isinstance(generation, GenerationRequest)
+        assert (generation.joint, generation.max_tokens) == (joint, 0)
 
 
 def test_chat_costs_n() -> None:
