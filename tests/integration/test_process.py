@@ -267,13 +267,13 @@ async def test_without_a_collector_the_sdk_is_not_even_imported() -> None:
     assert await python(BUILD) == "[]"
 
 
-async def test_with_a_collector_no_exporter_of_the_sdk_and_no_protobuf_is_imported() -> None:
+async def test_with_a_collector_no_exporter_of_the_sdk_is_imported() -> None:
     loaded = await python(
         BUILD,
         OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1",
         OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
     )
-    assert loaded == "['opentelemetry.sdk']"
+    assert loaded == "['opentelemetry.sdk', 'google.protobuf']"
 
 
 async def test_protocol_that_is_not_supported_is_named() -> None:
