@@ -111,7 +111,9 @@ async def test_request_that_the_lower_turns_away_waits_above_and_is_served(
     busy = await started(lower, n=3)
     await eventually(lambda: held.waiting)
     await eventually(lambda: all(each.ledger.foreign == 3 for each in uppers))
-    clients = [await started(each, seed=number) for number, each in enumerate(uppers, 1)]
+    clients = [await each.client() for each in uppers]
+    for number, client in enumerate(clients, 1):  # both before either hears of the other's
+        client.start(stream=False, seed=number)
     await eventually(lambda: len(held.waiting) == 2 and sum(each.queued for each in uppers) == 1)
     assert lower.queued == 0, "queued requests wait above"
     held.release_all()
