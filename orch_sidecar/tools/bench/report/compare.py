@@ -18,10 +18,10 @@ from orch_sidecar.tools.bench.report.measures import (
 )
 from orch_sidecar.tools.bench.report.run import (
     INTERVALS_TEXT,
+    MATTERS,
     began,
     conditions_of,
     differing,
-    facts,
     verdict,
 )
 from orch_sidecar.tools.bench.report.sweep import clients_text, curves_by_clients
@@ -84,9 +84,9 @@ def compared(before: Result, after: Result) -> list[Compared]:
 def objections(before: Result, after: Result) -> list[str]:
     """Returns why a change in figures may be that of something else, a sentence for each."""
     return [
-        f"{one.title}: {one.text or 'unknown'} and {other.text or 'unknown'} ({one.why})"
-        for one, other in differing(before, after)
-        if one.why
+        f"{name.replace('_', ' ')}: {a or 'unknown'} and {b or 'unknown'} ({MATTERS[name]})"
+        for name, a, b in differing(before, after)
+        if name in MATTERS
     ]
 
 
@@ -159,15 +159,22 @@ def _table(page: Page, before: Result, after: Result) -> None:
 def _conditions(page: Page, before: Result, after: Result) -> None:
     page.section("What differs in their conditions")
     found = differing(before, after)
-    rows = [(a.title, a.text or "unknown", b.text or "unknown", a.why) for a, b in found]
+    rows = [
+        (name.replace("_", " "), a or "unknown", b or "unknown", MATTERS.get(name, ""))
+        for name, a, b in found
+    ]
     if rows:
         page.table(("condition", "a", "b", "what that means"), rows, texts=4)
     else:
         page.text("Nothing that the results record.")
     page.section("What is the same")
-    changed = {(one.group, one.name) for one, _ in found}
-    same = [each for each in conditions_of(before) if each.text]
-    facts(page, [each for each in same if (each.group, each.name) not in changed])
+    changed = {name for name, _, _ in found}
+    page.facts(
+        {
+            group: {name: text for name, text in texts.items() if text and name not in changed}
+            for group, texts in conditions_of(before).items()
+        }
+    )
 
 
 def _charts(before: Result, after: Result) -> Iterator[Chart]:

@@ -5,8 +5,8 @@ A reader knows all conditions by their names, and two runs can be compared by th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.report.figures import (
@@ -39,7 +39,7 @@ from orch_sidecar.tools.facts.tables.row import Label
 LOAD: Final = "Load"
 
 # Beyond those of rows: what else makes two runs answers to different questions.
-_MATTERS: Final = {
+MATTERS: Final = {
     **DIFFERENCES,
     "measurement_type": "different ways of batching",
     **dict.fromkeys(
@@ -59,33 +59,14 @@ _MATTERS: Final = {
 _OF_ONE_RUN: Final = ("label", "cache_salt", "trace", "replay")
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One condition. `group`: of load, engine or client. `text`: its value, empty without one."""
-
-    group: str
-    name: str
-    text: str
-
-    @property
-    def title(self) -> str:
-        """Its name as words."""
-        return self.name.replace("_", " ")
-
-    @property
-    def why(self) -> str:
-        """Why a difference in it matters, empty where it does not by itself."""
-        return _MATTERS.get(self.name, "")
-
-
-def conditions_of(result: Result) -> list[Condition]:
-    """Returns all conditions, in the same order for every result, unknown ones included."""
+def conditions_of(result: Result) -> dict[str, dict[str, str]]:
+    """Returns the texts of all conditions by groups and names, in the same order for every result;
+    empty for an unknown one."""
     groups = {LOAD: _load(result), "Engine": _engine(result.engine), "Client": _client(result)}
-    return [
-        Condition(group, name, value_text(name, value))
+    return {
+        group: {name: value_text(name, value) for name, value in found.items()}
         for group, found in groups.items()
-        for name, value in found.items()
-    ]
+    }
 
 
 def _load(result: Result) -> dict[str, Any]:
@@ -111,15 +92,14 @@ def _client(result: Result) -> dict[str, Any]:
     return {"endpoint": result.endpoint, **result.client.host, "health": health}
 
 
-def differing(one: Result, other: Result) -> list[tuple[Condition, Condition]]:
-    """Returns the conditions in which two results differ. One that only one has is empty there."""
-    found = {(each.group, each.name): each for each in conditions_of(other)}
-    pairs = [
-        (each, found.pop((each.group, each.name), replace(each, text="")))
-        for each in conditions_of(one)
-    ]
-    pairs += [(replace(each, text=""), each) for each in found.values()]
-    return [(before, after) for before, after in pairs if before.text != after.text]
+def differing(one: Result, other: Result) -> list[tuple[str, str, str]]:
+    """Returns the names of the conditions in which two results differ, and both texts."""
+    first, second = (
+        {name: text for texts in conditions_of(each).values() for name, text in texts.items()}
+        for each in (one, other)
+    )
+    pairs = ((name, first.get(name, ""), second.get(name, "")) for name in first | second)
+    return [(name, before, after) for name, before, after in pairs if before != after]
 
 
 def engine_text(engine: EngineDocument) -> str:
@@ -225,18 +205,10 @@ def conditions(page: Page, result: Result) -> None:
     label = result.measurement_type
     page.remark(f"{label.value}: {LABELS.get(label, '')}.")
     found = conditions_of(result)
-    facts(page, [each for each in found if each.text or each.group != LOAD])
+    page.facts(found | {LOAD: {name: text for name, text in found[LOAD].items() if text}})
     signed = result.evidence.signed is not None
     missing = f": {result.evidence.missing}" if result.evidence.missing else ""
     page.remark(f"Evidence: {'signed by the engine' if signed else f'none{missing}'}.")
-
-
-def facts(page: Page, conditions: Iterable[Condition]) -> None:
-    """Appends conditions by their groups."""
-    groups: dict[str, dict[str, str]] = {}
-    for each in conditions:
-        groups.setdefault(each.group, {})[each.name] = each.text
-    page.facts(groups)
 
 
 def _cards(result: Result, measures: Sequence[Measure]) -> Iterator[Card]:

@@ -57,7 +57,7 @@ def test_conditions_that_differ_are_listed_with_what_they_mean() -> None:
         }
     )
     after = after.model_copy(update={"scenario": scenario, "engine": engine})
-    named = {one.name: (one.text, other.text) for one, other in differing(before, after)}
+    named = {name: (one, other) for name, one, other in differing(before, after)}
     assert named == {
         "rate_per_s": ("10", "20"),
         "seed": ("0", "7"),
