@@ -24,6 +24,7 @@ from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
 from vllm_plugin.api_server.routes import RECORDINGS, workloads_of
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR, SidecarMiddleware
 from vllm_plugin.api_server.statements_endpoint import StatementsEndpoint
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
@@ -48,7 +49,6 @@ from vllm_plugin.contracts.unleased import EngineKeys, Unleased, objection
 from vllm_plugin.evidence.chains import Evidence
 from vllm_plugin.state.conditions import Conditions
 from vllm_plugin.state.engine_state import EngineState, State
-from vllm_plugin.state.subscriber import Subscriber
 
 # Added to a wait for a moment, so that it is past: clocks and timers are not exact.
 _TICK_SLACK_S: Final = 0.001

@@ -40,7 +40,6 @@ from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
-from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import (
@@ -315,7 +314,7 @@ class Sidecar:
 def _has_slots(in_flight: InFlight, request_id: str, credential: str) -> bool:
     """Whether a request in flight with this id, and this in `Authorization`, has its slots."""
     headers: dict[str, str] = {AUTHORIZATION: credential} if credential else {}
-    found = cast(list[Request], in_flight.find(request_id, headers) or [])
+    found = in_flight.find(request_id, headers) or []
     return any(each.record.admitted is not None for each in found)
 
 

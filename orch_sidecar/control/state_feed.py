@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
 from orch_sidecar.control.capabilities import PRIVATE_FIELD
-from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
+from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.status import PoolStatus
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import (
     API_VERSION,
     CHANGE,
@@ -110,7 +111,7 @@ class StateFeed:
     def __init__(
         self,
         leases: ParentLeases,
-        subscriber: StateSubscriber,
+        subscriber: Subscriber,
         pool: Pool,
         asked_s: float = 0.0,
         private: bool = True,
@@ -138,7 +139,7 @@ class StateFeed:
             pool.claims.expire(now)
         # They do not wait, and are preceded by the slots that their reader may use.
         offers = pool.claims.parents.offers(instance)
-        due = subscriber.pending and now - self._changed_at >= self._every_s
+        due = subscriber.changed and now - self._changed_at >= self._every_s
         if not (beat or offers or due or subscriber.at_once):
             return events
         # Idle requests of others give way to this parent's: they are no foreign ones to it.
@@ -153,7 +154,7 @@ class StateFeed:
         if not self._private:
             state.pop(PRIVATE_FIELD, None)
         sent, self._sent = self._sent, state
-        self._leases.looks(subscriber)
+        self._leases.subscribers.looks(subscriber)
         self._changed_at = now
         if beat:
             self._beat_at = now
@@ -174,13 +175,13 @@ class StateFeed:
     def rest_s(self, now: float) -> float:
         """Returns the seconds until `due` may return events without being woken."""
         rest_s = self._beat_at + HEARTBEAT_EVERY_S - now
-        if self.subscriber.pending:
+        if self.subscriber.changed:
             rest_s = min(rest_s, self._changed_at + self._every_s - now)
         return max(0.0, rest_s)
 
     @property
     def _every_s(self) -> float:
         """The least time between two changes: the longer, the more parents there are to send to."""
-        subscribers, sidecars = self._leases.subscribers, self._pool.claims.offers.sidecars
-        parents_s = min(HEARTBEAT_EVERY_S, SHARED_CHANGES_EVERY_S * (subscribers - 1))
+        readers, sidecars = self._leases.readers, self._pool.claims.offers.sidecars
+        parents_s = min(HEARTBEAT_EVERY_S, SHARED_CHANGES_EVERY_S * (readers - 1))
         return max(changes_every_s(sidecars), parents_s, self._asked_s)

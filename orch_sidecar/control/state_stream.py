@@ -28,10 +28,11 @@ from orch_sidecar.auth.authorizer import NO_PARENT, Authorizer
 from orch_sidecar.auth.keys import ApiKey, owner_of
 from orch_sidecar.control.state_feed import State, StateFeed
 from orch_sidecar.control.stream_readers import Channel, Reader, Stream, Streams
-from orch_sidecar.pools.parent_leases import ParentLeases, StateSubscriber
+from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from vllm_plugin.contracts import lease_protocol
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import (
     CHANGES_EVERY_MS,
     ENDED,
@@ -63,7 +64,7 @@ class _Channel(Channel):
         """`private`: with what tells of the requests of others."""
         super().__init__(name)
         self.feed = StateFeed(
-            publisher.leases, StateSubscriber(instance, self._wake), pool, asked_s, private
+            publisher.leases, Subscriber(instance, self._wake), pool, asked_s, private
         )
         self._publisher = publisher
         self._pool = pool
@@ -77,7 +78,8 @@ class _Channel(Channel):
         leases, instance = self._publisher.leases, self._subscriber.instance
         if not leases.subscribers:
             self._publisher.pools.report_changes(leases)
-        leases.subscribe(self._subscriber)
+        leases.readers += 1
+        leases.subscribers.add(self._subscriber)
         if instance is not None:
             self._pool.claims.parents.claim_table.opened(instance)
 
@@ -85,7 +87,9 @@ class _Channel(Channel):
         leases, instance = self._publisher.leases, self._subscriber.instance
         if instance is not None:
             self._pool.claims.parents.closed(instance)
-        leases.unsubscribe(self._subscriber)
+        leases.readers -= 1
+        if not self.streams:
+            leases.subscribers.discard(self._subscriber)
         if not leases.subscribers:
             self._publisher.pools.report_changes(None)
 

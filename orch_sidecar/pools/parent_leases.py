@@ -11,12 +11,12 @@ Pure. Subscribers are woken on changes and then ask for them.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import Lease
+from vllm_plugin.contracts.claiming_sidecar import Subscribers
 from vllm_plugin.contracts.lease_protocol import SpentLeases, parse_lease, require_lease
 
 
@@ -49,20 +49,6 @@ class ParentLease:
         return self.handled and not any(where.owns(own.id) for where, own in self.granted)
 
 
-class StateSubscriber:
-    """A subscriber to the state of a pool, for one sidecar instance.
-
-    `wake`: has it look at `pending` and `ended` soon.
-    """
-
-    def __init__(self, instance: str | None, wake: Callable[[], None]) -> None:
-        self.instance = instance
-        self.wake = wake
-        self.pending = True  # something has changed since the last look
-        self.at_once = False  # and is not to wait for its turn
-        self.ended: list[str] = []  # leases whose end has not been sent yet
-
-
 class ParentLeases:
     """The leases of parent sidecars whose requests are here, for all pools."""
 
@@ -73,26 +59,8 @@ class ParentLeases:
         self._present: dict[str, ParentLease] = {}
         self._handled: list[ParentLease] = []  # their slots may not be released yet
         self._spent = SpentLeases()
-        self._subscribers = Counter[StateSubscriber]()  # once for each reader
-        self._up_to_date: set[StateSubscriber] = set()  # those that a change has to wake
-
-    def subscribe(self, subscriber: StateSubscriber) -> None:
-        self._subscribers[subscriber] += 1
-
-    def unsubscribe(self, subscriber: StateSubscriber) -> None:
-        self._subscribers[subscriber] -= 1
-        if self._subscribers[subscriber] < 1:
-            del self._subscribers[subscriber]
-            self._up_to_date.discard(subscriber)
-
-    @property
-    def subscribers(self) -> int:
-        return self._subscribers.total()
-
-    def looks(self, subscriber: StateSubscriber) -> None:
-        """A subscriber looks at the state now: the next change wakes it again."""
-        subscriber.pending = subscriber.at_once = False
-        self._up_to_date.add(subscriber)
+        self.subscribers = Subscribers()
+        self.readers = 0  # of the streams, of which some may share a subscriber
 
     def enter(self, header: str, owner: str = "") -> ParentLease | None:
         """Books a request of this owner's that arrived with this `X-Orch-Lease`. None: its lease is
@@ -152,14 +120,14 @@ class ParentLeases:
         """Notifies the subscribers that a pool, its engine or a lease here has changed. `at_once`:
         whether a pool takes requests has, too."""
         self._settle()
-        up_to_date, self._up_to_date = self._up_to_date, set()
-        for subscriber in self._subscribers if at_once else up_to_date & self._subscribers.keys():
-            subscriber.pending, subscriber.at_once = True, at_once
-            subscriber.wake()
+        if at_once:
+            self.subscribers.wake_all()
+        else:
+            self.subscribers.change()
 
     def offered(self, instances: Collection[str]) -> None:
         """Wakes the subscribers of parents for which there are offers of slots."""
-        for subscriber in self._subscribers:
+        for subscriber in self.subscribers:
             if subscriber.instance in instances:
                 subscriber.wake()
 
@@ -175,7 +143,7 @@ class ParentLeases:
             assert request.lease is not None
             del self._present[request.lease]
             self._spent.add(request.lease)
-            for subscriber in self._subscribers:
+            for subscriber in self.subscribers:
                 if subscriber.instance == request.instance:
                     subscriber.ended.append(request.lease)
                     subscriber.wake()

@@ -77,7 +77,8 @@ async def test_cancelling_above_frees_all_levels(
 async def test_request_is_cancelled_while_it_goes_to_and_fro(
     parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
-    lower.sidecar.publisher.leases._subscribers.clear()  # the upper does not hear of changes
+    for each in tuple(subscribers := lower.sidecar.publisher.leases.subscribers):
+        subscribers.discard(each)  # the upper does not hear of changes
     busy = await started(lower, n=4)
     await eventually(lambda: held.waiting)
     request_id = os.urandom(16).hex()

@@ -12,10 +12,11 @@ from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.control.state_feed import StateFeed, state_of
 from orch_sidecar.engine_state.states import PoolState
-from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases, StateSubscriber
+from orch_sidecar.pools.parent_leases import ParentLease, ParentLeases
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.status import PoolStatus
 from vllm_plugin.contracts import profile as profiles
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.profile import Profile, ServiceClass
 
 US, THEM, RUN = "a" * 16, "b" * 16, "c" * 16
@@ -56,13 +57,14 @@ def served(
     return request, own
 
 
-class FakeSubscriber(StateSubscriber):
+class FakeSubscriber(Subscriber):
     """A subscriber that a test has look."""
 
     def __init__(self, leases: ParentLeases, pool: FakePool, instance: str = US) -> None:
         super().__init__(instance, self._woken)
         self.wakes = 0
-        leases.subscribe(self)
+        leases.readers += 1
+        leases.subscribers.add(self)
         self.feed = StateFeed(leases, self, cast(Pool, pool))
 
     def _woken(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import parse_lease
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.conditions import UNKNOWN, Conditions
 from vllm_plugin.state.engine_facts import EngineFacts, Hardware
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Leases
-from vllm_plugin.state.subscriber import Subscriber
 
 US, THEM = "a" * 16, "b" * 16
 

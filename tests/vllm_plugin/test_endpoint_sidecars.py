@@ -11,11 +11,11 @@ from fastapi import Request
 from tests.vllm_plugin.application import STREAM, Engine
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, Claim, ClaimCall
 from vllm_plugin.contracts.sidecar_key import VARIABLE
 from vllm_plugin.contracts.unleased import Unleased
 from vllm_plugin.state.engine_state import EngineState
-from vllm_plugin.state.subscriber import Subscriber
 
 ELSEWHERE = ("10.1.2.3", 40_000)
 KEY = {"X-Orch-Sidecar-Key": "secret"}

@@ -1,14 +1,16 @@
-"""What one sidecar claims of an engine's slots, what it is offered, and for how long.
+"""The sidecars that read a state, an engine's or a pool's: how they hear of changes, and what one
+of them claims of the slots, what it is offered, and for how long.
 
-Pure: times are seconds of the caller's clock. An offer is booked for twice the time that the last
-one took until the sidecar showed that it had heard of it, by a request or a call: for OFFER_S at
-least and MAX_OFFER_S at most. Else a sidecar farther away than OFFER_S could never take any.
-One farther away than MAX_OFFER_S cannot: its offers are booked for OFFER_S.
+Pure: times are seconds of the caller's clock, and waking is a callback. An offer is booked for
+twice the time that the last one took until the sidecar showed that it had heard of it, by a request
+or a call: for OFFER_S at least and MAX_OFFER_S at most. Else a sidecar farther away than OFFER_S
+could never take any. One farther away than MAX_OFFER_S cannot: its offers are booked for OFFER_S.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vllm_plugin.contracts.lease_protocol import MAX_OFFER_S, OFFER_S, Claim
@@ -60,3 +62,58 @@ class ClaimingSidecar:
             booked_s = min(max(OFFER_S, 2 * delay_s), MAX_OFFER_S)
             self.offer_s = booked_s if delay_s <= MAX_OFFER_S else OFFER_S
             self.unheard = None
+
+
+class Subscriber:
+    """One reader of the state: is woken by changes, and collects what concerns only its sidecar:
+    the ended leases it owns, and the slots that an engine offers it."""
+
+    def __init__(
+        self, instance: str | None, wake: Callable[[], None], *, claims: bool = True
+    ) -> None:
+        """`claims`: it is a sidecar that understands offers."""
+        self.instance = instance
+        self.wake = wake
+        self.claims = claims and instance is not None
+        self.changed = False  # something has, since it last looked
+        self.at_once = False  # and is not to wait for its turn
+        self.replaced = False  # its sidecar has opened another stream: this one is to end
+        self.ended: list[str] = []
+        self.offers: list[Offer] = []
+
+    def replace(self) -> None:
+        """Its stream is to end."""
+        self.replaced = True
+        self.wake()
+
+
+class Subscribers(set[Subscriber]):
+    """All subscribers. A change costs time for those only that do not know of one yet: of many,
+    most wait for their turn to send it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._up_to_date: set[Subscriber] = set()
+
+    def discard(self, subscriber: object) -> None:
+        super().discard(subscriber)
+        self._up_to_date.discard(subscriber)
+
+    def looks(self, subscriber: Subscriber) -> None:
+        """The subscriber looks at the state now: the next change wakes it again."""
+        subscriber.changed = subscriber.at_once = False
+        self._up_to_date.add(subscriber)
+
+    def change(self) -> None:
+        """Something has changed, which each sends in its turn."""
+        up_to_date, self._up_to_date = self._up_to_date, set()
+        for subscriber in up_to_date:
+            subscriber.changed = True
+            subscriber.wake()
+
+    def wake_all(self) -> None:
+        """Something has changed that each sends at once."""
+        self._up_to_date.clear()
+        for subscriber in self:
+            subscriber.changed = subscriber.at_once = True
+            subscriber.wake()

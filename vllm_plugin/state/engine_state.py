@@ -11,6 +11,7 @@ from dataclasses import asdict
 from time import time
 from typing import Any, Final
 
+from vllm_plugin.contracts.claiming_sidecar import Subscriber, Subscribers
 from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.lease_protocol import API_VERSION, Claim, ClaimCall, parse_lease
 from vllm_plugin.contracts.slot_claims import SlotClaims
@@ -23,7 +24,6 @@ from vllm_plugin.state.prefix_cache import PrefixCache
 from vllm_plugin.state.readiness import READY, STALLED, NotReady, Readiness
 from vllm_plugin.state.request_numbers import RequestNumbers
 from vllm_plugin.state.stall_detector import StallDetector
-from vllm_plugin.state.subscriber import Subscriber, Subscribers
 
 _STALL: Final = NotReady(STALLED, "the engine has sequences, but has reported no step for too long")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.orch_sidecar.admission.cluster import SLOTS, Cluster
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
-from vllm_plugin.state.subscriber import Subscriber
 
 
 @pytest.mark.parametrize(

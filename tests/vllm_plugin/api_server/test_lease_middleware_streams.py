@@ -11,8 +11,8 @@ from tests.vllm_plugin.api_server.generating import tracked
 from tests.vllm_plugin.asgi import Call
 from tests.vllm_plugin.examples import FACTS, LEASE, US
 from vllm_plugin.api_server.lease_middleware import ABORT_TURNS
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.state.engine_state import EngineState
-from vllm_plugin.state.subscriber import Subscriber
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.vllm_plugin.examples import FACTS, LEASE, THEM, US, lease_of, report, subscribed
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
 from vllm_plugin.state.readiness import NotReady
-from vllm_plugin.state.subscriber import Subscriber
 
 
 def test_document_contains_the_facts_and_the_counts() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.vllm_plugin.examples import FACTS, LEASE, US, report
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.stall_detector import STALLED_AFTER_S
-from vllm_plugin.state.subscriber import Subscriber
 
 
 def decode(
