@@ -16,10 +16,13 @@ import yaml
 from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.k8s.objects import (
     DEFAULT,
+    GUIDE,
     composed,
+    mount_of,
     named,
     of_kind,
     pod_labels,
+    pod_spec,
     ports_of,
     selects,
 )
@@ -168,3 +171,23 @@ def test_certificate_comes_of_cert_manager_unless_it_is_one_s_own(way: str, tmp_
         annotations = [each.body["metadata"].get("annotations", {}) for each in found.values()]
         asked = {each.get("cert-manager.io/cluster-issuer") for each in annotations}
         assert asked - {None} == wanted
+
+
+def test_entry_with_batches_has_their_files_and_the_database_of_a_secret(tmp_path: Path) -> None:
+    """In an image of its own, for the code in ConfigMaps has no batches."""
+    ways = ["components/images", "components/batches"]
+    found = composed(tmp_path, ["installations/cpu"], ways)
+    spec = pod_spec(found["Deployment/orch-entry"])
+    [sidecar] = [each for each in spec["containers"] if each["name"] == "sidecar"]
+    env = {each["name"]: each for each in sidecar["env"]}
+    mount = mount_of(sidecar, env["ORCH_BATCHES"]["value"])
+    assert mount is not None
+    assert not mount.get("readOnly")
+    [volume] = [each for each in spec["volumes"] if each["name"] == mount["name"]]
+    claim = volume["persistentVolumeClaim"]["claimName"]
+    # Each replica of the entry has it.
+    body = found[f"PersistentVolumeClaim/{claim}"].body
+    assert body["spec"]["accessModes"] == ["ReadWriteMany"]
+    database = env["ORCH_BATCHES_DATABASE"]["valueFrom"]["secretKeyRef"]
+    assert f"Secret `{database['name']}`" in GUIDE.read_text(encoding="utf-8")
+    assert "entry" not in sidecar["image"]
