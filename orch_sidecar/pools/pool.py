@@ -278,8 +278,9 @@ class Pool:
             models=watcher.models,
             ctx_max=watcher.ctx_max,
             slots_total=ledger.slots_total,
-            room=ledger.slots_total - ledger.firm,
-            queue_depth=self.queues.urgent,
+            # Without a call: this runs for each pool that is compared.
+            room=ledger.slots_total - ledger.leased - ledger.foreign + ledger.idle,
+            queue_depth=self.queues.urgent if self.queues.depth else 0,
             end_ms=None if forecast is None else forecast.end_ms,
         )
 
