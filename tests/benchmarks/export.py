@@ -25,7 +25,7 @@ from typing import Any, Final
 import grpc
 import uvloop
 
-from orch_sidecar.observability.otlp.batcher import Encoded, SpanBatcher
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Transport
 from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
@@ -115,7 +115,7 @@ class Measured:
     async def export(self, traces: list[bytes]) -> None:
         wanted = self.batcher.counts.exported + SPANS
         for each in traces:
-            self.batcher.offer(Encoded(each), 3)
+            self.batcher.offer(each, 3)
         while self.batcher.counts.exported < wanted:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.005)
 

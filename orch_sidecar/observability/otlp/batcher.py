@@ -28,19 +28,6 @@ MAX_BATCH_BYTES: Final = 3 * 1024 * 1024
 BURST_TRACES: Final = 16
 
 
-class Encoded(Trace):
-    """A trace that is encoded already, such as one for which a batch had no room."""
-
-    __slots__ = ("_encoded",)
-
-    def __init__(self, encoded: bytes) -> None:
-        super().__init__()
-        self._encoded = encoded
-
-    def encode(self) -> bytes:
-        return self._encoded
-
-
 class SpanBatcher:
     """Exports spans to one collector, one batch at a time.
 
@@ -64,7 +51,7 @@ class SpanBatcher:
             f"the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: {settings.max_queue_size} spans)"
         )
         # Traces that wait, each with its spans, and their sum.
-        self._queue: deque[tuple[Trace, int]] = deque()
+        self._queue: deque[tuple[Trace | bytes, int]] = deque()
         self._queued = 0
         self._in_export = 0
         # Something is queued; so much that nothing is to be waited for. Both once it closes.
@@ -73,8 +60,9 @@ class SpanBatcher:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def offer(self, trace: Trace, spans: int) -> None:
-        """Queues a trace, or drops it if its spans do not fit. Never waits, never raises."""
+    def offer(self, trace: Trace | bytes, spans: int) -> None:
+        """Queues a trace, which may be encoded already, or drops it if its spans do not fit. Never
+        waits, never raises."""
         queued = self._queued + spans
         if self._closed:
             self.counts.dropped[Lost.UNDELIVERED] += spans
@@ -155,7 +143,7 @@ class SpanBatcher:
                 break
             encoded = self._encode(trace, spans)
             if encoded is not None and traces and size + len(encoded) > MAX_BATCH_BYTES:
-                queue[0] = Encoded(encoded), spans
+                queue[0] = encoded, spans
                 break
             queue.popleft()
             self._queued -= spans
@@ -172,10 +160,10 @@ class SpanBatcher:
                 self._enough.clear()
         return traces
 
-    def _encode(self, trace: Trace, spans: int) -> bytes | None:
+    def _encode(self, trace: Trace | bytes, spans: int) -> bytes | None:
         """Returns None for a trace that cannot be encoded: it costs itself alone."""
         try:
-            return trace.encode()
+            return trace if isinstance(trace, bytes) else trace.encode()
         except Exception as error:
             logger.debug("a trace cannot be encoded", exc_info=True)
             self.counts.dropped[Lost.INVALID] += spans

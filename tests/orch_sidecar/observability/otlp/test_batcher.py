@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.observability.otlp import batcher as module
-from orch_sidecar.observability.otlp.batcher import BURST_TRACES, Encoded, SpanBatcher
+from orch_sidecar.observability.otlp.batcher import BURST_TRACES, SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from orch_sidecar.observability.tracing import Trace
 from tests.orch_sidecar.observability.otlp.scripted import (
     DELIVERED,
     EXPORT,
@@ -36,7 +37,7 @@ async def test_batch_is_exported_as_soon_as_it_is_complete() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(3):
-        batcher.offer(Encoded(trace), 3)
+        batcher.offer(trace, 3)
     await asyncio.sleep(1)
     assert (transport.times, transport.requests) == ([0.0], [b"0,1"])
     await asyncio.sleep(10)
@@ -48,11 +49,11 @@ async def test_batch_is_exported_as_soon_as_it_is_complete() -> None:
 async def test_incomplete_batch_is_exported_after_the_delay() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    batcher.offer(Encoded(b"a"), 1)
+    batcher.offer(b"a", 1)
     await asyncio.sleep(3)
-    batcher.offer(Encoded(b"b"), 1)
+    batcher.offer(b"b", 1)
     await asyncio.sleep(10)
-    batcher.offer(Encoded(b"c"), 1)
+    batcher.offer(b"c", 1)
     await asyncio.sleep(10)
     assert transport.times == [5.0, 18.0]
     assert transport.requests == [b"a,b", b"c"]
@@ -62,9 +63,9 @@ async def test_incomplete_batch_is_exported_after_the_delay() -> None:
 async def test_batch_that_becomes_complete_does_not_wait_any_longer() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    batcher.offer(Encoded(b"a"), 3)
+    batcher.offer(b"a", 3)
     await asyncio.sleep(3)
-    batcher.offer(Encoded(b"b"), 3)
+    batcher.offer(b"b", 3)
     await asyncio.sleep(0.5)
     assert transport.times == [3.0]
     await batcher.close(5)
@@ -74,7 +75,7 @@ async def test_traces_are_not_split() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace, spans in ((b"a", 4), (b"b", 3), (b"c", 4)):
-        batcher.offer(Encoded(trace), spans)
+        batcher.offer(trace, spans)
     await batcher.close(5)
     assert transport.requests == [b"a", b"b", b"c"]
 
@@ -83,7 +84,7 @@ async def test_trace_with_more_spans_than_a_batch_goes_alone() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace, spans in ((b"a", 1), (b"b", 8), (b"c", 1)):
-        batcher.offer(Encoded(trace), spans)
+        batcher.offer(trace, spans)
     await batcher.close(5)
     assert transport.requests == [b"a", b"b", b"c"]
 
@@ -93,7 +94,7 @@ async def test_batch_has_a_size_that_collectors_accept(monkeypatch: pytest.Monke
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for size in (60, 40, 1, 500):
-        batcher.offer(Encoded(b"x" * size), 1)
+        batcher.offer(b"x" * size, 1)
     await batcher.close(5)
     assert [len(request) for request in transport.requests] == [101, 1, 500]  # with commas
 
@@ -102,7 +103,7 @@ async def test_one_export_at_a_time_while_others_are_queued() -> None:
     transport = ScriptedTransport(2.0, DELIVERED, 2.0, DELIVERED)  # fails if there are two
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(Encoded(trace), 3)
+        batcher.offer(trace, 3)
     await asyncio.sleep(10)
     assert transport.times == [0.0, 2.0]
     assert batcher.counts.exported == 12
@@ -112,11 +113,11 @@ async def test_one_export_at_a_time_while_others_are_queued() -> None:
 async def test_full_queue_drops_whole_traces_and_takes_smaller_ones() -> None:
     transport = ScriptedTransport(100.0)
     batcher = batcher_of(transport)
-    batcher.offer(Encoded(b"in export"), 6)
+    batcher.offer(b"in export", 6)
     await asyncio.sleep(0)
-    batcher.offer(Encoded(b"a"), 10)
-    batcher.offer(Encoded(b"b"), 3)
-    batcher.offer(Encoded(b"c"), 2)
+    batcher.offer(b"a", 10)
+    batcher.offer(b"b", 3)
+    batcher.offer(b"c", 2)
     batcher.offer(Invalid(), 1)  # dropped, and not encoded
     assert batcher.counts.dropped == NONE | {"queue_full": 4}
     await batcher.close(0)
@@ -128,7 +129,7 @@ async def test_counts_are_those_of_the_collectors_answers() -> None:
     transport = ScriptedTransport(DELIVERED, partial, impossible, REJECTED)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(Encoded(trace), 6)
+        batcher.offer(trace, 6)
         await asyncio.sleep(1)
     assert batcher.counts.exported == 6 + 4 + 0 + 0
     assert batcher.counts.dropped == NONE | {"rejected": 2 + 6 + 6}
@@ -139,7 +140,7 @@ async def test_export_that_times_out_is_undelivered_and_the_next_one_is_tried() 
     transport = ScriptedTransport(10.0, RETRY, DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(2):
-        batcher.offer(Encoded(trace), 6)
+        batcher.offer(trace, 6)
     await asyncio.sleep(60)
     assert transport.times == [0.0, 10.0]
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"undelivered": 6})
@@ -150,7 +151,7 @@ async def test_throttled_traces_wait_in_the_queue() -> None:
     transport = ScriptedTransport(throttled(60.0), DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(Encoded(trace), 6)
+        batcher.offer(trace, 6)
         await asyncio.sleep(0)
     await asyncio.sleep(59)
     assert batcher.counts.dropped == NONE | {"undelivered": 6, "queue_full": 6}
@@ -169,7 +170,7 @@ async def test_fault_of_the_encoder_costs_its_batch() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = SpanBatcher(EXPORT, transport, request)
     for trace in numbered(2):
-        batcher.offer(Encoded(trace), 6)
+        batcher.offer(trace, 6)
     await batcher.close(5)
     assert transport.requests == [b"1"]
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"invalid": 6})
@@ -178,7 +179,7 @@ async def test_fault_of_the_encoder_costs_its_batch() -> None:
 async def test_trace_that_cannot_be_encoded_costs_itself_alone() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    for trace in (Invalid(), Encoded(b"a"), Invalid(), Encoded(b"b")):
+    for trace in (Invalid(), b"a", Invalid(), b"b"):
         batcher.offer(trace, 3)
     await asyncio.sleep(1)
     assert transport.requests == [b"a,b"]
@@ -195,14 +196,14 @@ async def test_event_loop_runs_while_a_batch_is_encoded() -> None:
     batcher = SpanBatcher(settings, transport, joined)
     encoded = []
 
-    class Noted(Encoded):
+    class Noted(Trace):
         def encode(self) -> bytes:
             encoded.append(turns)
-            return super().encode()
+            return b"a"
 
     turns = 0
     for _ in range(most):
-        batcher.offer(Noted(b"a"), 1)
+        batcher.offer(Noted(), 1)
     while batcher.counts.exported < most:
         await asyncio.sleep(0)
         turns += 1
@@ -220,7 +221,7 @@ async def test_fault_of_the_transport_costs_its_batch() -> None:
     transport = Faulty(DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(2):
-        batcher.offer(Encoded(trace), 6)
+        batcher.offer(trace, 6)
     await batcher.close(5)
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"undelivered": 6})
 
@@ -229,11 +230,11 @@ async def test_close_exports_what_is_queued_at_once() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(Encoded(trace), 3)
+        batcher.offer(trace, 3)
     await batcher.close(5)
     assert transport.requests == [b"0,1", b"2,3"]
     assert (now(), batcher.counts.exported, transport.closed) == (0.0, 12, True)
-    batcher.offer(Encoded(b"late"), 3)
+    batcher.offer(b"late", 3)
     assert batcher.counts.dropped == NONE | {"undelivered": 3}
 
 
@@ -247,7 +248,7 @@ async def test_close_ends_with_its_time_and_counts_what_was_not_delivered() -> N
     transport = ScriptedTransport(100.0)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(Encoded(trace), 3)
+        batcher.offer(trace, 3)
     await batcher.close(4)
     assert (now(), transport.closed, transport.sending) == (4.0, True, 0)
     assert batcher.counts.dropped == NONE | {"undelivered": 12}
@@ -258,7 +259,7 @@ async def test_close_does_not_wait_for_a_retry() -> None:
     transport = ScriptedTransport(RETRY)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(Encoded(trace), 3)
+        batcher.offer(trace, 3)
     await asyncio.sleep(0.1)
     assert len(transport.sent) == 1
     await batcher.close(5)
@@ -270,7 +271,7 @@ async def test_close_leaves_a_collector_alone_that_asked_for_it() -> None:
     transport = ScriptedTransport(throttled(60.0), DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(Encoded(trace), 3)
+        batcher.offer(trace, 3)
     await asyncio.sleep(1)
     await batcher.close(5)
     assert (now(), len(transport.sent)) == (1.0, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from orch_sidecar.observability.otlp import batcher as batcher_module
 from orch_sidecar.observability.otlp import delivery
-from orch_sidecar.observability.otlp.batcher import Encoded, SpanBatcher
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Transport
 from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
@@ -85,7 +85,7 @@ async def test_every_span_arrives_once_whatever_failed_before(
             EXPORTER_OTLP_COMPRESSION=compression,
         )
         for trace in traces.traces:
-            batcher.offer(Encoded(trace), 3)
+            batcher.offer(trace, 3)
         while batcher.counts.exported < traces.spans:
             assert batcher.counts.dropped == NONE
             await asyncio.sleep(0.01)
@@ -107,7 +107,7 @@ async def test_what_is_queued_is_flushed_by_the_shutdown(protocol: str) -> None:
     async with collecting(protocol, failures=0) as (port, requests):
         batcher = batcher_to(port, protocol, traces)
         for trace in traces.traces:
-            batcher.offer(Encoded(trace), 3)
+            batcher.offer(trace, 3)
         await batcher.close(60)
         assert [names_of(body) for _, body in requests] == [SPANS_OF_A_TRACE * 10]
         assert (batcher.counts.exported, batcher.counts.dropped) == (30, NONE)
@@ -128,7 +128,7 @@ async def test_shutdown_while_a_retry_waits_does_not_wait_for_it(
             EXPORTER_OTLP_TIMEOUT="0",
         )
         for trace in traces.traces:
-            batcher.offer(Encoded(trace), 3)
+            batcher.offer(trace, 3)
         await eventually(lambda: len(requests) > 0)
         await batcher.close(60)
         assert len(requests) == 2
@@ -143,7 +143,7 @@ async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
         batcher = batcher_to(receiver.port, protocol, traces)
         before = asyncio.all_tasks()
         for trace in traces.traces:
-            batcher.offer(Encoded(trace), 3)
+            batcher.offer(trace, 3)
         await batcher.close(0.3)
         assert batcher.counts.dropped == NONE | {"undelivered": 12}
         await eventually(lambda: asyncio.all_tasks() <= before | receiver.tasks)
@@ -159,7 +159,7 @@ async def test_collector_that_is_away_costs_spans_and_nothing_else(
         port = closed.getsockname()[1]
         batcher = batcher_to(port, protocol, traces, BSP_MAX_QUEUE_SIZE="30")
         for _ in range(100):
-            batcher.offer(Encoded(traces.traces[0]), 3)
+            batcher.offer(traces.traces[0], 3)
             await asyncio.sleep(0)
         await batcher.close(60)
     assert batcher.counts.exported == 0
