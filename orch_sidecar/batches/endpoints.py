@@ -21,6 +21,7 @@ from aiohttp import BodyPartReader, web
 
 from orch_sidecar.api.endpoints import ResourcePath
 from orch_sidecar.api.headers import CONTENT_TYPE
+from orch_sidecar.api.json_body import well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import ApiKey, owner_of
 from orch_sidecar.batches import catalog
@@ -30,6 +31,7 @@ from orch_sidecar.batches.jobs import CHUNK_BYTES, Jobs
 from orch_sidecar.batches.rows import serves
 from orch_sidecar.batches.store import FileStore
 from orch_sidecar.batches.tables import Batch, StoredFile
+from orch_sidecar.wire.request_body import invite
 
 logger = logging.getLogger("orch.batches")
 
@@ -37,6 +39,7 @@ _MAX_BODY_BYTES: Final = 65_536  # of a batch: ids and metadata
 _MAX_FIELD_BYTES: Final = 1024
 _MAX_NAME_CHARACTERS: Final = 255
 _MAX_LABELS: Final = 16
+_FIELDS: Final = frozenset({"purpose", "expires_after[seconds]"})
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_WINDOW_S: Final = 30 * 86_400
@@ -120,6 +123,7 @@ class Endpoints:
             return self._too_large()
         used = await self._database.run(partial(catalog.used_bytes, owner=owner))
         name = f"file-{catalog.new_name()}"
+        invite(http)
         room = min(most, self._quotas.total_bytes - used)
         try:
             fields = await self._read_form(http, name, room)
@@ -154,7 +158,8 @@ class Endpoints:
                 raise ValueError("a form within the form")
             if part.name != "file":
                 value = await self._piece(part, _MAX_FIELD_BYTES)
-                fields[part.name or ""] = value.decode("utf-8", "replace")
+                if part.name in _FIELDS:
+                    fields[part.name] = value.decode("utf-8", "replace")
                 continue
             if "bytes" in fields:
                 raise ValueError("it has two files")
@@ -209,7 +214,7 @@ class Endpoints:
             id=name,
             owner=owner,
             purpose=purpose,
-            filename=fields["filename"].replace("\0", "")[:_MAX_NAME_CHARACTERS],
+            filename=well_formed(fields["filename"]).replace("\0", "")[:_MAX_NAME_CHARACTERS],
             bytes=int(fields["bytes"]),
             created_at=created,
             expires_at=None if lifetime is None else created + lifetime,
@@ -304,7 +309,12 @@ class Endpoints:
         if not limit.isdecimal() or not 1 <= int(limit) <= most:
             return _invalid(f"limit is {limit[:20]!r}, it must be from 1 to {most}", "limit")
         ascending = query.get("order") == "asc" and kind is StoredFile
-        page = Page(int(limit), query.get("after"), ascending, query.get("purpose"))
+        page = Page(
+            int(limit),
+            query.get("after", "").replace("\0", "") or None,
+            ascending,
+            query.get("purpose"),
+        )
         listing = partial(catalog.list_items, kind=kind, owner=owner, page=page)
         return web.json_response(await self._database.run(listing))
 

@@ -182,7 +182,10 @@ class Runner:
         self._unsure = False
         self.progress.count(ended)
         for row in taken:
-            self._start(row)
+            if (batch := self.batches.get(row.batch_id)) is not None:
+                self._start(row, batch)
+            else:  # it has ended meanwhile
+                self._ended.append(EndedRow(row.batch_id, row.number, None))
 
     def _exchange(
         self,
@@ -214,10 +217,11 @@ class Runner:
             wanted[first[owner].id] += 1
         return wanted
 
-    def _start(self, row: TakenRow) -> None:
-        key = row.batch_id, row.number
-        self._names[key] = os.urandom(16).hex(), self.batches[row.batch_id].owner
-        task = self._rows[key] = asyncio.create_task(self._outcome(row), name="row of a batch")
+    def _start(self, row: TakenRow, batch: OpenBatch) -> None:
+        key, request_id = (row.batch_id, row.number), os.urandom(16).hex()
+        self._names[key] = request_id, batch.owner
+        running = self._outcome(row, batch, request_id)
+        task = self._rows[key] = asyncio.create_task(running, name="row of a batch")
         task.add_done_callback(partial(self._row_ended, row))
 
     def _row_ended(self, row: TakenRow, task: asyncio.Task[EndedRow]) -> None:
@@ -237,8 +241,7 @@ class Runner:
         del self._rows[key], self._names[key]
         self._wake.set()
 
-    async def _outcome(self, row: TakenRow) -> EndedRow:
-        batch, request_id = self.batches[row.batch_id], self._names[row.batch_id, row.number][0]
+    async def _outcome(self, row: TakenRow, batch: OpenBatch, request_id: str) -> EndedRow:
         end = row.begin + row.length
         line = await asyncio.to_thread(self._store.read, batch.input_file_id, row.begin, end)
         try:

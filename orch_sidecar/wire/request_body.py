@@ -88,10 +88,7 @@ class BodyReader:
                 return self._too_large(f"{length} bytes")
             if (refusal := self.reserve(holder, length)) is not None:
                 return refusal
-        if http.headers.get(EXPECT, "").lower() == "100-continue":
-            transport = http.transport
-            if transport is not None and http.version >= aiohttp.HttpVersion11:
-                transport.write(_CONTINUE)
+        invite(http)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._whole(holder, outline)
@@ -178,6 +175,14 @@ class BodyReader:
     def _too_large(self, size: str) -> Refusal:
         limit = self._most_bytes
         return Refusal(Reason.BODY_TOO_LARGE, f"the body is {size}, the limit is {limit} bytes")
+
+
+def invite(http: web.BaseRequest) -> None:
+    """Tells a client that waits for it to send its body (100 Continue)."""
+    if http.headers.get(EXPECT, "").lower() == "100-continue":
+        transport = http.transport
+        if transport is not None and http.version >= aiohttp.HttpVersion11:
+            transport.write(_CONTINUE)
 
 
 def encoding_refusal(headers: Mapping[str, str]) -> Refusal | None:

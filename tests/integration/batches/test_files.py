@@ -60,7 +60,8 @@ async def test_wrong_values_are_named(batches: Batches) -> None:
 
 async def test_form_without_a_file_is_refused(sidecar: Running) -> None:
     client = await sidecar.client()
-    form = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--\r\n'
+    field = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    form = field % (b"purpose", b"batch") + field % (b"bytes", b"7") + b"--x--\r\n"
     kind = [("Content-Type", "multipart/form-data; boundary=x")]
     refused = await client.request("POST", "/v1/files", form, kind)
     assert (refused.status, refused.error["param"]) == (400, "file")
@@ -135,6 +136,17 @@ async def test_upload_that_breaks_off_leaves_nothing(sidecar: Running, tmp_path:
     await eventually(lambda: list(folder.iterdir()))
     await client.close()
     await eventually(lambda: not list(folder.iterdir()))
+
+
+async def test_client_that_waits_to_be_invited_is(sidecar: Running) -> None:
+    client = await sidecar.client()
+    kind = ("Content-Type", "multipart/form-data; boundary=x")
+    client.send_request(
+        "POST", "/v1/files", None, [kind, ("Expect", "100-continue"), ("Content-Length", "7")]
+    )
+    await client.seen(b"100 Continue")
+    client.send(b"--x--\r\n")
+    assert (await client.response()).status == 400
 
 
 async def test_without_a_directory_the_paths_say_how_to_turn_them_on(start: Start) -> None:
