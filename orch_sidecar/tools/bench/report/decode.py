@@ -22,7 +22,7 @@ from orch_sidecar.tools.bench.decode.result import (
     Sweep,
 )
 from orch_sidecar.tools.bench.report.figures import bars_by_batch
-from orch_sidecar.tools.bench.report.sweep import fitted, formula_text
+from orch_sidecar.tools.bench.report.sweep import POOR_FIT, fitted, formula_text
 from orch_sidecar.tools.bench.results.sweep import Fit
 from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
 from orch_sidecar.tools.drawing.page import Page
@@ -178,6 +178,7 @@ def _charts(points: Sequence[Point], fit: Fit | None) -> Iterator[Chart]:
     ]
     about = "Median and 95th percentile."
     if fit is not None:
-        times.append(fitted("fit", fit.at, batches[0], batches[-1]))
         about += f" {_fit_line(fit)}."
+        if fit.worst_error <= POOR_FIT:
+            times.append(fitted("fit", fit.at, batches[0], batches[-1]))
     yield by_size("Time of a step", about, label, "ms", times, linear=True)

@@ -69,6 +69,15 @@ def test_sweep_shows_the_curve_and_the_device() -> None:
     assert "the weights fit in the processor's cache" in page.text
 
 
+def test_curve_that_is_far_off_is_said_and_not_drawn() -> None:
+    found = swept()
+    assert "fit" in page_of(found).texts
+    found["sweep"]["fit"]["worst_error"] = 0.43
+    page = page_of(found)
+    assert "fit" not in page.texts
+    assert "largest deviation 43.0 %" in page.text
+
+
 def test_sweep_of_one_batch_has_no_fit() -> None:
     found = swept((4,))
     found["sweep"]["fit"] = None
