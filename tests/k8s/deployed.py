@@ -1,5 +1,5 @@
-"""The overlay k8s/overlays/cpu, running: what stands in for what this machine has not, and how its
-parts are reached.
+"""The overlay k8s/overlays/cpu, or another without a GPU, running: what stands in for what this
+machine has not, and how its parts are reached.
 
 Stand-ins, and no more: vLLM's image is this machine's environment without the project in it, the
 model of the hub is a tiny one laid into the pools' cache as the hub's library would, and Jaeger
@@ -27,23 +27,36 @@ from orch_sidecar.auth.keys import RANDOM_BYTES, entry_of, new_key
 from orch_sidecar.tools.local.check import ReceivedSpan, decode
 from orch_sidecar.tools.local.up import tiny_model
 from tests.k8s import trace_sink
-from tests.k8s.objects import ROOT, Manifest, containers, manifests, named, of_kind
+from tests.k8s.objects import (
+    DEPLOYMENTS,
+    ROOT,
+    Manifest,
+    container,
+    containers,
+    from_config_maps,
+    manifests,
+    of_kind,
+    references,
+)
 from tests.k8s.runner.cluster import Cluster
 from tests.k8s.runner.image import Image, python_image
 from tests.k8s.runner.pod import Pod
 from tests.patience import HANG_S, READY_WITHIN_S
 
 NAMESPACE: Final = "orch"
-POOLS: Final = ("orch-home", "orch-cloud")
 _COVERED: Final = "/tmp"
 
 
 class Deployed:
-    """The cluster with all of the overlay in it."""
+    """The cluster with all of the overlay in it.
 
-    def __init__(self, cluster: Cluster, model: str, key: str) -> None:
+    `models` has the name that clients ask for by Deployment, `model` that of cloud.
+    """
+
+    def __init__(self, cluster: Cluster, models: dict[str, str], key: str) -> None:
         self.cluster = cluster
-        self.model = model
+        self.models = models
+        self.model = models["orch-cloud"]
         self.key = key
 
     @property
@@ -75,18 +88,24 @@ class Deployed:
 
 
 @contextmanager
-def deployed(state_dir: Path) -> Iterator[Deployed]:
+def deployed(state_dir: Path, folder: str = "cpu") -> Iterator[Deployed]:
     """Applies the overlay, with a Secret of one API key, and waits until all of it is ready."""
-    found = list(manifests("cpu"))
-    model = named("cpu", "ConfigMap", "orch-model").body["data"]
-    [claim] = of_kind("cpu", "PersistentVolumeClaim")
+    found = list(manifests(folder))
+    pools = [each for each in of_kind(folder, "Deployment") if each.name in DEPLOYMENTS.values()]
+    models = {each.name: from_config_maps(container(each, "download"), folder) for each in pools}
     key = new_key(os.urandom(RANDOM_BYTES))
     with _environment() as venv, Cluster(_images(found, venv), state_dir) as cluster:
-        cluster.apply([claim.body])
-        _download(cluster.claim(claim.name), model["MODEL"], model["REVISION"])
+        cluster.apply(each.body for each in of_kind(folder, "PersistentVolumeClaim"))
+        for pool in pools:
+            [claim] = [
+                name for kind, name, *_ in references(pool) if kind == "PersistentVolumeClaim"
+            ]
+            model = models[pool.name]
+            _download(cluster.claim(claim), model["MODEL"], model["REVISION"])
         cluster.apply([_secret(key), *(each.body for each in found)])
-        there = Deployed(cluster, model["SERVED_NAME"], key)
-        for deployment in (*POOLS, "orch-jaeger"):
+        names = {pool: model["SERVED_NAME"] for pool, model in models.items()}
+        there = Deployed(cluster, names, key)
+        for deployment in (*models, "orch-jaeger"):
             there.wait_ready(deployment, 1)
         there.wait_ready("orch-entry", 2)
         yield there
@@ -147,7 +166,7 @@ def _images(found: list[Manifest], venv: Path) -> dict[str, Image]:
 def _download(cache: Path, model: str, revision: str) -> None:
     """Lays the tiny model into a cache of the hub, as the revision of the model that pods load."""
     repository = cache / "hub" / f"models--{model.replace('/', '--')}"
-    shutil.copytree(tiny_model(), repository / "snapshots" / revision)
+    shutil.copytree(tiny_model(), repository / "snapshots" / revision, dirs_exist_ok=True)
 
 
 def _secret(key: str) -> dict[str, Any]:

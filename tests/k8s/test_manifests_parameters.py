@@ -279,6 +279,23 @@ def test_parameters_reach_pools_of_other_kinds_and_are_refused_after_them(
         composed(tmp_path, [GPU], [f"components/{last}", PARAMETERS], values)
 
 
+def test_engines_over_several_nodes_read_a_model_of_ones_own_and_ask_for_keys(
+    tmp_path: Path,
+) -> None:
+    parts = ["shared-models", "model-volume/claim", "multi-node", "api-keys"]
+    values = {"MODEL": "/model", "MODEL_CLAIM": "weights"}
+    found = composed(tmp_path, [GPU], [f"components/{each}" for each in parts], values)
+    template = found["LeaderWorkerSet/orch-cloud-nodes"].body["spec"]["leaderWorkerTemplate"]
+    for kind in ("leader", "worker"):
+        spec = template[f"{kind}Template"]["spec"]
+        assert at(spec, "volumes.model.persistentVolumeClaim.claimName") == "weights"
+        assert "/model" in mounts(spec["containers"][0])
+        names = [each["name"] for each in spec["initContainers"]]
+        assert ("sidecar" in names) == (kind == "leader")
+    sidecar = at(template, "leaderTemplate.spec.initContainers.sidecar")
+    assert "/etc/orch/keys" in mounts(sidecar)
+
+
 def test_models_at_one_entry_have_parameters_of_their_own(tmp_path: Path) -> None:
     values = {"MODEL": "team/model", "NVIDIA_GPUS": "2", "IMAGE": "registry.example.com/v:1"}
     found = composed(tmp_path, ["installations/two-models"], [PARAMETERS], values)

@@ -73,6 +73,23 @@ def test_what_the_steps_run_is_there() -> None:
     assert kubectl in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
+def test_scripts_are_scripts_of_bash() -> None:
+    scripts = [step["run"] for _, step in steps() if "run" in step]
+    assert scripts
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.parametrize(("prefix", "passes"), [("v", True), ("v9", False), ("", False)])
+def test_tag_is_the_version_of_the_project(prefix: str, passes: bool) -> None:
+    [script] = [step["run"] for _, step in steps() if "tag" in step.get("name", "")]
+    tag = prefix + chart.project_version()
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    variables = {"PATH": path, "GITHUB_REF_NAME": tag}
+    done = subprocess.run(["bash", "-ec", script], env=variables, cwd=ROOT, check=False)
+    assert (done.returncode == 0) == passes
+
+
 def test_images_of_the_project_take_the_place_of_the_code_each_by_its_digest() -> None:
     names = {name: f"ghcr.io/team/orch-{name}@{DIGEST}" for name in release.IMAGES}
     text = release.with_images(names)
