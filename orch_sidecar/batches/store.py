@@ -30,7 +30,6 @@ class FileStore:
         """Raises OSError or ValueError if it cannot be used, ImportError without its library."""
         self._system, root = fsspec.core.url_to_fs(url)
         self.local = isinstance(self._system, LocalFileSystem)
-        self.root = root
         self._folder = PurePosixPath(root) / _FILES
         if self.local:
             self._system.makedirs(str(self._folder), exist_ok=True)

@@ -10,7 +10,9 @@ from typing import Any
 
 import openai
 import pytest
+from sqlalchemy import update
 
+from orch_sidecar.batches.tables import Batch
 from tests.integration.answers import answer as usual
 from tests.integration.batches.batching import (
     Batches,
@@ -33,6 +35,15 @@ def let_go(engine: ScriptedEngine, held: Held) -> None:
     """The engine answers what it holds, and from now on at once."""
     engine.answer = usual
     held.release_all()
+
+
+async def two_end(batches: Batches, batch: openai.types.Batch, held: Held) -> None:
+    """Two rows of the batch have their answers."""
+    held.release()
+    held.release()
+    while counts(batch)[1] < 2:
+        batch = await batches.client.batches.retrieve(batch.id)
+        await asyncio.sleep(0.01)
 
 
 async def test_batch_is_completed_and_each_row_is_in_its_output(batches: Batches) -> None:
@@ -165,12 +176,7 @@ async def test_wrong_value_of_a_batch_is_named(
 async def test_cancelled_batch_ends_the_rows_that_run(batches: Batches, held: Held) -> None:
     batch = await batches.create(some(20))
     await eventually(lambda: len(held.waiting) == 4)
-    held.release()
-    held.release()
-    batch = await batches.until(batch, "in_progress")
-    while counts(batch)[1] < 2:
-        batch = await batches.client.batches.retrieve(batch.id)
-        await asyncio.sleep(0.01)
+    await two_end(batches, batch, held)
     with pytest.raises(openai.BadRequestError, match="is the input of the batch"):
         await batches.client.files.delete(batch.input_file_id)
     batch = await batches.client.batches.cancel(batch.id)
@@ -183,16 +189,20 @@ async def test_cancelled_batch_ends_the_rows_that_run(batches: Batches, held: He
         await batches.client.batches.cancel(batch.id)
 
 
-async def test_expired_batch_has_the_rows_that_were_answered(batches: Batches, held: Held) -> None:
-    batch = await batches.create(some(20), window="2s")
+async def test_expired_batch_has_the_rows_that_were_answered(
+    batches: Batches, sidecar: Running, held: Held
+) -> None:
+    batch = await batches.create(some(20), window="90s")
+    assert batch.expires_at == batch.created_at + 90
     await eventually(lambda: len(held.waiting) == 4)
-    held.release()
-    held.release()
+    await two_end(batches, batch, held)
+    now = update(Batch).values(expires_at=batch.created_at)
+    found: Any = sidecar.sidecar.batches
+    await found._database.run(lambda session: session.execute(now))
     batch = await batches.until(batch)
     assert batch.status == "expired"
     assert batch.expired_at is not None
-    total, completed, failed = counts(batch)
-    assert (total, completed + failed) == (20, 20)
+    assert counts(batch) == (20, 2, 18)
     assert sorted(await batches.ids(batch)) == sorted(ids(20))
     assert {each["error"]["code"] for each in await batches.failures(batch)} == {"batch_expired"}
 

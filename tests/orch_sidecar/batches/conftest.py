@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,3 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 def _empty(session: Session) -> None:
     for table in Base.metadata.sorted_tables:
         session.execute(table.delete())
-
-
-Add = Callable[..., str]
