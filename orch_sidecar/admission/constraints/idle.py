@@ -234,12 +234,14 @@ class IdleRoom(Constraint):
 
     def _share(self) -> float:
         """By how much a first token may take longer, less what those behind it wait for that:
-        multiplied by the part of the engine that the other requests leave."""
+        multiplied by the part of the engine that the other requests leave. Of several sidecars at
+        the engine each has an equal part of that."""
         rate, step = self._service_times.prompts.tokens_per_s, self._reserve.step_time
         reads = min(1.0, self.prompts.tokens_per_s / rate) if rate else 0.0
         used, most = self._reserve.interactive.slots, self._ledger.slots_total
         decodes = 1.0 if step is None else used / most * step.ms(most) / step.ms(round(used) or 1)
-        return SLOWED_SHARE * (1 - reads) * (1 - min(1.0, decodes))
+        left = (1 - reads) * (1 - min(1.0, decodes))
+        return SLOWED_SHARE / self._offers.sidecars * left
 
     def _has_readers(self, now: float) -> bool:
         """Whether there are interactive requests, or were of late."""

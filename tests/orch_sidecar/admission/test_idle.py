@@ -130,14 +130,16 @@ def test_slots_that_are_expected_to_be_used_stay_free() -> None:
 
 def test_beside_interactive_requests_the_batch_slows_none_down_by_much() -> None:
     free = []
-    for each_ms in (0.4, 4.0):
-        known = MEASURED | {"step_time": StepTime(10.0, each_ms, 1.0, 64)}
+    for each_ms, sidecars in ((0.4, 1), (4.0, 1), (0.4, 2)):
+        step_time = StepTime(10.0, each_ms, 1.0, 64)
+        known = MEASURED | {"step_time": step_time, "sidecars": sidecars}
         core = core_with(64, **known)
         fill(core, interactive(prompt_tokens=500, max_tokens=50), "i")
         core.engine_reports(report(64, **known), 0.1)
         free.append(core.constraints.idle._batch(1, 1.0))
     assert 0 < free[0] <= SLOWED_SHARE * (10.4 + 50) / 0.4, "of a step with a part of a prompt"
     assert free[1] <= SLOWED_SHARE * (14 + 50) / 4
+    assert free[2] == free[0] // 2, "each of two sidecars"
 
 
 def test_when_nobody_has_been_there_for_a_while_only_the_slots_bound_them() -> None:
