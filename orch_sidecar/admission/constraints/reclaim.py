@@ -1,13 +1,12 @@
 """Decides which bulk request gives its slots back to an interactive one, and which idle ones do.
 
 Pure: times are seconds of a monotonic clock. An idle request of which its client has seen nothing
-is aborted, and queued again at the head of its class, as soon as its slot, or its part of the KV
-cache, is needed by any other request, or is far beyond what idle ones may have (`idle`), or while
-its prompt is read before that of another: the last ones first, which lose least.
+is aborted, and queued again at the head of its class, as soon as another request needs its slot or
+its part of the KV cache, idle ones have more than they may (`idle`), or an interactive request
+comes while its prompt is read. The last ones go first: they lose least.
 
-A bulk request of which its client has seen nothing
-may be aborted and queued again, at the head of its class, for an interactive one that would miss
-its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
+A bulk request of which its client has seen nothing may be aborted and queued again, at the head of
+its class, for an interactive one that would miss its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
 and none with more than the interactive one will take; each is taken at most MAX_RECLAIMS, and all
 that is lost is at most LOST_SHARE of the slots' time, and so of the tokens. Bulk requests keep what
 they are guaranteed: none is taken while one that waits, or the taken one itself, would get the
