@@ -29,6 +29,7 @@ from orch_sidecar.admission.constraints.constraint import (
     Constraint,
     Scope,
 )
+from orch_sidecar.admission.constraints.demand import UPDATE_EVERY_S
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
@@ -67,9 +68,9 @@ class InteractivePrompts:
         return self.tokens_per_s / self._requests_per_s if self._requests_per_s else 0.0
 
     def update(self, now: float) -> None:
-        """Counts those that were granted since the last call."""
+        """Counts those that were granted since the last time, at most ten times a second."""
         ledger, passed_s = self._ledger, now - self._at
-        if passed_s <= 0:
+        if passed_s < UPDATE_EVERY_S:
             return
         requests, tokens = ledger.granted[INTERACTIVE], ledger.interactive_prompts
         new, new_tokens = requests - self._counted[0], tokens - self._counted[1]

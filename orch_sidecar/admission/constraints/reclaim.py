@@ -6,11 +6,12 @@ its part of the KV cache, idle ones have more than they may (`idle`), or an inte
 comes while its prompt is read. The last ones go first: they lose least.
 
 A bulk request of which its client has seen nothing may be aborted and queued again, at the head of
-its class, for an interactive one that would miss its SLO otherwise. What it has generated is lost: so it is the request with the least work done,
-and none with more than the interactive one will take; each is taken at most MAX_RECLAIMS, and all
-that is lost is at most LOST_SHARE of the slots' time, and so of the tokens. Bulk requests keep what
-they are guaranteed: none is taken while one that waits, or the taken one itself, would get the
-slots again before the interactive one. Nor is one with a time limit of its own.
+its class, for an interactive one that would miss its SLO otherwise. What it has generated is lost:
+so it is the request with the least work done, and none with more than the interactive one will
+take; each is taken at most MAX_RECLAIMS, and all that is lost is at most LOST_SHARE of the slots'
+time, and so of the tokens. Bulk requests keep what they are guaranteed: none is taken while one
+that waits, or the taken one itself, would get the slots again before the interactive one. Nor is
+one with a time limit of its own.
 """
 
 from __future__ import annotations
