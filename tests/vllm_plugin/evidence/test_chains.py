@@ -165,7 +165,7 @@ def test_leaf_costs_microseconds() -> None:
 
 
 def _timed(chain: FinishedRequests, each: list[Any], times: int = 2000) -> float:
-    began_s = time.perf_counter()
+    began_s = time.process_time()  # which a busy machine does not add to
     for _ in range(times):
         chain.add(each, 100.0)
-    return (time.perf_counter() - began_s) / times
+    return (time.process_time() - began_s) / times
