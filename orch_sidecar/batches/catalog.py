@@ -184,7 +184,7 @@ def cancel_batch(session: Session, owner: str, name: str) -> Batch | Refusal:
     if isinstance(batch, Refusal) or batch.status == Status.CANCELLING:
         return batch
     if batch.status not in (Status.VALIDATING, Status.IN_PROGRESS):
-        text = f"the batch {name} is {batch.status} and cannot be cancelled"
+        text = f"the batch {name} cannot be cancelled: its status is {batch.status}"
         return Refusal(Reason.INVALID_REQUEST, text)
     batch.status, batch.cancelling_at = Status.CANCELLING, now_s()
     return batch

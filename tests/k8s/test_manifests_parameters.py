@@ -199,7 +199,7 @@ def test_llama_over_four_gpus_is_an_edit_of_at_most_six_lines_in_one_place(
     [edit] = [each["literals"] for each in own["configMapGenerator"]]
     assert 0 < len(edit) <= 6
     for kind in ("resources", "components"):
-        own[kind] = [os.path.relpath(ROOT / each, tmp_path) for each in own[kind]]
+        own[kind] = [os.path.relpath(ROOT / "my-overlay" / each, tmp_path) for each in own[kind]]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own), encoding="utf-8")
     found = {}
     for _, body in render.documents(render.kustomize(tmp_path)):
