@@ -1,23 +1,30 @@
-"""`orch facts from-vllm-bench`, `from-guidellm` and others: rows from files of other tools."""
+"""`orch facts from-vllm-bench`, `from-batch` and others: rows from other tools and batches."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Callable, Iterator
+import http.client
+import os
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import quote
 
 from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
+    add_output_options,
     add_row_options,
+    http_url,
     print_error,
     write_rows,
 )
 from orch_sidecar.tools.facts.evidence import (
     aiperf,
+    batches,
     guidellm,
     mlperf_endpoints,
     vllm_bench,
@@ -104,11 +111,29 @@ _EPILOG: Final = """examples:
 
 exit code 1: a run was rejected; the rows of all others are written or printed"""
 
+_TIMEOUT_S: Final = 60.0
+
+_FROM_BATCH: Final = """Makes the row of a completed batch (/v1/batches) that had an engine of the
+profile offline for itself.
+
+Save GET /v1/capabilities before the batch is created and after it has completed, with the engine
+idle for two seconds both times. The batch is rejected if a row of it failed or ran twice, if the
+engine served anybody else or generated other tokens, or if it never decoded a full batch. Where
+clients have API keys, OPENAI_API_KEY is that of the batch. Exit code 1: it was rejected."""
+
 
 def add_commands(commands: Commands) -> None:
-    """Adds a command for each tool."""
+    """Adds a command for each tool, and `from-batch`."""
     for tool in _TOOLS:
         _add(commands, tool)
+    summary = "make the row of a batch that had an offline engine for itself"
+    parser = add_command(commands, "from-batch", summary, _FROM_BATCH)
+    add = parser.add_argument
+    add("batch", metavar="ID", help="the batch")
+    add("--url", type=http_url, default="http://127.0.0.1:8080", help="default: %(default)s")
+    add_output_options(parser, "id of the model, served or loaded (default: the answers' own)")
+    _add_states(parser, required=True)
+    parser.set_defaults(run=_run_batch)
 
 
 def _add(commands: Commands, tool: _Tool) -> None:
@@ -120,27 +145,64 @@ def _add(commands: Commands, tool: _Tool) -> None:
     id_help = "id of the model: one that the engine serves or has loaded, if its state is given"
     id_help += " (default: the name in the file)"
     add_row_options(parser, "the engine, without its state", id_help)
-    proof = parser.add_argument_group("the state of the engine before and after a single run")
-    saved = "GET /v1/capabilities, as JSON"
-    proof.add_argument("--capabilities-before", type=Path, metavar="FILE", help=saved)
-    proof.add_argument("--capabilities-after", type=Path, metavar="FILE", help=saved)
-    proof.add_argument("--pool", help="the measured pool, if there are several")
+    _add_states(parser)
     parser.set_defaults(run=lambda options: _run(options, tool.read))
+
+
+def _add_states(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    proof = parser.add_argument_group("the state of the engine before and after a single run")
+    add = partial(proof.add_argument, type=Path, metavar="FILE", required=required)
+    add("--capabilities-before", help="GET /v1/capabilities, as JSON")
+    add("--capabilities-after", help="GET /v1/capabilities, as JSON")
+    proof.add_argument("--pool", help="the measured pool, if there are several")
 
 
 def _run(options: argparse.Namespace, read: Read) -> int:
     runs = [run for path in options.files for run in _runs(path, read)]
     known = _known(options, len(runs))
-    rows: list[Row] = []
+    made: list[tuple[str, Row | Rejection]] = []
     for tag, place, run in runs:
         source = Source(tag, options.model_id, options.model_name)
-        made = run if isinstance(run, Rejection) else read_run(partial(to_row, run, known, source))
-        if isinstance(made, Rejection):
-            print_error(f"{place}: {made}")
-        else:
-            rows.append(made)
+        row = run if isinstance(run, Rejection) else read_run(partial(to_row, run, known, source))
+        made.append((place, row))
+    return _write(options, made)
+
+
+def _write(options: argparse.Namespace, made: Sequence[tuple[str, Row | Rejection]]) -> int:
+    """Writes the rows, and prints the rejections with their places. Returns the exit code."""
+    rows = [each for _, each in made if isinstance(each, Row)]
+    for place, each in made:
+        if isinstance(each, Rejection):
+            print_error(f"{place}: {each}")
     write_rows(options, rows, lambda added: [asdict(row) for row in rows])
-    return 1 if len(rows) < len(runs) else 0
+    return 1 if len(rows) < len(made) else 0
+
+
+def _run_batch(options: argparse.Namespace) -> int:
+    return _write(options, [(options.batch, read_run(lambda: _batch_row(options)))])
+
+
+def _batch_row(options: argparse.Namespace) -> Row:
+    """Reads a batch from its sidecar. Raises Rejection, ValidationError and UnreadableFile."""
+    place = f"{options.url}/v1/batches/{quote(options.batch, safe='')}"
+    batch = batches.Batch.model_validate(parse_all(place, _get(place))[0][1])
+    place = f"{options.url}/v1/files/{quote(batch.output_file_id, safe='')}/content"
+    output = _get(place)
+    run = batches.to_run(batch, [line for _, line in parse_all(place, output)])
+    tag = f"{options.batch} sha256:{hashlib.sha256(output).hexdigest()[:12]}"
+    return to_row(run, _states(options), Source(tag, options.model_id, options.model_name))
+
+
+def _get(url: str) -> bytes:
+    """Returns what the sidecar has there. Raises UnreadableFile."""
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 (the scheme was checked)
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
+            return bytes(response.read())
+    except (OSError, http.client.HTTPException) as error:
+        raise UnreadableFile(f"cannot read {url}: {error}") from None
 
 
 def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, ImportedRun | Rejection]]:
@@ -167,14 +229,18 @@ def _known(options: argparse.Namespace, runs: int) -> States | Engine:
             )
         if runs != 1:
             options.usage.error(f"capabilities require files with a single run, not {runs}")
-        before, after = (_snapshot(path, options.pool) for path in saved)
-        return States(before, after)
+        return _states(options)
     if any(each is None for each in declared):
         options.usage.error(
             "give either both --capabilities-before and --capabilities-after, or all of --engine, "
             "--precision, --gpu and --gpu-count"
         )
     return Engine(*declared)
+
+
+def _states(options: argparse.Namespace) -> States:
+    saved = options.capabilities_before, options.capabilities_after
+    return States(*(_snapshot(path, options.pool) for path in saved))
 
 
 def _snapshot(path: Path, pool: str | None) -> Snapshot:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from orch_sidecar.tools.arguments import count_or_zero
 from orch_sidecar.tools.facts.tables.files import append
@@ -43,17 +44,30 @@ def add_row_options(parser: argparse.ArgumentParser, unknown: str, model_id: str
 
     `unknown`: names the values of the engine that may be; `model_id`: helps with that one.
     """
+    add_output_options(parser, model_id)
+    declare = parser.add_argument_group(unknown).add_argument
+    declare("--engine", type=_text, help="name and version, such as 'vLLM 0.32.0'")
+    declare("--precision", type=_text, help="such as BF16")
+    declare("--gpu", type=_text, help="such as H100, or 'CPU (model of the processor)'")
+    declare("--gpu-count", type=count_or_zero, metavar="N", help="0 without an accelerator")
+
+
+def add_output_options(parser: argparse.ArgumentParser, model_id: str) -> None:
+    """Adds where rows go, and the names of their model. `model_id`: helps with its id."""
     add = parser.add_argument
     add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
     add("--json", action="store_true", help="print rows, and what made none, as JSON")
     add("--model-id", type=_text, help=model_id)
     name_help = "display name of the model (default: the last part of its id)"
     add("--model-name", type=_text, help=name_help)
-    declare = parser.add_argument_group(unknown).add_argument
-    declare("--engine", type=_text, help="name and version, such as 'vLLM 0.32.0'")
-    declare("--precision", type=_text, help="such as BF16")
-    declare("--gpu", type=_text, help="such as H100, or 'CPU (model of the processor)'")
-    declare("--gpu-count", type=count_or_zero, metavar="N", help="0 without an accelerator")
+
+
+def http_url(text: str) -> str:
+    """Parses the URL of a server, without a slash at its end."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise argparse.ArgumentTypeError(f"{text!r} must begin with http:// or https://")
+    return text.rstrip("/")
 
 
 def _text(text: str) -> str:

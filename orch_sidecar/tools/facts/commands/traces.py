@@ -11,13 +11,13 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from orch_sidecar.tools.arguments import count, number
 from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
     add_row_options,
     counted,
+    http_url,
     print_error,
     write_rows,
 )
@@ -82,7 +82,7 @@ def add_commands(commands: Commands) -> None:
     add = parser.add_argument
     add(
         "--url",
-        type=_http_url,
+        type=http_url,
         default=_URL,
         help=f"query service, with its base path (default: {_URL})",
     )
@@ -233,13 +233,6 @@ def _moment(text: str) -> int:
     if moment.tzinfo is None:
         raise argparse.ArgumentTypeError(f"{text!r} {rule}")
     return round(moment.timestamp() * 1e6) * 1000
-
-
-def _http_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise argparse.ArgumentTypeError(f"{text!r} must begin with http:// or https://")
-    return text.rstrip("/")
 
 
 def _gap_s(text: str) -> float:
