@@ -15,7 +15,7 @@ with OpenAI() as client:
     batch = client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
-    while batch.status in ("validating", "in_progress", "finalizing"):
+    while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
         time.sleep(1)
         batch = client.batches.retrieve(batch.id)
     print(f"{batch.id}: {batch.status}, {batch.request_counts}", file=sys.stderr)
