@@ -332,7 +332,7 @@ def _open_storage(settings: SidecarSettings) -> Storage | None:
     except ImportError as error:
         raise ValueError(
             f"batches (ORCH_BATCHES) is {settings.batches!r}, which needs the extra `batch`: "
-            f"pip install 'orch-sidecar[batch]' ({error})"
+            f"pip install '.[batch]' in a checkout ({error})"
         ) from error
     return open_storage(settings)
 

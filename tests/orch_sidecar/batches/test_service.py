@@ -63,5 +63,5 @@ def test_missing_extra_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "sidecar", f"--batches={tmp_path}", "--port=0"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "needs the extra `batch`: pip install 'orch-sidecar[batch]'" in done.stderr
+    assert "needs the extra `batch`: pip install '.[batch]' in a checkout" in done.stderr
     assert "Traceback" not in done.stderr
