@@ -21,6 +21,8 @@ from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.lease_protocol import Claim
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 
+# Tuples: to iterate over an enumeration takes long (Python 3.11).
+_BY_RANK: Final = tuple(ServiceClass)
 _BULK_FIRST: Final = BULK, INTERACTIVE, IDLE
 
 
@@ -43,7 +45,7 @@ class QueueOrder:
             return None
         bulk = self._queues.head(BULK)
         bulk_first = bulk is not None and self._reserve.is_due(bulk, now)
-        for service_class in _BULK_FIRST if bulk_first else ServiceClass:
+        for service_class in _BULK_FIRST if bulk_first else _BY_RANK:
             due = bulk_first and service_class is BULK
             head, blocked_by = self._head(service_class, now, due=due)
             if head is None:
@@ -91,7 +93,7 @@ class QueueOrder:
         """What a request that could go has to leave to those that it would pass once too often."""
         rank, slots_total = request.service_class.rank, self._ledger.slots_total
         waiting: list[tuple[tuple[bool, int, float], int, Group]] = []
-        for service_class in ServiceClass:
+        for service_class in _BY_RANK:
             for group in self._queues.aside(service_class):
                 if group.constraint.takes(request) and now >= group.ends_at(slots_total):
                     due = service_class is BULK and self._reserve.is_due(group.first, now)
@@ -115,13 +117,13 @@ class QueueOrder:
 
     def gone(self, request: AdmissionRequest, now: float) -> None:
         """A request got its slots, and may have passed some that are set aside."""
-        for service_class in ServiceClass:
+        for service_class in _BY_RANK:
             self._queues.aside(service_class).gone(request, now)
 
     def changes_at(self, now: float) -> float | None:
         """When a request may be dispatched without any event; None: unpredictable."""
         bulk = self._queues.head(BULK)
-        heads = (self._queues.head(each) for each in ServiceClass)
+        heads = (self._queues.head(each) for each in _BY_RANK)
         blocked = self.blocked or next(filter(None, heads), None)
         times: list[float | None] = []
         if self.blocked_by is not None and blocked is not None:
@@ -129,14 +131,14 @@ class QueueOrder:
         if bulk is not None:
             times.append(self._reserve.due_at(bulk, now))
         if self._queues.passed:
-            for service_class in ServiceClass:
+            for service_class in _BY_RANK:
                 for group in self._queues.aside(service_class):
                     times.append(group.constraint.clears_at(group.first.request, now))
         return min((at for at in times if at is not None), default=None)
 
     def _set_aside_for(self) -> Constraint | None:
         """What the first request waits for that is set aside."""
-        for service_class in ServiceClass:
+        for service_class in _BY_RANK:
             for group in self._queues.aside(service_class):
                 return group.constraint
         return None
