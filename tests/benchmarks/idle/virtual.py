@@ -30,6 +30,12 @@ TRACE: Final = Path(__file__).parents[2] / "traces" / "azure_llm_2023_conv.csv"
 H200: Final = EngineShape.of(
     profile.load("cloud"), t0_ms=5.38, c_ms=0.027, alpha=0.96, prefill_tokens_per_s=53_200
 )
+RATIO: Final = 1.1
+POINTS: Final = 1.0
+FIGURES: Final = (
+    "TTFT p50", "p95", "over none", "TPOT p95", "over none", "refused",
+    "rows/s", "bulk/s", "cuts per row", "occupancy", "bound",
+)  # fmt: skip
 CLASSES: Final = INTERACTIVE, BULK, IDLE
 SEED: Final = 20_261_128
 # Mean tokens of rows, and of bulk requests; the sigma of their logarithm is 0.5.
@@ -57,7 +63,8 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a way gave. TTFT in milliseconds, of interactive requests; `refused`: the share of
-    them; `bulk_per_s`: of bulk requests that ended; `cut`: rows that were cut, per row served."""
+    them; `bulk_per_s`: of bulk requests that ended; `cut`: rows that were cut, per row served;
+    `occupancy`: of the slots' time, None where it is not known."""
 
     ttft_p50: float
     ttft_p95: float
@@ -66,7 +73,29 @@ class Outcome:
     rows_per_s: float
     bulk_per_s: float
     cut: float
-    occupancy: float
+    occupancy: float | None
+
+    def keeps_bound(self, none: Outcome) -> bool:
+        """Whether interactive requests do not notice the rows. `none`: without them."""
+        return (
+            self.ttft_p95 <= RATIO * none.ttft_p95 and self.refused <= none.refused + POINTS / 100
+        )
+
+    def cells(self, none: Outcome) -> list[str]:
+        """Returns the columns of FIGURES. `none`: without rows, or itself."""
+        return [
+            f"{self.ttft_p50:.0f} ms",
+            f"{self.ttft_p95:.0f} ms",
+            f"{self.ttft_p95 / none.ttft_p95:.3f}",
+            f"{self.tpot_p95:.1f} ms",
+            f"{self.tpot_p95 / none.tpot_p95:.2f}",
+            f"{100 * self.refused:.1f} %",
+            f"{self.rows_per_s:.2f}",
+            f"{self.bulk_per_s:.2f}",
+            f"{self.cut:.2f}",
+            "" if self.occupancy is None else f"{100 * self.occupancy:.0f} %",
+            "" if self is none else "kept" if self.keeps_bound(none) else "missed",
+        ]
 
 
 class HandSet(Admitted):
@@ -113,9 +142,9 @@ def _outcome(course: Course) -> Outcome:
     ttft = sorted(done.ttft_s for done in served[INTERACTIVE] if done.ttft_s is not None)
     tpot = sorted(done.tpot_s for done in served[INTERACTIVE] if done.tpot_s is not None)
     return Outcome(
-        1000 * _at(ttft, 0.5),
-        1000 * _at(ttft, 0.95),
-        1000 * _at(tpot, 0.95),
+        1000 * at_share(ttft, 0.5),
+        1000 * at_share(ttft, 0.95),
+        1000 * at_share(tpot, 0.95),
         1 - len(served[INTERACTIVE]) / len(of[INTERACTIVE]),
         per_s[IDLE],
         per_s[BULK],
@@ -124,5 +153,6 @@ def _outcome(course: Course) -> Outcome:
     )
 
 
-def _at(ordered: list[float], share: float) -> float:
+def at_share(ordered: list[float], share: float) -> float:
+    """Returns a percentile by nearest rank."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)]

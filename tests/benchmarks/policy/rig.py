@@ -221,6 +221,12 @@ class Sidecar:
         if self._child is not None:
             self._child.stop(10.0)
 
+    @property
+    def pid(self) -> int:
+        """Of its process. Use it while it runs."""
+        assert self._child is not None
+        return self._child.pid
+
     def capabilities(self) -> dict[str, Any]:
         _, document = get_json(f"{self.url}/v1/capabilities", 10.0)
         return document

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.idle.__main__ import OF_BEST, POINTS, RATIO
-from tests.benchmarks.idle.virtual import Load, outcome
+from tests.benchmarks.idle.__main__ import OF_BEST
+from tests.benchmarks.idle.virtual import POINTS, RATIO, Load, outcome
 
 
 @pytest.mark.parametrize("bulk_clients", [0, 24])

@@ -1,0 +1,200 @@
+"""Idle rows beside a trace of interactive requests, on a real engine on this machine.
+
+One engine (of the CPU build) and one sidecar with the Batch API. Each round sends the same
+interactive requests, at LOAD times what this engine was just seen to do of them, in four arms:
+
+    none, rows            without a batch, and while one of ROWS rows runs
+    bulk, bulk and rows   the same beside clients that always have bulk work
+
+Clients, sidecar and engine share the machine's cores: each line tells what they took of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from openai import OpenAI
+
+from orch_sidecar.tools.drawing.texts import aligned
+from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
+from orch_sidecar.tools.traces import read
+from tests.benchmarks.idle import virtual
+from tests.benchmarks.idle.virtual import SEED, Outcome, at_share
+from tests.benchmarks.policy import rig, summary
+from tests.benchmarks.policy.call import Answer, Target
+from tests.benchmarks.policy.load import closed_loop
+from tests.benchmarks.policy.work import Request
+from tests.benchmarks.proxy import processes
+from tests.benchmarks.traffic.replay import replay
+from tests.benchmarks.traffic.scenarios import bulk_requests, endless, schedule
+from tests.benchmarks.traffic.ways import Way
+from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE
+
+ROWS: Final = 3_000
+LOAD: Final = 0.5
+WARM_S: Final = 5.0  # before each window, and for what is under way at its end
+ARMS: Final = ("none", "rows", "bulk", "bulk and rows")
+CORES: Final = ("sidecar", "clients", "machine")  # whose processor time is read
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One arm in one round, or in several: the interactive answers that were due in its window,
+    and what came in it: answers to bulk clients, rows, cuts, milliseconds of processor time."""
+
+    own: list[Answer]
+    seconds: float
+    came: Counter[str]
+
+    def __add__(self, other: Turn) -> Turn:
+        return Turn(self.own + other.own, self.seconds + other.seconds, self.came + other.came)
+
+    @property
+    def outcome(self) -> Outcome:
+        ttft = sorted(found[0] for each in self.own if (found := summary.ttft_ms(each)))
+        tpot = sorted(
+            1000 * ((each.last_s or 0.0) - (each.first_s or 0.0)) / (each.tokens - 1)
+            for each in self.own
+            if each.complete and each.tokens > 1
+        )
+        return Outcome(
+            *(at_share(ttft, 0.5), at_share(ttft, 0.95), at_share(tpot, 0.95)),
+            sum(each.code is not None for each in self.own) / len(self.own),
+            self.came["rows"] / self.seconds,
+            self.came["bulk"] / self.seconds,
+            self.came["cuts"] / max(1, self.came["rows"]),
+            None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What all arms share. `file`: the id of the rows. `bulk_clients`: per slot as in `virtual`."""
+
+    engine: rig.Engine
+    sidecar: rig.Sidecar
+    client: OpenAI
+    file: str
+    requests: Sequence[Request]
+    bulk_clients: int
+    seconds: float
+
+    def turn(self, arm: str) -> Turn:
+        """Runs an arm once."""
+        marks: list[Counter[str]] = []
+        with self._batch() if "rows" in arm else nullcontext(lambda: 0) as done:
+
+            def mark() -> rig.Counters:
+                marks.append(self._spent() + Counter(rows=done()))
+                return self.engine.counters()
+
+            found = replay(
+                Way(target(self.sidecar.port)), self.requests, bulk_requests(),
+                self.bulk_clients if "bulk" in arm else 0, mark,
+                warm_s=WARM_S, seconds=self.seconds, grace_s=WARM_S,
+            )  # fmt: skip
+        self.engine.rest()
+        from_s, until_s = found.before.at_s, found.after.at_s
+        own, bulk = (summary.of_class(found.answers, each) for each in (INTERACTIVE, BULK))
+        ended = sum(each.complete and from_s <= (each.last_s or 0.0) < until_s for each in bulk)
+        came = marks[1] - marks[0] + Counter(bulk=ended)
+        return Turn(summary.counted(own, from_s, until_s), until_s - from_s, came)
+
+    def _spent(self) -> Counter[str]:
+        return Counter(
+            cuts=int(self.sidecar.metric("orch_idle_cuts_total")),
+            sidecar=round(1000 * processes.cpu_s(self.sidecar.pid)),
+            clients=round(1000 * time.process_time()),
+            machine=round(1000 * processes.machine_cpu_s()),
+        )
+
+    @contextmanager
+    def _batch(self) -> Iterator[Callable[[], int]]:
+        """Has a batch run until the end of the block. Yields what tells how many rows are done."""
+        batches = self.client.batches
+        name = batches.create(
+            input_file_id=self.file, endpoint="/v1/completions", completion_window="24h"
+        ).id
+
+        def done() -> int:
+            counts = batches.retrieve(name).request_counts
+            return 0 if counts is None else counts.completed
+
+        yield done
+        while (status := batches.retrieve(name).status) not in ("cancelled", "completed"):
+            if status == "in_progress":
+                batches.cancel(name)
+            time.sleep(0.2)
+        if status == "completed":
+            print(f"all {ROWS} rows were done before the window ended: rows/s are too few")
+
+
+def target(port: int) -> Target:
+    return Target(port, lambda asked: f"X-Orch-Class: {asked.service_class}\r\n".encode())
+
+
+def written(path: Path, factor: float) -> Path:
+    """Writes the rows: those of virtual time, their lengths times the factor of the trace's."""
+    plain = virtual.ROWS
+    lengths = replace(plain, prompt=factor * plain.prompt, output=factor * plain.output)
+    drawn = BulkClients(ROWS, lengths, IDLE).requests(SEED)
+    with path.open("wb") as file:
+        for number, each in zip(range(ROWS), drawn, strict=False):
+            body = Request(0.0, IDLE, each.prompt, each.output, number).body({"stream": False})
+            head = b'"custom_id": "row-%d", "method": "POST", "url": "/v1/completions"' % number
+            file.write(b'{%b, "body": %b}\n' % (head, body))
+    return path
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Runs the rounds, and prints a line for each arm of each, then for all rounds together."""
+    trace = Replay(read(options.trace).scaled(lengths=options.length_factor))
+    seconds, slots = options.seconds or 30.0, options.slots
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        rig.Engine("tiny", slots, name="idle", core=options.core) as engine,
+    ):
+        engine.wait()
+        environ = {"ORCH_BATCHES": str(Path(folder) / "batches")}
+        with (
+            rig.Sidecar("cloud", engine.url, name="sidecar-idle", environ=environ) as sidecar,
+            OpenAI(base_url=f"{sidecar.url}/v1", api_key="none") as client,
+        ):
+            loaded = closed_loop(
+                target(sidecar.port), endless(trace), engine.counters,
+                clients=2 * slots, warm_s=WARM_S, seconds=10.0,
+            )  # fmt: skip
+            engine.rest()
+            rate = LOAD * loaded.after.since(loaded.before).tokens_per_s / trace.output
+            print(f"{slots} slots, {rate:.2f} interactive requests/s, {LOAD:g} of what it does")
+            file = written(Path(folder) / "rows.jsonl", options.length_factor)
+            rounds = Rounds(
+                engine, sidecar, client, client.files.create(file=file, purpose="batch").id,
+                schedule(trace, rate, WARM_S + seconds), 24 * slots // 64, seconds,
+            )  # fmt: skip
+            every: dict[str, Turn] = {}
+            for number in range(options.rounds):
+                found = {arm: rounds.turn(arm) for arm in ARMS[:: -1 if number % 2 else 1]}
+                every = {arm: every[arm] + found[arm] if every else found[arm] for arm in ARMS}
+                print(table(str(number + 1), found), flush=True)
+            print(table("all", every))
+
+
+def table(name: str, found: dict[str, Turn]) -> str:
+    """Returns a line for each arm, held against the one without rows."""
+    outcomes = {arm: turn.outcome for arm, turn in found.items()}
+    lines, head = [], ("round", "arm", *virtual.FIGURES, *CORES, "load average")
+    for arm in ARMS:
+        turn, none = found[arm], outcomes["bulk" if "bulk" in arm else "none"]
+        cores = (f"{turn.came[each] / 1000 / turn.seconds:.2f}" for each in CORES)
+        lines.append([name, arm, *outcomes[arm].cells(none), *cores, f"{os.getloadavg()[0]:.1f}"])
+    return "\n".join(aligned(head, lines, texts=2))
