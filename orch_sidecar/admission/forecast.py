@@ -136,12 +136,9 @@ class Forecaster:
         blocked_s = blocked_by.starts_in_s(request, self._prompts_ahead(request), now)
         if blocked_s is None:
             return None
-        slots_s = max(slots_s, blocked_s)
-        if slots_s <= 0 and not blocked_by.for_slots:  # it is blocked, so that is not known
-            at = blocked_by.clears_at(request, now)
-            if at is None:
-                return None
-            slots_s = max(0.0, at - now)
+        slots_s = _later(max(slots_s, blocked_s), request, blocked_by, now)
+        if slots_s is None:
+            return None
         unread = times.prompts.left_after(schedule.prompt_tokens, slots_s)
         own_s = times.first_token_s(request, unread)
         return Start(slots_s, None if own_s is None else slots_s + own_s)
@@ -187,7 +184,8 @@ class Forecaster:
         """
         for group in self._queues.aside(service_class):
             for queued in group:
-                yield queued, group.constraint.starts_in_s(queued.request, 0.0, now)
+                aside_s = group.constraint.starts_in_s(queued.request, 0.0, now)
+                yield queued, _later(aside_s, queued.request, group.constraint, now)
         times, is_bulk = self._service_times, service_class is BULK
         lent = self._lent(1, now) if is_bulk else None
         if lent:
@@ -222,7 +220,9 @@ class Forecaster:
                 each_s = (
                     None if slots_s is None else slots_s * (number + 1) / _MAX_PREDICTED_REQUESTS
                 )
-            yield queued, None if each_s is None else max(each_s, blocked_s)
+            if each_s is not None:
+                each_s = max(each_s, blocked_s)
+            yield queued, each_s if blocked_by is None else _later(each_s, request, blocked_by, now)
 
     def forecast(
         self,
@@ -323,3 +323,14 @@ class Forecaster:
             wait_ms = self.release_rates.all.retry_after_ms(slots / self._share_kept(), now)
         wait_ms = int(wait_ms * (1 + _JITTER_SHARE * self._jitter.random()))
         return replace(refusal, retry_after_ms=wait_ms)
+
+
+def _later(
+    starts_in_s: float | None, request: AdmissionRequest, blocked_by: Constraint, now: float
+) -> float | None:
+    """Corrects the start of a request that would have its slots now, but is blocked by something
+    else: it starts when that clears without an event. None: unknown."""
+    if starts_in_s is None or starts_in_s > 0 or blocked_by.for_slots:
+        return starts_in_s
+    at = blocked_by.clears_at(request, now)
+    return None if at is None else max(0.0, at - now)

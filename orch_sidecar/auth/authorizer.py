@@ -62,8 +62,8 @@ _TOO_LONG: Final = _unauthorized(
     f"the API key is invalid: it has more than {MAX_KEY_BYTES} bytes; check it"
 )
 _UNKNOWN: Final = _unauthorized("the API key is not known to this server: check it")
-_NOT_KNOWN_ANY_MORE: Final = _unauthorized(
-    "the API key that created this is not known to this server any more"
+_KEY_REMOVED: Final = _unauthorized(
+    "the API key that created this file or batch is no longer one of this server's keys"
 )
 _NOT_FOR_METRICS: Final = Refusal(
     Reason.FORBIDDEN, f"{ENGINE_METRICS} tells of all clients: its API key needs metrics: true"
@@ -191,7 +191,7 @@ class Authorizer:
         client would send the key. None: clients need no key."""
         if self.keys is None:
             return None
-        return self.keys.get(bytes.fromhex(headers.get(AUTHORIZATION, ""))) or _NOT_KNOWN_ANY_MORE
+        return self.keys.get(bytes.fromhex(headers.get(AUTHORIZATION, ""))) or _KEY_REMOVED
 
     def sees_all(self, key: ApiKey | None) -> bool:
         """Whether a client with this key, or without one, may read what concerns other clients."""

@@ -142,7 +142,7 @@ class Jobs:
             batch.total = total
 
     def _take_to_end(self, session: Session, batch_id: str) -> Batch | None:
-        """Takes a batch, and ends the rows that are open: none of them runs any more."""
+        """Takes a batch, and ends the rows that have not ended: none of them is running now."""
         aborted_rows = 0
         now = now_s()
         seen = session.execute(

@@ -92,7 +92,7 @@ class Batches:
         await self.rows.close()
 
     async def close(self) -> None:
-        """Closes the storage: nothing can be answered any more."""
+        """Closes the storage; no request may be answered after that."""
         await asyncio.to_thread(self._database.close)
 
     async def answer(
@@ -113,7 +113,7 @@ def open_storage(settings: SidecarSettings) -> Storage:
     text = f"batches (ORCH_BATCHES) is {place!r}"
     try:
         if "://" not in place:
-            # What clients ask, and what they are told, is theirs.
+            # For this user alone: it has prompts and answers.
             Path(place).mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         store = FileStore(place)
         store.remove_abandoned()

@@ -234,7 +234,7 @@ class Result(Document):
 
 # A row requires these.
 _NEEDED: Final = ("engine", "precision", "gpu", "gpu_count")
-# What an engine reports of itself.
+# An engine's own report.
 _REPORTED: Final = (
     *_NEEDED, "engine_version", "weights", "pool", "profile", "slots_total", "epoch",
 )  # fmt: skip

@@ -59,9 +59,6 @@ class AtMost(Constraint):
     def begin_epoch(self) -> None:
         self.running = 0
 
-    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
-        return None  # it is not known how long those that run take
-
     def text(self) -> str:
         return "one of its kind to end"
 
@@ -147,9 +144,6 @@ class Colours(Constraint):
 
     def begin_epoch(self) -> None:
         self.running.clear()
-
-    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
-        return None
 
     def text(self) -> str:
         return "its colour"
@@ -347,6 +341,20 @@ def test_nobody_blocked_is_promised_an_immediate_start_and_all_go_in_the_end(
     assert promised_0 == []
     assert core.ledger.leased == core.queue_depth == core.queues.passed == 0
     assert not getattr(constraint, "running", 0), "sums return to zero"
+
+
+@pytest.mark.parametrize("made_up", MADE_UP)
+def test_client_that_waits_for_something_else_than_slots_is_shown_no_immediate_start(
+    made_up: type[Constraint],
+) -> None:
+    core = core_with(made_up())
+    for number, prompt in enumerate((LONG + 1, LONG + 2, LONG + 3, LONG + 4)):
+        request = interactive(prompt_tokens=prompt)
+        core.arrive(str(number), request, 61.0)  # at night
+    blocked_by = core.blocked_by
+    shown = [start_s for _, start_s in core.forecaster.starts(INTERACTIVE, blocked_by, 61.0)]
+    assert shown
+    assert set(shown) == {None}, "that is not known"
 
 
 @pytest.mark.parametrize("made_up", [LongPrompts, Colours])
