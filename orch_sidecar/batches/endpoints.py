@@ -124,25 +124,34 @@ class Endpoints:
         used = await self._database.run(partial(catalog.used_bytes, owner=owner))
         name = f"file-{catalog.new_name()}"
         invite(http)
-        room = min(most, self._quotas.total_bytes - used)
+        added: StoredFile | Refusal | None = None
         try:
-            fields = await self._read_form(http, name, room)
+            added = await self._receive(http, owner, name, used)
+        finally:
+            if not isinstance(added, StoredFile):  # a form may break off behind its file
+                await asyncio.to_thread(self._store.delete, name)
+        if isinstance(added, Refusal):
+            return added
+        return web.json_response(catalog.file_document(added))
+
+    async def _receive(
+        self, http: web.BaseRequest, owner: str, name: str, used: int
+    ) -> StoredFile | Refusal:
+        """Stores the file of a form, and makes it known; `used`: the bytes of its owner's files."""
+        most = self._quotas.total_bytes
+        try:
+            fields = await self._read_form(http, name, min(self._quotas.file_bytes, most - used))
         except TimeoutError:
             text = f"the upload has stopped: no piece of it came for {self._timeout_s:g} s"
             return Refusal(Reason.BODY_TIMEOUT, text)
         except (ValueError, RuntimeError, AssertionError) as error:  # aiohttp's, of a bad form
             return _invalid(f"the upload is no valid form: {error}"[:300])
         if isinstance(fields, int):
-            return over_quota(used, fields, self._quotas.total_bytes) or self._too_large()
+            return over_quota(used, fields, most) or self._too_large()
         file = self._described(fields, name, owner)
-        added = file
-        if isinstance(file, StoredFile):
-            adding = partial(catalog.add_file, file=file, most_bytes=self._quotas.total_bytes)
-            added = await self._database.run(adding)
-        if isinstance(added, Refusal):
-            await asyncio.to_thread(self._store.delete, name)
-            return added
-        return web.json_response(catalog.file_document(added))
+        if isinstance(file, Refusal):
+            return file
+        return await self._database.run(partial(catalog.add_file, file=file, most_bytes=most))
 
     async def _read_form(self, http: web.BaseRequest, name: str, room: int) -> dict[str, str] | int:
         """Stores the file of a form, and returns the other fields, and `filename` and `bytes`.
@@ -263,7 +272,11 @@ class Endpoints:
         if (http.content_length or 0) > _MAX_BODY_BYTES:
             text = f"the body has more than {_MAX_BODY_BYTES} bytes, the limit"
             return Refusal(Reason.BODY_TOO_LARGE, text)
-        order = _order(await self._short_body(http))
+        try:
+            order = _order(await self._short_body(http))
+        except TimeoutError:
+            text = f"the body did not arrive within {self._timeout_s:g} s"
+            return Refusal(Reason.BODY_TIMEOUT, text)
         if isinstance(order, Refusal):
             return order
         creating = partial(catalog.create_batch, owner=owner, order=order)

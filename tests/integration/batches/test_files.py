@@ -138,6 +138,27 @@ async def test_upload_that_breaks_off_leaves_nothing(sidecar: Running, tmp_path:
     await eventually(lambda: not list(folder.iterdir()))
 
 
+async def test_form_that_is_wrong_behind_its_file_leaves_nothing(
+    sidecar: Running, tmp_path: Path
+) -> None:
+    client = await sidecar.client()
+    part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}\r\n'
+    kind = [("Content-Type", "multipart/form-data; boundary=x")]
+    refused = await client.request("POST", "/v1/files", part + part + b"--x--\r\n", kind)
+    assert (refused.status, "two files" in refused.error["message"]) == (400, True)
+    assert not list((tmp_path / "batches" / "files").iterdir())
+
+
+async def test_batch_whose_body_does_not_arrive_is_refused_as_slow(
+    start: Start, tmp_path: Path
+) -> None:
+    running = await start(batches=str(tmp_path / "batches"), body_timeout_s=0.2)
+    client = await running.client()
+    client.send_request("POST", "/v1/batches", None, [("Content-Length", "7")])
+    response = await client.response()
+    assert (response.status, response.error["code"]) == (400, "body_timeout")
+
+
 async def test_client_that_waits_to_be_invited_is(sidecar: Running) -> None:
     client = await sidecar.client()
     kind = ("Content-Type", "multipart/form-data; boundary=x")
