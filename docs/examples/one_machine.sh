@@ -14,7 +14,9 @@ end() {
   kill $engine 2>/dev/null && wait $engine
 }
 trap end EXIT
-trap exit INT TERM HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
 # In sessions of their own: Ctrl-C reaches this shell alone.
 setsid orch engine "$1" --port "$engine_port" &
 engine=$!
