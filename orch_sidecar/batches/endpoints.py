@@ -43,6 +43,7 @@ _FIELDS: Final = frozenset({"purpose", "expires_after[seconds]"})
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_WINDOW_S: Final = 30 * 86_400
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _LIFETIME_S: Final = range(3600, 30 * 86_400 + 1)  # as OpenAI has it
 _MOST_FILES: Final = 10_000
 _MOST_BATCHES: Final = 100
@@ -215,7 +216,7 @@ class Endpoints:
         lifetime = None
         given = fields.get("expires_after[seconds]")
         if given is not None:
-            if not given.isdecimal() or int(given) not in _LIFETIME_S:
+            if not _NUMBER.fullmatch(given) or int(given) not in _LIFETIME_S:
                 return _bad_lifetime(given, "expires_after")
             lifetime = int(given)
         created = now_s()
@@ -319,7 +320,7 @@ class Endpoints:
     ) -> Answer:
         query = http.query
         limit = query.get("limit", str(usual))
-        if not limit.isdecimal() or not 1 <= int(limit) <= most:
+        if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= most:
             return _invalid(f"limit is {limit[:20]!r}, it must be from 1 to {most}", "limit")
         ascending = query.get("order") == "asc" and kind is StoredFile
         page = Page(
