@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Final
+from typing import Any, Final, cast
 
 import msgspec
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
+from aiohttp.http import HttpProcessingError
 
 from orch_sidecar.api.endpoints import ResourcePath
 from orch_sidecar.api.headers import CONTENT_TYPE
@@ -38,6 +39,8 @@ logger = logging.getLogger("orch.batches")
 _MAX_BODY_BYTES: Final = 65_536  # of a batch: ids and metadata
 _MAX_FIELD_BYTES: Final = 1024
 _MAX_NAME_CHARACTERS: Final = 255
+# Besides the content of parts: aiohttp reads all that have come in one turn of the event loop.
+_MAX_FORM_LINES: Final = 200
 _MAX_LABELS: Final = 16
 _FIELDS: Final = frozenset({"purpose", "expires_after[seconds]"})
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
@@ -64,6 +67,23 @@ class _Order(msgspec.Struct):
     completion_window: str
     metadata: dict[str, str] | None = None
     output_expires_after: _Lifetime | None = None
+
+
+class _FewLines:
+    """The content of a form that may have so many lines, but for the content of its parts."""
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content = content
+        self._left = _MAX_FORM_LINES
+
+    async def readline(self, **options: int) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("it has too many lines or parts")
+        return await self._content.readline(**options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
 
 
 class _NoRoom(Exception):
@@ -117,7 +137,7 @@ class Endpoints:
     # Files
 
     async def _upload(self, http: web.BaseRequest, owner: str, _: str) -> Answer:
-        if not http.headers.get(CONTENT_TYPE, "").startswith("multipart/form-data"):
+        if not http.headers.get(CONTENT_TYPE, "").lower().startswith("multipart/form-data"):
             return _invalid("the upload must be multipart/form-data, with purpose and file")
         length, most = http.content_length or 0, self._quotas.file_bytes
         if length > most + _MAX_FIELD_BYTES * 8:
@@ -145,7 +165,7 @@ class Endpoints:
         except TimeoutError:
             text = f"the upload has stopped: no piece of it came for {self._timeout_s:g} s"
             return Refusal(Reason.BODY_TIMEOUT, text)
-        except (ValueError, RuntimeError, AssertionError) as error:  # aiohttp's, of a bad form
+        except (ValueError, RuntimeError, AssertionError, HttpProcessingError) as error:
             return _invalid(f"the upload is no valid form: {error}"[:300])
         if isinstance(fields, int):
             return over_quota(used, fields, most) or self._too_large()
@@ -158,7 +178,7 @@ class Endpoints:
         """Stores the file of a form, and returns the other fields, and `filename` and `bytes`.
         An int: so many bytes had come, which are more than there is room for."""
         fields: dict[str, str] = {}
-        reader = await http.multipart()
+        reader = MultipartReader(http.headers, cast(StreamReader, _FewLines(http.content)))
         while True:
             async with asyncio.timeout(self._timeout_s):
                 part = await reader.next()

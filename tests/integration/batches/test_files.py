@@ -150,6 +150,32 @@ async def test_form_that_is_wrong_behind_its_file_leaves_nothing(
     assert not list((tmp_path / "batches" / "files").iterdir())
 
 
+PART = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n{}\r\n'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(b"--x\r\nno field\r\n\r\n", id="no field"),
+        pytest.param(b"--x\r\n" + b"A: b\r\n" * 1000, id="fields"),
+        pytest.param(b"--x\r\nA: " + b"b" * 100_000, id="a long field"),
+        pytest.param(PART % b"a\0b", id="NUL"),
+        pytest.param(PART % b"_charset_", id="a character set"),
+        pytest.param(b"a" * 1_000_000, id="a long line before it"),
+        pytest.param(b"a\r\n" * 1000 + PART % b"file", id="many lines before it"),
+        pytest.param(PART % b"other" * 1000 + PART % b"file", id="many parts"),
+    ],
+)
+async def test_bad_form_is_refused(
+    sidecar: Running, form: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await sidecar.client()
+    kind = [("Content-Type", "multipart/form-data; boundary=x")]
+    refused = await client.request("POST", "/v1/files", form + b"\r\n--x--\r\n", kind)
+    assert (refused.status, "no valid form" in refused.error["message"]) == (400, True)
+    assert "Traceback" not in caplog.text
+
+
 async def test_batch_whose_body_does_not_arrive_is_refused_as_slow(
     start: Start, tmp_path: Path
 ) -> None:
