@@ -72,7 +72,7 @@ _KINDS: Final = (
     _bad(Reason.BODY_TIMEOUT, 400, "its body did not arrive in time"),
     _bad(Reason.UNSUPPORTED_ENCODING, 415, "its body is compressed"),
     _bad(Reason.LEASE_SPENT, 409, "the parent's lease was used before"),
-    _bad(Reason.QUOTA_EXCEEDED, 413, "its key has as many bytes of files as it may"),
+    _bad(Reason.QUOTA_EXCEEDED, 413, "its key has as many files or open batches as it may"),
     _bad(
         Reason.UNAUTHORIZED, 401, "no API key, or an unknown one", "invalid_api_key",
         "authentication_error"

@@ -23,7 +23,7 @@ class Reason(StrEnum):
     BODY_TIMEOUT = "body_timeout"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     LEASE_SPENT = "lease_spent"  # its X-Orch-Lease has been used or revoked
-    QUOTA_EXCEEDED = "quota_exceeded"  # of stored files, by those of the same API key
+    QUOTA_EXCEEDED = "quota_exceeded"  # of files and batches, by those of the same API key
     # Its API key.
     UNAUTHORIZED = "unauthorized"  # missing or unknown
     CLASS_FORBIDDEN = "class_forbidden"  # the key does not allow the class

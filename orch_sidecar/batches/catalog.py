@@ -19,6 +19,8 @@ from orch_sidecar.batches.tables import OPEN, Batch, Status, StoredFile
 
 PURPOSE: Final = "batch"
 OUTPUT_PURPOSE: Final = "batch_output"
+# Of one key: all that have not ended are looked at every second, and shown.
+MOST_OPEN_BATCHES: Final = 1000
 _MOMENTS: Final = (
     "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at",
     "expired_at", "cancelling_at", "cancelled_at",
@@ -156,6 +158,10 @@ def create_batch(session: Session, owner: str, order: BatchOrder) -> Batch | Ref
     if file.purpose != PURPOSE:
         text = f"the file {file.id} has the purpose {file.purpose!r}, it must be {PURPOSE!r}"
         return Refusal(Reason.INVALID_REQUEST, text, param="input_file_id")
+    opened = select(func.count()).where(Batch.owner == owner, Batch.status.in_(OPEN))
+    if (session.scalar(opened) or 0) >= MOST_OPEN_BATCHES:
+        text = f"this API key has {MOST_OPEN_BATCHES} batches that have not ended, the most"
+        return Refusal(Reason.QUOTA_EXCEEDED, text)
     created = now_s()
     batch = Batch(
         id=f"batch_{new_name()}",

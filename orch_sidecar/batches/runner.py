@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -92,14 +93,29 @@ class Runner:
                     await self._look_now.wait()
 
     async def work(self) -> None:
-        """Checks and ends batches, one after the other, until cancelled."""
-        while True:
-            for batch in [*self.batches.values()]:
+        """Checks and ends batches, one after the other, until cancelled. Owners take turns: a file
+        of many rows is checked for seconds, and a key may have many of them."""
+        seen, tried = self.batches, set[str]()
+        turns: dict[str, int] = {}  # of owners: which job was the last of each
+        for turn in itertools.count():
+            if self.batches is not seen:
+                seen, tried = self.batches, set()
+            due = [
+                (each, job)
+                for each in seen.values()
+                if each.id not in tried and (job := self._job_of(each)) is not None
+            ]
+            if due:
+                batch, job = min(due, key=lambda each: turns.get(each[0].owner, -1))
+                turns[batch.owner] = turn
+                tried.add(batch.id)
                 with self._faults(f"check or end the batch {batch.id}"):
-                    await self._work_on(batch)
+                    await job(batch.id)
+                    self.look()
             with self._faults("delete expired files"):
                 await self.jobs.delete_expired()
-            await asyncio.sleep(LOOK_EVERY_S / 4)
+            if not due:
+                await asyncio.sleep(LOOK_EVERY_S / 4)
 
     async def run(self) -> None:
         """Runs rows, until cancelled."""
@@ -153,16 +169,13 @@ class Runner:
     def _beat_and_list(self, session: Session) -> tuple[dict[str, int], list[OpenBatch]]:
         return ledger.beat(session, self.id), ledger.open_batches(session, OPEN)
 
-    async def _work_on(self, batch: OpenBatch) -> None:
+    def _job_of(self, batch: OpenBatch) -> Callable[[str], Awaitable[None]] | None:
+        """Returns what is to be done to a batch. None: nothing, or another worker does it."""
         if batch.taken_by not in (None, self.id):
-            return
+            return None
         if batch.status in (Status.FINALIZING, Status.CANCELLING) or _is_expired(batch):
-            await self.jobs.end(batch.id)
-        elif batch.status == Status.VALIDATING:
-            await self.jobs.check(batch.id)
-        else:
-            return
-        self.look()
+            return self.jobs.end
+        return self.jobs.check if batch.status == Status.VALIDATING else None
 
     # Rows
 

@@ -1,0 +1,52 @@
+"""Whose batch is checked or ended next."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from orch_sidecar.batches.ledger import OpenBatch
+from orch_sidecar.batches.runner import Runner
+from orch_sidecar.batches.tables import Status
+from tests.patience import HANG_S
+
+
+class Jobs:
+    """Keeps which batches were checked. `added` appear while the second one is."""
+
+    def __init__(self) -> None:
+        self.checked: list[str] = []
+        self.runner: Runner | None = None
+        self.added: list[OpenBatch] = []
+        self.done = asyncio.Event()
+
+    async def check(self, batch_id: str) -> None:
+        self.checked.append(batch_id)
+        assert self.runner is not None
+        left = {key: each for key, each in self.runner.batches.items() if key != batch_id}
+        if len(self.checked) == 2:
+            left |= {each.id: each for each in self.added}
+        self.runner.batches = left
+        if not left:
+            self.done.set()
+
+    async def delete_expired(self) -> None:
+        await asyncio.sleep(0)
+
+
+def opened(name: str) -> OpenBatch:
+    """A batch to check; its owner is the letter that its name begins with."""
+    return OpenBatch(name, name[0], Status.VALIDATING, "file", 0, 0, 0, 2**40, None, None)
+
+
+async def test_owners_take_turns_and_the_oldest_of_their_batches() -> None:
+    jobs = Jobs()
+    runner = Runner(*cast(Any, (None, None, lambda _: jobs, None, None)))
+    jobs.runner = runner
+    runner.batches = {name: opened(name) for name in ("a1", "a2", "a3", "a4", "b1")}
+    jobs.added = [opened("c1"), opened("b2")]
+    working = asyncio.create_task(runner.work())
+    async with asyncio.timeout(HANG_S):
+        await jobs.done.wait()
+    working.cancel()
+    assert jobs.checked == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
