@@ -119,6 +119,10 @@ class _Pairs(aiohttp.BaseConnector):
         near, far = socket.socketpair()
         near.setblocking(False)
         far.setblocking(False)
-        await loop.connect_accepted_socket(self._accept, far)
+        try:
+            await loop.connect_accepted_socket(self._accept, far)
+        except BaseException:  # a row that is cancelled
+            near.close()
+            raise
         _, protocol = await loop.create_unix_connection(self._factory, sock=near)
         return protocol

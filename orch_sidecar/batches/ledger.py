@@ -101,9 +101,14 @@ def open_batches(session: Session, statuses: Iterable[Status]) -> list[OpenBatch
 
 
 def exchange(
-    session: Session, worker: str, ended: Iterable[EndedRow], wanted: Mapping[str, int]
+    session: Session,
+    worker: str,
+    ended: Iterable[EndedRow],
+    wanted: Mapping[str, int],
+    after: Mapping[str, int],
 ) -> list[TakenRow]:
-    """Ends rows, and takes others: of each batch so many. A batch without open rows is to be ended.
+    """Ends rows, and takes others: of each batch so many, those that follow the number `after`
+    first. A batch without open rows is to be ended.
 
     Of rows that are no longer this worker's nothing is kept.
     """
@@ -128,7 +133,9 @@ def exchange(
             .values(status=Status.FINALIZING, finalizing_at=now_s())
         )
     return [
-        row for batch_id, most in wanted.items() for row in _take(session, worker, batch_id, most)
+        row
+        for batch_id, most in wanted.items()
+        for row in _take(session, worker, batch_id, most, after.get(batch_id, -1))
     ]
 
 
@@ -197,11 +204,17 @@ def _end(session: Session, worker: str, row: EndedRow) -> bool:
     return bool(_changed(session, update(Row).where(*mine).values(values)))
 
 
-def _take(session: Session, worker: str, batch_id: str, most: int) -> list[TakenRow]:
+def _take(session: Session, worker: str, batch_id: str, most: int, after: int) -> list[TakenRow]:
     free = (Row.batch_id == batch_id, Row.state == RowState.OPEN, Row.taken_by.is_(None))
     # Others before those that were lost: of two that an engine was lost with, one may be to blame.
-    query = select(*_TAKEN_ROW).where(*free).order_by(Row.lost, Row.number).limit(most)
-    rows = [TakenRow(*each) for each in session.execute(query.with_for_update(skip_locked=True))]
+    query = select(*_TAKEN_ROW).where(*free).order_by(Row.lost, Row.number)
+    query = query.with_for_update(skip_locked=True)
+    rows: list[TakenRow] = []
+    for part in (Row.number > after, Row.number <= after):
+        found = session.execute(query.where(part).limit(most - len(rows)))
+        rows += [TakenRow(*each) for each in found]
+        if after < 0 or len(rows) == most:
+            break
     numbers = [row.number for row in rows]
     if numbers:
         session.execute(

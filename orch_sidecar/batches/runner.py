@@ -2,8 +2,9 @@
 
 How many run at once is not set: as many rows wait for slots as have some, so that there is one for
 each slot that becomes free before the next look, and hardly more. Each look is one transaction,
-which ends rows and takes others. A batch whose row was refused pauses; what admission refuses, or
-an engine was lost with, runs again.
+which ends rows and takes others. A batch whose row was refused pauses, and goes on behind that row:
+the engine that one needs may be away, and those of others not. What admission refuses, or an engine
+was lost with, runs again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 from sqlalchemy.exc import SQLAlchemyError
@@ -41,11 +42,20 @@ FILL_EVERY_S: Final = 0.05  # where no row has ended: some may have got their sl
 _LEAST_WAITING: Final = 8  # so that an engine that nobody uses has work within a moment
 _RETRY_S: Final = 1.0  # after a fault of database or store
 _PAUSE_S: Final = 1.0  # of a batch, after a refusal that says nothing
-_MOST_PAUSE_S: Final = 10.0
+_MOST_PAUSE_S: Final = 2.0  # rows behind those that were refused may find an engine
+_MOST_WAIT_S: Final = 10.0  # of a row for slots: its engine may be away, and those of others not
 _RETRIED: Final = frozenset({429, 503})
 
 # What can go wrong with a database or with files, and is over when it is repaired.
 FAULTS: Final = (SQLAlchemyError, OSError)
+
+
+class _Sent(NamedTuple):
+    """A row that was sent, `at` so many seconds."""
+
+    request_id: str
+    owner: str
+    at: float
 
 
 class Runner:
@@ -70,9 +80,10 @@ class Runner:
         self.batches: dict[str, OpenBatch] = {}
         self.progress = Progress()
         self._rows: dict[tuple[str, int], asyncio.Task[EndedRow]] = {}
-        self._names: dict[tuple[str, int], tuple[str, str]] = {}  # ids of requests, and owners
+        self._sent: dict[tuple[str, int], _Sent] = {}
         self._ended: list[EndedRow] = []
         self._paused: dict[str, float] = {}  # batches, and until when
+        self._refused: dict[str, int] = {}  # batches, and the number of their last refused row
         self._wake = asyncio.Event()
         self._look_now = asyncio.Event()
         self._unsure = False
@@ -147,7 +158,7 @@ class Runner:
             logger.error("cannot %s, trying again: %s", what, error, exc_info=unknown)
 
     def _leave(self, session: Session, ended: list[EndedRow]) -> None:
-        ledger.exchange(session, self.id, ended, {})
+        ledger.exchange(session, self.id, ended, {}, {})
         ledger.leave(session, self.id)
 
     # Batches
@@ -160,10 +171,17 @@ class Runner:
         self.batches = {each.id: each for each in found}
         self.progress.look(self.batches, time.monotonic())
         self._paused = {key: at for key, at in self._paused.items() if key in self.batches}
-        for (batch_id, _), task in self._rows.items():
+        self._refused = {key: row for key, row in self._refused.items() if key in self.batches}
+        waits_since = time.monotonic() - _MOST_WAIT_S
+        for (batch_id, number), task in self._rows.items():
             batch = self.batches.get(batch_id)
             if batch is None or batch.status != Status.IN_PROGRESS:
                 task.cancel()
+            elif (sent := self._sent[batch_id, number]).at < waits_since and not self._has_slots(
+                sent
+            ):
+                task.cancel()
+                self._refused[batch_id] = number
         self._wake.set()
 
     def _beat_and_list(self, session: Session) -> tuple[dict[str, int], list[OpenBatch]]:
@@ -207,14 +225,16 @@ class Runner:
         wanted: dict[str, int],
         held: set[tuple[str, int]],
     ) -> list[TakenRow]:
-        taken = ledger.exchange(session, self.id, ended, {} if self._unsure else wanted)
+        if self._unsure:
+            wanted = {}
+        taken = ledger.exchange(session, self.id, ended, wanted, self._refused)
         if self._unsure:
             ledger.give_back_others(session, self.id, held)
         return taken
 
     def _wanted(self) -> dict[str, int]:
         """How many rows to take, by batch: owners take turns, and the oldest of their batches."""
-        has_slots = sum(self._is_admitted(*name) for name in self._names.values())
+        has_slots = sum(map(self._has_slots, self._sent.values()))
         room = max(_LEAST_WAITING, has_slots) - (len(self._rows) - has_slots)
         now = time.monotonic()
         first: dict[str, OpenBatch] = {}
@@ -222,7 +242,7 @@ class Runner:
             runs = batch.status == Status.IN_PROGRESS and not _is_expired(batch)
             if runs and self._paused.get(batch.id, 0.0) <= now:
                 first.setdefault(batch.owner, batch)
-        mine = Counter(owner for _, owner in self._names.values())
+        mine = Counter(sent.owner for sent in self._sent.values())
         wanted = Counter[str]()
         for _ in range(room if first else 0):
             owner = min(first, key=lambda each: mine[each])
@@ -230,9 +250,12 @@ class Runner:
             wanted[first[owner].id] += 1
         return wanted
 
+    def _has_slots(self, sent: _Sent) -> bool:
+        return self._is_admitted(sent.request_id, sent.owner)
+
     def _start(self, row: TakenRow, batch: OpenBatch) -> None:
         key, request_id = (row.batch_id, row.number), os.urandom(16).hex()
-        self._names[key] = request_id, batch.owner
+        self._sent[key] = _Sent(request_id, batch.owner, time.monotonic())
         running = self._outcome(row, batch, request_id)
         task = self._rows[key] = asyncio.create_task(running, name="row of a batch")
         task.add_done_callback(partial(self._row_ended, row))
@@ -251,7 +274,7 @@ class Runner:
                 logger.error(text, row.batch_id, error, exc_info=unknown)
                 self._pause(row, _PAUSE_S)
         self._ended.append(ended)
-        del self._rows[key], self._names[key]
+        del self._rows[key], self._sent[key]
         self._wake.set()
 
     async def _outcome(self, row: TakenRow, batch: OpenBatch, request_id: str) -> EndedRow:
@@ -285,6 +308,7 @@ class Runner:
     def _pause(self, row: TakenRow, seconds: float) -> None:
         until = time.monotonic() + min(seconds, _MOST_PAUSE_S)
         self._paused[row.batch_id] = max(until, self._paused.get(row.batch_id, 0.0))
+        self._refused[row.batch_id] = row.number
 
 
 class Peers:

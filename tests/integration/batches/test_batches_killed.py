@@ -13,13 +13,14 @@ import openai
 import pytest
 from sqlalchemy import event
 
+from orch_sidecar.engine_state.states import PoolState
 from tests.integration.answers import answer as usual
 from tests.integration.answers import disconnect
-from tests.integration.batches.batching import Batches, counts, ids, some
+from tests.integration.batches.batching import Batches, counts, ids, lines, row, some
 from tests.integration.batches.conftest import MakeClient
 from tests.integration.held import Held
-from tests.integration.running import Running, Start, eventually
-from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.test_process import ready, run
 from tests.integration.wire import Answer
 from tests.patience import HANG_S
@@ -116,6 +117,37 @@ async def test_row_with_which_every_engine_is_lost_is_given_up(
     assert failure["custom_id"] == "row-1"
     assert failure["response"]["body"]["error"]["code"] == "engine_failed"
     assert Counter(each.json()["seed"] for each in engine.generating)[1] >= 10
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["refused", "waiting"])
+async def test_rows_behind_those_whose_engine_is_away_run_meanwhile(
+    known: bool,
+    start: Start,
+    client: MakeClient,
+    engine: ScriptedEngine,
+    another: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("orch_sidecar.batches.runner._MOST_PAUSE_S", 0.01)
+    monkeypatch.setattr("orch_sidecar.batches.runner._MOST_WAIT_S", 0.1)
+    large = await another(models=("large",))
+    if not known:
+        await large.stop()
+    running = await start(**pools(a=engine, b=large), batches=str(tmp_path))
+    if known:
+        await all_ready(running)
+        await large.stop()
+        await eventually(lambda: running.sidecar.pools["b"].state is PoolState.DOWN)
+    batches = client(running)
+    rows = [row(f"large-{number}", model="large", seed=number) for number in range(20)]
+    batch = await batches.create(lines([*rows, row("tiny")]))
+    while counts(batch)[1] < 1:
+        batch = await batches.client.batches.retrieve(batch.id)
+        await asyncio.sleep(0.01)
+    await large.start()
+    batch = await batches.until(batch)
+    assert (batch.status, counts(batch)) == ("completed", (21, 21, 0))
 
 
 async def test_rows_that_a_stopping_sidecar_runs_are_run_by_the_next_one(

@@ -41,9 +41,17 @@ def add_batch(session: Session, rows: int = 10) -> None:
     ledger.add_rows(session, BATCH, 0, found)
 
 
-def exchange(database: Database, worker: str, *ended: EndedRow, most: int = 0) -> list[TakenRow]:
+def exchange(
+    database: Database, worker: str, *ended: EndedRow, most: int = 0, after: int = -1
+) -> list[TakenRow]:
     return database.transact(
-        partial(ledger.exchange, worker=worker, ended=ended, wanted={BATCH: most})
+        partial(
+            ledger.exchange,
+            worker=worker,
+            ended=ended,
+            wanted={BATCH: most},
+            after={BATCH: after},
+        )
     )
 
 
@@ -87,7 +95,7 @@ def test_two_at_once_take_different_rows(batch: Database) -> None:
     found: dict[str, list[TakenRow]] = {}
 
     def take(session: Session, worker: str) -> None:
-        found[worker] = ledger.exchange(session, worker, (), {BATCH: 5})
+        found[worker] = ledger.exchange(session, worker, (), {BATCH: 5}, {})
         if worker == "a":
             taken.set()
             if batch.shared:
@@ -140,6 +148,12 @@ def test_row_with_which_an_engine_was_lost_comes_after_the_others(batch: Databas
     taken = exchange(batch, "a", most=10)
     assert numbers(taken) == [*range(1, 10), 0]
     assert taken[-1].lost == 1
+
+
+def test_rows_behind_a_refused_one_come_first_and_then_those_before_it(batch: Database) -> None:
+    assert numbers(exchange(batch, "a", most=3, after=6)) == [7, 8, 9]
+    assert numbers(exchange(batch, "a", most=3, after=6)) == [0, 1, 2]
+    assert numbers(exchange(batch, "a", most=3, after=4)) == [5, 6, 3]
 
 
 def test_rows_that_a_worker_does_not_know_of_are_given_back(batch: Database) -> None:
