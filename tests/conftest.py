@@ -30,6 +30,7 @@ SLOW = (
     "integration/batches/test_batches_shared.py",
     "integration/browser/*.py",
     "integration/test_back_pressure.py",
+    "integration/test_body_memory.py",
     "integration/test_broken_answers.py",
     "integration/test_cancel.py",
     "integration/test_coalescing_failures.py",

@@ -240,10 +240,10 @@ class Frontend:
             if body is None:
                 outline = Outline() if endpoint.admitted and not endpoint.form else None
                 body = await self._bodies.rest_of(request, outline)
-            read = request.cancelled or body
-            if isinstance(read, Refusal):
-                return NotSent(read)
-            request.body = read
+            body = request.cancelled or body
+            if isinstance(body, Refusal):
+                return NotSent(body)
+            request.body, body = body, None  # which a salt may replace: this waits with it
         if names.asks and (refusal := self._read_options(request)) is not None:
             return NotSent(refusal)
         if not endpoint.admitted:
@@ -261,6 +261,7 @@ class Frontend:
         else:
             read_outline = partial(self._read_outline, endpoint)
             wanted = await self._bodies.outlined(request.body, read_outline, outline)
+            outline = None  # of a body of numbers it is as long as that
         found = request.cancelled or wanted
         if isinstance(found, Refusal):
             return NotSent(found)
