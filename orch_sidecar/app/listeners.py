@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
 from aiohttp import web
 
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.wire.client_connection import ClientConnection
+from orch_sidecar.wire.client_connection import ClientConnection, Handler
 from orch_sidecar.wire.client_connections import ClientConnections
 
 logger = logging.getLogger("orch.sidecar")
@@ -31,13 +31,13 @@ class AdminListener:
 
     def __init__(
         self,
-        handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        handle: Handler,
         settings: SidecarSettings,
         common_headers: Mapping[str, str],
     ) -> None:
         self._settings = settings
         self._headers = common_headers
-        self._server = web.Server(handle)
+        self._server = web.Server(cast(Any, handle))
         self.connections = ClientConnections(_MAX_CONNECTIONS, "operators")
         self._listener: asyncio.Server | None = None
 

@@ -12,8 +12,8 @@ A stage returns `Sent`, or `NotSent` with what may be tried next (`proxy/result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, cast
+from collections.abc import Awaitable, Mapping
+from typing import NamedTuple
 
 from aiohttp import web
 from multidict import MultiMapping
@@ -39,7 +39,7 @@ from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.route import Route, WaitingRoom
 from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.stage import Split
-from orch_sidecar.wire.client_connection import AlreadySent, ClientConnection
+from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE, ClientRequest
 from orch_sidecar.wire.request_body import BodyReader
 
 
@@ -115,13 +115,13 @@ class OwnEndpoints:
         # The way of a request, without a stage more where no page of another origin may use it.
         self.handle = self._handle_for_pages if origins else self._handle
 
-    async def _handle_for_pages(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _handle_for_pages(self, http: ClientRequest) -> web.StreamResponse:
         """Answers what browsers ask, and has each response say what a page may do with it."""
         preflight = self._origins.preflight(http.method, http.headers)
         if preflight is not None and not isinstance(preflight, Refusal):
             return web.Response(status=204, headers={**self._common_headers, **preflight})
         fields = self._origins.fields(http.headers)
-        cast(ClientConnection, http.protocol).origin_fields = fields
+        http.protocol.origin_fields = fields
         if isinstance(preflight, Refusal):
             body = errors.OPENAI.body(preflight)
             response: web.StreamResponse = web.Response(
@@ -132,12 +132,19 @@ class OwnEndpoints:
             )
         else:
             response = await self._handle(http)
-        if not response.prepared and not isinstance(response, AlreadySent):
+        if not response.prepared and response not in (SENT, SENT_CLOSE):
             response.headers.update(fields)
         return response
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Serves one request; aiohttp calls this."""
+    def _handle(self, http: ClientRequest) -> Awaitable[web.StreamResponse]:
+        """Serves one request: without a step in between, if an engine is to answer it."""
+        endpoint = ENDPOINTS.get(http.target)
+        if endpoint is not None and endpoint.admitted:
+            return self._frontend.handle(http, http.target, endpoint)
+        return self._handle_other(http)
+
+    async def _handle_other(self, http: ClientRequest) -> web.StreamResponse:
+        """Serves a request that may be for the sidecar itself."""
         path = http.rel_url.raw_path
         endpoint: Endpoint | None = ENDPOINTS.get(path)
         if endpoint is None and (endpoint := find(path)) is not None and not endpoint.stored:
@@ -145,20 +152,20 @@ class OwnEndpoints:
         if endpoint is None or not endpoint.admitted:
             key = self._authorizer.check(path, http.headers)
             if not isinstance(key, Refusal):
-                own = await self._control.answer(http, path, key)
+                own = await self._control.answer(http.for_aiohttp(), path, key)
                 if own is not None:
                     return own
         return await self._frontend.handle(http, path, endpoint)
 
-    async def administer(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def administer(self, http: ClientRequest) -> web.StreamResponse:
         """Serves one request of an operator, who needs no key."""
-        own = await self._control.administer(http)
+        own = await self._control.administer(http.for_aiohttp())
         if own is not None:
             return own
         path = http.rel_url.raw_path
         return await self._frontend.handle(http, path, ENDPOINTS[path], _no_key)
 
-    async def serve_row(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def serve_row(self, http: ClientRequest) -> web.StreamResponse:
         """Serves a row of a batch, for the key that it names by its digest."""
         path = http.rel_url.raw_path
         check = self._authorizer.check_owner

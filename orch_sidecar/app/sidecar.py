@@ -7,9 +7,9 @@ import contextlib
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import aiohttp
 from aiohttp import web
@@ -181,10 +181,7 @@ class Sidecar:
         self._drain_aborted = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Server | None = None
-        self._server = web.Server(
-            cast(Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], built.entry.handle),
-            handler_cancellation=True,
-        )
+        self._server = web.Server(cast(Any, built.entry.handle), handler_cancellation=True)
 
     @property
     def settings(self) -> SidecarSettings:

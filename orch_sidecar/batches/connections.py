@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, cast
 
 import aiohttp
 from aiohttp import web
@@ -24,7 +24,7 @@ from orch_sidecar.api.headers import (
     X_ORCH_REQUEST_ID,
     X_REQUEST_ID,
 )
-from orch_sidecar.wire.client_connection import ClientConnection
+from orch_sidecar.wire.client_connection import ClientConnection, Handler
 from orch_sidecar.wire.client_connections import ClientConnections
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -47,11 +47,11 @@ class RowConnections:
 
     def __init__(
         self,
-        handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        handle: Handler,
         common_headers: Mapping[str, str],
     ) -> None:
         """`handle`: serves a row, whose `Authorization` is the digest of its key."""
-        self._server = web.Server(handle, handler_cancellation=True)
+        self._server = web.Server(cast(Any, handle), handler_cancellation=True)
         self._headers = common_headers
         self.connections = ClientConnections(_NO_LIMIT, "batches")
         self._session = aiohttp.ClientSession(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from orch_sidecar.batches.jobs import Jobs
 from orch_sidecar.batches.runner import FAULTS, Runner
 from orch_sidecar.batches.store import FileStore
 from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.wire.client_connection import Handler
 
 logger = logging.getLogger("orch.batches")
 
@@ -39,7 +40,7 @@ class Batches:
         self,
         settings: SidecarSettings,
         storage: Storage,
-        serve_row: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        serve_row: Handler,
         is_admitted: Callable[[str, str], bool],
         common_headers: Mapping[str, str],
     ) -> None:

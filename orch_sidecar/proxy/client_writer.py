@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11
 
 from orch_sidecar.api.headers import (
     CONNECTION,
@@ -35,7 +35,7 @@ from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import Sink
-from orch_sidecar.wire.client_connection import ClientConnection
+from orch_sidecar.wire.client_connection import ClientConnection, ClientRequest
 from orch_sidecar.wire.client_connections import SilenceLimit, undelivered_bytes
 from orch_sidecar.wire.forwarding import filtered_response_head
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
@@ -99,7 +99,7 @@ class ClientWriter(Sink):
         "transport",
     )
 
-    def __init__(self, http: web.BaseRequest, record: RequestRecord) -> None:
+    def __init__(self, http: ClientRequest, record: RequestRecord) -> None:
         """Raises CancelledError if the client is gone: aiohttp is about to cancel the handler."""
         client: Any = http.protocol
         transport: asyncio.Transport | None = client.transport

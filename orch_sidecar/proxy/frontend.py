@@ -52,7 +52,7 @@ from orch_sidecar.proxy.rejection import response_to
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
-from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
+from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE, ClientRequest
 from orch_sidecar.wire.forwarding import Names, names_of
 from orch_sidecar.wire.request_body import BodyReader, encoding_refusal
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE
@@ -123,7 +123,7 @@ class Frontend:
 
     async def handle(
         self,
-        http: web.BaseRequest,
+        http: ClientRequest,
         path: str,
         endpoint: Endpoint | None,
         key_check: KeyCheck | None = None,
@@ -182,7 +182,7 @@ class Frontend:
                 trace.ended()
 
     def _identify(
-        self, http: web.BaseRequest, endpoint: Endpoint, names: Names
+        self, http: ClientRequest, endpoint: Endpoint, names: Names
     ) -> tuple[RequestRecord, RequestName | None]:
         """Returns the record of a request, with its ids, and the name under which it is in flight;
         None if its client chose one that cannot be used."""
@@ -205,7 +205,7 @@ class Frontend:
 
     def _refused(
         self,
-        http: web.BaseRequest,
+        http: ClientRequest,
         path: str,
         endpoint: Endpoint | None,
         key: ApiKey | Refusal | None,

@@ -19,8 +19,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final
 
-from aiohttp import web
-
 from orch_sidecar.api.headers import (
     CACHE_CONTROL,
     CONNECTION,
@@ -43,6 +41,7 @@ from orch_sidecar.proxy.client_writer import (
     response_fields,
 )
 from orch_sidecar.proxy.request import Request
+from orch_sidecar.wire.client_connection import ClientRequest
 from orch_sidecar.wire.http1 import Head
 
 logger = logging.getLogger("orch.sidecar")
@@ -83,7 +82,7 @@ class QueueResponse(ClientWriter):
 
     __slots__ = ("_answer", "_shown")
 
-    def __init__(self, http: web.BaseRequest, record: RequestRecord) -> None:
+    def __init__(self, http: ClientRequest, record: RequestRecord) -> None:
         """Raises CancelledError if the client is gone."""
         super().__init__(http, record)
         self._shown: _Shown | None = None  # None: it has not begun

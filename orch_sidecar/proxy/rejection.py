@@ -21,6 +21,7 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import RequestRecord
+from orch_sidecar.wire.client_connection import ClientRequest
 
 # The rest of the request may still be on its way, or the client should connect elsewhere.
 _CLOSING: Final = frozenset(
@@ -31,7 +32,7 @@ _UNREAD: Final = frozenset({Reason.UNAUTHORIZED, Reason.FORBIDDEN})
 
 
 def response_to(
-    http: web.BaseRequest,
+    http: ClientRequest,
     record: RequestRecord,
     refusal: Refusal,
     endpoint: Endpoint | None,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final, Protocol, cast
-
-from aiohttp import web
+from typing import Final, Protocol
 
 from orch_sidecar.admission.gate import Ticket
 from orch_sidecar.admission.queue_places import Place
@@ -19,7 +17,7 @@ from orch_sidecar.observability.tracing import Trace
 from orch_sidecar.pools.parent_leases import ParentLease
 from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
-from orch_sidecar.wire.client_connection import ClientConnection
+from orch_sidecar.wire.client_connection import ClientRequest
 from orch_sidecar.wire.forwarding import Names
 
 # Ends an attempt. No client sees it: the request is queued again.
@@ -88,7 +86,7 @@ class Request:  # no dataclass: as with an attempt
 
     def __init__(
         self,
-        http: web.BaseRequest,
+        http: ClientRequest,
         endpoint: Endpoint,
         record: RequestRecord,
         trace: Trace | None,
@@ -138,7 +136,7 @@ class Request:  # no dataclass: as with an attempt
             return
         self.cancelled = refusal  # stages that neither wait nor forward look at this
         transport = self.http.transport
-        response = cast(ClientConnection, self.http.protocol).response
+        response = self.http.protocol.response
         if response is not None and transport is not None:
             if self.record.first_byte is not None and transport.get_write_buffer_size():
                 response.abort_client()  # part of the response is still to be sent

@@ -1,25 +1,28 @@
 """Extends aiohttp's server protocol for responses that are written directly to the transport.
 
-A response from an engine bypasses aiohttp: aiohttp must not write one of its own
-(`AlreadySent`), and the transport's flow control must reach the response in progress
-(`ClientConnection`). A connection serves its requests in one task, where aiohttp creates one more
-for each request. Nothing else overrides parts of aiohttp: pyproject.toml bounds its version, and
-`tests/integration` verifies the behaviour.
+A response from an engine bypasses aiohttp: aiohttp must not write one of its own (`SENT`), and the
+transport's flow control must reach the response in progress (`ClientConnection`). A connection
+serves its requests in one task, where aiohttp creates one more for each request, and makes
+aiohttp's request only of what aiohttp answers (`ClientRequest`). Nothing else overrides parts of
+aiohttp: pyproject.toml bounds its version, and `tests/integration` verifies the behaviour.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from aiohttp import StreamReader, web
+from aiohttp import HttpVersion, StreamReader, web
 from aiohttp.http import RawRequestMessage, StreamWriter
-from aiohttp.web_protocol import ERROR, _ErrInfo
+from aiohttp.web_protocol import ERROR
+from multidict import CIMultiDictProxy
+from yarl import URL
 
-from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN
+from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, Endpoint
+from orch_sidecar.api.headers import CONTENT_LENGTH
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.wire.client_connections import (
     ActiveResponse,
@@ -31,27 +34,82 @@ from orch_sidecar.wire.client_connections import (
 # are served. A single read, of at most 256 KiB, may exceed it.
 _PIPELINED_BYTES: Final = 65_536
 
+Handler = Callable[["ClientRequest"], Awaitable[web.StreamResponse]]
 
-class AlreadySent(web.StreamResponse):
-    """A response that is already on the wire. Stateless: `SENT` and `SENT_CLOSE` are shared."""
+# Stand for a response that is already on the wire. After the second one the connection closes.
+SENT: Final = web.StreamResponse()
+SENT_CLOSE: Final = web.StreamResponse()
 
-    def __init__(self, *, keep_alive: bool) -> None:
-        super().__init__()
-        self._may_keep_alive = keep_alive
+
+class ClientRequest:
+    """A request of a client: its head, its body, and the connection on which it came.
+
+    `target`: as it was sent, with its query. `content`: the body. `keep_alive`: the connection may
+    serve another request afterwards. aiohttp's own request costs several times as much, and is made
+    only for what aiohttp answers (`for_aiohttp`).
+    """
+
+    __slots__ = (
+        "_for_aiohttp",
+        "_message",
+        "content",
+        "headers",
+        "keep_alive",
+        "method",
+        "protocol",
+        "raw_headers",
+        "target",
+        "version",
+    )
+
+    def __init__(
+        self, message: RawRequestMessage, content: StreamReader, protocol: ClientConnection
+    ) -> None:
+        self._message = message
+        self._for_aiohttp: web.BaseRequest | None = None
+        self.content = content
+        self.protocol = protocol
+        self.method: str = message.method
+        self.target: str = message.path
+        self.version: HttpVersion = message.version
+        self.headers: CIMultiDictProxy[str] = message.headers
+        self.raw_headers: tuple[tuple[bytes, bytes], ...] = message.raw_headers
+        # Upgrades are not supported. aiohttp discards the bytes that follow a request for an
+        # unknown one (h2c) in the same read: the response has to announce that it is the last one.
+        self.keep_alive = not (message.should_close or message.upgrade)
 
     @property
-    def keep_alive(self) -> bool:
-        return self._may_keep_alive
+    def rel_url(self) -> URL:
+        """The target, parsed; without the host that it may name."""
+        url: URL = self._message.url
+        return url.relative() if url.absolute else url
 
-    async def prepare(self, request: web.BaseRequest) -> None:
-        return
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """None: the client is gone."""
+        return self.protocol.transport
 
-    async def write_eof(self, data: bytes = b"") -> None:
-        return
+    @property
+    def remote(self) -> str | None:
+        """The client's address."""
+        return self.for_aiohttp().remote
 
+    @property
+    def content_length(self) -> int | None:
+        length = self.headers.get(CONTENT_LENGTH)
+        return None if length is None else int(length)
 
-SENT: Final = AlreadySent(keep_alive=True)
-SENT_CLOSE: Final = AlreadySent(keep_alive=False)
+    def for_aiohttp(self) -> web.BaseRequest:
+        """Returns the same request as aiohttp has it."""
+        made = self._for_aiohttp
+        if made is None:
+            loop = asyncio.get_running_loop()
+            message = self._message._replace(should_close=not self.keep_alive)
+            task: Any = None  # a cancelled one keeps its traceback, which keeps the request
+            writer = StreamWriter(self.protocol, loop)
+            made = web.BaseRequest(message, self.content, self.protocol, writer, task, loop)
+            self._for_aiohttp = made
+        return made
 
 
 class ClientConnection(web.RequestHandler):
@@ -63,6 +121,7 @@ class ClientConnection(web.RequestHandler):
         "_headers",
         "_may_hold_back",
         "origin_fields",
+        "request",
         "response",
     )
 
@@ -79,6 +138,7 @@ class ClientConnection(web.RequestHandler):
         self._connections = connections
         # Like `transport`, which aiohttp drops on close even with bytes still to be sent.
         self._client: asyncio.Transport | None = None
+        self.request: ClientRequest | None = None
         self.response: ActiveResponse | None = None
         self.origin_fields: Mapping[str, str] = {}  # for pages of other origins
         self._may_hold_back = False  # aiohttp's parser may keep unparsed bytes, without notice
@@ -106,9 +166,7 @@ class ClientConnection(web.RequestHandler):
     async def _serve_next(self) -> bool:
         """Serves the next request. Returns whether the connection may serve another one.
 
-        A method of its own, so that an idle connection keeps nothing of the last request. Upgrades
-        are not supported. aiohttp discards the bytes that follow a request for an unknown upgrade
-        (h2c) in the same read: the response therefore announces that the connection closes.
+        A method of its own, so that an idle connection keeps nothing of the last request.
         """
         messages = self._messages
         if not messages and self._may_hold_back:
@@ -124,47 +182,47 @@ class ClientConnection(web.RequestHandler):
             self._parser.message_consumed()
         if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
-        # No reference to the task: a cancelled one keeps its traceback, which keeps the request.
-        task: Any = None
-        writer = StreamWriter(self, self._loop)
-        malformed: _ErrInfo | None = None
         if isinstance(message, RawRequestMessage):
-            head = message._replace(should_close=True) if message.upgrade else message
+            request = ClientRequest(message, payload, self)
+            response = await self._respond(request)
         else:
-            head, malformed = ERROR, message
-        request = web.BaseRequest(head, payload, self, writer, task, self._loop)
-        response = await self._respond(request, malformed)
-        if response is SENT:
-            self._keepalive = True
+            request = ClientRequest(ERROR, payload, self)
+            text = (message.message or HTTPStatus.BAD_REQUEST.phrase).split("\n")[0]
+            refusal = Refusal(Reason.INVALID_REQUEST, f"not a valid HTTP request: {text}")
+            response = self._error(message.status, UNKNOWN, refusal)
+        if response is SENT or response is SENT_CLOSE:
+            self._keepalive = response is SENT
         else:
-            _, gone = await self.finish_response(request, response, None)
-            if gone:
-                return False
-            self._keepalive = bool(response.keep_alive)
+            self._keepalive = await self._finish(request, response)
         if not payload.is_eof():
             await self._discard(payload)
         if len(messages) > 1:
             await asyncio.sleep(0)  # other connections' turn: one read holds thousands of requests
         return self._keepalive and not self._close and not self._force_close
 
-    async def _respond(
-        self, request: web.BaseRequest, malformed: _ErrInfo | None
-    ) -> web.StreamResponse:
-        """Returns the handler's response; an error of the handler becomes one, too. `malformed`:
-        what is wrong with the request."""
-        if malformed is not None:
-            return self.handle_error(request, malformed.status, malformed.exc, malformed.message)
-        assert self._request_handler is not None
-        self._request_in_progress, self._current_request = True, request
+    async def _respond(self, request: ClientRequest) -> web.StreamResponse:
+        """Returns the handler's response; an error of the handler becomes one, too."""
+        handle = cast(Handler, self._request_handler)
+        self._request_in_progress, self.request = True, request
         try:
-            return await self._request_handler(request)
+            return await handle(request)
         except Exception:
             self.logger.exception("Error handling request")
-            return self.handle_error(request)
+            refusal = Refusal(Reason.INTERNAL_ERROR, "internal error of the sidecar; see its log")
+            return self._error(500, ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN), refusal)
         finally:
-            self._request_in_progress, self._current_request = False, None
+            self._request_in_progress, self.request = False, None
             if self._handler_waiter is not None:
                 self._handler_waiter.set_result(None)  # of `shutdown`
+
+    async def _finish(self, request: ClientRequest, response: web.StreamResponse) -> bool:
+        """Has aiohttp send a response. Returns whether it leaves the connection open."""
+        if not request.keep_alive:
+            response.force_close()
+        _, gone = await self.finish_response(request.for_aiohttp(), response, None)
+        if gone:
+            self.force_close()
+        return bool(response.keep_alive)
 
     async def _discard(self, payload: StreamReader) -> None:
         """Reads the rest of a body that nobody has read, for a while; then closes."""
@@ -189,7 +247,7 @@ class ClientConnection(web.RequestHandler):
         messages = self._messages
         if len(messages) > 1:
             self._may_hold_back = True
-        elif not messages or self._current_request is None:
+        elif not messages or self.request is None:
             return
         # aiohttp limits the number of pipelined requests and each body, but not their total size.
         if not self._buffer_paused:
@@ -220,8 +278,7 @@ class ClientConnection(web.RequestHandler):
     @property
     def reads_ahead(self) -> bool:
         """Whether bytes that arrive now follow the request being served."""
-        request = self._current_request
-        return request is not None and request.content.is_eof()
+        return self.request is not None and self.request.content.is_eof()
 
     def close_after_current(self) -> None:
         """Closes after the current request: whatever else the client sends is discarded."""
@@ -229,9 +286,8 @@ class ClientConnection(web.RequestHandler):
         # The head of the response announces it, unless it was sent already.
         if self.response is not None:
             self.response.keep_alive = False
-        request = self._current_request
-        if request is not None:
-            request._message = request._message._replace(should_close=True)
+        if self.request is not None:
+            self.request.keep_alive = False
         if self.transport is not None:
             self.transport.resume_reading()
 
@@ -246,6 +302,8 @@ class ClientConnection(web.RequestHandler):
         if self._connections is not None:
             self._connections.leave(self)
         self._client = None
+        if self.request is not None:
+            self.request.content.set_exception(exc or ConnectionResetError("the client has left"))
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -258,21 +316,8 @@ class ClientConnection(web.RequestHandler):
         if self.response is not None:
             self.response.resume()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answers malformed requests and internal errors in the API's error form."""
-        if status >= 500:
-            refusal = Refusal(Reason.INTERNAL_ERROR, "internal error of the sidecar; see its log")
-            endpoint = ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN)
-        else:
-            endpoint = UNKNOWN
-            text = (message or HTTPStatus(status).phrase).split("\n")[0]
-            refusal = Refusal(Reason.INVALID_REQUEST, f"not a valid HTTP request: {text}")
+    def _error(self, status: int, endpoint: Endpoint, refusal: Refusal) -> web.Response:
+        """Returns the response to a malformed request or after an error of our own."""
         response = web.Response(
             status=status,
             body=endpoint.error_format.body(refusal),

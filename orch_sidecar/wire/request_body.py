@@ -22,6 +22,7 @@ from orch_sidecar.api.headers import CONTENT_ENCODING, EXPECT, TRANSFER_ENCODING
 from orch_sidecar.api.json_body import InvalidBody, well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.wire.client_connection import ClientRequest
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Holder(Protocol):
     """A request and the bytes of the budget that are reserved for its body."""
 
-    http: web.BaseRequest
+    http: ClientRequest
     reserved_bytes: int
 
 
@@ -177,7 +178,7 @@ class BodyReader:
         return Refusal(Reason.BODY_TOO_LARGE, f"the body is {size}, the limit is {limit} bytes")
 
 
-def invite(http: web.BaseRequest) -> None:
+def invite(http: ClientRequest | web.BaseRequest) -> None:
     """Tells a client that waits for it to send its body (100 Continue)."""
     if http.headers.get(EXPECT, "").lower() == "100-continue":
         transport = http.transport

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
-
-from aiohttp.web import RequestHandler
+from typing import Any, Final, cast
 
 from orch_sidecar.app.sidecar import Sidecar
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
+from orch_sidecar.wire.client_connection import ClientConnection
 from tests.integration.client import Client
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.patience import HANG_S
@@ -51,10 +50,9 @@ class Running:
         return sum(pool.queues.depth for pool in self.sidecar.pools)
 
     @property
-    def connections(self) -> list[RequestHandler]:
+    def connections(self) -> list[ClientConnection]:
         """The connections that clients have to this sidecar now."""
-        assert self.sidecar._server is not None
-        return list(self.sidecar._server.connections)
+        return cast("list[ClientConnection]", self.sidecar._server.connections)
 
     async def client(self, *, receive_buffer: int | None = None) -> Client:
         client = await Client.connect(self.port, receive_buffer=receive_buffer)

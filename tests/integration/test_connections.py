@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -11,6 +12,7 @@ from aiohttp.helpers import DEFAULT_CHUNK_SIZE
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE
 
 from orch_sidecar.wire import engine_connection
+from orch_sidecar.wire.client_connection import ClientRequest
 from tests.integration.answers import disconnect
 from tests.integration.client import CHAT, body_of
 from tests.integration.held import Held, started
@@ -188,7 +190,7 @@ async def test_more_pipelined_requests_than_are_parsed_ahead_are_answered(
     client = await sidecar.client()
     body = json.dumps(body_of(CHAT)).encode()
     client.send_request("POST", CHAT, headers=[("Content-Length", str(len(body)))])
-    await eventually(lambda: any(each._current_request is not None for each in sidecar.connections))
+    await eventually(lambda: any(each.request is not None for each in sidecar.connections))
     if method == "GET":
         another = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     else:
@@ -203,7 +205,8 @@ async def test_more_pipelined_requests_than_are_parsed_ahead_are_answered(
 async def test_pipelined_requests_take_turns_with_everything_else(sidecar: Running) -> None:
     """None of these waits for anything, and all of them come in one read."""
     requests, turns, loop = 100, 0, asyncio.get_running_loop()
-    server, served_in = sidecar.sidecar._server, list[int]()
+    server: Any = sidecar.sidecar._server
+    served_in = list[int]()
     handle = server.request_handler
 
     def turn() -> None:
@@ -212,9 +215,10 @@ async def test_pipelined_requests_take_turns_with_everything_else(sidecar: Runni
         if len(served_in) < requests:
             loop.call_soon(turn)
 
-    async def counted(http: web.BaseRequest) -> web.StreamResponse:
+    async def counted(http: ClientRequest) -> web.StreamResponse:
         served_in.append(turns)
-        return await handle(http)
+        response: web.StreamResponse = await handle(http)
+        return response
 
     server.request_handler = counted
     client = await sidecar.client()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp.web import BaseRequest
 
+from orch_sidecar.wire.client_connection import ClientRequest
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, COMPLETIONS, Client, body_of
 from tests.integration.held import Held, started
@@ -118,9 +119,8 @@ async def test_nothing_of_a_request_is_left_to_the_garbage_collector(
         await asyncio.sleep(0.02)  # it waits, for a body that does not come or for the engine
         await leave(client, reset=True)
         await eventually(lambda: not sidecar.connections)
-        await eventually(
-            lambda: not any(isinstance(each, BaseRequest) for each in gc.get_objects())
-        )
+        both = BaseRequest, ClientRequest
+        await eventually(lambda: not any(isinstance(each, both) for each in gc.get_objects()))
     finally:
         gc.enable()
 

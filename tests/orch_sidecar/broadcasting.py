@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11
 
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.coalescing.broadcast import Broadcast
@@ -18,6 +18,7 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.backpressure import RejectionReader
+from orch_sidecar.wire.client_connection import ClientRequest
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar.records import identity_of, with_values
@@ -127,7 +128,7 @@ def record_of(request_id: str, **more: Any) -> RequestRecord:
     return with_values(RequestRecord(identity), {"stream": True} | more)
 
 
-def http_of(transport: asyncio.Transport, *, http10: bool = False) -> web.BaseRequest:
+def http_of(transport: asyncio.Transport, *, http10: bool = False) -> ClientRequest:
     """What a writer needs of a request."""
     protocol = SimpleNamespace(
         response=None, writing_paused=False, origin_fields={}, transport=transport
@@ -136,7 +137,7 @@ def http_of(transport: asyncio.Transport, *, http10: bool = False) -> web.BaseRe
     http = SimpleNamespace(
         method="POST", transport=transport, version=version, keep_alive=True, protocol=protocol
     )
-    return cast(web.BaseRequest, http)
+    return cast(ClientRequest, http)
 
 
 class Client(Transport):

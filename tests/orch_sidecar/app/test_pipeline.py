@@ -7,7 +7,6 @@ from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
-from aiohttp import web
 from yarl import URL
 
 from orch_sidecar.api.endpoints import ENDPOINTS
@@ -19,8 +18,15 @@ from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.route import Route
+from orch_sidecar.wire.client_connection import ClientRequest
 
 CHAT = "/v1/chat/completions"
+
+
+def request(path: str) -> ClientRequest:
+    http = SimpleNamespace(target=path, rel_url=URL(path), headers={}, method="GET")
+    http.for_aiohttp = lambda: http
+    return cast(ClientRequest, http)
 
 
 class Entry:
@@ -40,8 +46,7 @@ class Entry:
         )
 
     async def handle(self, path: str) -> object:
-        http = SimpleNamespace(rel_url=URL(path), headers={}, method="GET")
-        return await self.entry.handle(cast(web.BaseRequest, http))
+        return await self.entry.handle(request(path))
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/v1/capabilities"])
@@ -73,7 +78,7 @@ async def test_page_with_an_invalid_key_is_refused_by_the_frontend() -> None:
 
 async def test_what_operators_ask_of_the_engine_needs_no_key() -> None:
     entry = Entry(key=Refusal(Reason.UNAUTHORIZED, "no key"))
-    http = cast(Any, SimpleNamespace(rel_url=URL("/metrics/engine"), headers={}, method="GET"))
+    http: Any = request("/metrics/engine")
     assert cast(object, await entry.entry.administer(http)) == "frontend"
     *asked, key_of = entry.frontend.handle.await_args.args[1:]
     assert asked == ["/metrics/engine", ENDPOINTS["/metrics/engine"]]
