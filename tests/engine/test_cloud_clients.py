@@ -101,11 +101,6 @@ def test_responses(client: OpenAI) -> None:
     assert events[-1].type in ("response.completed", "response.incomplete")
 
 
-def test_a_background_response_is_refused_with_the_reason(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="background must not be true"):
-        client.responses.create(model="tiny", input="Hello", background=True)
-
-
 def test_models_and_raw_responses(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     raw = client.chat.completions.with_raw_response.create(
@@ -130,15 +125,6 @@ def test_errors_of_the_engine_and_of_the_sidecar(client: OpenAI) -> None:
         client.embeddings.create(model="tiny", input="x")
     with pytest.raises(openai.NotFoundError, match="/v1/images/generations"):
         client.images.generate(model="tiny", prompt="x")
-
-
-async def test_the_asynchronous_client(cloud: Stack) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{cloud.url}/v1", api_key="none") as client:
-        stream = await client.chat.completions.create(
-            model="tiny", messages=HELLO, max_tokens=8, stream=True
-        )
-        texts = [c.choices[0].delta.content or "" async for c in stream if c.choices]
-    assert "".join(texts)
 
 
 def test_the_anthropic_client(cloud: Stack) -> None:

@@ -91,7 +91,7 @@ def text_of(seen: Seen, *, stream: bool) -> str:
     ("api", "stream"),
     [
         ("chat", True),
-        ("completions", False),
+        pytest.param("completions", False, marks=pytest.mark.long),
         pytest.param("chat", False, marks=pytest.mark.long),
         pytest.param("completions", True, marks=pytest.mark.long),
     ],
@@ -123,19 +123,6 @@ async def test_three_at_once_are_one_decode_with_three_ids(
         assert answer.data.replace(own.encode(), ids[0].encode()) == answers[0].data
         assert text_of(answer, stream=stream) == text_of(lone, stream=stream)
         assert documents(answer, stream=stream)[-1]["usage"]["completion_tokens"] == SHORT
-
-
-async def test_apart_they_are_three_decodes(cloud: Stack) -> None:
-    request = deterministic("chat", 16, stream=True)
-    async with session() as http:
-        before = await settled(http, cloud)
-        keys = [{"Authorization": f"Bearer {number}"} for number in range(2)]
-        apart = [*keys, {"X-Orch-No-Coalesce": "true"}]
-        answers = await asyncio.gather(
-            *(post(http, cloud.url, "chat", request, headers) for headers in apart)
-        )
-        await more_decodes(http, cloud, before, 3)
-    assert [answer.status for answer in answers] == [200] * 3
 
 
 async def test_others_get_all_of_it_when_the_first_is_killed_midway(
@@ -176,35 +163,3 @@ async def test_others_get_all_of_it_when_the_first_is_killed_midway(
             receiver.wait, trace_id, lambda found: len(found) == 1, HANG_S
         )
         assert server.attributes["orch.coalesced"] is True
-
-
-async def test_slot_comes_back_when_all_have_left(cloud: Stack) -> None:
-    request = deterministic("chat", LONG, stream=True)
-    async with session() as http:
-
-        async def free() -> bool:
-            state = await engine_state(http, cloud.url)
-            return bool(state["leased"] == 0 and state["running"] == 0)
-
-        # On a machine that is busy with other things all of it may come at once.
-        for _ in range(ATTEMPTS):
-            await until(free)
-            before = await engine_state(http, cloud.engine_url)
-            begun = [asyncio.Event() for _ in range(STREAMS)]
-            clients = [
-                asyncio.create_task(post(http, cloud.url, "chat", request, on_data=event.set))
-                for event in begun
-            ]
-            await asyncio.gather(*(event.wait() for event in begun))
-            leased = (await engine_state(http, cloud.url))["leased"]
-            left = [client.cancel() for client in clients]
-            await asyncio.gather(*clients, return_exceptions=True)
-            if all(left):
-                break
-        assert all(left)
-        assert leased <= 1
-        await until(free)
-        after = await engine_state(http, cloud.engine_url)
-        generated = after["generated_tokens_total"] - before["generated_tokens_total"]
-        assert generated < LONG, "the answer was not generated to its end"
-        assert after["peak"] <= 8

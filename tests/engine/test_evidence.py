@@ -19,7 +19,11 @@ SLO = ("--slo-ttft-ms", "400", "--slo-tpot-ms", "40", "--slo-latency-ms", "900")
 
 
 @pytest.mark.parametrize(
-    "load", [("--concurrency", "4"), ("--rate", "25", *SLO)], ids=["clients", "rate"]
+    "load",
+    [
+        pytest.param(("--concurrency", "4"), marks=pytest.mark.long, id="clients"),
+        pytest.param(("--rate", "25", *SLO), id="rate"),
+    ],
 )
 def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
     cloud: Stack, operator_key: Path, tmp_path: Path, load: Sequence[str]

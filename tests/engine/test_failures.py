@@ -99,8 +99,8 @@ async def test_a_killed_sidecar_finds_its_predecessors_requests_and_never_admits
     async with session() as http:
         stop = asyncio.Event()
         clients = [asyncio.create_task(load(http, stop, 1 + number % 2)) for number in range(12)]
-        for _ in range(3):
-            await asyncio.sleep(2.0)
+        for _ in range(2):
+            await asyncio.sleep(1.0)
             cloud.sidecar.kill()
             cloud.start_sidecar()
 

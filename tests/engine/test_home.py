@@ -20,7 +20,7 @@ from tests.engine.clients import (
     until,
 )
 from tests.engine.counters import check_conditions, check_prefix_cache
-from tests.engine.counts import check_counts, check_mistakes, check_start
+from tests.engine.counts import check_start
 from tests.engine.receivers import GrpcReceiver
 from tests.engine.storm import metric
 from tests.patience import HANG_S
@@ -198,21 +198,11 @@ async def test_one_request_is_one_tree_over_grpc(home: Stack, grpc_receiver: Grp
     assert server.start_ns <= wait.start_ns <= wait.end_ns <= engine.start_ns <= llm.start_ns
 
 
-async def test_counts_that_clients_receive_are_on_their_spans_and_in_the_metrics(
-    home: Stack, grpc_receiver: GrpcReceiver
-) -> None:
-    await check_counts(home, grpc_receiver, rounds=1)
-
-
 async def test_prompt_that_was_sent_before_is_a_hit_of_the_prefix_cache(
     home: Stack, grpc_receiver: GrpcReceiver
 ) -> None:
     await check_prefix_cache(home, grpc_receiver)
     await check_conditions(home, grpc_receiver, prefix_caching="on")
-
-
-async def test_what_the_engine_refuses_is_the_clients_mistake(home: Stack) -> None:
-    await check_mistakes(home)
 
 
 def test_spans_of_the_start_are_labelled_single_stream(

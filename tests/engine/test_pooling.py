@@ -17,6 +17,10 @@ from tests.engine.clients import engine_state, session, unknown_routes
 from tests.engine.conftest import Stacks, make_plan
 from tests.patience import HANG_S
 
+# A start of its own: how each of its APIs is read, divided and put together is in the tests of
+# `api` and `splitting`, and through a sidecar in tests/integration/test_apis.py.
+pytestmark = pytest.mark.long
+
 POOLS = ("--runner", "pooling", "--convert", "embed", "--enforce-eager")
 TEXTS = [f"text number {number}" for number in range(50)]
 

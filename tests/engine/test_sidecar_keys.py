@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,47 +12,9 @@ from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import body, post, session, until
 from tests.engine.conftest import SLOTS
 from tests.engine.sidecars import sidecar
-from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH
+from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH
 
 CLAIM = {"cost": SLOTS, "urgent": True, "more": SLOTS}
-STRANGER = {"X-Forwarded-For": "10.1.2.3"}
-
-
-async def test_strangers_at_the_engines_port_delay_no_client_of_its_sidecar(cloud: Stack) -> None:
-    """Engine and sidecar were started apart on one machine, without a key. Four instances claim all
-    slots, urgently and all the time, through a proxy on that machine, and send no request."""
-    statuses: list[int] = []
-    async with session() as http:
-
-        async def stranger() -> None:
-            instance = secrets.token_hex(8)
-            capabilities = f"{cloud.engine_url}/v1/capabilities"
-            while True:
-                for method, url in (
-                    ("GET", f"{capabilities}/stream?instance={instance}&api_version={API_VERSION}"),
-                    ("PUT", f"{cloud.engine_url}{CLAIMS_PATH}{instance}"),
-                    ("DELETE", f"{capabilities}/leases/{instance}.{secrets.token_hex(16)}.1"),
-                ):
-                    async with http.request(method, url, json=CLAIM, headers=STRANGER) as response:
-                        statuses.append(response.status)
-                        message = (await response.json())["error"]["message"]
-                    assert "ORCH_SIDECAR_KEY" in message
-                await asyncio.sleep(0.02)
-
-        async def honest() -> list[int]:
-            document = body("completions", 8, stream=False)
-            bulk = {"X-Orch-Class": "bulk"}  # without an SLO, which a slow machine would miss
-            answers = [await post(http, cloud.url, "completions", document, bulk) for _ in range(4)]
-            return [answer.status for answer in answers]
-
-        strangers = [asyncio.create_task(stranger()) for _ in range(4)]
-        served = await asyncio.gather(*(honest() for _ in range(2 * SLOTS)))
-        assert not any(each.done() for each in strangers)
-        for each in strangers:
-            each.cancel()
-        await asyncio.gather(*strangers, return_exceptions=True)
-    assert {status for each in served for status in each} == {200}
-    assert set(statuses) == {403}
 
 
 @pytest.fixture
