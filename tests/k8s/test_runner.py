@@ -18,10 +18,6 @@ from tests.patience import HANG_S
 
 IMAGE: Final = "shell:1"
 SLEEP: Final = f"sleep 4711.{os.getpid()}"  # a command line that nothing else has
-# Ready once it handles SIGTERM: before that, the first process of a container ignores it.
-FINE: Final = "trap 'exit 0' TERM; touch /tmp/handles; while :; do sleep 0.05; done"
-EVERY_SECOND: Final = {"periodSeconds": 1, "timeoutSeconds": 9, "failureThreshold": 1}
-ENDING: Final = (What.PRE_STOP_BEGAN, What.PRE_STOP_ENDED, What.TERM, What.KILL, What.EXITED)
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +29,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def shell(text: str, name: str = "c", **fields: Any) -> dict[str, Any]:
     """A container that runs a shell script."""
     return {"name": name, "image": IMAGE, "command": ["sh", "-c", text], **fields}
-
-
-def fine(name: str, **fields: Any) -> dict[str, Any]:
-    """A container that ends at SIGTERM, and is ready when it can."""
-    ready = {"exec": {"command": ["test", "-e", "/tmp/handles"]}} | EVERY_SECOND
-    return shell(FINE, name, readinessProbe=ready, **fields)
-
-
-def hook(script: str) -> dict[str, Any]:
-    return {"preStop": {"exec": {"command": ["sh", "-c", script]}}}
 
 
 def deployment(name: str, pod: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -157,64 +143,6 @@ def test_init_containers_sidecars_and_main_containers_start_in_order(cluster: Cl
         ("c", What.STARTED),
     ]
     assert pod.restarts["first"] == 1
-
-
-def test_main_containers_leave_before_sidecars_and_these_in_reverse(cluster: Cluster) -> None:
-    pod = started(
-        cluster,
-        "leaving",
-        {
-            "terminationGracePeriodSeconds": 30,
-            "initContainers": [
-                fine("one", restartPolicy="Always"),
-                fine("two", restartPolicy="Always"),
-            ],
-            "containers": [fine("c", lifecycle=hook("sleep 1"))],
-        },
-    )
-    cluster.scale("leaving", 0)
-    cluster.wait(lambda: not cluster.pods("leaving"), HANG_S)
-    assert happened(cluster, pod, *ENDING) == [
-        ("c", What.PRE_STOP_BEGAN),
-        ("c", What.PRE_STOP_ENDED),
-        ("c", What.TERM),
-        ("c", What.EXITED),
-        ("two", What.TERM),
-        ("two", What.EXITED),
-        ("one", What.TERM),
-        ("one", What.EXITED),
-    ]
-
-
-def test_unhealthy_container_is_stopped_within_the_probe_s_grace_and_restarted(
-    cluster: Cluster,
-) -> None:
-    sick = {"exec": {"command": ["test", "!", "-e", "/tmp/sick"]}} | EVERY_SECOND
-    container = shell(
-        "trap '' TERM; exec sleep 99",
-        livenessProbe=sick | {"terminationGracePeriodSeconds": 1},
-        readinessProbe=sick,
-        lifecycle=hook("true"),
-    )
-    grace = {"terminationGracePeriodSeconds": 600}
-    pod = started(cluster, "sick", {"containers": [container], **grace})
-    printed(cluster, pod, "touch /tmp/sick")
-    # The new run has a fresh root, without the marker.
-    cluster.wait(lambda: pod.restarts["c"] == 1 and pod.ready, HANG_S)
-    assert happened(cluster, pod, What.UNHEALTHY, *ENDING) == [
-        ("c", each) for each in (What.UNHEALTHY, *ENDING)
-    ]
-
-
-def test_service_is_found_by_name_and_its_pods_come_and_go(cluster: Cluster) -> None:
-    spec = {"selector": {"app": "found"}, "publishNotReadyAddresses": True}
-    cluster.apply([{"kind": "Service", "metadata": {"name": "found"}, "spec": spec}])
-    asking = started(cluster, "asking", {"containers": [shell("exec sleep 99")]})
-    assert printed(cluster, asking, "getent hosts found") == ""
-    found = started(cluster, "found", {"containers": [shell(FINE)]})
-    cluster.wait(lambda: found.ip in printed(cluster, asking, "getent hosts found.orch"), HANG_S)
-    cluster.scale("found", 0)
-    cluster.wait(lambda: printed(cluster, asking, "getent hosts found") == "", HANG_S)
 
 
 def test_what_does_not_come_is_an_error_with_logs_and_probes(cluster: Cluster) -> None:

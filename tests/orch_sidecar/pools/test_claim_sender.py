@@ -14,7 +14,7 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
-from tests.orch_sidecar.admission.examples import bulk, interactive, report
+from tests.orch_sidecar.admission.examples import STALE, bulk, interactive, report
 from tests.orch_sidecar.admission.gates import (
     Outcome,
     end,
@@ -183,6 +183,40 @@ async def test_claim_is_sent_again_when_the_engine_reports_another_one(
         sender.reported(reported, False, 0)
         await eventually(lambda: engine.claims == [Claim(1, urgent=True)])
         await settled(engine)
+    await cancel(waiting)
+
+
+async def test_claim_that_stands_is_sent_again_and_again(
+    engine: Recorder, gate: Gate, sender: ClaimSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine may have ended it without a word that arrived."""
+    monkeypatch.setattr(claim_sender, "REPEAT_S", 0.01)
+    waiting = await claimed(engine, gate)
+    await eventually(lambda: engine.claims[:3] == [Claim(1, urgent=True)] * 3)
+    await cancel(waiting)
+
+
+async def test_claim_that_the_engine_ended_while_it_was_being_sent_is_sent_again(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    """Its offer has expired before the answer to the claim arrived: the report may be older than
+    the claim, and no other will come."""
+    engine.answers.clear()
+    waiting = await claimed(engine, gate)
+    sender.reported(None, False, 0)
+    engine.answers.set()
+    await eventually(lambda: engine.claims == [Claim(1, urgent=True)] * 2)
+    await cancel(waiting)
+
+
+async def test_claim_that_ended_while_the_engine_was_unavailable_is_sent_again(
+    engine: Recorder, gate: Gate, sender: ClaimSender
+) -> None:
+    waiting = await claimed(engine, gate)
+    gate.engine_unavailable(STALE)
+    await eventually(lambda: engine.claims[-1] is None)
+    fill(gate)
+    await eventually(lambda: engine.claims[-1] == Claim(1, urgent=True))
     await cancel(waiting)
 
 
