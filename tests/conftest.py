@@ -31,7 +31,6 @@ SLOW = (
     "integration/browser/*.py",
     "integration/test_back_pressure.py",
     "integration/test_body_memory.py",
-    "integration/test_broken_answers.py",
     "integration/test_cancel.py",
     "integration/test_coalescing_failures.py",
     "integration/test_coalescing_refusals.py",

@@ -32,14 +32,9 @@ from vllm_plugin.contracts.profile import AdmissionRules, Profile
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, LoopFactory]:
-    """uvloop, which `orch sidecar` runs on; and asyncio where a module says EVERY_LOOP."""
-    factories: dict[str, LoopFactory] = {"uvloop": uvloop.new_event_loop}
-    if getattr(item.getparent(pytest.Module).obj, "EVERY_LOOP", False):  # type: ignore[union-attr]
-        factories["asyncio"] = asyncio.new_event_loop
-    return factories
+def pytest_asyncio_loop_factories() -> Mapping[str, LoopFactory]:
+    """The loop that `orch sidecar` runs on, and no other."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 from tests.integration.backlogs import instance
@@ -10,7 +9,6 @@ from tests.integration.client import AT_ONCE, CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.wire import Answer
 
 
 async def with_adapters(engine: ScriptedEngine, *names: str, max_loras: int = 1) -> None:
@@ -48,22 +46,6 @@ async def test_request_of_another_adapter_waits_in_the_sidecar_while_others_pass
         assert (await client.response()).status == 200
     await eventually(lambda: held.waiting)
     assert models(engine)[-1] == "b"
-    held.release_all()
-    assert (await other.response()).status == 200
-    await running.idle()
-
-
-async def test_client_that_leaves_frees_its_adapter(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    await with_adapters(engine, "a", "b")
-    running = await start()
-    leaves = await started(running, model="a")
-    await eventually(lambda: len(held.waiting) == 1)
-    other = await started(running, model="b")
-    await eventually(lambda: running.queued == 1)
-    await leaves.close()
-    await eventually(lambda: models(engine) == ["a", "b"])
     held.release_all()
     assert (await other.response()).status == 200
     await running.idle()
@@ -136,58 +118,6 @@ async def test_sidecars_learn_of_each_other_s_adapters_and_of_what_is_wanted(
     await eventually(lambda: models(engine)[-1] == "c")
     held.release_all()
     for client in (waits, plain, later):
-        assert (await client.response()).status == 200
-
-
-async def test_adapters_that_others_wait_for_get_their_turn_under_load(
-    engine: ScriptedEngine, start: Start
-) -> None:
-    """Requests of one adapter come without a pause at one sidecar: those of another still go."""
-    await with_adapters(engine, "a", "b")
-    ours, theirs = await two(start)
-    ended = asyncio.Event()
-
-    async def load(late_s: float) -> int:
-        client, sent = await ours.client(), 0
-        await asyncio.sleep(late_s)
-        while not ended.is_set():
-            assert (await client.post(CHAT, model="a")).status == 200
-            sent += 1
-        return sent
-
-    async def answer(answer: Answer) -> None:
-        await asyncio.sleep(0.05)
-        answer.json({})
-
-    engine.answer = answer
-    tasks = [asyncio.create_task(load(0.017 * number)) for number in range(3)]
-    await eventually(lambda: len(engine.generating) > 6)
-    for _ in range(2):
-        assert (await (await theirs.client()).post(CHAT, model="b")).status == 200
-    ended.set()
-    assert min(await asyncio.gather(*tasks)) > 0
-
-
-async def test_request_that_the_engine_rejects_waits_and_keeps_no_other(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    """A request without a sidecar has taken the room, which the sidecar has yet to hear of."""
-    await with_adapters(engine, "a", "b")
-    running = await start()
-    key = engine.engine_state.enter(None)
-    assert isinstance(key, int)
-    await eventually(lambda: running.pool.gate.ledger.foreign == 1)
-    engine.faults.mute = True
-    engine.engine_state.model_received(key, "a")
-    waits = await started(running, model="b")
-    await eventually(lambda: running.queued == 1)
-    plain = await started(running)
-    await eventually(lambda: len(held.waiting) == 1)
-    assert engine.engine_state.rejected_for_slots == 0
-    engine.engine_state.leave(key)
-    await eventually(lambda: len(held.waiting) == 2)
-    held.release_all()
-    for client in (waits, plain):
         assert (await client.response()).status == 200
 
 

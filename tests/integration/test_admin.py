@@ -12,7 +12,6 @@ from tests.integration.client import CHAT, Client, Response
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.patience import HANG_S
 
 Admin = Callable[..., Awaitable[Response]]
 
@@ -145,15 +144,6 @@ async def test_health_is_that_of_one_pool(
     await engine.start()
 
 
-@pytest.mark.parametrize("what", ["drain", "resume"])
-async def test_clients_cannot_drain(sidecar: Running, engine: ScriptedEngine, what: str) -> None:
-    client = await sidecar.client()
-    response = await client.request("POST", f"/v1/pools/cloud/{what}", {})
-    assert (response.status, response.error["code"]) == (404, "not_found")
-    assert not sidecar.pool.admission.draining
-    assert engine.received == []
-
-
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_request_under_a_name_of_somebody_else_is_refused(start: Start, method: str) -> None:
     """A page whose name was made to resolve to the loopback; the browser sends no `Origin`."""
@@ -194,20 +184,6 @@ async def test_operators_read_the_pages_and_reach_no_engine(
     client.send(b"nonsense\r\n\r\n")
     assert (await client.response()).error["code"] == "invalid_request"
     await client.close()
-
-
-async def test_resume_does_not_undo_a_shutdown(
-    start: Start, engine: ScriptedEngine, held: Held, admin: Admin
-) -> None:
-    running = await start(drain_timeout_s=HANG_S)
-    busy = await started(running)
-    await eventually(lambda: held.waiting)
-    running.sidecar.pools.shut_down()
-    response = await admin(running, "POST", "/v1/pools/cloud/resume")
-    assert (response.status, response.error["code"]) == (503, "draining")
-    assert running.pool.admission.draining
-    held.release()
-    assert (await busy.response()).status == 200
 
 
 async def test_listener_is_on_the_loopback_and_a_thousand_above_the_other(

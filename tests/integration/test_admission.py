@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
@@ -101,24 +101,6 @@ async def test_foreign_traffic_takes_room_and_gives_it_back(
     await eventually(lambda: sidecar.ledger.foreign == 0)
 
 
-async def test_another_sidecars_leases_are_foreign(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    """Two instances over-admit together at most in the instant that the push takes."""
-    one, other = await start(), await start()
-    busy = await started(one, n=3)
-    await eventually(lambda: other.ledger.foreign == 3)
-    assert one.ledger.foreign == 0
-    waiting = await started(other, n=2)
-    await eventually(lambda: other.queued == 1)
-    held.release()
-    await busy.response()
-    await eventually(lambda: held.waiting)
-    assert other.ledger.foreign == 0
-    held.release()
-    assert (await waiting.response()).status == 200
-
-
 async def test_capabilities_answer_while_all_slots_are_busy(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
@@ -147,14 +129,3 @@ async def test_capabilities_answer_while_all_slots_are_busy(
     held.release_all()
     for client in queued:
         assert (await client.response()).status == 200
-
-
-async def test_home_serves_one_at_a_time(start: Start, engine: ScriptedEngine) -> None:
-    engine.slots, engine.profile = 1, "home"
-    await engine.restart()
-    running = await start(profile="home")
-    clients = [await running.client() for _ in range(5)]
-    answers = await asyncio.gather(*(client.post(stream=True) for client in clients))
-    assert [answer.status for answer in answers] == [200] * 5
-    assert {answer.header("x-measurement-type") for answer in answers} == {"single_stream"}
-    assert engine.peak == 1

@@ -11,7 +11,6 @@ from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Res
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.wire import Answer
 
 
 def assert_try_later(response: Response, path: str, label: str, code: str) -> None:
@@ -77,46 +76,6 @@ async def test_queue_timeout_refuses_and_frees_the_place(
     held.release()
     await busy.response()
     assert len(engine.generating) == 1
-
-
-async def test_no_queue_at_all_is_a_setting(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    running = await start(queue_capacity=0)
-    busy = await started(running, n=4)
-    await eventually(lambda: held.waiting)
-    assert (await (await running.client()).post()).status == 429
-    held.release()
-    assert (await busy.response()).status == 200
-
-
-async def test_retry_after_follows_the_measured_rate(engine: ScriptedEngine, start: Start) -> None:
-    running = await start(queue_capacity=0)
-
-    clock = asyncio.get_running_loop().time
-    ended_s: list[float] = []
-
-    async def slowly(answer: Answer) -> None:
-        await asyncio.sleep(0.3)
-        ended_s.append(clock())
-        answer.json({})
-
-    engine.answer = slowly
-    users = [await running.client() for _ in range(4)]
-    idle_s: list[float] = []
-    for _ in range(3):
-        await asyncio.gather(*(user.post() for user in users))
-        await running.idle()
-        idle_s.append(clock())
-    pending = [asyncio.ensure_future(user.post()) for user in users]
-    await eventually(lambda: engine.present == 4)
-    refused = await (await running.client()).post()
-    # 12 slots came free since the sidecar saw the first of them: one in so many ms, whatever the
-    # machine made of 0.3 s. Up to a quarter is added by chance.
-    slowest_ms = 1000 * (clock() - ended_s[0]) / 11
-    fastest_ms = 1000 * (idle_s[2] - idle_s[0]) / 11
-    assert int(fastest_ms) <= refused.error["retry_after_ms"] <= 1.25 * slowest_ms
-    await asyncio.gather(*pending)
 
 
 @pytest.mark.parametrize(

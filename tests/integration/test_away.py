@@ -15,7 +15,6 @@ from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.test_headless import Names, names, ready
 
 __all__ = ["names"]  # a fixture
-BULK = [("X-Orch-Class", "bulk")]
 
 
 def waiting(running: Running) -> int:
@@ -38,24 +37,6 @@ async def test_request_that_comes_while_the_engine_starts_is_served_when_it_is_r
     for client in (*clients, pinned):
         assert (await client.response()).status == 200
     assert [request.json()["seed"] for request in engine.generating] == [0, 1, 2, 3]
-
-
-async def test_retry_after_is_that_of_the_last_time(engine: ScriptedEngine, start: Start) -> None:
-    running = await start()
-    absence = running.pool.admission.absence
-    absence._lasted_s = dict.fromkeys(absence._lasted_s, 90.0)
-    engine.report(state="starting")
-    await eventually(lambda: running.sidecar.state == "starting")
-    refused = await (await running.client()).post()
-    assert (refused.status, refused.error["code"]) == (503, "engine_starting")
-    assert refused.header("retry-after") == "60", "the longest that is asked for"
-    at_once = await (await running.client()).post(CHAT, [*BULK, *AT_ONCE])
-    assert at_once.status == 503
-    bulk = await running.client()
-    bulk.start(CHAT, BULK)
-    await eventually(lambda: running.queued == 1)
-    engine.report(state="ready")
-    assert (await bulk.response()).status == 200
 
 
 async def test_pool_whose_only_address_is_replaced_loses_no_request_that_may_wait(

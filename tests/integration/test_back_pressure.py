@@ -13,8 +13,6 @@ from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 MEGABYTE = 2**20
 SMALL_BUFFER = 4096
 

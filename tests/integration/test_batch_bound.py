@@ -56,14 +56,6 @@ async def test_bound_follows_the_report_the_slo_the_traffic_and_a_restart(
     await eventually(lambda: bound(bounded) == 8)
 
 
-async def test_engine_of_an_older_plugin_is_bounded_by_its_fit(
-    large: ScriptedEngine, bounded: Running
-) -> None:
-    """It reports neither the largest batch that it was seen with nor its traffic."""
-    large.report(step_time=STEP_TIME | {"largest": 20})
-    await eventually(lambda: bound(bounded) == 40)
-
-
 async def test_no_more_are_admitted_than_the_bound(large: ScriptedEngine, bounded: Running) -> None:
     held = large.answer = Held()
     entry = await bounded.capabilities()
@@ -79,21 +71,3 @@ async def test_no_more_are_admitted_than_the_bound(large: ScriptedEngine, bounde
     for client in clients:
         assert (await client.response()).status == 200
     await bounded.idle()
-
-
-async def test_what_is_free_is_the_same_one_tier_above(
-    large: ScriptedEngine, bounded: Running, start: Start
-) -> None:
-    url = f"http://127.0.0.1:{bounded.port}"
-    parent = await start(pools=[{"name": "p", "url": url, "profile": "cloud", "tier": True}])
-    tpot(parent, 60.0)
-    large.report(step_time=STEP_TIME, batch_seen=64)
-    await eventually(lambda: bound(bounded) == bound(parent) == 50)
-    held = large.answer = Held()
-    client = await started(parent)
-    await eventually(lambda: held.waiting)
-    found = [(await each.capabilities())["slots_free_by_class"] for each in (bounded, parent)]
-    assert found[0] == found[1]
-    assert found[0]["interactive"] == 49
-    held.release_all()
-    assert (await client.response()).status == 200

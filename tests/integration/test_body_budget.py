@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.client import CHAT, COMPLETIONS, Client, Response, body_of
+from tests.integration.client import CHAT, Client, Response, body_of
 from tests.integration.held import Held
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -149,17 +149,3 @@ async def test_many_uploads_at_once_stay_within_the_budget_and_leave_nothing(
     assert 0 < most <= BUDGET
     assert len(engine.generating) >= sum(served)
     await eventually(lambda: reserved(small) == 0)
-
-
-async def test_large_bodies_reach_the_engine_as_they_are(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    code = 'def f(x):\n    return {"a": [x, {}], "b": x["c"]}\n' * 40_000
-    for path, more in (
-        (CHAT, {"messages": [{"role": "user", "content": code}]}),
-        (COMPLETIONS, {"prompt": code}),
-    ):
-        body = json.dumps(body_of(path) | more).encode()
-        response = await (await sidecar.client()).request("POST", path, body)
-        assert response.status == 200
-        assert engine.generating[-1].body == body

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orch_sidecar.pools.placement.routing import PrefixUse
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
 from tests.integration.keyed import Header, KeyRing
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import tier
 
@@ -105,27 +102,6 @@ async def test_without_keys_every_body_reaches_the_engine_as_it_is(
         assert engine.generating[-1].body == each
 
 
-async def test_large_body_differs_in_the_salt_alone(
-    keyed: Running, ring: KeyRing, engine: ScriptedEngine
-) -> None:
-    text = b'{"messages":[{"role":"user","content":"' + b'\xc3\xa9 \\"' * 60_000 + b'"}]'
-    client = await keyed.client()
-    for body in (text + b"}", b" " + text + b"}", text + b',"cache_salt":"mine"}'):
-        sent = await client.request("POST", CHAT, body, [ring.bearer("victim")])
-        assert sent.status == 200
-        got = engine.generating[-1].body
-        assert json.loads(got) == json.loads(body) | {"cache_salt": json.loads(got)["cache_salt"]}
-    assert len({request.json()["cache_salt"] for request in engine.generating}) == 2
-    too_large = text + b',"x":"' + b"x" * 2**20 + b'","cache_salt":"mine"}'
-    refused = await client.request("POST", CHAT, too_large, [ring.bearer("victim")])
-    assert (refused.status, refused.error["param"]) == (400, "cache_salt")
-    in_front = b'{"cache_salt":"mine",' + text[1:] + b',"x":"' + b"x" * 2**20 + b'"}'
-    sent = await client.request("POST", CHAT, in_front, [ring.bearer("victim")])
-    assert sent.status == 200
-    got = engine.generating[-1].json()
-    assert got == json.loads(in_front) | {"cache_salt": got["cache_salt"]}
-
-
 async def test_requests_that_share_a_generation_share_its_salt(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine, held: Held
 ) -> None:
@@ -155,31 +131,3 @@ async def test_of_two_tiers_the_one_that_knows_the_clients_salts(
     parent = ring.bearer("entry")
     assert await salt_of(keyed, engine, parent) is None
     assert await salt_of(keyed, engine, parent, cache_salt=through) == through
-
-
-async def test_prefixes_of_different_salts_are_different(
-    start: Start, ring: KeyRing, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    running = await all_ready(await start(**pools(a=engine, b=b), api_keys_file=ring.path))
-    messages = [{"role": "user", "content": "a long question " * 100}]
-
-    def counts() -> Counter[PrefixUse]:
-        return sum((pool.by_prefix for pool in running.sidecar.pools), Counter())
-
-    async def use(name: str, **body: Any) -> PrefixUse:
-        before, client = counts(), await running.client()
-        sent = await client.post(headers=[ring.bearer(name)], messages=messages, **body)
-        assert sent.status == 200
-        [found] = counts() - before
-        return found
-
-    assert await use("victim") == PrefixUse.NEW
-    assert await use("victim") == PrefixUse.HIT
-    assert await use("rival") == PrefixUse.NEW, "it learns nothing of the victim's"
-    assert await use("victim", cache_salt="x") == PrefixUse.NEW
-    assert await use("red") == PrefixUse.NEW
-    assert await use("blue") == PrefixUse.HIT, "which shares the cache"
-    # As an entry above sends what it has salted for two clients.
-    assert await use("entry", cache_salt="one") == PrefixUse.NEW
-    assert await use("entry", cache_salt="two") == PrefixUse.NEW
-    assert await use("entry", cache_salt="one") == PrefixUse.HIT

@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from orch_sidecar.engine_state import report
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import assert_cancelled, cancel, named, new_id
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
@@ -100,38 +99,6 @@ async def test_running_stream_ends_with_the_error_and_its_lease_comes_back(
     assert (await client.response()).status == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "last"),
-    [(CHAT, b"data: [DONE]\n\n"), (MESSAGES, b"event: message_stop\ndata: {}\n\n")],
-)
-async def test_stream_that_is_cancelled_after_its_last_event_is_complete(
-    sidecar: Running, engine: ScriptedEngine, path: str, last: bytes
-) -> None:
-    """Its engine has yet to end the body, and confirms that the request has left it."""
-
-    async def lingers(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.chunk(b'data: {"x": 1}\n\n')
-        answer.chunk(last)
-        await asyncio.sleep(60)
-
-    engine.answer, request_id = lingers, new_id()
-    client = await sidecar.client()
-    client.start(path, [named(request_id)])
-    await client.seen(last)
-    assert (await cancel(sidecar, request_id)).status == 204
-    assert (await client.response()).body == b'data: {"x": 1}\n\n' + last
-    await sidecar.idle()
-    assert sidecar.ledger.lease_count == engine.present == 0
-    metrics = await sidecar.metrics()
-    assert total(metrics, "orch_requests_total", outcome="ok", route=path, status=200) == 1
-    engine.answer = Held()
-    client.start(path, stream=False)  # the client's connection is as good as before
-    await eventually(lambda: engine.answer.waiting)  # type: ignore[attr-defined]
-    engine.answer.release()
-    assert (await client.response()).status == 200
-
-
 @pytest.mark.parametrize("path", BOTH)
 async def test_running_request_without_a_stream_gets_the_refusal(
     sidecar: Running, engine: ScriptedEngine, held: Held, path: str
@@ -176,25 +143,6 @@ async def test_request_cancelled_during_its_upload_is_refused_after_it(
     assert engine.generating == []
 
 
-async def test_request_cancelled_right_after_admission_releases_its_slot(
-    sidecar: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    """Its handler has not resumed with the slot yet."""
-    engine.report(foreign=4)
-    await eventually(lambda: sidecar.ledger.foreign == 4)
-    request_id = new_id()
-    client = await started(sidecar, headers=[named(request_id)], path=MESSAGES)
-    await eventually(lambda: sidecar.queued)
-    document = (sidecar.pool.watcher.document or {}) | {"foreign": 0}
-    sidecar.pool.gate.engine_reports(report.report_of(document))
-    assert sidecar.ledger.leased == 1
-    assert sidecar.sidecar.frontend._in_flight.cancel(request_id, {})
-    response = await client.response()
-    assert (response.status, response.error["code"]) == (499, "cancelled")
-    assert sidecar.ledger.leased == 0
-    assert engine.generating == []
-
-
 async def test_request_without_admission_is_cancelled_too(
     sidecar: Running, engine: ScriptedEngine
 ) -> None:
@@ -208,22 +156,3 @@ async def test_request_without_admission_is_cancelled_too(
     await eventually(lambda: engine.received)
     assert (await cancel(sidecar, request_id)).status == 204
     assert_cancelled(await client.response())
-
-
-async def test_cancelling_one_of_several_coalesced_requests_does_not_affect_the_others(
-    sidecar: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    first, second = new_id(), new_id()
-    clients: list[Client] = []
-    for request_id in (first, second):
-        body = {"seed": 1, "temperature": 0}
-        clients.append(await started(sidecar, headers=[named(request_id)], **body))
-    await eventually(lambda: sidecar.sidecar.frontend.active == 2 and held.waiting)
-    await asyncio.sleep(0.02)
-    assert len(engine.generating) == 1
-    assert (await cancel(sidecar, first)).status == 204
-    assert_cancelled(await clients[0].response())
-    assert len(held.waiting) == 1
-    held.release()
-    assert (await clients[1].response()).json() == {"seed": 1}
-    await sidecar.idle()

@@ -97,28 +97,7 @@ async def test_directives_end_at_the_sidecar(
     assert request.header("x-other") == "kept"
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_wrong_directive_is_a_400_of_the_api(
-    engine: ScriptedEngine, sidecar: Running, path: str
-) -> None:
-    client = await sidecar.client()
-    response = await client.post(path, [("X-Orch-Deadline-Ms", "soon")])
-    assert response.status == 400
-    assert response.error["param"] == "X-Orch-Deadline-Ms"
-    for text in ("X-Orch-Deadline-Ms", "'soon'", "milliseconds"):
-        assert text in response.error["message"]
-    assert engine.generating == []
-    assert (await client.post(path)).status == 200
-
-
 # What is reported.
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_admitted_at_once_is_position_zero_and_now(sidecar: Running, stream: bool) -> None:
-    response = await (await sidecar.client()).post(stream=stream)
-    assert response.header("x-orch-queue-position") == "0"
-    assert response.header("x-orch-predicted-start-ms") == "0"
 
 
 async def test_position_is_reported_and_an_unknown_start_is_not(
@@ -167,26 +146,6 @@ async def test_predicted_start_is_reported_and_compared_with_the_real_one(
     assert metrics['orch_queue_blocked_by{pool="cloud",reason="slot"}'] == 0
 
 
-async def test_refusal_states_the_place_that_the_request_would_have_had(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    running = await start(queue_capacity=1)
-    engine.report(step_time=STEP_TIME)
-    await eventually(lambda: running.pool.gate.status().limits.measured)
-    busy = await started(running, n=4, max_tokens=20)
-    await eventually(lambda: held.waiting)
-    queued = await started(running, n=4, max_tokens=20)
-    await eventually(lambda: running.queued == 1)
-    response = await (await running.client()).post(max_tokens=20)
-    assert (response.status, response.error["code"]) == (429, "ADMISSION_REJECT")
-    assert response.header("x-orch-queue-position") == "1"
-    assert int(response.header("x-orch-predicted-start-ms") or "") > 100
-    for client in (busy, queued):
-        await eventually(lambda: held.waiting)
-        held.release()
-        assert (await client.response()).status == 200
-
-
 # How long it may take.
 
 
@@ -203,36 +162,6 @@ async def test_request_that_must_not_queue_is_refused_if_it_would(
     metrics = await sidecar.metrics()
     label = {"class": "interactive", "outcome": "do_not_queue", "pool": "cloud"}
     assert total(metrics, "orch_admissions_total", **label) == 1
-
-
-@pytest.mark.parametrize(
-    ("header", "code"),
-    [("X-Orch-Max-Wait-Ms", "ADMISSION_TIMEOUT"), ("X-Orch-Deadline-Ms", "ADMISSION_DEADLINE")],
-)
-async def test_request_waits_no_longer_than_it_allows(
-    engine: ScriptedEngine, sidecar: Running, held: Held, header: str, code: str
-) -> None:
-    busy = await started(sidecar, n=4)
-    await eventually(lambda: held.waiting)
-    begin = asyncio.get_running_loop().time()
-    response = await (await sidecar.client()).post(CHAT, [(header, "150")])
-    assert asyncio.get_running_loop().time() - begin > 0.1
-    assert (response.status, response.error["code"]) == (429, code)
-    assert sidecar.queued == 0
-    held.release()
-    assert (await busy.response()).status == 200
-
-
-async def test_deadline_that_cannot_be_met_is_refused_at_once(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    engine.report(step_time=STEP_TIME | {"t0_ms": 500.0})
-    await eventually(lambda: sidecar.pool.gate.status().limits.measured)
-    client = await sidecar.client()
-    response = await client.post(CHAT, [("X-Orch-Deadline-Ms", "100")], max_tokens=4)
-    assert (response.status, response.error["code"]) == (429, "ADMISSION_DEADLINE")
-    assert engine.generating == []
-    assert (await client.post(CHAT, [("X-Orch-Deadline-Ms", "9000")], max_tokens=4)).status == 200
 
 
 # What is learned.

@@ -8,15 +8,14 @@ import pytest
 
 from tests.integration import answers
 from tests.integration.client import CHAT, body_of
-from tests.integration.running import Running, Start, eventually
+from tests.integration.running import Running, eventually
 from tests.integration.scripted_answers import (
     AnswerScript,
     nth_answer,
     sharing,
-    start_request,
     together,
 )
-from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.scripted_engine import ScriptedEngine
 
 
 async def test_three_identical_streams_are_one_decode(
@@ -75,43 +74,6 @@ async def test_what_differs_in_what_matters_has_a_decode_of_its_own(
         answer.answer.json({})
         answer.finished.set()
     await sidecar.idle()
-
-
-@pytest.mark.parametrize(
-    ("headers", "body"),
-    [
-        ([KEY, ("X-Stainless-Retry-Count", "1"), ("Accept", "*/*")], {}),
-        (
-            [KEY, ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"), ("X-Forwarded-For", "1.2.3.4")],
-            {},
-        ),
-        ([KEY, ("X-Orch-Class", "interactive"), ("X-Request-Id", "another")], {}),
-        ([KEY], {"temperature": 0.0, "user": "another", "metadata": {"run": 2}, "seed": None}),
-    ],
-)
-async def test_what_differs_in_what_does_not_matter_shares(
-    engine: ScriptedEngine,
-    sidecar: Running,
-    script: AnswerScript,
-    headers: list[tuple[str, str]],
-    body: dict[str, Any],
-) -> None:
-    [first] = await together(sidecar, [KEY])
-    [second] = await together(sidecar, headers, **body)
-    (await nth_answer(script)).send_all("one ")
-    assert {(await client.response()).status for client in (first, second)} == {200}
-    assert len(engine.generating) == 1
-
-
-async def test_profile_that_shares_nothing_shares_nothing(another: Engine, start: Start) -> None:
-    engine = await another(slots=8, profile="offline")
-    engine.answer = script = AnswerScript()
-    running = await start(profile="offline", engine_url=engine.url)
-    clients = [await start_request(running) for _ in range(2)]
-    await nth_answer(script, 2)
-    for answer in script.answers:
-        answer.send_all("one ")
-    assert {(await client.response()).status for client in clients} == {200}
 
 
 async def test_engine_gets_no_accept_encoding_and_clients_what_they_can_read(

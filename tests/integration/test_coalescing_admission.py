@@ -107,23 +107,6 @@ async def test_later_client_outlasts_the_one_it_joined(
 # Several pools.
 
 
-async def test_decode_moves_with_all_its_clients_to_another_pool(
-    start: Start, engine: ScriptedEngine, b: ScriptedEngine, script: AnswerScript
-) -> None:
-    running = await all_ready(await start(**pools(a=engine, b=b)))
-    b.answer = script
-    clients = await together(running, (), ())
-    first = await nth_answer(script)
-    first.answer.reset()
-    first.finished.set()
-    second = await nth_answer(script, 2)
-    second.send_all("one ")
-    for client in clients:
-        response = await client.response()
-        assert response.body == second.body_for(response)
-    assert (len(engine.generating), len(b.generating)) == (1, 1)
-
-
 async def test_pool_that_shares_nothing_gets_nothing_shared(
     start: Start, engine: ScriptedEngine, another: Engine, script: AnswerScript
 ) -> None:

@@ -14,25 +14,8 @@ from tests.integration.scripted_answers import (
     together,
 )
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.patience import HANG_S
 
 WORDS = ("one ", "two ", "three")
-
-
-async def test_what_admission_refuses_is_refused_to_all(
-    engine: ScriptedEngine, start: Start, script: AnswerScript
-) -> None:
-    running = await start(queue_capacity=1)
-    async with full(running, script):
-        waiting = await start_request(running, seed=1)
-        await eventually(lambda: running.queued == 1)
-        clients = [await start_request(running) for _ in range(3)]
-        for client in clients:
-            response = await client.response()
-            assert (response.status, response.error["code"]) == (429, "ADMISSION_REJECT")
-            assert response.header("retry-after-ms")
-    (await nth_answer(script, 2)).send_all("one ")
-    assert (await waiting.response()).status == 200
 
 
 async def test_stopping_sidecar_sends_errors_to_queued_and_to_streaming_clients(
@@ -58,25 +41,6 @@ async def test_stopping_sidecar_sends_errors_to_queued_and_to_streaming_clients(
         response = await client.response()
         assert b'"code": "draining"' in response.body
     await busy.close()
-
-
-async def test_drain_waits_for_what_runs_and_takes_nobody_in(
-    engine: ScriptedEngine, start: Start, script: AnswerScript
-) -> None:
-    running = await start(drain_timeout_s=HANG_S)
-    clients = await together(running, (), ())
-    answer = await nth_answer(script)
-    late = await running.client()
-    stopping = asyncio.create_task(running.stop())
-    await eventually(lambda: running.sidecar.pools.draining)
-    late.start(temperature=0)
-    response = await late.response()
-    assert (response.status, response.error["code"]) == (503, "draining")
-    answer.send_all(*WORDS)
-    for client in clients:
-        response = await client.response()
-        assert response.body == answer.body_for(response)
-    await stopping
 
 
 async def test_cancelled_client_leaves_and_the_others_go_on(

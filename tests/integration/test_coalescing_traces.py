@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.client import CHAT
 from tests.integration.otlp import ERROR, Collect, Span
-from tests.integration.running import Start, all_ready, eventually, pools
+from tests.integration.running import Start, eventually
 from tests.integration.scripted_answers import AnswerScript, full, nth_answer, sharing, together
 from tests.integration.scripted_engine import ScriptedEngine
 
@@ -113,43 +113,3 @@ async def test_failed_and_abandoned_decodes_have_their_spans(
     assert {alone[name].attributes["orch.outcome"] for name in (CHAT, "engine.request")} == {
         "cancelled"
     }
-
-
-async def test_refused_decode_never_was_in_the_engine(
-    collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript
-) -> None:
-    running = await start(queue_capacity=0)
-    async with full(running, script):
-        client = await running.client()
-        client.start(CHAT, traced(TRACES[0]), temperature=0)
-        assert (await client.response()).status == 429
-    leader = (await collect(running)).of_trace(TRACES[0])
-    assert set(leader) == {CHAT, "admission.wait"}
-    assert leader["admission.wait"].attributes["orch.outcome"] == "queue_full"
-    assert leader[CHAT].attributes["orch.outcome"] == "queue_full"
-
-
-async def test_request_that_goes_on_by_itself_has_an_engines_span_of_its_own(
-    collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine, script: AnswerScript
-) -> None:
-    b.profile = "offline"
-    await b.restart()
-    b.answer = script
-    running = await all_ready(await start(**pools(a=engine, offline=b)))
-    wish = ("X-Orch-Pool", "a; prefer")
-    clients = await together(running, *([*traced(trace), wish] for trace in TRACES[:2]))
-    lost = await nth_answer(script)
-    lost.answer.reset()
-    lost.finished.set()
-    await nth_answer(script, 3)
-    for answer in script.answers[1:]:
-        answer.send_all("one ")
-    for client in clients:
-        assert (await client.response()).status == 200
-    found = await collect(running)
-    for trace in TRACES[:2]:
-        last = [span for span in found.spans if span.trace_id == trace][-2:]
-        assert [span.name for span in last] == ["engine.request", CHAT]
-        for span in last:
-            assert span.attributes["orch.pool"] == "offline"
-            assert span.attributes["orch.outcome"] == "ok"

@@ -14,8 +14,6 @@ from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
-EVERY_LOOP = True
-
 
 async def ended(client: Client) -> bool:
     try:
@@ -104,22 +102,6 @@ async def test_disconnect_behind_pipelined_requests_is_detected(
     assert running.connections == []
 
 
-async def test_pipelined_requests_of_a_waiting_client_are_served(
-    start: Start, quick: None, held: Held
-) -> None:
-    running = await start()
-    client = await running.client()
-    ahead(client, large=False)
-    await eventually(lambda: held.waiting)
-    [connection] = running.connections
-    assert not connection.transport.is_reading()  # type: ignore[union-attr]
-    await asyncio.sleep(0.2)  # some checks for clients that have left
-    for _ in range(101):
-        await eventually(lambda: held.waiting)
-        held.release()
-        assert (await client.response()).status == 200
-
-
 async def test_connection_closes_before_a_large_pipelined_request(
     start: Start, quick: None, held: Held
 ) -> None:
@@ -134,30 +116,6 @@ async def test_connection_closes_before_a_large_pipelined_request(
     response = await client.response()
     assert (response.status, response.header("connection")) == (200, "close")
     assert await ended(client)
-
-
-@pytest.mark.parametrize("refused", [False, True])
-async def test_request_before_a_large_pipelined_one_is_the_last_of_its_connection(
-    start: Start, quick: None, held: Held, refused: bool
-) -> None:
-    running = await start(**({"queue_timeout_s": 1.0} if refused else {}))
-    busy = await started(running, n=4)
-    await eventually(lambda: held.waiting)
-    client = await running.client()
-    ahead(client, large=True)
-    await eventually(lambda: any(each._close for each in running.connections))
-    if refused:
-        response = await client.response()
-        held.release()
-    else:
-        held.release()
-        await eventually(lambda: held.waiting)
-        held.release()
-        response = await client.response()
-    assert response.status == (429 if refused else 200)
-    assert response.header("connection") == "close"
-    assert await ended(client)
-    assert (await busy.response()).status == 200
 
 
 async def unread(running: Running) -> Client:

@@ -24,8 +24,6 @@ from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 
 async def leave(client: Client, *, reset: bool) -> None:
     if reset:
@@ -51,21 +49,6 @@ async def test_client_that_leaves_the_queue_frees_its_place_and_asks_nothing_of_
     assert (await stays.response()).json() == {"seed": 2}
     assert [request.json().get("seed") for request in engine.generating] == [None, 2]
     assert engine.revoked == []
-
-
-async def test_head_of_the_queue_that_leaves_lets_those_behind_it_in(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    busy = await started(sidecar, n=2)
-    await eventually(lambda: held.waiting)
-    large = await started(sidecar, n=4)
-    await eventually(lambda: sidecar.queued == 1)
-    small = await started(sidecar, seed=3)
-    await eventually(lambda: sidecar.queued == 2)
-    await large.close()
-    await eventually(lambda: len(held.waiting) == 2)
-    held.release_all()
-    assert (await busy.response()).status == (await small.response()).status == 200
 
 
 @pytest.mark.parametrize("reset", [False, True])

@@ -52,10 +52,6 @@ async def test_command_returns_when_no_request_is_left(sidecar: Running, held: H
     assert (await client.response()).status == 200
 
 
-async def test_idle_sidecar_is_drained_at_once(sidecar: Running) -> None:
-    assert await (await drain(*admin_of(sidecar), "--within", "0")).ended() == (0, "")
-
-
 async def test_remaining_requests_after_the_limit_are_listed(sidecar: Running, held: Held) -> None:
     await started(sidecar, n=3)
     await eventually(lambda: held.waiting)
@@ -148,29 +144,6 @@ async def test_frozen_engine_that_is_stopped_is_not_waited_for_until_the_limit(
         await asyncio.to_thread(drain_pools, admin, None, 60.0, engine_stops=True)
     assert sidecar.pool.admission.draining
     held.release()
-
-
-async def test_operators_drain_is_not_ended_by_the_engine_that_is_replaced_meanwhile(
-    sidecar: Running, engine: ScriptedEngine
-) -> None:
-    assert await (await drain(*admin_of(sidecar))).ended() == (0, "")
-    assert await (await drain(*admin_of(sidecar), "--engine-stops")).ended() == (0, "")
-    await engine.restart()
-    await eventually(lambda: sidecar.ledger.epoch == "epoch-2")
-    assert (await sidecar.capabilities())["drain"]["ordered_by"] == "operator"
-    assert sidecar.sidecar.state == "draining"
-
-
-async def test_engine_that_never_reported_can_be_stopped(
-    start: Start, engine: ScriptedEngine
-) -> None:
-    await engine.stop()
-    running = await start(wait=False)
-    assert await (await drain(*admin_of(running), "--engine-stops")).ended() == (0, "")
-    assert running.pool.admission.draining
-    await engine.start()
-    await running.ready()
-    assert (await (await running.client()).post()).status == 200
 
 
 async def test_order_for_an_engine_that_has_been_replaced_changes_nothing(

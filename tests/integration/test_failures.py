@@ -12,8 +12,6 @@ from tests.integration.running import Running, Start, all_ready, eventually, poo
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.wire import Answer
 
-EVERY_LOOP = True
-
 
 async def test_answer_that_is_not_http_is_a_502_and_its_connection_not_used_again(
     engine: ScriptedEngine, sidecar: Running
@@ -52,23 +50,6 @@ async def test_engine_that_is_silent_is_a_504_and_its_lease_waits(
     await running.idle()
 
 
-async def test_stream_that_falls_silent_ends_with_an_error(
-    quick: None, engine: ScriptedEngine, start: Start
-) -> None:
-    running = await start(engine_silence_s=0.2)
-
-    async def stuck(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.event("a")
-        await asyncio.sleep(60)
-
-    engine.scripts.append(stuck)
-    response = await (await running.client()).post(stream=True)
-    assert response.body.startswith(b'data: a\n\ndata: {"error": ')
-    assert b"engine_timeout" in response.body
-    await running.idle()
-
-
 async def test_stream_of_an_engine_that_hangs_ends_and_that_of_one_that_is_heard_of_does_not(
     quick: None,
     engine: ScriptedEngine,
@@ -103,21 +84,6 @@ async def test_stream_of_an_engine_that_hangs_ends_and_that_of_one_that_is_heard
     assert (await reading.response()).body == b"data: a\n\n"
     await all_ready(running)
     await running.idle()
-
-
-async def test_slow_stream_is_no_silence(quick: None, engine: ScriptedEngine, start: Start) -> None:
-    running = await start(engine_silence_s=0.3)
-
-    async def slow(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        for _ in range(6):
-            answer.event("a")
-            await asyncio.sleep(0.1)
-        answer.end()
-
-    engine.scripts.append(slow)
-    response = await (await running.client()).post(stream=True)
-    assert response.body == b"data: a\n\n" * 6
 
 
 async def test_engine_that_takes_no_connections_is_a_503(

@@ -8,20 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.client import CHAT, Client
+from tests.integration.client import CHAT
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 
 FAIRNESS = "x-gateway-inference-fairness-id"
-
-
-async def full(sidecar: Running, held: Held) -> Client:
-    """A request that has all slots."""
-    client = await started(sidecar, seed=0, n=4)
-    await eventually(lambda: held.waiting)
-    return client
 
 
 Headers = Sequence[tuple[str, str]]
@@ -69,16 +62,6 @@ async def test_fresh_flows_of_clients_get_no_more_than_others(
     assert fresh == others == 24
 
 
-async def test_fresh_flows_of_a_key_get_no_more_than_another_key(
-    engine: ScriptedEngine, start: Start, held: Held, ring: KeyRing
-) -> None:
-    """Not from the address of a gateway either: it passes on what clients with keys send."""
-    sidecar = await start(api_keys_file=ring.path, gateways=["127.0.0.1"])
-    keys = [ring.bearer("alice")], [ring.bearer("bob")]
-    fresh, others = await answers_of_two_groups(sidecar, engine, held, *keys)
-    assert abs(fresh - others) <= 1
-
-
 @pytest.mark.parametrize("by", ["address", "network", "key"])
 async def test_flows_count_that_a_gateway_names(
     engine: ScriptedEngine, start: Start, held: Held, ring: KeyRing, by: str
@@ -119,24 +102,3 @@ async def test_tokens_that_would_come_too_slowly_are_a_429_that_states_why(
     await eventually(lambda: len(held.waiting) == 2)
     held.release_all()
     assert (await running.response()).status == (await accepted.response()).status == 200
-
-
-async def test_ttft_slo_is_a_deadline(engine: ScriptedEngine, sidecar: Running, held: Held) -> None:
-    """The wait ends when it is over."""
-    client = await full(sidecar, held)
-    late = await sidecar.client()
-    response = await late.post(CHAT, [("x-slo-ttft-ms", "100")], seed=1)
-    assert (response.status, response.error["code"]) == (429, "ADMISSION_DEADLINE")
-    held.release_all()
-    assert (await client.response()).status == 200
-    assert len(engine.generating) == 1
-
-
-async def test_they_reach_the_engine_as_any_header_does(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    """A sidecar below this one reads them, too; its deadline is what is left of it."""
-    headers = [(FAIRNESS, "team"), ("x-slo-tpot-ms", "1000"), ("x-slo-ttft-ms", "60000")]
-    await (await sidecar.client()).post(CHAT, headers)
-    [request] = engine.generating
-    assert {(name, request.header(name)) for name, _ in headers} == set(headers)

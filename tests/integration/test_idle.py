@@ -97,14 +97,6 @@ async def test_its_client_can_leave_while_it_is_cut(
     await sidecar.idle()
 
 
-@pytest.mark.parametrize("given", ["IDLE", " idle "])
-async def test_class_is_read_as_the_others_are(given: str, sidecar: Running) -> None:
-    client = await sidecar.client()
-    assert (await client.post(CHAT, [("X-Orch-Class", given)], max_tokens=1)).status == 200
-    await sidecar.idle()
-    assert sidecar.ledger.granted[sidecar.pool.admission.status(0.0).classes[-1]] == 1
-
-
 async def test_rows_of_one_sidecar_make_room_for_requests_of_another_at_the_same_engine(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:

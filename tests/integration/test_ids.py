@@ -15,7 +15,6 @@ from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
 HARMLESS = ["a", "req_0123-abc.DEF:4", "x" * 128, "550e8400-e29b-41d4-a716-446655440000"]
-HARMFUL = ["", "x" * 129, "a b", "<script>", "a;b", "\xe9", "-a", "a/b", "a\tb", '"', "${jndi}"]
 
 
 @pytest.mark.parametrize(
@@ -30,18 +29,6 @@ async def test_harmless_id_is_echoed(
         response = await client.post(path, [(name, given)], n=0 if status == 400 else 1)
         assert response.status == status
         assert response.header(name) == given
-
-
-@pytest.mark.parametrize("name", ["X-Request-Id", "X-Correlation-Id"])
-async def test_harmful_id_is_replaced(engine: ScriptedEngine, sidecar: Running, name: str) -> None:
-    client = await sidecar.client()
-    for given in HARMFUL:
-        response = await client.post(CHAT, [(name, given)])
-        assert response.status == 200
-        echoed = response.header(name)
-        assert echoed != given
-        assert re.fullmatch("[0-9a-f]{32}", echoed or "")
-        assert echoed == response.header("X-Orch-Request-Id")
 
 
 async def test_request_id_reaches_the_engine_and_stands_in_for_a_correlation_id(
@@ -65,21 +52,6 @@ async def test_engines_own_id_does_not_stand_beside_ours(
     response = await (await sidecar.client()).post(CHAT, [("X-Request-Id", "mine")])
     assert response.header("x-request-id") == "mine"
     assert response.header("x-measurement-type") == "batched_online"
-
-
-async def test_orch_request_id_is_unguessable_and_new_each_time(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    client = await sidecar.client()
-    ids = []
-    for number in range(30):
-        path = CHAT if number % 3 else "/nowhere"
-        given = [("X-Request-Id", "mine")]
-        ids.append((await client.post(path, given)).header("x-orch-request-id") or "")
-    assert len(set(ids)) == 30
-    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
-    leases = {request.lease for request in engine.generating}
-    assert len(leases) == 20
 
 
 async def test_server_timing_has_queue_and_first_byte(

@@ -59,33 +59,6 @@ async def test_key_opens_as_bearer_and_as_x_api_key_and_goes_no_further(
             assert key.encode() not in request.head + request.body
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-@pytest.mark.parametrize(
-    ("headers", "message"),
-    [([], "has no API key"), ([("x-api-key", NOBODYS)], "is not known")],
-)
-async def test_missing_key_is_an_error_in_the_form_of_the_api(
-    keyed: Running, engine: ScriptedEngine, path: str, headers: list[tuple[str, str]], message: str
-) -> None:
-    client = await keyed.client()
-    response = await client.post(path, headers)
-    assert response.status == 401
-    assert response.header("www-authenticate") == "Bearer"
-    assert response.header("retry-after") is None
-    assert response.header("x-orch-request-id")
-    assert message in response.error["message"]
-    assert NOBODYS.encode() not in response.body
-    error = response.error
-    assert (error["code"], error["retriable"]) == ("invalid_api_key", False)
-    if path == MESSAGES:
-        assert response.json()["type"] == "error"
-        assert error["type"] == "authentication_error"
-    else:
-        assert error["type"] == "invalid_request_error"
-    assert engine.received == []
-    assert (await client.get("/livez")).status == 200, "the connection goes on"
-
-
 async def test_all_is_guarded_but_probes_and_metrics(keyed: Running, ring: KeyRing) -> None:
     client = await keyed.client()
     for path, route in ENDPOINTS.items():

@@ -199,25 +199,6 @@ async def test_capabilities_and_metrics_show_shares_by_name_and_no_secret(
     assert "sha256" not in document
 
 
-async def test_the_first_of_a_key_goes_before_the_rest_that_another_sent_earlier(
-    keyed: Running, ring: KeyRing, engine: ScriptedEngine, held: Held
-) -> None:
-    free = [ring.bearer("free")]
-    clients = [await started(keyed, headers=free, seed=number) for number in range(8)]
-    await eventually(lambda: len(held.waiting) == 4)
-    await eventually(lambda: keyed.queued == 4)
-    clients.append(await started(keyed, headers=[ring.bearer("heavy")], seed=100))
-    await eventually(lambda: keyed.queued == 5)
-    held.release()
-    await eventually(lambda: len(engine.generating) == 5)
-    assert engine.generating[4].json()["seed"] == 100
-    answers = [asyncio.ensure_future(each.response()) for each in clients]
-    while not all(answer.done() for answer in answers):
-        held.release_all()
-        await asyncio.sleep(0.01)
-    assert [answer.result().status for answer in answers] == [200] * 9
-
-
 async def test_stream_that_is_cut_takes_what_it_had_generated(
     keyed: Running, ring: KeyRing, engine: ScriptedEngine
 ) -> None:

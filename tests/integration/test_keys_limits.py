@@ -10,7 +10,7 @@ import pytest
 from orch_sidecar.auth.keys import Keys
 from tests.integration.answers import break_off
 from tests.integration.cancelling import cancel, named, new_id
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, Response
+from tests.integration.client import CHAT, Response
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually, total
@@ -60,22 +60,6 @@ async def test_key_for_bulk_is_served_as_bulk_whatever_the_body_demands(
     assert len({request.header("x-vllm-priority") for request in engine.generating[:5]}) == 1
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_key_for_bulk_that_demands_more_is_refused_with_the_reason(
-    keyed: Running, ring: KeyRing, engine: ScriptedEngine, path: str
-) -> None:
-    header, value = "x-smg-priority", "system"
-    client = await keyed.client()
-    response = await client.post(path, [ring.bearer("bulk"), (header, value)])
-    assert (response.status, response.error["code"]) == (403, "class_forbidden")
-    assert response.error["type"] == "permission_error"
-    assert response.error["param"] == header
-    for part in (header, value, "bulk requests only"):
-        assert part in response.error["message"]
-    assert engine.generating == []
-    assert (await client.post(path, [ring.bearer("free"), (header, value)])).status == 200
-
-
 def assert_too_many(response: Response) -> None:
     assert (response.status, response.error["code"]) == (429, "ADMISSION_KEY_CONCURRENCY")
     assert response.error["policy_label"] == "key-concurrency"
@@ -112,22 +96,6 @@ async def test_sequences_of_a_key_that_wait_or_run_are_limited_and_others_are_no
     metrics = await keyed.metrics()
     refused = {"outcome": "key_concurrency", "route": "/v1/chat/completions", "status": 429}
     assert total(metrics, "orch_requests_total", **refused) == 3
-
-
-async def test_request_that_is_more_than_a_key_may_ever_have_is_a_400(
-    keyed: Running, ring: KeyRing, engine: ScriptedEngine
-) -> None:
-    client = await keyed.client()
-    two = [ring.bearer("two")]
-    prompts = {"prompt": ["a", "b", "c"]}
-    for path, body in ((CHAT, {"n": 3}), (COMPLETIONS, prompts)):
-        response = await client.post(path, two, **body)
-        assert (response.status, response.error["code"]) == (400, "cost_exceeds_key")
-        assert "needs 3 sequences" in response.error["message"]
-        assert "limited to 2" in response.error["message"]
-        assert response.header("retry-after") is None
-    assert (await client.post(CHAT, two, n=2)).status == 200
-    assert engine.peak == 2
 
 
 @pytest.mark.parametrize("end", ["disconnect", "cancel", "refuse", "fail", "stream"])
@@ -193,18 +161,6 @@ async def test_requests_that_share_a_decode_count_each_and_go_on_when_one_leaves
         assert b"one" in (await each.response()).body
     await eventually(lambda: in_use(keyed, "two") == 0)
     assert len(engine.generating) == 1
-
-
-async def test_what_takes_no_slot_is_not_counted(keyed: Running, ring: KeyRing, held: Held) -> None:
-    two = [ring.bearer("two")]
-    busy = await started(keyed, headers=two, n=2)
-    await eventually(lambda: held.waiting)
-    client = await keyed.client()
-    body = {"model": "tiny", "prompt": "x"}
-    assert (await client.request("POST", "/tokenize", body, two)).status == 200
-    assert (await client.get("/v1/models", two)).status == 200
-    held.release()
-    assert (await busy.response()).status == 200
 
 
 async def test_capabilities_show_the_limits_of_the_requesting_key(

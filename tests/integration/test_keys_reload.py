@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -22,7 +21,6 @@ from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.test_process import ready, run
 from tests.patience import HANG_S
-from vllm_plugin.contracts import profile as profiles
 
 STRANGER = ("Authorization", f"Bearer {new_key(b's' * 32)}")
 
@@ -112,43 +110,6 @@ async def test_reload_takes_new_keys_and_drops_old_ones_and_ends_nothing(
     assert (await busy.response()).status == 200
 
 
-async def test_limits_of_a_key_are_those_of_the_file(
-    keyed: Running, ring: KeyRing, held: Held
-) -> None:
-    alice = [ring.bearer("alice")]
-    busy = await started(keyed, headers=alice, n=2)
-    await eventually(lambda: held.waiting)
-    ring.add("alice", concurrency=2, bulk=True)
-    await keyed.sidecar.reloader.reload()
-    client = await keyed.client()
-    assert (await client.post(headers=alice)).status == 429
-    refused = await client.post(headers=[*alice, ("X-Orch-Class", "interactive")])
-    assert refused.status == 403
-    held.release()
-    assert (await busy.response()).status == 200
-
-
-@pytest.mark.parametrize("text", [None, "", "- name: alice", "- {name: ["])
-async def test_file_that_is_gone_or_wrong_changes_nothing_and_is_reported(
-    keyed: Running, ring: KeyRing, text: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    good = ring.path.read_text()
-    if text is None:
-        ring.path.unlink()
-    else:
-        ring.path.write_text(text)
-    await keyed.sidecar.reloader.reload()
-    assert str(ring.path) in (await error(keyed) or "")
-    assert "the configuration is not reloaded: api_keys_file" in caplog.text
-    assert await error_metric(keyed) == 1
-    assert await status(keyed, ring.bearer("alice")) == 200
-    assert await status(keyed, STRANGER) == 401
-    ring.path.write_text(good)
-    await keyed.sidecar.reloader.reload()
-    assert await error(keyed) is None
-    assert await error_metric(keyed) == 0
-
-
 @pytest.mark.usefixtures("soon")
 async def test_file_that_changes_is_read_by_itself(
     keyed: Running, ring: KeyRing, caplog: pytest.LogCaptureFixture
@@ -229,27 +190,6 @@ async def test_file_system_that_hangs_blocks_neither_requests_nor_revocation_nor
     await eventually(lambda: "does not respond" in (keyed.sidecar.reloads.keys_error or ""))
     await asyncio.wait_for(keyed.stop(), HANG_S)
     over.set()
-
-
-async def test_process_leaves_while_a_profile_cannot_be_read(
-    engine: ScriptedEngine, tmp_path: Path
-) -> None:
-    """Reading a FIFO would wait for somebody who writes."""
-    profile, fifo = tmp_path / "mine.yaml", tmp_path / "fifo"
-    shutil.copy(profiles.directory() / "cloud.yaml", profile)
-    async with run(f"--profile={profile}", f"--engine-url={engine.url}") as process:
-        client = await process.client()
-        await ready(client)
-        os.mkfifo(fifo)
-        fifo.rename(profile)
-        os.kill(process.process.pid, signal.SIGHUP)
-        async with asyncio.timeout(HANG_S):
-            while b"regular file" not in (await client.get("/readyz")).body:  # noqa: ASYNC110 (its process)
-                await asyncio.sleep(0.02)
-        assert (await client.post()).status == 200
-        await client.close()
-        process.process.terminate()
-        assert (await process.ended())[0] == 0
 
 
 async def test_signal_and_the_file_itself_change_the_keys_of_a_process(

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import AT_ONCE, CHAT, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.readiness import assert_unavailable, readiness, state_is
@@ -57,33 +56,6 @@ async def test_engine_that_answers_but_takes_no_requests_is_healthy_and_not_read
     assert statuses == {"/health": 200, "/healthz": 503}
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "fixes"),
-    [
-        (404, "engine_without_plugin", ["ORCH_PROFILE=cloud", "orch", "VLLM_PLUGINS"]),
-        (401, "engine_refuses_key", ["ORCH_ENGINE_API_KEY"]),
-        (403, "engine_refuses_key", ["does not accept this sidecar", "contains no reason"]),
-    ],
-)
-async def test_engine_that_cannot_be_followed_makes_unready_with_the_remedy(
-    engine: ScriptedEngine, start: Start, status: int, code: str, fixes: list[str]
-) -> None:
-    engine.faults.stream_status = status
-    running = await start(wait=False)
-    await state_is(running, "unusable")
-    response = await readiness(running)
-    assert response.status == 503
-    for fix in fixes:
-        assert fix in response.json()["last_error"]
-    refused = await (await running.client()).post()
-    assert_unavailable(refused, code)
-    assert refused.error["message"] == response.json()["last_error"]
-    assert engine.generating == []
-    engine.faults.stream_status = 200
-    await running.ready()
-    assert (await readiness(running)).status == 200
-
-
 async def test_stream_that_is_no_http_is_reported_without_the_key_of_the_request(
     engine: ScriptedEngine,
     start: Start,
@@ -105,49 +77,6 @@ async def test_stream_that_is_no_http_is_reported_without_the_key_of_the_request
             assert engine.api_key not in text
             assert running.pool.gate.instance not in text
     await running.ready()
-
-
-async def test_engine_of_another_profile_makes_unready_with_both_named(
-    engine: ScriptedEngine, start: Start
-) -> None:
-    running = await start(wait=False, profile="offline")
-    await state_is(running, "unusable")
-    message = (await readiness(running)).json()["last_error"]
-    assert "'cloud' (batched_online)" in message
-    assert "'offline' (offline)" in message
-    assert_unavailable(await (await running.client()).post(), "profile_mismatch")
-    engine.profile = "offline"
-    await engine.restart()
-    await running.ready()
-    assert (await (await running.client()).post()).status == 200
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        "event: state\ndata: {}\n\n",
-        "event: state\ndata: \xff\n\n",
-        "event: state\ndata: " + "9" * 3_000_000,
-    ],
-)
-async def test_state_that_is_not_understood_makes_unready_until_it_is(
-    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, nonsense: str
-) -> None:
-    """A plugin of another version must not stop the sidecar from following for ever."""
-
-    async def babble(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.chunk(nonsense.encode("latin-1"))
-        await asyncio.sleep(60)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine, "_stream", babble)
-        running = await start(wait=False)
-        await state_is(running, "stale")
-        assert (await readiness(running)).status == 503
-        assert_unavailable(await (await running.client()).post(CHAT, AT_ONCE), "engine_stale")
-    await running.ready()
-    assert (await (await running.client()).post()).status == 200
 
 
 async def test_engine_down_refuses_new_ones_and_serves_queued_ones_when_it_is_back(
@@ -213,11 +142,3 @@ async def test_idle_engine_stays_ready(engine: ScriptedEngine, sidecar: Running)
         await eventually(lambda before=heard_at: watcher.heard_at != before)  # type: ignore[misc]
         assert sidecar.sidecar.state == "ready"
     assert (await sidecar.capabilities())["age_ms"] < 1000 * (loop.time() - begin)
-
-
-async def test_engine_comes_back_with_other_slots(engine: ScriptedEngine, sidecar: Running) -> None:
-    engine.slots = 2
-    await engine.restart()
-    await eventually(lambda: sidecar.ledger.slots_total == 2)
-    assert (await (await sidecar.client()).post(CHAT, n=3)).status == 400
-    assert (await (await sidecar.client()).post(CHAT, n=2)).status == 200

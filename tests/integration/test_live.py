@@ -13,7 +13,7 @@ from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.live import LiveReader, Readers
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.patience import HANG_S
 
@@ -223,30 +223,6 @@ async def test_fault_of_the_document_ends_its_streams_and_nothing_else(
     again = await readers.open(sidecar)
     assert await again.next()
     caplog.clear()
-
-
-async def test_engine_that_is_down_is_shown_with_since_when_and_what_to_do(
-    sidecar: Running, engine: ScriptedEngine, readers: Readers
-) -> None:
-    reader = await readers.open(sidecar)
-    before = (await reader.next())["at"]
-    await engine.stop()
-    document = await reader.until(lambda it: it["pools"][0]["state"] == "down")
-    [pool] = document["pools"]
-    assert pool["message"] == "the engine is down"
-    assert "Start the engine again" in pool["advice"]
-    assert before - 1000 <= pool["since_at"] <= document["at"]
-    assert document["sidecar"]["state"] == "down"
-    await engine.start()
-    await reader.until(lambda it: it["pools"][0]["state"] == "ready")
-
-
-async def test_several_pools_are_in_one_document(
-    start: Start, engine: ScriptedEngine, b: ScriptedEngine, readers: Readers
-) -> None:
-    running = await all_ready(await start(**pools(a=engine, b=b)))
-    reader = await readers.open(running)
-    assert [pool["name"] for pool in (await reader.next())["pools"]] == ["a", "b"]
 
 
 async def test_mean_batch_and_rates_follow_the_counts_of_the_engine(

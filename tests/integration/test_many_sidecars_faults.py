@@ -21,7 +21,7 @@ from tests.integration.client import Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from vllm_plugin.contracts.lease_protocol import Claim, parse_lease
+from vllm_plugin.contracts.lease_protocol import parse_lease
 from vllm_plugin.state.engine_state import EngineState
 from vllm_plugin.state.leases import Rejected
 
@@ -111,24 +111,6 @@ async def test_broken_streams_lose_no_request_and_no_slot(
     await calm(engine, *sidecars)
 
 
-async def test_claim_comes_back_with_the_stream(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    first, second = await start(), await start()
-    busy = await started(first, seed=0, n=4)
-    await eventually(lambda: held.waiting)
-    waiting = await started(second, seed=1, n=2)
-    await eventually(lambda: claim(engine, second) == Claim(2, urgent=True))
-    assert break_streams(engine) == 2
-    await eventually(lambda: claim(engine, second) is None)
-    await eventually(lambda: claim(engine, second) == Claim(2, urgent=True))
-    held.release()
-    await eventually(lambda: held.waiting)
-    held.release()
-    assert [(await each.response()).status for each in (busy, waiting)] == [200, 200]
-    await calm(engine, first, second)
-
-
 async def test_claims_that_cannot_be_sent_delay_requests_and_lose_none(
     engine: ScriptedEngine, start: Start, recording: Recording, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,24 +126,6 @@ async def test_claims_that_cannot_be_sent_delay_requests_and_lose_none(
     await calm(engine, *sidecars)
     logged = [record for record in caplog.records if "did not take a claim" in record.message]
     assert 1 <= len(logged) <= 2, "once for each sidecar"
-
-
-async def test_claim_that_could_not_be_sent_is_sent_again(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    first, second = await start(), await start()
-    busy = await started(first, seed=0, n=4)
-    await eventually(lambda: held.waiting and second.ledger.foreign == 4)
-    engine.faults.claim_status = 503
-    waiting = await started(second, seed=1)
-    await eventually(lambda: engine.claimed.total() >= 2)  # tried, and tried again
-    assert claim(engine, second) is None
-    engine.faults.claim_status = 200
-    await eventually(lambda: claim(engine, second) == Claim(1, urgent=True))
-    held.release()
-    await eventually(lambda: held.waiting)
-    held.release()
-    assert [(await each.response()).status for each in (busy, waiting)] == [200, 200]
 
 
 class FormerState(EngineState):

@@ -120,39 +120,6 @@ async def test_child_divides_its_share_between_its_parent_and_its_own_clients(
     await calm(engine, direct, child, parent)
 
 
-async def test_parent_gets_its_part_beside_its_childs_own_clients_while_others_are_idle(
-    engine: ScriptedEngine, start: Start, recording: Recording
-) -> None:
-    idle, child, parent = await family(start)
-    numbers = Numbers()
-    own, theirs = numbers.next(50), numbers.next(50)
-    clients = await filled(engine, recording, child, own)
-    clients |= await backlog(parent, theirs)
-    await eventually(lambda: child.pool.claims.parents.has_demand)
-    await shared(recording, clients, child, parent)
-    begun = [request.json()["seed"] for request in engine.generating][:50]
-    assert 0.3 < sum(seed in theirs for seed in begun) / len(begun) < 0.7
-    await calm(engine, idle, child, parent)
-
-
-async def test_interactive_request_of_a_parent_goes_before_the_bulk_work_of_others(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    direct, child, parent = await family(start)
-    clients: list[Client] = [await started(direct, seed=0, n=4)]
-    await eventually(lambda: len(held.waiting) == 1)
-    clients.append(await started(direct, seed=1, headers=BULK, n=4))
-    await eventually(lambda: claim(engine, direct) == Claim(4, urgent=False))
-    clients.append(await started(parent, seed=2))
-    await eventually(lambda: claim(engine, child) == Claim(1, urgent=True))
-    for _ in clients:
-        await eventually(lambda: held.waiting)
-        held.release()
-    assert [(await each.response()).status for each in clients] == [200] * 3
-    entered = [request.json()["seed"] for request in engine.generating]
-    assert entered == [0, 2, 1]
-
-
 async def test_claim_of_a_parent_ends_when_it_has_nothing_queued_any_longer(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:

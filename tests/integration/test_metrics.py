@@ -233,22 +233,6 @@ async def test_waits_and_first_bytes_are_those_of_admitted_requests(
     assert metrics[f"orch_admission_wait_seconds_bucket{bucket}"] == 1
 
 
-async def test_engine_state_follows_the_engine(engine: ScriptedEngine, sidecar: Running) -> None:
-    await engine.stop()
-    await eventually(lambda: sidecar.sidecar.state == "down")
-    metrics = await sidecar.metrics()
-    assert metrics['orch_engine_state{pool="cloud",state="down"}'] == 1
-    assert metrics['orch_engine_state{pool="cloud",state="ready"}'] == 0
-
-
-async def test_age_of_the_state_grows_while_the_engine_is_mute(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    engine.faults.mute = True
-    await asyncio.sleep(0.3)
-    assert (await sidecar.metrics())['orch_engine_state_age_seconds{pool="cloud"}'] > 0.2
-
-
 async def test_decode_steps_are_those_that_the_engine_counted(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:

@@ -62,28 +62,6 @@ async def test_refusals_are_the_clients_exceptions(
     assert engine.generating == []
 
 
-@pytest.mark.parametrize(
-    ("status", "exception"),
-    [
-        (422, openai.UnprocessableEntityError),
-        (500, openai.InternalServerError),
-    ],
-)
-async def test_errors_of_the_engine_are_the_clients_exceptions(
-    engine: ScriptedEngine,
-    client: openai.AsyncOpenAI,
-    status: int,
-    exception: type[openai.APIStatusError],
-) -> None:
-    async def refuse(answer: Answer) -> None:
-        answer.json({"error": {"message": "as vLLM says", "type": "E", "code": status}}, status)
-
-    engine.answer = refuse
-    with pytest.raises(exception) as caught:
-        await client.chat.completions.create(model="tiny", messages=MESSAGES)
-    assert "as vLLM says" in caught.value.message
-
-
 async def test_failure_in_a_stream_is_the_clients_exception(
     engine: ScriptedEngine, client: openai.AsyncOpenAI
 ) -> None:
@@ -125,21 +103,6 @@ async def test_clients_own_retries_come_back_at_the_stated_time_and_succeed(
     metrics = await running.metrics()
     refused = {"outcome": "queue_full", "route": "/v1/chat/completions", "status": 429}
     assert total(metrics, "orch_requests_total", **refused) == raw.retries_taken
-
-
-async def test_retries_exhausted_are_a_rate_limit_error(
-    engine: ScriptedEngine, start: Start, held: Held
-) -> None:
-    running = await start(queue_capacity=0)
-    await started(running, n=4)
-    await eventually(lambda: held.waiting)
-    async with openai.AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{running.port}/v1", api_key="any", max_retries=0
-    ) as client:
-        with pytest.raises(openai.RateLimitError) as caught:
-            await client.chat.completions.create(model="tiny", messages=MESSAGES)
-    assert caught.value.code == "ADMISSION_REJECT"
-    assert 1000 <= int(caught.value.response.headers["retry-after-ms"]) <= 1250
 
 
 async def test_engine_down_is_an_internal_server_error_that_the_client_retries(

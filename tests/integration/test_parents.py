@@ -13,7 +13,6 @@ import pytest
 from orch_sidecar.api.endpoints import STREAM
 from orch_sidecar.auth.keys import owner_of
 from orch_sidecar.control import state_feed
-from orch_sidecar.control.stream_readers import MAX_READERS_PER_CLIENT
 from tests.integration.backlogs import Numbers, Recording, answered, backlog, instance
 from tests.integration.client import Client
 from tests.integration.held import Held, started
@@ -253,21 +252,3 @@ async def test_entry_with_the_key_of_a_client_says_what_its_child_wants(
         assert expected in (await client.get("/readyz")).body.decode()
         health = (await client.get("/v1/pools/lower/health")).json()
         assert not health["ready"]
-
-
-@pytest.mark.parametrize("path", ["/v1/live", "/v1/capabilities/stream"])
-async def test_client_that_is_no_parent_has_a_few_streams_and_takes_none_of_others(
-    start: Start, ring: KeyRing, path: str
-) -> None:
-    running = await start(api_keys_file=ring.path)
-    for _ in range(MAX_READERS_PER_CLIENT):
-        client = await running.client()
-        client.send_request("GET", path, headers=[ring.bearer("alice")])
-        await client.seen(b"event: s")
-    client = await running.client()
-    refused = await client.get(path, [ring.bearer("alice")])
-    assert (refused.status, refused.error["code"]) == (429, "READER_LIMIT")
-    assert f"{MAX_READERS_PER_CLIENT} streams of this client" in refused.error["message"]
-    client = await running.client()
-    client.send_request("GET", path, headers=[ring.bearer("entry")])
-    await client.seen(b"event: s")

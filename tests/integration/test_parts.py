@@ -108,19 +108,6 @@ async def test_error_of_the_engine_is_the_answer(
     await sidecar.idle()
 
 
-async def test_answer_that_is_none_of_the_api_is_an_error(
-    engine: ScriptedEngine, start: Start
-) -> None:
-    async def odd(answer: Answer) -> None:
-        answer.json({"choices": "none"})
-
-    engine.answer = odd
-    sidecar = await start()
-    response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefg"])
-    assert (response.status, response.error["code"]) == (502, "engine_failed")
-    await sidecar.idle()
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_leaves_ends_all_parts(
     engine: ScriptedEngine, start: Start, stream: bool
@@ -229,25 +216,6 @@ async def test_client_has_a_bounded_number_of_parts(
     echo.release_all()
     assert (await first.response()).status == 200
     assert (await (await at_home.client()).post(COMPLETIONS, prompt=[*"ghi"])).status == 200
-
-
-@pytest.mark.parametrize(("end", "size"), [(b"\n\n", 3), (b"\r\n\r\n", 1)])
-async def test_events_pass_however_they_end_and_are_cut(
-    home: ScriptedEngine, at_home: Running, end: bytes, size: int
-) -> None:
-    async def slowly(answer: Answer) -> None:
-        answer.head(200, [("content-type", "text/event-stream")])
-        for event in (b'data: {"choices":[{"index":0,"text":"a"}]}', b"data: [DONE]"):
-            whole = event + end
-            for at in range(0, len(whole), size):
-                answer.chunk(whole[at : at + size])
-                await asyncio.sleep(0)
-        answer.end()
-
-    home.answer = slowly
-    client = await at_home.client()
-    response = await client.post(COMPLETIONS, prompt=[*"ab"], stream=True)
-    assert texts(events(response)) == {0: "a", 1: "a"}
 
 
 async def test_what_parts_repeat_of_a_body_counts_against_the_budget_of_bodies(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.client import AT_ONCE, CHAT
-from tests.integration.held import Held, started
+from tests.integration.client import CHAT
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 
@@ -56,47 +55,6 @@ async def test_adapter_is_placed_where_it_is_loaded_from_its_load_to_its_unload(
     assert (await client.post(model="sql")).status == 404
 
 
-async def test_model_whose_pool_is_down_is_a_503_and_one_that_no_pool_serves_a_404(
-    start: Start, engine: ScriptedEngine, another: Engine
-) -> None:
-    large = await another(models=("large", "sql"))
-    running = await all_ready(await start(**pools(a=engine, b=large)))
-    await large.stop()
-    await eventually(lambda: running.sidecar.pools["b"].watcher.state == "down")
-    client = await running.client()
-    for model in ("large", "sql"):
-        down = await client.post(model=model)
-        assert (down.status, down.error["code"]) == (503, "engine_down")
-    assert (await client.post(model="huge")).status == 404
-    assert (await client.post(model="tiny")).status == 200
-
-
-async def test_model_is_not_missing_while_a_pool_has_yet_to_report(
-    start: Start, engine: ScriptedEngine, another: Engine
-) -> None:
-    late = await another(models=("large",))
-    await late.stop()
-    running = await start(**pools(a=engine, b=late))
-    client = await running.client()
-    response = await client.post(CHAT, AT_ONCE, model="large")
-    assert (response.status, response.error["code"]) == (503, "engine_starting")
-    await late.start()
-    await all_ready(running)
-    assert (await client.post(model="large")).status == 200
-
-
-async def test_pin_and_preference(pair: Running, engine: ScriptedEngine, b: ScriptedEngine) -> None:
-    client = await pair.client()
-    for seed in range(3):
-        assert (await client.post(CHAT, [("X-Orch-Pool", "b")], seed=seed)).status == 200
-    await client.post(CHAT, [("X-Orch-Pool", "b; prefer")], seed=3)
-    await client.post(CHAT, [("X-Orch-Pool", "c; prefer")], seed=4)
-    assert (seeds(engine), seeds(b)) == ([4], [0, 1, 2, 3])
-    response = await client.post(CHAT, [("X-Orch-Pool", "c")])
-    assert (response.status, response.error["code"]) == (400, "infeasible")
-    assert "the pools are a, b" in response.error["message"]
-
-
 async def test_measurement_type_is_demanded_and_never_downgraded(
     start: Start, engine: ScriptedEngine, another: Engine
 ) -> None:
@@ -117,49 +75,6 @@ async def test_measurement_type_is_demanded_and_never_downgraded(
     gone = await client.post(CHAT, single)
     assert (gone.status, gone.error["code"]) == (503, "engine_down")
     assert len(engine.generating) == 1
-
-
-async def test_directives_work_with_a_single_pool_too(sidecar: Running) -> None:
-    client = await sidecar.client()
-    assert (await client.post(CHAT, [("X-Orch-Pool", "cloud")])).status == 200
-    refused = await client.post(CHAT, [("X-Orch-Pool", "home")])
-    assert (refused.status, refused.error["code"]) == (400, "infeasible")
-    single = [("X-Orch-Measurement-Type", "single_stream")]
-    assert (await client.post(CHAT, single)).error["code"] == "infeasible"
-
-
-async def test_free_slot_before_a_busy_pool_and_the_same_choice_every_time(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine, held: Held
-) -> None:
-    b.answer = held
-    clients = []
-    for seed in range(8):
-        clients.append(await started(pair, seed=seed))
-        await eventually(lambda seed=seed: len(held.waiting) == seed + 1)  # type: ignore[misc]
-    assert (seeds(engine), seeds(b)) == ([0, 2, 4, 6], [1, 3, 5, 7])
-    held.release_all()
-    for client in clients:
-        assert (await client.response()).status == 200
-
-
-async def test_request_that_no_pool_could_ever_serve_is_refused_with_that_reason(
-    start: Start, engine: ScriptedEngine, another: Engine
-) -> None:
-    small = await another(slots=2)
-    running = await all_ready(await start(**pools(small=small, a=engine)))
-    client = await running.client()
-    assert (await client.post(CHAT, n=4)).status == 200
-    assert (len(engine.generating), len(small.generating)) == (1, 0)
-    response = await client.post(CHAT, n=5)
-    assert (response.status, response.error["code"]) == (400, "infeasible")
-    assert "small has 2 slots" in response.error["message"]
-    assert response.error["retriable"] is False
-    await engine.stop()
-    await eventually(lambda: running.sidecar.pools["a"].watcher.state == "down")
-    # It could be served if that engine were there.
-    response = await client.post(CHAT, n=4)
-    assert (response.status, response.error["code"]) == (503, "engine_down")
-    assert response.error["retriable"] is True
 
 
 async def test_all_pools_away_is_a_503_that_names_them(

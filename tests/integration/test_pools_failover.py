@@ -112,15 +112,6 @@ async def test_lost_engine_below_is_not_tried_again_from_above(
         await running.idle()
 
 
-async def test_pinned_request_is_not_moved(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    engine.scripts.append(closes)
-    response = await (await pair.client()).post(CHAT, [("X-Orch-Pool", "a")])
-    assert (response.status, response.error["code"]) == (502, "engine_failed")
-    assert b.generating == []
-
-
 async def test_client_that_leaves_during_the_second_attempt_leaks_nothing(
     pair: Running, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:

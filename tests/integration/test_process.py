@@ -142,21 +142,6 @@ async def test_process_takes_the_descriptors_that_its_hard_limit_allows(
     assert f"orch_connections_limit {(hard - 128) // 2:.1f}" in metrics
 
 
-async def test_drain_limit_holds(engine: ScriptedEngine, held: Held) -> None:
-    flags = ("--profile=cloud", f"--engine-url={engine.url}", "--drain-timeout-s=0.3")
-    async with run(*flags) as process:
-        client = await process.client()
-        await ready(client)
-        client.start(stream=False)
-        await eventually(lambda: held.waiting)
-        process.process.terminate()
-        assert (await client.response()).status == 503
-        code, logged = await process.ended()
-        assert code == 0
-        assert "Traceback" not in logged
-        await client.close()
-
-
 async def test_killed_sidecar_leaves_requests_that_its_successor_counts_as_foreign(
     engine: ScriptedEngine, held: Held
 ) -> None:
@@ -204,17 +189,6 @@ async def test_port_that_is_taken_is_one_line_and_exit_code_1(engine: ScriptedEn
     assert "Traceback" not in logged
     assert "Unclosed" not in logged
     assert "orch sidecar:" in logged.splitlines()[-1]
-
-
-async def test_wrong_setting_names_setting_value_and_rule() -> None:
-    async with run("--queue-capacity=-1", ORCH_CLIENT_STALL_S="soon") as process:
-        code, logged = await process.ended()
-    assert code == 2
-    for part in ("queue_capacity", "'-1'", "greater than or equal to 0"):
-        assert part in logged
-    for part in ("client_stall_s", "'soon'", "valid number"):
-        assert part in logged
-    assert "Traceback" not in logged
 
 
 async def test_sidecar_without_an_engine_says_what_it_waits_for_and_how_to_start_it() -> None:
@@ -274,16 +248,3 @@ async def test_with_a_collector_no_exporter_of_the_sdk_is_imported() -> None:
         OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
     )
     assert loaded == "['opentelemetry.sdk', 'google.protobuf']"
-
-
-async def test_protocol_that_is_not_supported_is_named() -> None:
-    environment = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json",
-    }
-    async with run(**environment) as process:
-        code, logged = await process.ended()
-    assert code == 1
-    assert "'http/json'" in logged
-    assert "Traceback" not in logged
-    assert "Unclosed" not in logged

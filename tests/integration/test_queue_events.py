@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from orch_sidecar.api.refusal import Reason
 from orch_sidecar.proxy import queue_events
-from tests.integration.client import CHAT, MESSAGES
-from tests.integration.running import Running, Start, eventually, total
+from tests.integration.client import CHAT
+from tests.integration.running import Running, eventually
 from tests.integration.scripted_answers import AnswerScript, nth_answer
-from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.watching import WATCH, busy, free, shown, watching
 
 
@@ -78,15 +74,6 @@ async def test_request_that_waits_for_nothing_gets_the_response_of_any_other(
     assert response.status == 400
 
 
-async def test_refusal_at_once_keeps_its_status(sidecar: Running, script: AnswerScript) -> None:
-    first = await busy(sidecar, script)
-    client = await sidecar.client()
-    response = await client.post(headers=[WATCH, ("X-Orch-Do-Not-Queue", "true")], stream=True)
-    assert (response.status, response.error["code"]) == (429, "ADMISSION_NO_QUEUE")
-    assert response.header("retry-after") is not None
-    await free(script, first)
-
-
 async def test_header_has_no_effect_on_an_answer_that_is_not_streamed(
     sidecar: Running, script: AnswerScript
 ) -> None:
@@ -100,51 +87,6 @@ async def test_header_has_no_effect_on_an_answer_that_is_not_streamed(
     answer.finished.set()
     response = await client.response()
     assert response.json()["choices"][0]["message"]["content"] == "one two three"
-
-
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_refusal_in_the_queue_is_an_error_event(
-    sidecar: Running, script: AnswerScript, path: str
-) -> None:
-    first = await busy(sidecar, script)
-    client = await watching(sidecar, ("X-Orch-Max-Wait-Ms", "80"), path=path, seed=1)
-    response = await client.response()
-    assert response.status == 200
-    rest = shown(response.body).rest.decode()
-    data = next(line[6:] for line in rest.splitlines() if line.startswith("data: "))
-    error = json.loads(data)["error"]
-    assert (error["code"], error["retriable"]) == ("ADMISSION_TIMEOUT", True)
-    assert error["retry_after_ms"] > 0
-    if path == CHAT:
-        assert rest.endswith("\n\ndata: [DONE]\n\n")
-    else:
-        assert rest.startswith("event: error\n")
-    assert (await client.get("/livez")).status == 200, "the connection goes on"
-    label: dict[str, object] = {"outcome": Reason.QUEUE_TIMEOUT, "route": path, "status": 200}
-    assert total(await sidecar.metrics(), "orch_requests_total", **label) == 1
-    await free(script, first)
-
-
-async def test_positions_fall_and_predictions_are_shown(
-    engine: ScriptedEngine, start: Start, script: AnswerScript
-) -> None:
-    engine.state_fields |= {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
-    sidecar = await start()
-    first = await busy(sidecar, script)
-    others = [await watching(sidecar, seed=1, n=4, max_tokens=100)]
-    last = await watching(sidecar, seed=2, n=4, max_tokens=100)
-    assert shown(last.buffer).positions == [1]
-    await free(script, first)
-    answer = await nth_answer(script, 2)
-    await last.seen(b": queued position=0")
-    answer.send_all("one")
-    await eventually(lambda: len(script.answers) == 3)
-    script.answers[2].send_all("two")
-    seen = shown((await last.response()).body)
-    assert seen.positions == sorted(seen.positions, reverse=True)
-    assert {1, 0} == set(seen.positions)
-    assert None not in seen.starts_ms
-    assert (await others[0].response()).status == 200
 
 
 async def test_client_that_leaves_the_queue_is_forgotten(

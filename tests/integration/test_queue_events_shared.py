@@ -47,42 +47,6 @@ async def test_all_clients_of_a_shared_generation_see_its_place_and_get_its_answ
         assert (await each.get("/livez")).status == 200, "the connection goes on"
 
 
-async def test_error_of_a_shared_generation_is_an_event_for_its_watchers(
-    sidecar: Running, script: AnswerScript
-) -> None:
-    first = await busy(sidecar, script)
-    client = await watching(sidecar, **SAME)
-    plain = await start_request(sidecar, **SAME)
-    await eventually(lambda: sharing(sidecar) == 2)
-    await free(script, first)
-    answer = await nth_answer(script, 2)
-    answer.answer.json({"error": {"message": "too long", "code": 400}}, 400)
-    answer.finished.set()
-    rest = shown((await client.response()).body).rest
-    assert json.loads(rest.split(b"\n")[0][6:])["error"]["message"] == "too long"
-    assert (await plain.response()).status == 400
-
-
-async def test_late_joiner_of_a_running_generation_gets_the_response_of_any_other(
-    sidecar: Running, script: AnswerScript
-) -> None:
-    client = await start_request(sidecar, **SAME)
-    answer = await nth_answer(script)
-    answer.begin()
-    answer.send("one")
-    await client.seen(b'"one"')
-    joined = await sidecar.client()
-    joined.start(CHAT, [WATCH], **SAME)
-    await joined.seen(b'"one"')
-    answer.send("two")
-    answer.end()
-    response = await joined.response()
-    assert response.header("server") == "uvicorn"
-    assert shown(response.body).positions == []
-    assert response.body == answer.body_for(response)
-    assert (await client.response()).status == 200
-
-
 async def test_lost_engine_hands_a_watched_request_to_another_of_its_measurement_type(
     start: Start, engine: ScriptedEngine, another: Engine, script: AnswerScript
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.admission.draining import OrderedBy
 from tests.integration.client import Client
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
@@ -73,28 +72,6 @@ async def test_a_restart_of_the_engine_ends_the_wait_for_its_confirmation(
     assert answers[4].json() == {"seed": 9}
     assert answers[3].json() == {"seed": 3}, "it was queued when its engine ended"
     assert [answer.status for answer in answers[:3]] == [502] * 3
-    await sidecar.idle()
-
-
-async def test_a_drain_serves_it(engine: ScriptedEngine, sidecar: Running, held: Held) -> None:
-    clients, urgent = await reclaimed(engine, sidecar, held)
-    sidecar.pool.gate.drain(OrderedBy.OPERATOR)
-    confirm(engine)
-    answers = await served(held, *clients, urgent)
-    assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9]
-    await sidecar.idle()
-
-
-async def test_reloaded_rules_keep_its_place(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    clients, urgent = await reclaimed(engine, sidecar, held)
-    gate = sidecar.pool.gate
-    gate.reload(gate.controller.rules.model_copy(update={"reclaim": False}))
-    assert sidecar.queued == 2
-    confirm(engine)
-    answers = await served(held, *clients, urgent)
-    assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9]
     await sidecar.idle()
 
 

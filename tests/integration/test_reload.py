@@ -140,30 +140,6 @@ async def test_settings_that_are_wrong_change_nothing_and_are_reported(
     assert sidecar.sidecar.settings.body_timeout_s == 5.0
 
 
-@pytest.mark.parametrize("text", ["name: [", "name: cloud"])
-async def test_profile_that_is_wrong_changes_nothing(
-    sidecar: Running, files: Files, reload: Reload, text: str
-) -> None:
-    files.write(body_timeout_s=5.0)
-    files.profile_path.write_text(text)
-    document = await reload()
-    assert str(files.profile_path) in document["last_reload_error"]
-    assert sidecar.sidecar.settings.body_timeout_s == 30.0
-    assert document["generation"] == 1
-
-
-async def test_what_needs_a_restart_is_reported_and_the_rest_applies(
-    sidecar: Running, files: Files, reload: Reload, caplog: pytest.LogCaptureFixture
-) -> None:
-    files.write(engine_url="http://127.0.0.1:1", engine_api_key="sk-secret", body_timeout_s=5.0)
-    document = await reload()
-    assert document["needs_restart"] == ["engine_url", "engine_api_key"]
-    assert "needs a restart: engine_url" in caplog.text
-    assert "sk-secret" not in caplog.text
-    assert sidecar.sidecar.settings.body_timeout_s == 5.0
-    assert (await (await sidecar.client()).post()).status == 200
-
-
 async def test_queue_that_is_made_shorter_loses_nobody(
     sidecar: Running, engine: ScriptedEngine, files: Files, reload: Reload, held: Held
 ) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.answers import EVENT_STREAM
 from tests.integration.cancelling import assert_cancelled, named, new_id
 from tests.integration.client import CHAT, Client, Response
 from tests.integration.keyed import KeyRing
@@ -132,12 +131,6 @@ async def test_request_of_another_key_is_not_found_as_is_one_that_never_was(
     assert (await look(sidecar, request_id, ring.bearer("bob"))).status == 404
 
 
-async def test_clients_cannot_cancel_by_the_operators_method(sidecar: Running) -> None:
-    client = await sidecar.client()
-    response = await client.request("DELETE", f"/v1/requests/{new_id()}")
-    assert (response.status, response.header("allow")) == (405, "GET, HEAD")
-
-
 async def test_operator_looks_at_and_cancels_any_request(
     sidecar: Running, operator: Client, script: AnswerScript
 ) -> None:
@@ -161,23 +154,3 @@ async def test_operator_looks_at_and_cancels_any_request(
     refused = await operator.request("POST", path)
     assert (refused.status, refused.header("allow")) == (405, "GET, HEAD, DELETE")
     await free(script, first)
-
-
-async def test_operator_finds_a_request_by_the_id_that_it_was_given(
-    sidecar: Running, engine: ScriptedEngine, operator: Client, script: AnswerScript
-) -> None:
-    client = await sidecar.client()
-    client.start(CHAT)
-    answer = await nth_answer(script)
-    answer.answer.head(200, EVENT_STREAM)
-    answer.send("one")
-    head = (await client.seen(b'"one"')).partition(b"\r\n\r\n")[0].decode()
-    request_id = next(
-        line.split(": ")[1] for line in head.splitlines() if line.startswith("x-orch-request-id")
-    )
-    assert (await operator.get(f"/v1/requests/{request_id}")).json()["state"] == "running"
-    for part in (request_id[:1], request_id[:31]):
-        assert (await operator.get(f"/v1/requests/{part}")).status == 404
-    assert (await operator.request("DELETE", f"/v1/requests/{request_id}")).status == 204
-    assert b'"cancelled"' in (await client.response()).body
-    await sidecar.idle()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.integration.client import AT_ONCE, CHAT, MESSAGES
@@ -51,24 +49,6 @@ async def test_stall_makes_unready_and_refuses_until_it_is_over(
     await eventually(lambda: held.waiting)
     held.release()
     assert (await again.response()).status == 200
-
-
-async def test_queued_request_keeps_waiting_and_is_served_when_it_is_over(
-    sidecar: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    busy = await started(sidecar, n=4)
-    await eventually(lambda: held.waiting)
-    queued = await started(sidecar, seed=1)
-    await eventually(lambda: sidecar.queued)
-    await stalls(engine, sidecar)
-    held.release()
-    assert (await busy.response()).status == 200
-    await asyncio.sleep(0.05)
-    assert len(engine.generating) == 1, "a slot came free, and is not given"
-    await recovers(engine, sidecar)
-    await eventually(lambda: held.waiting)
-    held.release()
-    assert (await queued.response()).json() == {"seed": 1}
 
 
 @pytest.mark.usefixtures("quick")

@@ -5,13 +5,11 @@ The sidecar below is scripted like an engine: its state stream has the same form
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
 
-from tests.integration.client import AT_ONCE, CHAT, MESSAGES
+from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -113,40 +111,6 @@ async def test_request_that_is_turned_away_keeps_its_place(
     assert [request.json()["seed"] for request in engine.generating] == [0, 1, 1, 2]
 
 
-async def test_request_that_is_always_turned_away_is_refused_at_its_limit(
-    parent_leases: Running, engine: ScriptedEngine
-) -> None:
-    engine.answer = turn_away()
-    begin = asyncio.get_running_loop().time()
-    response = await (await parent_leases.client()).post(CHAT, [("X-Orch-Max-Wait-Ms", "300")])
-    assert asyncio.get_running_loop().time() - begin > 0.2
-    assert (response.status, response.error["code"]) == (429, "ADMISSION_TIMEOUT")
-    assert len(engine.generating) > 1
-    await parent_leases.idle()
-
-
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
-        (429, {"error": {"message": "quota", "retriable": False}}),
-        (503, {"detail": "model is loading"}),
-        (400, ENVELOPE),
-        (500, ENVELOPE),
-    ],
-)
-async def test_final_answer_is_passed_on_as_it_is(
-    parent_leases: Running, engine: ScriptedEngine, status: int, body: Any
-) -> None:
-    engine.scripts.append(turn_away(status, body, ()))
-    client = await parent_leases.client()
-    response = await client.post()
-    assert (response.status, response.json()) == (status, body)
-    assert response.header("content-length") == str(len(json.dumps(body)))
-    assert len(engine.generating) == 1
-    assert (await client.post()).status == 200
-    await parent_leases.idle()
-
-
 async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
     parent_leases: Running, engine: ScriptedEngine
 ) -> None:
@@ -157,40 +121,3 @@ async def test_client_that_leaves_while_its_request_is_put_back_leaks_nothing(
     await eventually(lambda: not parent_leases.queued)
     await parent_leases.idle()
     assert parent_leases.ledger.lease_count == 0
-
-
-async def test_nonsense_of_the_engine_makes_both_stale_and_breaks_neither(
-    parent_leases: Running, lower: Running, engine: ScriptedEngine
-) -> None:
-    engine.report(waiting="x")
-    await eventually(lambda: parent_leases.pool.watcher.state == "stale")
-    assert "waiting is 'x'" in parent_leases.pool.watcher.message
-    for running in (parent_leases, lower):
-        client = await running.client()
-        assert (await client.get("/v1/capabilities")).status == 200
-        assert (await client.get("/metrics")).status == 200
-        assert (await client.post(CHAT, AT_ONCE)).status == 503
-    engine.state_fields.clear()
-    await parent_leases.ready()
-    assert (await (await parent_leases.client()).post()).status == 200
-
-
-@pytest.mark.parametrize(
-    ("reported", "state", "code"),
-    [
-        ("draining", "draining", "engine_down"),
-        ("stalled", "stalled", "engine_stalled"),
-        ("of another kind", "paused", "engine_paused"),
-    ],
-)
-async def test_state_of_the_sidecar_below_is_believed(
-    parent_leases: Running, engine: ScriptedEngine, reported: str, state: str, code: str
-) -> None:
-    engine.report(state=reported, message="because of this")
-    await eventually(lambda: parent_leases.pool.watcher.state == state)
-    response = await (await parent_leases.client()).post(CHAT, AT_ONCE)
-    assert (response.status, response.error["code"]) == (503, code)
-    assert "because of this" in response.error["message"]
-    engine.report(state="ready", message="")
-    await parent_leases.ready()
-    assert (await (await parent_leases.client()).post()).status == 200

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 
 import pytest
 
 from tests.integration.answers import break_off_within_an_event, disconnect
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from tests.integration.held import Held, started
+from tests.integration.held import Held
 from tests.integration.otlp import (
     CLIENT,
     ERROR,
@@ -64,56 +63,6 @@ async def test_one_request_is_one_tree_from_the_client_to_the_engine(
     assert lease.startswith(upstream.attributes["orch.lease"])
     assert len(upstream.attributes["orch.lease"]) < len(lease) - 20  # not all of the secret
     assert response.header("x-request-id") == "mine"
-
-
-async def test_waiting_for_a_slot_is_a_span_of_its_length(
-    engine: ScriptedEngine, collect: Collect, start: Start, held: Held
-) -> None:
-    running = await start()
-    busy = await started(running, n=4)
-    await eventually(lambda: held.waiting)
-    waiting = await running.client()
-    waiting.start(CHAT, [("traceparent", TRACEPARENT)], stream=False)
-    await eventually(lambda: running.queued == 1)
-    await asyncio.sleep(0.1)
-    held.release()
-    await busy.response()
-    await eventually(lambda: held.waiting)
-    held.release()
-    await waiting.response()
-    spans = (await collect(running)).of_trace(TRACE_ID)
-    wait = spans["admission.wait"]
-    assert wait.end_ns - wait.start_ns >= 0.1e9
-    assert wait.end_ns <= spans["engine.request"].start_ns
-
-
-async def test_refused_requests_have_spans(
-    engine: ScriptedEngine, collect: Collect, start: Start, held: Held
-) -> None:
-    running = await start(queue_capacity=0)
-    client = await running.client()
-    busy = await started(running, n=4)
-    await eventually(lambda: held.waiting)
-    fields = [("traceparent", TRACEPARENT)]
-    assert (await client.post(CHAT, fields)).status == 429
-    assert (await client.post(CHAT, n=0)).status == 400
-    assert (await client.get("/nowhere?secret=1")).status == 404
-    assert (await client.get(MESSAGES)).status == 405
-    held.release()
-    await busy.response()
-    collector = await collect(running)
-    spans = collector.of_trace(TRACE_ID)
-    assert set(spans) == {CHAT, "admission.wait"}  # never in the engine
-    server = spans[CHAT]
-    assert server.attributes["orch.outcome"] == "queue_full"
-    assert server.attributes["error.type"] == "queue_full"
-    assert server.attributes["http.response.status_code"] == 429
-    assert server.status == ERROR
-    assert spans["admission.wait"].attributes["orch.outcome"] == "queue_full"
-    outcomes = {span.attributes.get("orch.outcome"): span for span in collector.spans}
-    assert {"invalid_request", "not_found", "method_not_allowed"} <= set(outcomes)
-    for outcome, method in (("method_not_allowed", "GET"), ("invalid_request", "POST")):
-        assert outcomes[outcome].attributes["http.request.method"] == method
 
 
 async def test_cancelled_and_failed_requests_have_spans(
@@ -176,19 +125,6 @@ async def test_no_prompt_and_no_key_is_in_any_span(
     assert b"XYZZY" not in text
     assert b"one two three" not in text
     assert b"say something" not in text
-
-
-async def test_spans_of_a_run_have_its_name(
-    engine: ScriptedEngine, collect: Collect, start: Start
-) -> None:
-    running = await start()
-    client = await running.client()
-    await client.post(CHAT, headers=[("X-Orch-Scenario", "run-1")])
-    await client.post(COMPLETIONS)
-    spans = await collect(running)
-    assert spans.one(CHAT).attributes["orch.scenario"] == "run-1"
-    assert "orch.scenario" not in spans.one(COMPLETIONS).attributes
-    assert engine.generating[0].header("x-orch-scenario") is None
 
 
 async def test_server_span_has_the_digest_of_its_run(

@@ -5,38 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
-import pytest
-
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.running import Running
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
-
-ADDED = {
-    "server-timing",
-    "x-request-id",
-    "x-correlation-id",
-    "x-measurement-type",
-    "x-orch-request-id",
-    "x-orch-queue-position",
-    "x-orch-predicted-start-ms",
-}
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
-@pytest.mark.parametrize("stream", [True, False])
-async def test_each_api_gets_the_answer_of_the_engine_itself(
-    engine: ScriptedEngine, sidecar: Running, path: str, stream: bool
-) -> None:
-    direct = await Running(sidecar.sidecar, engine.port).client()
-    there = await direct.post(path, stream=stream)
-    await direct.close()
-    here = await (await sidecar.client()).post(path, stream=stream)
-    assert (here.status, here.reason) == (there.status, there.reason)
-    assert here.raw == there.raw
-    assert [field for field in here.fields if field[0] not in ADDED] == there.fields
-    assert {name for name, _ in here.fields} >= ADDED
 
 
 async def test_stream_passes_byte_for_byte_however_it_was_cut(
@@ -98,59 +70,6 @@ async def test_answer_with_a_length_keeps_its_length(
     assert (response.status, response.reason) == (201, "Made It")
     assert response.header("content-length") == "300000"
     assert response.body == b"x" * 300_000
-
-
-async def test_answer_that_ends_with_its_connection_ends_so_here(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    async def until_close(answer: Answer) -> None:
-        answer.head(200, [("content-type", "text/plain")], chunked=False)
-        answer.write(b"all there is")
-        answer.close()
-
-    engine.answer = until_close
-    client = await sidecar.client()
-    response = await client.post()
-    assert response.body == b"all there is"
-    assert response.header("connection") == "close"
-    assert response.header("content-length") is None
-    assert await client.rest() == b""
-    await sidecar.idle()
-
-
-async def test_empty_answers_of_both_framings_are_complete(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    async def no_chunks(answer: Answer) -> None:
-        answer.head()
-        answer.end()
-
-    async def no_bytes(answer: Answer) -> None:
-        answer.head(200, [("content-length", "0")], chunked=False)
-
-    engine.scripts += [no_chunks, no_bytes]
-    client = await sidecar.client()
-    assert (await client.post()).body == b""
-    response = await client.post()
-    assert (response.body, response.header("content-length")) == (b"", "0")
-
-
-@pytest.mark.parametrize("status", [404, 500])
-async def test_error_of_the_engine_passes_as_it_is_and_frees_the_slot(
-    engine: ScriptedEngine, sidecar: Running, status: int
-) -> None:
-    document = {"error": {"message": "as vLLM says", "type": "BadRequestError", "code": status}}
-
-    async def refuse(answer: Answer) -> None:
-        answer.json(document, status, [("x-engine", "1")])
-
-    engine.answer = refuse
-    client = await sidecar.client()
-    response = await client.post(stream=True)
-    assert (response.status, response.json()) == (status, document)
-    assert response.header("x-engine") == "1"
-    assert sidecar.ledger.leased == 0
-    assert (await client.post()).status == status  # the connection goes on
 
 
 async def test_headers_of_the_connection_end_here_and_all_others_pass(

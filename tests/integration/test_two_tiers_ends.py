@@ -74,27 +74,6 @@ async def test_cancelling_above_frees_all_levels(
     await empty(parent_leases, lower)
 
 
-async def test_request_is_cancelled_while_it_goes_to_and_fro(
-    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    for each in tuple(subscribers := lower.sidecar.publisher.leases.subscribers):
-        subscribers.discard(each)  # the upper does not hear of changes
-    busy = await started(lower, n=4)
-    await eventually(lambda: held.waiting)
-    request_id = os.urandom(16).hex()
-    client = await started(
-        parent_leases, headers=[("X-Orch-Request-Id", request_id)], path=MESSAGES
-    )
-    await eventually(lambda: lower.pool.gate.refused.total() > 1)
-    other = await parent_leases.client()
-    path = f"/v1/requests/{request_id}/cancel"
-    assert (await other.request("POST", path, None)).status == 204
-    assert (await client.response()).status == 499
-    held.release()
-    assert (await busy.response()).status == 200
-    await eventually(lambda: not parent_leases.queued and not lower.ledger.leased)
-
-
 async def test_lower_that_restarts_is_followed_again_and_nobody_is_lost(
     start: Start, engine: ScriptedEngine, held: Held
 ) -> None:

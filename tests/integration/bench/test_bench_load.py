@@ -22,8 +22,6 @@ from tests.integration.scripts import closes, endless
 from tests.integration.wire import Answer
 from tests.patience import HANG_S
 
-EVERY_LOOP = True
-
 BODY = b'{"model":"tiny","prompt":[1,2,3],"max_tokens":4,"stream":true}'
 
 
