@@ -202,6 +202,9 @@ def test_sequences_of_a_key_are_limited() -> None:
     assert refusal.reason is Reason.KEY_CONCURRENCY
     for part in ("needs 2 sequences", "limited to 3 at once", "2 are queued"):
         assert part in refusal.message
+    all_of_it = guard.enter(key, 3, 0.0)
+    assert all_of_it is not None
+    assert all_of_it.reason is Reason.KEY_CONCURRENCY, "it fits when the others have ended"
     assert guard.enter(key, 1, 0.0) is None
     assert guard.sequences(key) == 3
     guard.leave(key, 2, 1.0)

@@ -128,7 +128,10 @@ def test_request_that_got_no_slot_costs_nothing() -> None:
     budgeted = Budgeted(1000, 10)
     reserved = budgeted.reserved(0.0, 100, 50)
     assert budgeted.headers(0.0)["remaining-requests"] == "9"
+    taken = budgeted.reserved(0.0, 0, 0)
     budgeted.ends(reserved, Ended(admitted=None))
+    assert budgeted.headers(0.0)["remaining-requests"] == "9"
+    budgeted.ends(taken, Ended(admitted=None))
     assert budgeted.headers(0.0) == {
         "limit-requests": "10",
         "remaining-requests": "10",
