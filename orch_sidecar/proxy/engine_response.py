@@ -5,7 +5,7 @@ woken, and only the framing is parsed; the content is read for token counts and 
 engine fails before the sink has sent anything, the request can still be answered otherwise.
 
 The response of an idle request is held until it is complete, so that it can be cut, and run again,
-at any time before.
+at any time before; one that becomes too long for the memory is not.
 
 An upstream may reject a request for now: a child sidecar that is full, or an engine about to
 stop. Such a response is withheld until its end shows which it is, for it concerns the queue of
@@ -37,6 +37,10 @@ from orch_sidecar.wire.http1 import (
 
 # 4xx that are not the client's mistake: timeouts, overload, cancelled upstream.
 _NOT_THE_CLIENT: Final = frozenset({408, 425, 429, 499})
+
+
+# Of the response of an idle request: some ten thousand events of a stream.
+MAX_HELD_BYTES: Final = 4_194_304
 
 
 class Sink(Protocol):
@@ -266,11 +270,11 @@ class EngineResponse:
         return None
 
     def _withhold(self, out: bytes) -> None:
-        """Keeps what may be a rejection; one that is too long is none."""
+        """Keeps what may be a rejection, or cut; what is too long is neither."""
         withheld = self._withheld
         assert withheld is not None, "it is only called while something is withheld"
         withheld += out
-        if len(withheld) > backpressure.MAX_REJECTION_BYTES and not self._holds:
+        if len(withheld) > (MAX_HELD_BYTES if self._holds else backpressure.MAX_REJECTION_BYTES):
             self._withheld = None
             self._sink.write(bytes(withheld))
 

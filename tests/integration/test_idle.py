@@ -79,6 +79,21 @@ async def test_a_stream_is_held_until_it_is_complete_so_that_it_can_be_cut(
     await sidecar.idle()
 
 
+async def test_a_long_stream_is_not_kept_in_the_memory(
+    engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orch_sidecar.proxy.engine_response.MAX_HELD_BYTES", 1000)
+    engine.scripts.append(endless)
+    row = await sidecar.client()
+    row.start(CHAT, IDLE, n=4, max_tokens=9)
+    await row.seen(b"data: more")
+    urgent = await started(sidecar, max_tokens=5)
+    await eventually(lambda: sidecar.queued == 1)
+    assert len(engine.generating) == 1, "it is cut no more"
+    await row.close()
+    assert (await urgent.response()).status == 200
+
+
 async def test_its_client_can_leave_while_it_is_cut(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
