@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -85,6 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             importlib.import_module(f"orch_sidecar.{module}").main(words[1:], read_settings)
         else:
             importlib.import_module(f"orch_sidecar.{module}").main(words[1:])
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except (InvalidSettings, ProfileError) as error:
         print(f"orch {command}: {error}", file=sys.stderr)
         sys.exit(2)

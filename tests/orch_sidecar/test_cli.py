@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -103,6 +105,20 @@ def test_completion_knows_the_options_of_every_command(
         assert word in script, word
     for command in cli._COMMANDS:
         assert command in script
+
+
+def test_output_that_nobody_reads_any_more_is_no_error() -> None:
+    """As that of `orch completion bash | head`."""
+    command = [sys.executable, "-c", "from orch_sidecar.cli import main; main()"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [*command, "completion", "bash"], stdout=writer, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_completion_by_bash_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
