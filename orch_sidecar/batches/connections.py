@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.client_proto import ResponseHandler
 
 from orch_sidecar.api.headers import (
+    ACCEPT_ENCODING,
     AUTHORIZATION,
     CONTENT_TYPE,
     RETRY_AFTER_MS,
@@ -70,6 +71,7 @@ class RowConnections:
         Its `custom_id` and its batch are the ids of the client, on its record, in logs and spans.
         """
         headers = {
+            ACCEPT_ENCODING: "identity",  # an engine, or a proxy before it, may compress
             CONTENT_TYPE: "application/json",
             X_ORCH_CLASS: ROW_CLASS.value,
             X_ORCH_REQUEST_ID: request_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from pathlib import Path
@@ -62,6 +63,22 @@ async def test_batch_is_completed_and_each_row_is_in_its_output(batches: Batches
         assert each["error"] is None
         assert each["response"]["status_code"] == 200
         assert each["response"]["body"]["choices"][0]["message"]["content"] == "one two three"
+
+
+async def test_answers_are_not_compressed(batches: Batches, engine: ScriptedEngine) -> None:
+    async def compresses_if_it_may(answer: Answer) -> None:
+        if "gzip" not in (answer.request.header("accept-encoding") or ""):
+            await usual(answer)
+            return
+        body = gzip.compress(b"{}")
+        answer.head(
+            200, [("content-encoding", "gzip"), ("content-length", str(len(body)))], chunked=False
+        )
+        answer.write(body)
+
+    engine.answer = compresses_if_it_may
+    [only] = await batches.output(await batches.ended(lines([row("a", temperature=1)])))
+    assert only["response"]["body"]["choices"]
 
 
 async def test_metadata_and_lists_of_batches(batches: Batches) -> None:
