@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +10,8 @@ import aiohttp
 import pytest
 
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.clients import ATTEMPTS, body, engine_state, post, session, until
+from tests.engine.clients import body, engine_state, post, session, until
 from tests.engine.sidecars import all_ready, sidecar
-from tests.patience import HANG_S
 
 STREAMS = 32
 
@@ -63,40 +60,3 @@ async def test_burst_through_two_tiers_is_served_within_the_slots(cloud: Stack, 
             assert state["slots_total"] == 8
             assert 1 < state["peak"] <= 8
             assert state["oversubscription_violations_total"] == 0
-
-
-async def cancelled(http: aiohttp.ClientSession, upper: str) -> bytes:
-    """The last event but one of a stream that was cancelled after it began."""
-    request_id = os.urandom(16).hex()
-    headers = {"X-Orch-Request-Id": request_id, "Authorization": "Bearer sk-mine"}
-    began = asyncio.Event()
-    document = body("chat", 1500, stream=True)
-    stream = asyncio.create_task(post(http, upper, "chat", document, headers, began.set))
-    await asyncio.wait_for(began.wait(), HANG_S)
-    cancel = f"{upper}/v1/requests/{request_id}/cancel"
-    async with http.post(cancel, headers={"X-Api-Key": "sk-mine"}) as response:
-        assert response.status == 204
-    async with http.post(cancel) as response:
-        assert response.status == 404
-    seen = await stream
-    assert seen.error is None
-    *_, event, end, rest = seen.data.split(b"\n\n")
-    assert (end, rest) == (b"data: [DONE]", b"")
-    return event
-
-
-async def test_cancelling_above_ends_it_in_the_engine(cloud: Stack, upper: str) -> None:
-    async with session() as http:
-        await all_ready(http, upper)
-        for _ in range(ATTEMPTS):  # a starved client may learn of the beginning after the end
-            event = json.loads((await cancelled(http, upper)).removeprefix(b"data: "))
-            if "error" in event:
-                break
-        assert event["error"]["code"] == "cancelled"
-        await empty(http, upper, cloud.url)
-
-        async def gone() -> bool:
-            state = await engine_state(http, cloud.engine_url)
-            return bool(state["running"] == state["waiting"] == 0)
-
-        await until(gone)

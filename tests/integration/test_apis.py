@@ -1,11 +1,10 @@
-"""Each API that takes slots: plain, streamed, in parts, cancelled, refused, its engine dead."""
+"""Each API that takes slots: plain, streamed, in parts, cancelled, its engine dead."""
 
 from __future__ import annotations
 
 import pytest
 
 from orch_sidecar.api.endpoints import ENDPOINTS
-from tests.integration.client import AT_ONCE, CHAT
 from tests.integration.echo import (
     ONE,
     SEVERAL,
@@ -33,7 +32,7 @@ def test_every_api_that_takes_slots_is_driven() -> None:
     assert {path for path, each in ENDPOINTS.items() if each.division} == {*SEVERAL}
 
 
-# Each API: plain, streamed, in parts, cancelled, refused, with an engine that dies
+# Each API: plain, streamed, in parts, cancelled, with an engine that dies
 
 
 @pytest.mark.parametrize("path", ALONE)
@@ -106,28 +105,6 @@ async def test_request_that_is_cancelled_ends_with_all_of_its_parts(
     await at_home.idle()
     await eventually(lambda: not home.present)
     assert len([each for each in home.received if each.lease]) == 1
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_request_that_cannot_start_at_once_and_must_is_refused(
-    engine: ScriptedEngine, start: Start, path: str
-) -> None:
-    echo = holding(engine)
-    sidecar = await start()
-    first = await sidecar.client()
-    first.start(CHAT, n=4, stream=False, headers=AT_ONCE)
-    await eventually(lambda: echo.waiting)
-    response = await (await sidecar.client()).request("POST", path, body_of(path), AT_ONCE)
-    assert (response.status, response.header("x-measurement-type")) == (429, "batched_online")
-    if path == "/cohere/v2/chat":
-        assert "no slot is free" in response.json()["message"]
-    elif path == "/v1/responses":
-        assert response.error["code"] == "ADMISSION_NO_QUEUE"
-    else:
-        assert "no slot is free" in response.error["message"]
-    echo.release()
-    await first.response()
-    await sidecar.idle()
 
 
 @pytest.mark.parametrize("path", PATHS)

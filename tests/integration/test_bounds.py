@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client, body_of
+from tests.integration.client import CHAT, MESSAGES, Client, body_of
 from tests.integration.running import Running, Start
 from tests.integration.scripted_engine import ScriptedEngine
 
@@ -120,30 +120,6 @@ async def test_compressed_body_is_not_understood_and_not_passed_on(
     assert response.error["code"] == "unsupported_encoding"
     assert engine.received == []
     assert (await client.post(CHAT, [("Content-Encoding", "identity")])).status == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, b"{"),
-        (COMPLETIONS, b'{"n": 1, "n": 2, "prompt": "x"}'),
-        (RESPONSES, b'{"input": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"),
-        (MESSAGES, b'{"use_beam_search": true}'),
-    ],
-)
-async def test_body_that_is_not_understood_never_reaches_the_engine(
-    engine: ScriptedEngine, sidecar: Running, path: str, body: bytes
-) -> None:
-    client = await sidecar.client()
-    response = await client.request("POST", path, body)
-    assert response.status == 400
-    document = response.json()
-    assert document.get("type") == ("error" if path == MESSAGES else None)
-    assert document["error"]["type"] == "invalid_request_error"
-    assert document["error"]["retriable"] is False
-    assert len(response.body) < 2000
-    assert engine.received == []
-    assert (await client.post(path)).status == 200  # the connection goes on
 
 
 async def test_body_that_comes_too_slowly_is_refused_and_others_are_not_delayed(

@@ -75,15 +75,6 @@ async def test_conditions_and_counters_of_the_engine_are_seen_through_both(
         assert found.state == "ready"
 
 
-async def test_what_takes_no_slot_passes_through_both(
-    parent_leases: Running, engine: ScriptedEngine
-) -> None:
-    client = await parent_leases.client()
-    counted = await client.request("POST", "/tokenize", {"model": "tiny", "prompt": "x"})
-    assert counted.json()["count"] == 3
-    assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny"
-
-
 async def test_two_above_one_never_exceed_the_slots_and_all_are_served(
     start: Start, lower: Running, engine: ScriptedEngine
 ) -> None:

@@ -12,7 +12,7 @@ from tests.integration.client import AT_ONCE, CHAT, MESSAGES, Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.tiers import Streaming, above, empty, tier
+from tests.integration.tiers import above, empty, tier
 from tests.integration.wire import Answer
 from tests.patience import HANG_S
 
@@ -39,20 +39,6 @@ async def test_client_that_leaves_frees_all_levels(
     assert (parent_leases.ledger.leased, lower.ledger.leased) == (1, 1)
     await client.close()
     await eventually(lambda: not engine.present)
-    await empty(parent_leases, lower)
-
-
-async def test_lease_stays_out_above_until_the_engine_confirms(
-    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    engine.faults.holds_aborted = asyncio.Event()
-    client = await started(parent_leases, path=MESSAGES)
-    await eventually(lambda: held.waiting)
-    await client.close()
-    await eventually(lower.ledger.closing)
-    await asyncio.sleep(0.1)
-    assert (parent_leases.ledger.leased, lower.ledger.leased) == (1, 1)
-    engine.faults.holds_aborted.set()
     await empty(parent_leases, lower)
 
 
@@ -117,21 +103,6 @@ async def test_lower_that_is_killed_fails_what_it_had_and_no_more(
     await eventually(lambda: held.waiting)
     held.release()
     assert (await again.response()).status == 200
-
-
-async def test_engine_that_restarts_ends_the_leases_of_both(
-    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    clients = [await started(parent_leases, path=MESSAGES, seed=seed) for seed in range(3)]
-    await eventually(lambda: len(held.waiting) == 3)
-    await engine.restart()
-    for client in clients:
-        assert (await client.response()).status in (502, 503)
-    await lower.ready()
-    await parent_leases.ready()
-    await empty(parent_leases, lower)
-    engine.answer = Streaming()
-    assert (await (await parent_leases.client()).post(seed=1, stream=True)).status == 200
 
 
 async def test_lower_that_drains_takes_nothing_new_and_finishes_what_it_has(

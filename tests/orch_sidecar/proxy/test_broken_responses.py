@@ -167,3 +167,13 @@ async def test_answer_that_ends_with_its_connection_is_aborted_if_that_is_reset(
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"
     relayed = Relayed(stream=False).sends(head + b"half of").resets()
     assert relayed.client.aborted
+
+
+async def test_http_1_0_client_of_a_broken_stream_gets_the_error_without_chunks() -> None:
+    relayed = Relayed(http10=True).sends(STREAM_HEAD, chunk(FIRST)).closes()
+    events = relayed.client.data.partition(b"\r\n\r\n")[2].split(b"\n\n")
+    assert events[0] == FIRST.strip()
+    assert events[1].startswith(b'data: {"error": ')
+    assert events[2:] == [b"data: [DONE]", b""]
+    half = Relayed(http10=True).sends(STREAM_HEAD, chunk(FIRST), b"8\r\ndata: {}\r\n").closes()
+    assert half.client.aborted, "a close would look like the end of the answer"
