@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cached_property
 from typing import Final
 
 from opentelemetry import trace
@@ -67,8 +66,31 @@ def label_process(profile: Profile) -> bool:
     return True
 
 
+def engine_labels(engine_state: EngineState) -> Mapping[str, str | int | bool]:
+    """Returns the labels that all request spans of an engine have: `span_encoder` adds them.
+
+    The conditions are complete when the first request has finished.
+    """
+    facts, conditions = engine_state.facts, asdict(engine_state.conditions)
+    return {
+        "orch.batching": facts.batching,
+        "orch.slots_total": facts.slots_total,
+        "orch.pool": facts.pool,
+        "orch.engine_version": facts.engine_version,
+        "orch.epoch": facts.epoch,
+        "orch.gpu": facts.hardware.gpu,
+        "orch.gpu_count": facts.hardware.gpu_count,
+        "orch.precision": facts.hardware.precision,
+        "orch.weights": facts.weights,
+        **{f"orch.{name}": value for name, value in conditions.items()},
+        "orch.tokens_per_step": facts.tokens_per_step,
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": facts.models[0],
+    }
+
+
 class RequestSpanLabeller(SpanProcessor):
-    """Adds the engine's facts, conditions and counters to request spans.
+    """Adds the engine's counters, and what differs from request to request, to request spans.
 
     The counters are cumulative, so that the spans of a window show whether it has others' requests
     or sequences: their own numbers and steps must account for all between the first and the last.
@@ -76,26 +98,6 @@ class RequestSpanLabeller(SpanProcessor):
 
     def __init__(self, engine_state: EngineState) -> None:
         self._engine_state = engine_state
-
-    @cached_property
-    def _engine(self) -> Mapping[str, str | int | bool]:
-        """Of the engine. Read when the first request has finished: the conditions are complete."""
-        facts, conditions = self._engine_state.facts, asdict(self._engine_state.conditions)
-        return {
-            "orch.batching": facts.batching,
-            "orch.slots_total": facts.slots_total,
-            "orch.pool": facts.pool,
-            "orch.engine_version": facts.engine_version,
-            "orch.epoch": facts.epoch,
-            "orch.gpu": facts.hardware.gpu,
-            "orch.gpu_count": facts.hardware.gpu_count,
-            "orch.precision": facts.hardware.precision,
-            "orch.weights": facts.weights,
-            **{f"orch.{name}": value for name, value in conditions.items()},
-            "orch.tokens_per_step": facts.tokens_per_step,
-            "gen_ai.provider.name": "vllm",
-            "gen_ai.request.model": facts.models[0],
-        }
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         if span.name != REQUEST_SPAN:
@@ -113,7 +115,6 @@ class RequestSpanLabeller(SpanProcessor):
         given = span.attributes or {}
         request_id = str(given.get(_REQUEST_ID, ""))
         labels: dict[str, AttributeValue] = {
-            **self._engine,
             # vLLM prefixes ids by endpoint; what is not a plain completion is a chat.
             "gen_ai.operation.name": (
                 "text_completion" if request_id.startswith("cmpl-") else "chat"

@@ -63,7 +63,8 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
-        from vllm_plugin.adapters.spans import RequestSpanLabeller
+        from vllm_plugin.adapters.span_encoder import RequestSpanEncoder
+        from vllm_plugin.adapters.spans import RequestSpanLabeller, engine_labels
 
         provider = trace.get_tracer_provider()
         if not isinstance(provider, TracerProvider):
@@ -72,6 +73,7 @@ def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:
                 "OpenTelemetry SDK: remove what replaces it, or --otlp-traces-endpoint"
             )
         provider.add_span_processor(RequestSpanLabeller(engine_state))
+        RequestSpanEncoder(lambda: engine_labels(engine_state)).install()
     return engine_state
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -14,7 +15,13 @@ from opentelemetry.trace import ProxyTracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tests.vllm_plugin.examples import FACTS, SETTINGS
-from vllm_plugin.adapters.spans import RequestSpanLabeller, SpanLabeller, label_process
+from vllm_plugin.adapters.span_encoder import RequestSpanEncoder
+from vllm_plugin.adapters.spans import (
+    RequestSpanLabeller,
+    SpanLabeller,
+    engine_labels,
+    label_process,
+)
 from vllm_plugin.contracts.profile import load
 from vllm_plugin.state.engine_state import EngineState
 
@@ -41,6 +48,7 @@ class Tracer:
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.provider.add_span_processor(SpanLabeller(PROFILES[engine_state.facts.profile]))
         self.provider.add_span_processor(RequestSpanLabeller(engine_state))
+        self.encode = RequestSpanEncoder(lambda: engine_labels(engine_state))
 
     def span(
         self,
@@ -49,6 +57,7 @@ class Tracer:
         traceparent: str | None = None,
         start_s: float = ARRIVED_S,
     ) -> dict[str, Any]:
+        """Returns the attributes that are exported."""
         headers = {} if traceparent is None else {"traceparent": traceparent}
         context = TraceContextTextMapPropagator().extract(headers)
         tracer = self.provider.get_tracer("vllm")
@@ -56,7 +65,14 @@ class Tracer:
         span.set_attributes(dict(attributes))
         span.end()
         exported: tuple[ReadableSpan, ...] = self.exporter.get_finished_spans()
-        return dict(exported[-1].attributes or {})
+        (scope,) = self.encode(exported[-1:]).resource_spans[0].scope_spans
+        return {each.key: _value(each.value) for each in scope.spans[0].attributes}
+
+
+def _value(value: AnyValue) -> Any:
+    field = value.WhichOneof("value")
+    assert field is not None
+    return getattr(value, field)
 
 
 def state_with_steps(*batches: int, facts: Any = FACTS) -> EngineState:
