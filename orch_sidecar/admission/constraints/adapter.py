@@ -65,9 +65,7 @@ class Adapters(Constraint):
     def wanted(self, request: AdmissionRequest) -> str | None:
         return request.adapter
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         adapter = request.adapter
         if adapter is None:
             return False

@@ -182,12 +182,10 @@ class BatchLimit(Constraint):
         self._offers = offers
         self._traffic = traffic
 
-    def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
-    ) -> int:
+    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
         limits, total = self.limits, self._ledger.slots_total
         if service_class is not INTERACTIVE:
-            limit = limits.bulk if due or not self._traffic(now) else limits.mixed
+            limit = limits.bulk if beside.due or not self._traffic(now) else limits.mixed
             return UNLIMITED if limit >= total else limit - beside.taken_for(service_class)
         limit, others = limits.interactive, self._ledger.foreign_interactive
         if limit >= total:
@@ -195,14 +193,12 @@ class BatchLimit(Constraint):
         room = limit - beside.interactive - others
         return max(room, limit // self._offers.sidecars - beside.interactive) if others else room
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         if request.service_class is INTERACTIVE and (
             not beside.interactive or self.limits.interactive >= self._ledger.slots_total
         ):
             return False  # alone, to wait would not help
-        return request.cost > self.room(request.service_class, beside, now, due)
+        return request.cost > self.room(request.service_class, beside, now)
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return now + POLL_S

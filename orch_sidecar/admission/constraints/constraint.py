@@ -32,12 +32,14 @@ class Scope(Enum):
 class Beside(NamedTuple):
     """The sequences beside which a request would run: all but idle ones, and the interactive ones
     of this sidecar. `freed`: how many of those that run now are taken to have ended. `idle`: those
-    that leave for any other request; they count only for what is theirs until they have."""
+    that leave for any other request; they count only for what is theirs until they have. `due`: it
+    is a bulk request that goes before interactive ones."""
 
     taken: int
     interactive: int
     freed: int = 0
     idle: int = 0
+    due: bool = False
 
     def taken_for(self, service_class: ServiceClass) -> int:
         """The sequences beside which a request of a class has to find room."""
@@ -74,18 +76,13 @@ class Constraint:
 
     # What it lets in
 
-    def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
-    ) -> int:
-        """How many more sequences of a class it lets in. `due`: of bulk requests that go before
-        interactive ones."""
+    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
+        """How many more sequences of a class it lets in."""
         return UNLIMITED
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         """Whether a request has to wait."""
-        return request.cost > self.room(request.service_class, beside, now, due)
+        return request.cost > self.room(request.service_class, beside, now)
 
     def guaranteed(self, service_class: ServiceClass) -> int:
         """Sequences that a class gets in the long run, although it has no room for them now."""

@@ -116,9 +116,7 @@ class IdleRoom(Constraint):
 
     # Slots
 
-    def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
-    ) -> int:
+    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
         """Slots of which no other request is expected to make use, within the batch that slows
         interactive ones down by no more than they may be."""
         if service_class is not IDLE:
@@ -185,9 +183,7 @@ class IdleRoom(Constraint):
 
     # Prompts
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         if request.cost > self.room(IDLE, beside, now):
             return True
         return self._has_readers(now) and self._reads_at(now) > now

@@ -102,9 +102,7 @@ class KvBudget(Constraint):
                 self._lower(min(self._factor(now), before * SHRINK_FACTOR), now)
         self._known_preemptions = preemptions
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         # Those that have ended to make room for it have left their blocks, too.
         return not beside.freed and not self.fits(request.kv, now)
 

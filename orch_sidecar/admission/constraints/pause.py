@@ -37,14 +37,10 @@ class Pause(Constraint):
         self._for_slots = not offered
         self.inactive = False
 
-    def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
-    ) -> int:
+    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
         return 0 if now < self.until and not self._offers.left else UNLIMITED
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         self.inactive = now >= self.until
         return not self.inactive and not self._offers.left
 

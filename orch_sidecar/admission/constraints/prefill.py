@@ -163,10 +163,8 @@ class PrefillLimit(Constraint):
         self._batch = batch
         self._traffic = traffic
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
-        if due or not self._traffic(now):
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
+        if beside.due or not self._traffic(now):
             return False
         return not self.budget.fits(request.prompt_tokens, self._stall_s(), now)
 

@@ -245,17 +245,13 @@ class InteractiveReserve(Constraint):
         """Slots that bulk requests and foreign sequences may have together."""
         return self._ledger.slots_total - self.reserved(now)
 
-    def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
-    ) -> int:
-        if due or service_class is INTERACTIVE:
+    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
+        if beside.due or service_class is INTERACTIVE:
             return UNLIMITED
         return self.lendable(now) - (beside.taken_for(service_class) - beside.interactive)
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
-        if due:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
+        if beside.due:
             return False
         taken = beside.taken_for(request.service_class)
         return request.cost > self.lendable(now) - (taken - beside.interactive)

@@ -143,9 +143,9 @@ class AdmissionConstraints:
         ledger = self._ledger
         taken = ledger.leased + ledger.foreign
         of_class = self._of_class if taken else self._absolute
-        beside = Beside(taken - ledger.idle, ledger.interactive, 0, ledger.idle)
+        beside = Beside(taken - ledger.idle, ledger.interactive, 0, ledger.idle, due)
         for each in of_class[request.service_class.rank]:
-            if not each.inactive and each.blocks(request, beside, now, due):
+            if not each.inactive and each.blocks(request, beside, now):
                 return each
         return None
 
@@ -157,10 +157,10 @@ class AdmissionConstraints:
         ledger = self._ledger
         taken, others = ledger.firm, ledger.slots_total - request.cost
         freed = max(0, taken - others)
-        beside = Beside(taken - freed, min(ledger.interactive, others), freed)
+        beside = Beside(taken - freed, min(ledger.interactive, others), freed, due=due)
         of_class = self._of_class[request.service_class.rank]
         for each in of_class if beside.taken else ():
-            if not each.absolute and each.blocks(request, beside, now, due):
+            if not each.absolute and each.blocks(request, beside, now):
                 return each
         return None
 

@@ -35,14 +35,10 @@ class Slots(Constraint):
     def for_slots(self) -> bool:
         return True
 
-    def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
-    ) -> int:
+    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
         return self._ledger.slots_total - beside.taken_for(service_class)
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         return beside.taken + beside.idle + request.cost > self._ledger.slots_total
 
     def text(self) -> str:
@@ -146,15 +142,11 @@ class SlotOffers(Slots):
         self.rejected = False
         self._update()
 
-    def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
-    ) -> int:
+    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
         """Where others want slots, too, an offer has to come first."""
         return self.left if self.contended or self.parents_wait or self.rejected else UNLIMITED
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         if self.contended or self.parents_wait or self.rejected:
             return request.cost > self.left
         return False

@@ -45,9 +45,7 @@ class AtMost(Constraint):
         self.most = most
         self.running = 0
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         return self.takes(request) and self.running >= self.most
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
@@ -95,9 +93,7 @@ class Nights(Constraint):
     absolute: ClassVar[bool] = True
     wastes_slots: ClassVar[bool] = True
 
-    def room(
-        self, service_class: ServiceClass, beside: Beside, now: float, due: bool = False
-    ) -> int:
+    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
         return 0 if now % 120 >= 60 else UNLIMITED
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
@@ -126,9 +122,7 @@ class Colours(Constraint):
     def group(self, request: AdmissionRequest) -> Hashable:
         return request.prompt_tokens
 
-    def blocks(
-        self, request: AdmissionRequest, beside: Beside, now: float, due: bool = False
-    ) -> bool:
+    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
         colour = request.prompt_tokens
         return bool(colour and self.running and colour not in self.running)
 
