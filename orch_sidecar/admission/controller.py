@@ -56,25 +56,11 @@ class AdmissionController:
         self.constraints = AdmissionConstraints(
             rules, self.ledger, self.queues, self.service_times, more
         )
-        self.order = QueueOrder(self.ledger, self.queues, self.constraints)
-        self.forecaster = Forecaster(
-            self.ledger,
-            self.queues,
-            self.constraints,
-            self.service_times,
-            jitter or random.Random(),  # noqa: S311 (it spreads retries, and keeps no secret)
-        )
-        self._queue_entry = QueueEntry(
-            rules,
-            self.ledger,
-            self.queues,
-            self.constraints.reserve,
-            self.service_times,
-            self.forecaster,
-        )
-        self.reclaim = Reclaim(
-            self.ledger, self.queues, self.service_times, self.constraints, self.order
-        )
+        self.order = QueueOrder(self.constraints)
+        jitter = jitter or random.Random()  # noqa: S311 (it spreads retries, and keeps no secret)
+        self.forecaster = Forecaster(self.constraints, jitter)
+        self._queue_entry = QueueEntry(self.constraints, self.forecaster)
+        self.reclaim = Reclaim(self.constraints, self.order)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
         self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
         self.absence = Absence()
@@ -246,7 +232,7 @@ class AdmissionController:
                 used = 0
                 if served and not lease.reclaimed:
                     used = self.service_times.tokens_used(lease, request, output_tokens, now)
-                self.queues.settle(lease, request, used)
+                self.queues.fair(request.service_class).settle(lease, request, used)
                 if output_tokens is None:
                     self.service_times.prompts.cut(lease, request.prompt_tokens, now)
                 else:
@@ -282,7 +268,7 @@ class AdmissionController:
 
     def replace_rules(self, rules: AdmissionRules, now: float) -> list[Decision]:
         """Applies reloaded rules; queued requests keep their time limits."""
-        self.rules = self._queue_entry.rules = rules
+        self.rules = rules
         self.constraints.replace_rules(rules)
         return self.dispatch(now)
 
@@ -302,9 +288,8 @@ class AdmissionController:
         """Returns the current state."""
         self.learn()
         return status_of(
-            self.ledger, self.queues, self.constraints, self.order,
-            self.draining, self.unavailable, self.reclaim, now,
-        )  # fmt: skip
+            self.constraints, self.order, self.draining, self.unavailable, self.reclaim, now
+        )
 
     def forecast(self, request: AdmissionRequest, now: float) -> Forecast | None:
         """Predicts the course of a request that arrives now. None: unknown."""

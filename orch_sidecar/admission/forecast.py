@@ -15,7 +15,6 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS
-from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.lent_slots import (
     MIN_WINDOW_S,
     WINDOW_S,
@@ -24,9 +23,8 @@ from orch_sidecar.admission.prediction.lent_slots import (
 )
 from orch_sidecar.admission.prediction.release_rate import MAX_RETRY_MS, MIN_RETRY_MS, ReleaseRates
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes, Start
+from orch_sidecar.admission.prediction.service_time import Forecast, Start
 from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR, ShorterPrompts
-from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ClassRules, ServiceClass
@@ -41,20 +39,12 @@ _MAX_PREDICTED_REQUESTS: Final = 1024
 class Forecaster:
     """Predicts the waits and ends of one engine's requests."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        queues: Queues,
-        constraints: AdmissionConstraints,
-        service_times: ServiceTimes,
-        jitter: random.Random,
-    ) -> None:
-        self._service_times = service_times
+    def __init__(self, constraints: AdmissionConstraints, jitter: random.Random) -> None:
+        self._service_times = constraints.service_times
         self.release_rates = ReleaseRates()
         self._bulk_slots = SlotAverage()
         self.shorter = ShorterPrompts()
-        self._ledger = ledger
-        self._queues = queues
+        self._ledger, self._queues = constraints.ledger, constraints.queues
         self._constraints = constraints
         self._jitter = jitter
 
@@ -90,17 +80,16 @@ class Forecaster:
         self, schedule: Schedule, service_class: ServiceClass, until: AdmissionRequest | None
     ) -> None:
         """Puts the queued requests of a class into the slots: all, or those before a new one."""
-        queues, service_times = self._queues, self._service_times
-        line = queues.fair(service_class)
+        line, service_times = self._queues.fair(service_class), self._service_times
         if not line.size:
             return
         if line.size <= MAX_LISTED_REQUESTS:  # one by one
-            for each in queues.of(service_class) if until is None else queues.before(until):
+            for each in line if until is None else line.before(until):
                 service_times.place(schedule, each.request)
             return
         sequences, tokens = line.cost, float(line.charge)
         if until is not None:
-            _, sequences, tokens = queues.ahead(until)
+            _, sequences, tokens = line.ahead(until)
         if sequences <= 0:
             return
         share = min(1.0, tokens / line.charge)
@@ -197,7 +186,7 @@ class Forecaster:
         slots_s, unread, ahead = None, 0.0, 0
         rates = self.release_rates.of(service_class)
         rate = rates.per_second(now) if schedule is None else None
-        for number, queued in enumerate(self._queues.of(service_class)):
+        for number, queued in enumerate(self._queues.fair(service_class)):
             request = queued.request
             blocked_s: float | None = 0.0
             if blocked_by is not None:

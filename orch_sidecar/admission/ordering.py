@@ -15,8 +15,6 @@ from typing import Final
 from orch_sidecar.admission.constraints.constraint import Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.set_aside import Group
-from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.lease_protocol import Claim
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
@@ -29,12 +27,11 @@ _BULK_FIRST: Final = BULK, INTERACTIVE, IDLE
 class QueueOrder:
     """The order in which the queued requests of one engine are dispatched."""
 
-    def __init__(self, ledger: Ledger, queues: Queues, constraints: AdmissionConstraints) -> None:
+    def __init__(self, constraints: AdmissionConstraints) -> None:
         self.blocked_by: Constraint | None = None  # what the first request waits for
         self.claim: Claim | None = None  # if the head of the queue lacks slots
         self.blocked: QueuedRequest | None = None  # which keeps others waiting
-        self._ledger = ledger
-        self._queues = queues
+        self._ledger, self._queues = constraints.ledger, constraints.queues
         self._constraints = constraints
         self._reserve = constraints.reserve
 

@@ -10,12 +10,10 @@ from dataclasses import replace
 from typing import Final
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.reserve import InteractiveReserve
+from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.forecast import Forecaster
-from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.service_time import ServiceTimes, Start
+from orch_sidecar.admission.prediction.service_time import Start
 from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR
-from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, FullQueue
@@ -27,21 +25,15 @@ _MAX_PART_WAIT_S: Final = 86_400.0
 class QueueEntry:
     """Adds requests to the queues of one engine, and refuses those that may not wait (longer)."""
 
-    def __init__(
-        self,
-        rules: AdmissionRules,
-        ledger: Ledger,
-        queues: Queues,
-        reserve: InteractiveReserve,
-        service_times: ServiceTimes,
-        forecaster: Forecaster,
-    ) -> None:
-        self.rules = rules
-        self._ledger = ledger
-        self._queues = queues
-        self._reserve = reserve
-        self._service_times = service_times
+    def __init__(self, constraints: AdmissionConstraints, forecaster: Forecaster) -> None:
+        self._constraints = constraints
+        self._ledger, self._queues = constraints.ledger, constraints.queues
+        self._reserve, self._service_times = constraints.reserve, constraints.service_times
         self._forecaster = forecaster
+
+    @property
+    def _rules(self) -> AdmissionRules:
+        return self._constraints.rules
 
     def enter(
         self,
@@ -57,7 +49,7 @@ class QueueEntry:
         forecaster = self._forecaster
         position = self._queues.before_all(request).requests
         start_ms = None if start is None else start.ms
-        rules = self.rules.of(request.service_class)
+        rules = self._rules.of(request.service_class)
         refusal: Refusal | None = None
         if not request.later:
             refusal = forecaster.queue_refusal(request, rules, start, now)
@@ -80,7 +72,7 @@ class QueueEntry:
         slow = self._forecaster.slow(request, joins=True)
         if slow is not None:
             return slow
-        rules = self.rules.of(request.service_class)
+        rules = self._rules.of(request.service_class)
         slo_ms, prompts = rules.ttft_p95_ms, self._service_times.prompts
         if request.deadline_ms is None and (
             slo_ms is None
@@ -123,7 +115,7 @@ class QueueEntry:
         request, since = queued.request, queued.arrived
         if request.later:
             return None
-        rules, prompts = self.rules.of(request.service_class), self._service_times.prompts
+        rules, prompts = self._rules.of(request.service_class), self._service_times.prompts
         if prompts.clears_at <= now or (rules.ttft_p95_ms is None and request.deadline_ms is None):
             return None
         refusal = self._forecaster.late(request, rules, now - since, now)
@@ -150,7 +142,7 @@ class QueueEntry:
     def _queued(
         self, ticket: str, request: AdmissionRequest, since: float, now: float
     ) -> QueuedRequest:
-        rules = self.rules.of(request.service_class)
+        rules = self._rules.of(request.service_class)
         first_token_s = self._service_times.first_token_s(request)
         longest_s, expiry = refusals.longest_wait(request, rules, first_token_s or 0.0)
         if request.later:
@@ -168,24 +160,26 @@ class QueueEntry:
         return self._queues.places(request.service_class) >= self._capacity(request)
 
     def _capacity(self, request: AdmissionRequest) -> int:
-        capacity = self.rules.of(request.service_class).queue_capacity
+        capacity = self._rules.of(request.service_class).queue_capacity
         return capacity - self._taken_places() if request.service_class is BULK else capacity
 
     def _taken_places(self) -> int:
         """Places of bulk requests that interactive ones took by evicting some."""
-        if self.rules.full_queue is not FullQueue.DROP_LRU:
+        if self._rules.full_queue is not FullQueue.DROP_LRU:
             return 0
         queued = self._queues.places(INTERACTIVE)
-        return max(0, queued - self.rules.of(INTERACTIVE).queue_capacity)
+        return max(0, queued - self._rules.of(INTERACTIVE).queue_capacity)
 
     def _makes_room(self, request: AdmissionRequest) -> QueuedRequest | None:
         """The queued request that leaves a full queue for this one; None: there is none."""
-        if self.rules.full_queue is FullQueue.DROP_LRU and request.service_class is not IDLE:
-            return self._queues.oldest(BULK)
-        return self._queues.displaces(request)
+        if self._rules.full_queue is FullQueue.DROP_LRU and request.service_class is not IDLE:
+            return self._queues.fair(BULK).oldest()
+        return self._queues.fair(request.service_class).displaces(request)
 
     def _evict(self, queued: QueuedRequest, now: float) -> Decision:
-        drops = self.rules.full_queue is FullQueue.DROP_LRU and queued.request.service_class is BULK
+        drops = (
+            self._rules.full_queue is FullQueue.DROP_LRU and queued.request.service_class is BULK
+        )
         refusal = refusals.evicted() if drops else refusals.displaced(queued.request)
         self._reserve.refused(queued.request, refusal.reason)
         return self._refuse(queued, self._forecaster.with_retry_after(refusal, queued.request, now))

@@ -14,7 +14,7 @@ from orch_sidecar.admission.fairness.backlog import Ahead
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.fairness.set_aside import SetAside
-from orch_sidecar.admission.types import AdmissionRequest, Lease, QueuedRequest
+from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.profile import BULK, IDLE, ServiceClass
 
 
@@ -55,7 +55,7 @@ class Queues:
         self.depth = 0  # requests of all classes
 
     def fair(self, service_class: ServiceClass) -> FairQueue:
-        """The requests of a class that are in line."""
+        """The requests of a class that are in line, and what its keys have."""
         return self.lines[service_class.rank]
 
     def aside(self, service_class: ServiceClass) -> SetAside:
@@ -86,14 +86,6 @@ class Queues:
         queue = self.lines[service_class.rank]
         return queue.head() if queue.size else None
 
-    def of(self, service_class: ServiceClass) -> Iterator[QueuedRequest]:
-        """The requests in the line of a class, in the order of their dispatch."""
-        return iter(self.fair(service_class))
-
-    def before(self, request: AdmissionRequest) -> Iterator[QueuedRequest]:
-        """Those of its class that go before a request that arrives now, in that order."""
-        return self.fair(request.service_class).before(request)
-
     def ahead(self, request: AdmissionRequest) -> Ahead:
         """How much of its class goes before a request that arrives now."""
         return self.fair(request.service_class).ahead(request)
@@ -109,14 +101,6 @@ class Queues:
             ahead.sequences + sum(self.cost(each) for each in urgent),
             ahead.tokens,
         )
-
-    def displaces(self, request: AdmissionRequest) -> QueuedRequest | None:
-        """Which request of its class leaves a full queue for it, for its key has more queued."""
-        return self.fair(request.service_class).displaces(request)
-
-    def oldest(self, service_class: ServiceClass) -> QueuedRequest | None:
-        """The first request of the key that has most queued by its weight."""
-        return self.fair(service_class).oldest()
 
     def all(self) -> list[QueuedRequest]:
         """All requests: those that are set aside, then those in line, the most urgent first."""
@@ -191,10 +175,6 @@ class Queues:
         return found
 
     # Shares of keys
-
-    def settle(self, lease: Lease, request: AdmissionRequest, tokens_used: int) -> None:
-        """The request of a lease ended, after it took so many tokens."""
-        self.fair(request.service_class).settle(lease, request, tokens_used)
 
     def forget_running(self) -> None:
         """The engine restarted: nothing runs."""

@@ -9,9 +9,7 @@ from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain
-from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
-from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.refusal import Refusal
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass
@@ -102,8 +100,6 @@ def classes_of(rules: AdmissionRules) -> tuple[ServiceClass, ...]:
 
 
 def status_of(
-    ledger: Ledger,
-    queues: Queues,
     constraints: AdmissionConstraints,
     order: QueueOrder,
     draining: Drain | None,
@@ -112,6 +108,7 @@ def status_of(
     now: float,
 ) -> AdmissionStatus:
     """Returns the current state of an admission with these parts."""
+    ledger, queues = constraints.ledger, constraints.queues
     reserve, limits = constraints.reserve, constraints.limits
     demand_ratio = reserve.ratio(limits, now)
     closed = draining is not None or unavailable is not None

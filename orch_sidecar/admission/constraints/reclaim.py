@@ -22,9 +22,6 @@ from typing import Final, Protocol
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.reserve import ACCOUNT_S
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.ledger import Ledger
-from orch_sidecar.admission.prediction.service_time import ServiceTimes
-from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, Lease, Queued, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules
@@ -45,20 +42,12 @@ class Order(Protocol):
 class Reclaim:
     """Chooses bulk requests to abort, and keeps account of what that costs."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        queues: Queues,
-        service_times: ServiceTimes,
-        constraints: AdmissionConstraints,
-        order: Order,
-    ) -> None:
+    def __init__(self, constraints: AdmissionConstraints, order: Order) -> None:
         self.count = self.cut = 0  # bulk requests, and idle ones, since the start
         # Whether the client of a lease has seen nothing of its response; set by the owner.
         self.is_unseen: Callable[[str], bool] = lambda _: False
-        self._ledger = ledger
-        self._queues = queues
-        self._service_times = service_times
+        self._ledger, self._queues = constraints.ledger, constraints.queues
+        self._service_times = constraints.service_times
         self._constraints, self._order = constraints, order
         self._reserve, self._offers = constraints.reserve, constraints.offers
         self._allowed = 0.0  # slot-seconds that may be lost

@@ -27,7 +27,8 @@ from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRule
 
 
 class AdmissionConstraints:
-    """The constraints of one engine, and the measurements that several of them share."""
+    """The constraints of one engine, and what they are about: its leases (`ledger`), the requests
+    that wait, and how long requests take."""
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ class AdmissionConstraints:
         self.ending = _following("ended", self._of_class)
         # What the limits were computed from: slots, the largest batch seen, the step time.
         self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
-        self._ledger = ledger
-        self._queues = queues
-        self._service_times = service_times
+        self.ledger = ledger
+        self.queues = queues
+        self.service_times = service_times
 
     @property
     def limits(self) -> Limits:
@@ -96,7 +97,7 @@ class AdmissionConstraints:
         """The engine restarted."""
         for each in self.all:
             each.begin_epoch()
-        self._service_times.begin_epoch()
+        self.service_times.begin_epoch()
 
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its state; the ledger has its slots."""
@@ -106,12 +107,12 @@ class AdmissionConstraints:
             self.offers.sidecars,
             self.offers.contended,
         )
-        measured = (self._ledger.slots_total, report.batch_seen, report.step_time)
+        measured = (self.ledger.slots_total, report.batch_seen, report.step_time)
         if measured == self._measured:
             return
         if report.step_time is not self._measured[2]:
             tpot_ms = self.rules.of(INTERACTIVE).tpot_p95_ms
-            self._prefill.budget.measured(report.step_time, tpot_ms, self._ledger.leased)
+            self._prefill.budget.measured(report.step_time, tpot_ms, self.ledger.leased)
         before = self.limits if measured[0] == self._measured[0] else None
         self._measured = measured
         fit = report.step_time
@@ -140,7 +141,7 @@ class AdmissionConstraints:
 
         Its `kv` has to be set. `due`: a bulk request that goes before interactive ones.
         """
-        ledger = self._ledger
+        ledger = self.ledger
         taken = ledger.leased + ledger.foreign
         of_class = self._of_class if taken else self._absolute
         beside = Beside(taken - ledger.idle, ledger.interactive, 0, ledger.idle, due)
@@ -154,7 +155,7 @@ class AdmissionConstraints:
     ) -> Constraint | None:
         """The constraint that would block a request which waits for slots even if just these came
         free: they would be booked for it in vain. None: there is none."""
-        ledger = self._ledger
+        ledger = self.ledger
         taken, others = ledger.firm, ledger.slots_total - request.cost
         freed = max(0, taken - others)
         beside = Beside(taken - freed, min(ledger.interactive, others), freed, due=due)
@@ -170,23 +171,23 @@ class AdmissionConstraints:
         that it does, when all were offered."""
         if due and request.service_class is BULK:
             return request.cost
-        full, beside = self._ledger.room <= 0, self._beside()
+        full, beside = self.ledger.room <= 0, self._beside()
         rooms = [
             each.room(request.service_class, beside, now)
             for each in self.all
             if not each.absolute and not (full and each.of_free_slots)
         ]
-        return max(request.cost, min(MAX_CLAIMED_SHARE * self._ledger.slots_total, *rooms))
+        return max(request.cost, min(MAX_CLAIMED_SHARE * self.ledger.slots_total, *rooms))
 
     def set_kv(self, request: AdmissionRequest) -> None:
         """Estimates the KV blocks of a request."""
-        each = self._service_times.lengths.expected(request.service_class, request.max_tokens)
+        each = self.service_times.lengths.expected(request.service_class, request.max_tokens)
         request.kv = self.kv.need(request.prompt_tokens, each, request.cost)
 
     def bulk_capacity(self, now: float) -> int:
         """The batch of all classes up to which bulk requests may fill the engine in the long
         run."""
-        ledger, beside = self._ledger, self._beside()
+        ledger, beside = self.ledger, self._beside()
         return min(
             ledger.slots_total,
             *(
@@ -215,7 +216,7 @@ class AdmissionConstraints:
         return self.idle.excess(beside, min(rooms), now)
 
     def _beside(self) -> Beside:
-        ledger = self._ledger
+        ledger = self.ledger
         return Beside(ledger.firm, ledger.interactive, 0, ledger.idle)
 
 

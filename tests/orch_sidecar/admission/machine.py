@@ -248,7 +248,7 @@ class Checked(RuleBasedStateMachine):
         model, core = self.model, self.core
         assert core.queue_depth == model.depth
         for service_class in ServiceClass:
-            waiting = [each.ticket for each in core.queues.of(service_class)]
+            waiting = [each.ticket for each in core.queues.fair(service_class)]
             assert waiting == list(model.queues[service_class])
             assert core.status(model.now).of(service_class).queued == len(waiting)
 

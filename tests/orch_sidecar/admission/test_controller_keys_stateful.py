@@ -183,7 +183,7 @@ class KeysMachine(RuleBasedStateMachine):
         assert queues.tickets() == self.queued.keys()
         assert len(self.queued) <= CAPACITY + len(self.returned)
         assert queues.cost(self.service_class) == sum(each.cost for each in self.queued.values())
-        ordered = [each.ticket for each in queues.of(self.service_class)]
+        ordered = [each.ticket for each in queues.fair(self.service_class)]
         assert sorted(ordered) == sorted(self.queued)
         assert set(ordered[: len(self.returned)]) == self.returned
 

@@ -25,7 +25,7 @@ class Line:
         self.constraints = AdmissionConstraints(rules(), self.ledger, self.queues, service_times)
         self.constraints.limits = Limits(interactive_batch, 4, 4, True)
         self.constraints.reserve.resized(4, interactive_batch)
-        self.order = QueueOrder(self.ledger, self.queues, self.constraints)
+        self.order = QueueOrder(self.constraints)
 
     def run(self, request: AdmissionRequest) -> None:
         name = f"running {self.ledger.lease_count}"

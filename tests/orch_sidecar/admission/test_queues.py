@@ -22,7 +22,7 @@ def waiting(
 
 
 def names(queues: Queues, service_class: ServiceClass) -> list[str]:
-    return [each.ticket for each in queues.of(service_class)]
+    return [each.ticket for each in queues.fair(service_class)]
 
 
 def test_queues_start_empty() -> None:
@@ -126,7 +126,7 @@ def test_counts_are_those_of_the_queued_requests(steps: list[tuple[str, int, boo
             assert queues.remove(gone) is there.pop(gone)
         for service_class in ServiceClass:
             of_class = [w for w in there.values() if w.request.service_class is service_class]
-            assert list(queues.of(service_class)) == of_class
+            assert list(queues.fair(service_class)) == of_class
             assert queues.size(service_class) == len(of_class)
             assert queues.cost(service_class) == sum(w.request.cost for w in of_class)
         assert queues.depth == len(there)

@@ -197,7 +197,7 @@ def test_a_request_that_was_delayed_by_the_bound_is_due() -> None:
     bench = Bench(4, rules(aging_s=10.0, bulk_share=0.0))
     bench.grant(interactive(2))
     bench.wait(bulk())
-    [waiting] = bench.queues.of(BULK)
+    [waiting] = bench.queues.fair(BULK)
     reserve = bench.constraints.reserve
     reserve.update(0.0)
     assert reserve.due_at(waiting, 0.0) == 20.0
@@ -209,7 +209,7 @@ def test_without_a_bound_no_delay_makes_a_request_due() -> None:
     bench = Bench(4, rules(aging_s=None, bulk_share=0.0))
     bench.grant(interactive(4))
     bench.wait(bulk())
-    [waiting] = bench.queues.of(BULK)
+    [waiting] = bench.queues.fair(BULK)
     bench.constraints.reserve.update(0.0)
     assert bench.constraints.reserve.due_at(waiting, 0.0) is None
     assert not bench.constraints.reserve.is_due(waiting, 1e6)
