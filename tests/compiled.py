@@ -19,7 +19,7 @@ from typing import Final
 from orch_sidecar.tools.compiled import compiled, modules
 
 ROOT: Final = Path(__file__).parents[1]
-COPIED: Final = ("orch_sidecar", "vllm_plugin", "profiles", "k8s", "tests")
+COPIED: Final = ("orch_sidecar", "vllm_plugin", "profiles", "k8s", "docs", "tests")
 ARGUMENTS: Final = ("-q", "-m", "not long and not engine", "tests/integration")
 SIMULATED: Final = ("simulate", "--seconds", "120", "--seed", "7", "--json")
 
