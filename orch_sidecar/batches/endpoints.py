@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, cast
 
 import msgspec
@@ -114,6 +113,7 @@ class Endpoints:
         self._quotas = quotas
         self._timeout_s = body_timeout_s
         self._look = look
+        self._arriving = Counter[str]()  # of owners: the most bytes of uploads under way
         self._of: Mapping[tuple[ResourcePath, str], Callable[..., Awaitable[Answer]]] = {
             (ResourcePath.FILES, "POST"): self._upload,
             (ResourcePath.FILES, "GET"): self._list_files,
@@ -143,12 +143,15 @@ class Endpoints:
         if length > most + _MAX_FIELD_BYTES * 8:
             return self._too_large()
         used = await self._database.run(partial(catalog.used_bytes, owner=owner))
-        name = f"file-{catalog.new_name()}"
-        invite(http)
+        name, reserved = f"file-{catalog.new_name()}", min(most, length or most)
         added: StoredFile | Refusal | None = None
+        used += self._arriving[owner]
+        self._arriving[owner] += reserved
         try:
+            invite(http)
             added = await self._receive(http, owner, name, used)
         finally:
+            self._arriving[owner] -= reserved
             if not isinstance(added, StoredFile):  # a form may break off behind its file
                 await asyncio.to_thread(self._store.delete, name)
         if isinstance(added, Refusal):
@@ -219,7 +222,7 @@ class Endpoints:
         async with contextlib.AsyncExitStack() as stack:
             writer = self._store.writer(name)
             write = await asyncio.to_thread(writer.__enter__)
-            stack.push_async_exit(partial(_exit_in_thread, writer))
+            stack.push_async_exit(lambda *why: asyncio.to_thread(writer.__exit__, *why))
             yield write
 
     async def _piece(self, part: BodyPartReader, most_bytes: int) -> bytes:
@@ -351,15 +354,6 @@ class Endpoints:
         )
         listing = partial(catalog.list_items, kind=kind, owner=owner, page=page)
         return web.json_response(await self._database.run(listing))
-
-
-async def _exit_in_thread(
-    writer: AbstractContextManager[object],
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-) -> bool | None:
-    return await asyncio.to_thread(writer.__exit__, kind, error, traceback)
 
 
 def _order(body: bytes) -> BatchOrder | Refusal:

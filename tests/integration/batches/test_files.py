@@ -116,6 +116,27 @@ async def test_file_beyond_the_limit_or_the_quota_is_refused_and_not_stored(
     await batches.upload(b"x" * 1904)
 
 
+async def test_uploads_at_once_have_the_quota_together(
+    start: Start, client: MakeClient, tmp_path: Path
+) -> None:
+    running = await start(batches=str(tmp_path / "batches"), batches_quota_bytes=150_000)
+    first = await running.client()
+    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    first.send(
+        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n"
+        b"Content-Type: multipart/form-data; boundary=x\r\n\r\n" + head
+    )
+    await eventually(lambda: list((tmp_path / "batches" / "files").iterdir()))
+    batches = client(running)
+    with pytest.raises(openai.APIStatusError) as refused:
+        await batches.upload(b"x" * 60_000)
+    assert refused.value.code == "quota_exceeded"
+    await batches.upload(b"x" * 40_000)
+    await first.close()
+    await eventually(lambda: len(list((tmp_path / "batches" / "files").iterdir())) == 1)
+    await batches.upload(b"x" * 60_000)
+
+
 async def test_upload_takes_nothing_of_the_body_budget(
     start: Start, client: MakeClient, tmp_path: Path
 ) -> None:
