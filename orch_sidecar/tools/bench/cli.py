@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,7 @@ from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
 from orch_sidecar.tools.drawing.picture import drawn
-from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
+from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output, print_error
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -123,11 +122,6 @@ def _measuring(work: _Work) -> Callable[[argparse.Namespace], int]:
         return uvloop.run(interruptible(options))
 
     return run
-
-
-def print_error(text: str) -> None:
-    """Prints progress and errors beside the results."""
-    print(text, file=sys.stderr, flush=True)
 
 
 async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:

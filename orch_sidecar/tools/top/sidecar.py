@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import aiohttp
 
+from orch_sidecar.tools.bench.load.call import shown
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.bench.load.stream import shown
 from orch_sidecar.wire.event_stream import EventStream
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"

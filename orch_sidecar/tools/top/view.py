@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from orch_sidecar.tools.bench.load.stream import shown
+from orch_sidecar.tools.bench.load.call import shown
 from orch_sidecar.tools.top.live import (
     Choice,
     Document,

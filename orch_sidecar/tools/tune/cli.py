@@ -27,7 +27,6 @@ from orch_sidecar.tools.arguments import (
     positive,
     run_command,
 )
-from orch_sidecar.tools.bench.cli import print_error
 from orch_sidecar.tools.bench.load.capabilities import entry_of, read_capabilities
 from orch_sidecar.tools.bench.load.driver import interrupts
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
@@ -40,6 +39,7 @@ from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sw
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned
+from orch_sidecar.tools.facts.commands.terminal import print_error
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label

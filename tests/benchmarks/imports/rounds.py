@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run
-from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.evidence.imported import (
+    ImportedRun,
+    Rejection,
+    Source,
+    read_run,
+    to_row,
+)
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files

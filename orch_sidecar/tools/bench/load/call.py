@@ -12,10 +12,12 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
+from orch_sidecar.tools.facts.labels import recorded
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from vllm_plugin.contracts.profile import ServiceClass
 
 _TOO_MANY_REQUESTS: Final = 429
+_SHOWN: Final = 80  # characters of a server's message
 
 
 class Fate(StrEnum):
@@ -73,13 +75,6 @@ class Call:
     on_events: Callable[[Call], None] | None = None
 
     @property
-    def arrived_s(self) -> float:
-        """The scheduled time if there is one, so that a late client does not hide latency."""
-        arrived = self.due_s if self.due_s is not None else self.sent_s
-        assert arrived is not None, "the request was sent"
-        return arrived
-
-    @property
     def late_s(self) -> float | None:
         """The delay between due (or free) and sent; None if it was never sent."""
         due_s = self.due_s if self.due_s is not None else self.free_s
@@ -96,17 +91,18 @@ class Call:
         return [later - earlier for earlier, later in pairwise(self.event_s)]
 
     @property
-    def served(self) -> CompletedRequest | None:
-        """The input of the figures; None unless it was answered and its length is known.
-
-        A prompt of unknown length counts as 0 tokens.
-        """
-        if self.fate is not Fate.ANSWERED or self.ended_s is None or self.output_tokens is None:
-            return None
+    def recorded(self) -> recorded.Call:
+        """What a result has of it, with times that are not rounded yet."""
         first_s = self.event_s[0] if self.event_s else None
-        return CompletedRequest(
-            self.arrived_s, first_s, self.ended_s, self.input_tokens or 0, self.output_tokens
+        return recorded.Call(
+            *(self.due_s, self.sent_s, first_s, self.ended_s, self.status, self.fate.value),
+            *(self.why, self.input_tokens, self.output_tokens, self.queue_ms, self.service_class),
         )
+
+    @property
+    def served(self) -> CompletedRequest | None:
+        """The input of the figures; None unless it was answered and its length is known."""
+        return self.recorded.served
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +112,9 @@ class ClientHealth:
 
     lag_s: tuple[float, ...]
     cpu_share: float
+
+
+def shown(text: str, most: int = _SHOWN) -> str:
+    """Returns the beginning of a server's text as one line without control characters."""
+    line = "".join(char if char.isprintable() else " " for char in text[: 4 * most])
+    return " ".join(line.split())[:most]

@@ -75,19 +75,15 @@ _OTHER_FILES: Final = 64
 Work = Coroutine[Any, Any, None]
 
 
-class TooManyConnections(Exception):
-    """The hard limit on open files is below the connections that a run needs."""
-
-
-def raise_file_limit(connections: int) -> None:
+def raise_file_limit(connections: int) -> str:
     """Raises the soft limit on open files to the hard one.
 
-    Raises TooManyConnections where the hard limit does not allow that many connections.
+    Returns why that is not enough for so many connections; an empty text if it is.
     """
     needed = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise TooManyConnections(
+        return (
             f"{connections} concurrent requests need {needed} open files, but the hard limit is "
             f"{hard}: raise it (ulimit -Hn) or send fewer requests at once"
         )
@@ -95,6 +91,7 @@ def raise_file_limit(connections: int) -> None:
         # Without a hard limit the kernel still has a maximum per process.
         most = max(soft, needed) if hard == resource.RLIM_INFINITY else hard
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return ""
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from orch_sidecar.tools.arguments import Unavailable
-from orch_sidecar.tools.bench.load.stream import shown
+from orch_sidecar.tools.bench.load.call import shown
 
 _TIMEOUT_S: Final = 10.0
 _SHOWN: Final = 300  # characters of an error response

@@ -29,6 +29,7 @@ from orch_sidecar.tools.drawing.chart import (
 )
 from orch_sidecar.tools.drawing.texts import number_text
 from orch_sidecar.tools.facts.labels.figures import percentile
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, parse_snapshot
 
 _MARKED: Final = ("p50", "p95", "p99")
@@ -123,17 +124,15 @@ def steps_by_batch(result: Result) -> Iterator[Chart]:
     if len(result.capabilities) != 2:
         return
     try:
-        before, after = (
-            parse_snapshot(each, result.engine.pool).steps_by_batch for each in result.capabilities
-        )
+        states = States(*(parse_snapshot(each, result.engine.pool) for each in result.capabilities))
     except InvalidSnapshot:
         return  # of another engine, or a result without documents: its verdict has the reason
-    steps = {batch: count - before.get(batch, (0, 0.0))[0] for batch, (count, _) in after.items()}
+    steps = states.steps_by_batch
     total = sum(steps.values())
     if total <= 0 or min(steps.values()) < 0:
         return  # the engine was restarted meanwhile
     mean = sum(batch * count for batch, count in steps.items()) / total
-    shares = {batch: 100 * count / total for batch, count in steps.items() if count}
+    shares = {batch: 100 * count / total for batch, count in steps.items()}
     about = f"{total} steps that the engine counted; {number_text(mean)} sequences in the mean."
     marked = Marked(f"mean {number_text(mean)}", mean)
     yield bars_by_batch("Decode steps by batch", about, "% of the steps", shares, marked)

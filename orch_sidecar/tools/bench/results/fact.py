@@ -6,6 +6,7 @@ confirmed.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from orch_sidecar.tools.bench.results.result import (
     missing_identity,
 )
 from orch_sidecar.tools.facts.labels.figures import Totals
-from orch_sidecar.tools.facts.labels.measured import Engine, Measured, Notes, latency_notes
+from orch_sidecar.tools.facts.labels.measured import Engine, Notes, latency_notes
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
@@ -45,42 +46,25 @@ def row_of(result: Result) -> Row:
         missing.append("the number of prompt tokens is unknown: the responses do not report it")
     if missing:
         raise NoFact("; ".join(missing))
-    assert figures.input_tokens is not None
-    assert engine.engine is not None
-    assert engine.precision is not None
-    assert engine.gpu is not None
-    assert engine.gpu_count is not None
+    totals = {each.name: getattr(figures, each.name) for each in fields(Totals)}
     recorded = RecordedRun.model_validate(result.model_dump(mode="json", exclude=_UNUSED))
     outcomes = recorded.outcomes
     if result.goodput is not None:
         outcomes["goodput_share"] = result.goodput.share
-    return Measured(
-        label=result.measurement_type,
-        claim=result.measurement_type,
+    return recorded.measured(
         engine=Engine(
-            format_engine(engine.engine, engine.engine_version),
-            engine.precision,
-            engine.gpu,
-            engine.gpu_count,
+            format_engine(str(engine.engine), engine.engine_version),
+            str(engine.precision),
+            str(engine.gpu),
+            engine.gpu_count or 0,
         ),
-        model_id=engine.model_id,
-        model_name=engine.model_name,
-        totals=Totals(
-            requests=figures.requests,
-            input_tokens=figures.input_tokens,
-            output_tokens=figures.output_tokens,
-            window_s=figures.window_s,
-            tokens_per_s=figures.tokens_per_s,
-        ),
+        totals=Totals(**totals),
         source_tag=f"orch-bench:{result.id}",
         batches=None if result.status is Status.UNVERIFIED else result.batches,
         overlap=figures.overlap,
-        load=recorded.load,
         latency_ms=_latencies(result, figures),
         outcomes=outcomes,
         settings=_settings(result),
-        doubts=recorded.doubts,
-        served_as=engine.model,
         given=engine.given,
     ).row()
 

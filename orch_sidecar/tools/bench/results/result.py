@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.facts.labels.figures import Spread
-from orch_sidecar.tools.facts.labels.model import name_model
+from orch_sidecar.tools.facts.labels.measured import name_model
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.recorded import Call
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot

@@ -27,9 +27,7 @@ from orch_sidecar.tools.bench.results.result import (
     identity,
 )
 from orch_sidecar.tools.facts.labels.figures import Spread, figures, overlap, percentile, spread
-from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.judge import judge
-from orch_sidecar.tools.facts.labels.objection import Reason
+from orch_sidecar.tools.facts.labels.judge import Reason, judge
 from orch_sidecar.tools.facts.labels.observation import (
     Observation,
     RequestCounts,
@@ -84,11 +82,9 @@ def figures_of(calls: Sequence[Call]) -> FiguresDocument | None:
         tokens_per_s_per_stream=round(percentile(each, 50) or 0.0, 4),
         requests_per_s=round(found.requests / found.window_s, 4),
         overlap=overlap(served),
-        ttft_ms=None if found.ttft_s is None else _ms(found.ttft_s),
-        tpot_ms=None if found.tpot_s is None else _ms(found.tpot_s),
-        itl_ms=_spread_ms([gap for call in answered for gap in call.gaps_s]),
-        latency_ms=_ms(found.latency_s),
-        queue_ms=_spread_ms(queued_s),
+        **{f"{name}_ms": _ms(each) for name, each in found.times_s.items()},
+        itl_ms=_ms(spread([gap for call in answered for gap in call.gaps_s])),
+        queue_ms=_ms(spread(queued_s)),
     )
 
 
@@ -132,20 +128,17 @@ def client_of(
         causes.append(f"it used {health.cpu_share:.0%} of one core")
     return ClientDocument(
         host=dict(host),
-        late_ms=None if late is None else _ms(late),
-        loop_lag_ms=None if lag is None else _ms(lag),
+        late_ms=_ms(late),
+        loop_lag_ms=_ms(lag),
         cpu_share=round(health.cpu_share, 3),
         bottleneck=causes,
     )
 
 
-def _spread_ms(values_s: Sequence[float]) -> Spread | None:
-    found = spread(values_s)
-    return None if found is None else _ms(found)
-
-
-def _ms(found: Spread) -> Spread:
-    """Converts seconds to milliseconds, rounded."""
+def _ms(found: Spread | None) -> Any:
+    """Converts seconds to milliseconds, rounded; None of None."""
+    if found is None:
+        return None
     early = {name: round(1000 * value, 4) for name, value in found.early.items()}
     others = (each.name for each in fields(found) if each.name != "early")
     return Spread(**{name: round(1000 * getattr(found, name), 4) for name in others}, early=early)
@@ -239,7 +232,7 @@ def result_of(run: FinishedRun) -> Result:
         batches=batches,
         prefix_hit_ratio=hit_ratio,
         capabilities=list(run.documents),
-        calls=[_recorded(call) for call in calls],
+        calls=[_rounded(call.recorded) for call in calls],
         evidence=run.evidence,
         loadgen=run.loadgen,
     )
@@ -325,11 +318,7 @@ def _observation(run: FinishedRun, states: States) -> Observation:
         run.scenario.label,
         states,
         counts,
-        in_flight=[
-            Interval(call.sent_s, call.ended_s)
-            for call in reached
-            if call.sent_s is not None and call.ended_s is not None
-        ],
+        in_flight=[each for call in reached if (each := call.recorded.in_flight) is not None],
         arrivals=run.scenario.arrivals,
         at_once=run.scenario.clients,
     )
@@ -343,21 +332,7 @@ def _too_short(scenario: Scenario, window_s: float) -> list[str]:
     return [f"{window_s:.1f} s instead of the requested {least_s:g} s: raise --requests"]
 
 
-def _recorded(call: Call) -> RecordedCall:
-    return RecordedCall(
-        due_s=_rounded(call.due_s),
-        sent_s=_rounded(call.sent_s),
-        first_s=_rounded(call.event_s[0] if call.event_s else None),
-        ended_s=_rounded(call.ended_s),
-        status=call.status,
-        fate=call.fate.value,
-        why=call.why,
-        input_tokens=call.input_tokens,
-        output_tokens=call.output_tokens,
-        queue_ms=call.queue_ms,
-        service_class=call.service_class,
-    )
-
-
-def _rounded(at_s: float | None) -> float | None:
-    return None if at_s is None else round(at_s, 6)
+def _rounded(call: RecordedCall) -> RecordedCall:
+    names = ("due_s", "sent_s", "first_s", "ended_s")
+    times = {name: at_s for name in names if (at_s := getattr(call, name)) is not None}
+    return call._replace(**{name: round(at_s, 6) for name, at_s in times.items()})

@@ -26,7 +26,6 @@ from orch_sidecar.tools.bench.load.capabilities import (
 from orch_sidecar.tools.bench.load.driver import (
     Interrupted,
     LoadGenerator,
-    TooManyConnections,
     Work,
     cancel_and_wait,
     raise_file_limit,
@@ -247,11 +246,10 @@ def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> N
             f"the run takes at least {prompts} prompts, and only {plan.max_prompts} of that "
             "length are distinct: raise --input-tokens"
         )
-    try:
-        at_once = plan.scenario.arrivals is Arrivals.AT_ONCE
-        raise_file_limit(plan.scenario.least_requests if at_once else plan.scenario.clients or 0)
-    except TooManyConnections as error:
-        reasons.append(str(error))
+    at_once = plan.scenario.arrivals is Arrivals.AT_ONCE
+    clients = plan.scenario.least_requests if at_once else plan.scenario.clients or 0
+    if too_many := raise_file_limit(clients):
+        reasons.append(too_many)
     if reasons:
         raise NotMeasurable("; ".join(reasons))
 

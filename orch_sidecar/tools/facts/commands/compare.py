@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
-from orch_sidecar.tools.facts.commands.terminal import add_command, print_error, print_json
+from orch_sidecar.tools.facts.commands.terminal import (
+    add_command,
+    print_error,
+    print_json,
+    sound_rows,
+)
 from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
 from orch_sidecar.tools.facts.comparison.compare import compare
 from orch_sidecar.tools.facts.comparison.report import as_document, as_page, charts_of, title_of
-from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read, write
 
 if TYPE_CHECKING:
@@ -64,13 +68,10 @@ def _compare(options: argparse.Namespace) -> int:
         except (ValueError, PlotUnavailable) as error:
             options.usage.error(f"--plot, --report: {error}")
     tables = [read(path) for path in options.files]
-    faults = [fault for table in tables for fault in check(table)]
-    if faults:
-        # On stderr: stdout has the comparison, or nothing.
-        print_error("\n".join([*map(str, faults), "files with faults are not compared: fix them"]))
+    rows = sound_rows(tables, "files with faults are not compared: fix them")
+    if rows is None:
         return 1
-    verifier = verifier_of(tables, read_trusted(options.trusted))
-    found = compare([located for table in tables for located in valid_rows(table)], verifier)
+    found = compare(rows, verifier_of(tables, read_trusted(options.trusted)))
     page = as_page(found)
     if options.json:
         print_json(as_document(found))

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orch_sidecar.tools.arguments import positive, share
-from orch_sidecar.tools.facts.commands.terminal import add_command, print_error, print_json
+from orch_sidecar.tools.facts.commands.terminal import (
+    add_command,
+    print_error,
+    print_json,
+    sound_rows,
+)
 from orch_sidecar.tools.facts.commands.verify import beside
 from orch_sidecar.tools.facts.cost.cost import MixedLabels, Prices, priced, total_of
 from orch_sidecar.tools.facts.cost.report import as_document, as_page
-from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -83,10 +87,9 @@ def _cost(options: argparse.Namespace) -> int:
     except ValueError as error:
         options.usage.error(str(error))
     tables = [read(path) for path in options.files]
-    if faults := [fault for table in tables for fault in check(table)]:
-        print_error("\n".join([*map(str, faults), "files with faults are not priced: fix them"]))
+    rows = sound_rows(tables, "files with faults are not priced: fix them")
+    if rows is None:
         return 1
-    rows = [located for table in tables for located in valid_rows(table)]
     if options.label is not None:
         rows = [each for each in rows if each.row.measurement_type is options.label]
     costs, without = priced(rows, prices, beside(*options.files))

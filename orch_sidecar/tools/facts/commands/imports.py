@@ -29,8 +29,13 @@ from orch_sidecar.tools.facts.evidence import (
     mlperf_endpoints,
     vllm_bench,
 )
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run
-from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.evidence.imported import (
+    ImportedRun,
+    Rejection,
+    Source,
+    read_run,
+    to_row,
+)
 from orch_sidecar.tools.facts.labels.documents import parse_all
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.observation import States

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orch_sidecar.tools.facts.commands.terminal import add_command, counted, print_error
+from orch_sidecar.tools.facts.commands.terminal import add_command, counted, print_error, sound_rows
 from orch_sidecar.tools.facts.commands.verify import beside
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
 from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
@@ -121,12 +121,11 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _publish(options: argparse.Namespace) -> int:
     path: Path = options.file
-    table = read(path)
-    if faults := check(table):
-        print_error("\n".join([*map(str, faults), f"{path} has faults and is not published"]))
+    rows = sound_rows([read(path)], f"{path} has faults and is not published")
+    if rows is None:
         return 1
     read_evidence = beside(path)
-    digests = named_evidence(located.row for located in valid_rows(table))
+    digests = named_evidence(located.row for located in rows)
     evidence = {f"{each}{SUFFIX}": read_evidence(each) for each in digests}
     if missing := [name for name, content in evidence.items() if content is None]:
         print_error(f"{path} is not published: its evidence {missing[0]} is not beside it")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from orch_sidecar.tools.arguments import count_or_zero
+from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.table import record_text, row_fields
+from orch_sidecar.tools.facts.tables.table import Table, record_text, row_fields
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -93,12 +94,24 @@ def write_rows(
         print("".join(record_text(each, "\n") for each in records), end="")
 
 
+def sound_rows(tables: Sequence[Table], why: str) -> list[LocatedRow] | None:
+    """Returns all rows; None where a table has a fault, which is printed beside the results.
+
+    `why`: what is not done with such a table.
+    """
+    if faults := [fault for table in tables for fault in check(table)]:
+        print_error("\n".join([*map(str, faults), why]))
+        return None
+    return [located for table in tables for located in valid_rows(table)]
+
+
 def print_json(document: object) -> None:
     print(json.dumps(document, indent=2))
 
 
 def print_error(text: object) -> None:
-    print(text, file=sys.stderr)
+    """Prints progress and errors beside the results."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def counted(number: int, noun: str) -> str:

@@ -19,11 +19,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
 )
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
 from orch_sidecar.tools.facts.signing.proof import Proof
-from orch_sidecar.tools.facts.signing.trusted import (
-    InvalidTrustedKeys,
-    TrustedKeys,
-    parse_trusted,
-)
+from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
@@ -90,7 +86,7 @@ def read_trusted(path: Path | None) -> TrustedKeys:
     _require_cryptography()
     try:
         return parse_trusted(path.read_text(encoding="utf-8"))
-    except (InvalidTrustedKeys, UnicodeDecodeError) as error:
+    except ValueError as error:  # also of another encoding
         raise UnreadableFile(f"{path}: {error}") from None
 
 

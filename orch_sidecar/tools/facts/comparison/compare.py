@@ -31,9 +31,8 @@ from orch_sidecar.tools.facts.comparison.conditions import (
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, identity
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE
-from orch_sidecar.tools.facts.tables.row import Label, parse_notes
+from orch_sidecar.tools.facts.tables.row import Label, parse_notes, run_of
 from orch_sidecar.tools.facts.tables.rules import time_note
-from orch_sidecar.tools.facts.tables.runs import run_of
 
 # Whether the evidence that a row names was verified, and is evidence of this row.
 Verifier = Callable[[LocatedRow], bool]

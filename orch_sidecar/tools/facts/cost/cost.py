@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.tools.facts.comparison.conditions import number_note, remarks_of
+from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.signing.verdict import verify_row
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import LocatedRow
@@ -184,7 +185,9 @@ def _cost(
     within = _within_slo(notes) if row.measurement_type is Label.BATCHED_ONLINE else None
     tokens_per_s = row.throughput_tokens_per_sec * (1.0 if within is None else within)
     hour = prices.hour(row.gpu_count)
-    engine = _engine_time(row, evidence)
+    # By sound evidence of this row; who signed it is left to `orch facts verify`.
+    proof = verify_row(row_fields(row), row, evidence, {}).proof
+    engine = None if proof is None else proof.states
     share, split_by = _input_share(row, notes, engine)
     used_per_s = tokens_per_s * prices.used
     inputs_per_s = used_per_s * row.input_tokens / row.output_tokens
@@ -225,29 +228,8 @@ def _within_slo(notes: Mapping[str, str]) -> float:
     return min(1.0, float(notes[names.GOODPUT_SHARE]) * (answered + others) / answered)
 
 
-@dataclass(frozen=True, slots=True)
-class _EngineTime:
-    """Seconds of a run in which the engine computed, and of them what prompts added to its steps;
-    None if it did not report that."""
-
-    busy_s: float
-    prefill_s: float | None
-
-
-def _engine_time(row: Row, evidence: ReadEvidence) -> _EngineTime | None:
-    """Returns the engine's times by the counters that it signed; None without sound evidence of
-    this row. Who signed it is left to `orch facts verify`."""
-    found = verify_row(row_fields(row), row, evidence, {})
-    if found.proof is None:
-        return None
-    states = found.proof.states
-    before_s, after_s = states.before.prefill_s, states.after.prefill_s
-    prefill_s = None if before_s is None or after_s is None else after_s - before_s
-    return _EngineTime(states.after.busy_s - states.before.busy_s, prefill_s)
-
-
 def _input_share(
-    row: Row, notes: Mapping[str, str], engine: _EngineTime | None
+    row: Row, notes: Mapping[str, str], engine: States | None
 ) -> tuple[float | None, str]:
     """Returns the share of the hour that is of the input tokens, and from what it follows."""
     if engine is not None and engine.prefill_s is not None and engine.busy_s > 0:

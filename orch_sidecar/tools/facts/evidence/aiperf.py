@@ -24,6 +24,7 @@ from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
     at,
+    loop_of,
     read_run,
 )
 from orch_sidecar.tools.facts.labels.figures import Totals
@@ -49,7 +50,7 @@ class _Phase(Fields):
         if self.type != "concurrency" or self.concurrency is None:
             known = ", ".join(["concurrency", *_SCHEDULED])
             raise Rejection("input_config.phases.type", self.type, f"must be one of {known}")
-        return Arrivals.ONE_BY_ONE if self.concurrency == 1 else Arrivals.CLOSED_LOOP
+        return loop_of(self.concurrency)
 
 
 class _Model(Fields):

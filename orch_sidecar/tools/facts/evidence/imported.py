@@ -1,23 +1,43 @@
-"""The run of another tool, in the terms of `figures`, and how the file of any tool is read.
+"""The run of another tool: how the file of any tool is read, and the row or rejection of a run.
 
 Pure. A tool has one module, with the fields of its file as models (`Fields`) and a function `read`;
 it knows nothing of the engine, and not whether the label was earned.
+
+A file alone proves nothing about the engine: its row is `to_be_confirmed`, and the label that the
+file claims becomes a note. With states of the engine from both ends of the run it is judged
+(`labels.judge`); a run that did not earn its label is rejected.
+
+Without states the batch is unknown, and the tool's concurrency limit (`--max-concurrency`) does not
+replace it: a limit is not an observation. The row then has the largest number of answers that
+overlapped by the tool's own times, with the note `batch_is=overlap`; a file without these times and
+with a limit above one is rejected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures
-from orch_sidecar.tools.facts.labels.measured import latency_notes
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures, overlap
+from orch_sidecar.tools.facts.labels.judge import judge
+from orch_sidecar.tools.facts.labels.measured import (
+    Engine,
+    Measured,
+    Notes,
+    engine_of,
+    latency_notes,
+    name_model,
+    settings_of,
+)
+from orch_sidecar.tools.facts.labels.observation import RequestCounts, RunTimes, States, observed
+from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.contradictions import load_contradiction
-from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.notes import STATES, Arrivals
+from orch_sidecar.tools.facts.tables.row import Label, Row
 
 Count = Annotated[int, Field(ge=0)]
 _Found = TypeVar("_Found")
@@ -70,9 +90,7 @@ class ImportedRun:
     `window_is` states otherwise. `counts_tokens`: whether its tokens are those of the engine; where
     they are not, `totals` has none. `latency_ms`: by the names of the notes. `served`: its answers
     by the tool's own times, none where the file does not contain them. `notes`: further notes.
-
-    `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
-    a clock of an unknown time zone, as if it were UTC's. None where the file does not have them.
+    `began_at_s`, `ended_at_s`, `local_end_s`: see `RunTimes`.
     """
 
     tool: str
@@ -98,6 +116,13 @@ def figures_of(served: Sequence[CompletedRequest]) -> tuple[Totals, dict[str, fl
     return found, latency_notes(found.times_s, 1000)
 
 
+def loop_of(at_once: int | None) -> Arrivals:
+    """Returns how requests arrive that no schedule sends, by the limit of concurrent ones."""
+    if at_once is None:
+        return Arrivals.AT_ONCE
+    return Arrivals.ONE_BY_ONE if at_once == 1 else Arrivals.CLOSED_LOOP
+
+
 def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
     """Parses the label that a file claims.
 
@@ -114,3 +139,136 @@ def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label
     if load is not None:
         raise Rejection("measurement_type", claim, load)
     return label
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The origin of a figure, and the names of its model.
+
+    `model_id`: None for the name in the file; `model_name`: None for the last part of the id.
+    """
+
+    tag: str
+    model_id: str | None = None
+    model_name: str | None = None
+
+
+def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
+    """Converts a run to a row. Raises Rejection."""
+    if not (source.model_id or run.model):
+        raise Rejection("model", "", "the file does not name it: give --model-id")
+    if not run.counts_tokens:
+        run = _counted(run, known)
+    engine = known if isinstance(known, Engine) else engine_of(known.before)
+    names = ((), ()) if isinstance(known, Engine) else (known.before.models, [known.before.weights])
+    model = name_model(source.model_id or run.model, source.model_name, *names)
+    if model.objection is not None:
+        raise Rejection("model", model.id, model.objection)
+    load: Notes = {"tool": run.tool, "arrivals": run.arrivals}
+    for name, value in (("rate_per_s", run.rate_per_s), ("at_once", run.at_once)):
+        if value is not None:
+            load[name] = value
+    claimed = Measured(
+        label=Label.TO_BE_CONFIRMED,
+        claim=run.claim,
+        engine=engine,
+        model_id=model.id,
+        model_name=model.name,
+        totals=run.totals,
+        source_tag=source.tag,
+        batches=None,
+        overlap=1 if run.at_once == 1 else overlap(run.served),
+        load=load,
+        latency_ms=run.latency_ms,
+        outcomes={**({"failed": run.failed} if run.failed else {}), **run.notes},
+        given=("engine", "precision", "gpu", "gpu_count"),
+    )
+    if isinstance(known, States):
+        return _row(replace(_proven(claimed, run, known), given=model.given))
+    if not claimed.overlap:
+        limit = "no limit" if run.at_once is None else str(run.at_once)
+        rule = (
+            "is a limit, not a measured batch: save the tool's detailed results, or give "
+            "--capabilities-before and --capabilities-after"
+        )
+        raise Rejection("max_concurrency", limit, rule)
+    return _row(claimed)
+
+
+def _counted(run: ImportedRun, known: States | Engine) -> ImportedRun:
+    """Returns a run with the tokens that the engine counted in it. Raises Rejection."""
+    if isinstance(known, Engine) or known.generated_tokens is None or run.failed:
+        rule = (
+            "the tool counts tokens of the text, not the engine's: give --capabilities-before and "
+            "--capabilities-after of a run in which no request failed"
+        )
+        raise Rejection("tokens", f"of {run.totals.requests} answers, {run.failed} failed", rule)
+    totals = replace(
+        run.totals,
+        input_tokens=(known.prefilled_tokens or 0) + known.prefix_hits,
+        output_tokens=known.generated_tokens,
+        tokens_per_s=known.generated_tokens / run.totals.window_s,
+    )
+    return replace(run, totals=totals)
+
+
+def _row(made: Measured) -> Row:
+    """Returns the row. Raises Rejection, also for one that no table would take."""
+    try:
+        row = made.row()
+    except ValueError as error:
+        raise Rejection("scenario_notes", made.load["tool"], str(error)) from None
+    for fault in invalid_fields(row):
+        raise Rejection(fault.name, fault.value, fault.rule)
+    return row
+
+
+def _proven(claimed: Measured, run: ImportedRun, states: States) -> Measured:
+    """Returns what a row states whose label the engine's states prove. Raises Rejection."""
+    label = run.claim
+    if label is None or label is Label.TO_BE_CONFIRMED:
+        label = Label(states.before.measurement_type)
+    if reasons := _objections(run, states, label):
+        raise Rejection("measurement_type", label.value, "; ".join(reasons))
+    latency_ms = run.latency_ms
+    if run.at_once is not None and states.batches.largest > run.at_once:
+        # Requests for several sequences: no file has the length of the longest, by which TPOT
+        # divides.
+        known = latency_ms.items()
+        latency_ms = {name: value for name, value in known if not name.startswith("tpot_")}
+    return replace(
+        claimed,
+        label=label,
+        batches=states.batches,
+        latency_ms=latency_ms,
+        settings=settings_of(states.before, states.prefix_hit_ratio),
+        doubts={STATES: "unsigned"},  # anybody can have written them
+    )
+
+
+def _objections(run: ImportedRun, states: States, label: Label) -> list[str]:
+    counts = RequestCounts(
+        sent=run.totals.requests + run.failed,
+        answered=run.totals.requests,
+        # No file contains what a failed request generated.
+        output_tokens=None if run.failed else run.totals.output_tokens,
+        input_tokens=None if run.failed else run.totals.input_tokens,
+    )
+    seen = observed(
+        label,
+        states,
+        counts,
+        in_flight=[each.in_flight for each in run.served],
+        arrivals=run.arrivals,
+        at_once=run.at_once,
+        times=RunTimes(
+            window_s=run.totals.window_s,
+            began_at_s=run.began_at_s,
+            ended_at_s=run.ended_at_s,
+            local_end_s=run.local_end_s,
+        ),
+    )
+    reasons = [each.detail for each in judge(seen)]
+    if ACCEPTANCE_LENGTH in run.notes and states.before.conditions.speculative == "none":
+        reasons.append("the file is of speculative decoding, which the engine does not do")
+    return reasons

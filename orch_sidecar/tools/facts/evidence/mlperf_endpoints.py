@@ -24,6 +24,7 @@ from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
     at,
+    loop_of,
     read_run,
 )
 from orch_sidecar.tools.facts.labels.figures import Totals
@@ -50,13 +51,11 @@ class _Summary(Fields):
 
     @property
     def arrivals(self) -> Arrivals:
-        match self.pattern:
-            case "max_throughput":
-                return Arrivals.AT_ONCE
-            case "poisson":
-                return Arrivals.POISSON
-            case _:
-                return Arrivals.ONE_BY_ONE if self.streams == 1 else Arrivals.CLOSED_LOOP
+        return Arrivals.POISSON if self.pattern == "poisson" else loop_of(self.at_once)
+
+    @property
+    def at_once(self) -> int | None:
+        return self.streams if self.pattern == "concurrency" else None
 
     @property
     def latency_ms(self) -> dict[str, float]:
@@ -84,7 +83,7 @@ def _run(summary: _Summary) -> ImportedRun:
         claim=None,
         arrivals=summary.arrivals,
         rate_per_s=summary.rate if scheduled else None,
-        at_once=summary.streams if summary.pattern == "concurrency" else None,
+        at_once=summary.at_once,
         failed=summary.issued - summary.answered,
         totals=Totals(
             requests=summary.answered,

@@ -27,6 +27,7 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Rejection,
     at,
     figures_of,
+    loop_of,
     parse_claim,
     read_run,
 )
@@ -114,9 +115,7 @@ class _Result(Fields):
             if self.burstiness == 1:
                 return Arrivals.POISSON
             return Arrivals.CONSTANT if math.isinf(self.burstiness) else Arrivals.GAMMA
-        if self.max_concurrency is None:
-            return Arrivals.AT_ONCE
-        return Arrivals.ONE_BY_ONE if self.max_concurrency == 1 else Arrivals.CLOSED_LOOP
+        return loop_of(self.max_concurrency)
 
 
 def read(document: object) -> list[ImportedRun | Rejection]:

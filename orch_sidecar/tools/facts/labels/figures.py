@@ -71,14 +71,18 @@ class CompletedRequest:
     def meets(self, bounds_ms: Mapping[str, float], slack_s: float = 0.0) -> bool:
         """Returns whether it met all bounds, by the names of the times; without a known first token
         it misses a TTFT. `slack_s`: by so much each time may be less than it is."""
-        took_s = {"ttft": self.ttft_s, "tpot": self.tpot_s, "latency": self.latency_s}
         for name, bound_ms in bounds_ms.items():
-            each_s = took_s[name]
+            each_s = self.times_s[name]
             if each_s is None and name == "tpot" and self.sequence_tokens < 2:
                 continue  # an answer of one token has no TPOT
             if each_s is None or 1000 * (each_s - slack_s) > bound_ms:
                 return False
         return True
+
+    @property
+    def times_s(self) -> dict[str, float | None]:
+        """Its times by the names of the notes."""
+        return {"ttft": self.ttft_s, "tpot": self.tpot_s, "latency": self.latency_s}
 
     @property
     def tpot_s(self) -> float | None:
@@ -151,16 +155,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures(Totals):
-    """The figures of a set of requests."""
+    """The figures of a set of requests. `times_s`: by the names of the notes."""
 
-    ttft_s: Spread | None
-    tpot_s: Spread | None
-    latency_s: Spread
-
-    @property
-    def times_s(self) -> dict[str, Spread | None]:
-        """The spreads by the names of the notes."""
-        return {"ttft": self.ttft_s, "tpot": self.tpot_s, "latency": self.latency_s}
+    times_s: Mapping[str, Spread | None]
 
 
 def figures(served: Sequence[CompletedRequest]) -> Figures:
@@ -171,15 +168,15 @@ def figures(served: Sequence[CompletedRequest]) -> Figures:
     if window_s <= 0:
         raise ValueError("the window from the first arrival to the last end has no length")
     output_tokens = sum(each.output_tokens for each in served)
-    latency = spread([each.latency_s for each in served])
-    assert latency is not None
+    times = {name: [each.times_s[name] for each in served] for name in ("ttft", "tpot", "latency")}
     return Figures(
         requests=len(served),
         window_s=window_s,
         input_tokens=sum(each.input_tokens for each in served),
         output_tokens=output_tokens,
         tokens_per_s=output_tokens / window_s,
-        ttft_s=spread([value for each in served if (value := each.ttft_s) is not None]),
-        tpot_s=spread([value for each in served if (value := each.tpot_s) is not None]),
-        latency_s=latency,
+        times_s={
+            name: spread([value for value in values if value is not None])
+            for name, values in times.items()
+        },
     )

@@ -7,20 +7,77 @@ invalid, and the reasons are given. `thresholds` has every number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Final
 
 from orch_sidecar.tools.facts.labels import intervals
-from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
-from orch_sidecar.tools.facts.labels.observation import Observation, States
+from orch_sidecar.tools.facts.labels.observation import Observation, RunTimes, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.labels.thresholds import (
+    BUSY_S,
+    BUSY_SHARE,
     CHUNK_ENDS,
+    CLOCKS_AGREE_S,
     LACKING,
+    MOST_AGE_S,
     SHARED_STEPS,
     UNEXPLAINED_WAIT,
 )
 from orch_sidecar.tools.facts.tables.contradictions import load_contradiction
 from orch_sidecar.tools.facts.tables.row import Label
+
+
+class Reason(StrEnum):
+    """Why a measurement makes no row."""
+
+    UNKNOWN_LABEL = "unknown_label"
+    NOTHING_SERVED = "nothing_served"
+    NOT_ENDED = "not_ended"
+    ENGINE_NOT_TRACED = "engine_not_traced"
+    NOT_COUNTED = "not_counted"  # the engine's spans lack its counters
+    NO_STEPS = "no_steps"
+    CONTRADICTION = "contradiction"
+    WRONG_LABEL = "wrong_label"
+    WRONG_SLOTS = "wrong_slots"
+    COALESCED = "coalesced"
+    DIVIDED = "divided"
+    BATCH_ABOVE_ONE = "batch_above_one"
+    OVERLAP = "overlap"
+    NEVER_BATCHED = "never_batched"
+    ONE_BY_ONE = "one_by_one"
+    MOSTLY_ALONE = "mostly_alone"
+    TRICKLE = "trickle"  # offline requires all the work at once, or slots that are never free
+    BATCH_NOT_FULL = "batch_not_full"
+    ONLINE_TRAFFIC = "online_traffic"
+    OTHER_TRAFFIC = "other_traffic"
+    UNSEEN_TRAFFIC = "unseen_traffic"
+    UNTRACED_REQUESTS = "untraced_requests"
+    UNTRACED_SEQUENCES = "untraced_sequences"
+    ENGINE_CHANGED = "engine_changed"
+    OTHER_TIME = "other_time"  # saved states are not those of before and after the run
+    NOT_SAID = "not_said"  # neither spans nor options have a value that a row needs
+    UNSOUND_ROW = "unsound_row"
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """One reason, and what was observed."""
+
+    reason: Reason
+    detail: str
+
+
+def count_requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
+# To which a file's date is rounded.
+_DATE_S: Final = 1.0
+# Offsets of time zones from UTC are multiples of a quarter of an hour, up to 14 hours.
+_ZONE_S: Final = 900.0
+_MOST_ZONES: Final = 56
 
 # A sweep ignores this reason at one client, where it is expected.
 NEVER_BATCHED: Final = "no step decoded more than one sequence: nothing was batched"
@@ -31,7 +88,7 @@ _Found = Iterator[Objection]
 def judge(seen: Observation) -> list[Objection]:
     """Returns the reasons why the label was not earned, empty if it was."""
     if seen.states is not None and (changed := [*_changes(seen.states)]):
-        return changed  # the counts of the two states cannot be compared
+        return [*changed, *_stale(seen)]  # the counts of the two states cannot be compared
     if not seen.slots:
         return [*_beside(seen)]  # nothing is known of an engine
     return [
@@ -42,6 +99,7 @@ def judge(seen: Observation) -> list[Objection]:
         *(() if seen.states is None else _tokens(seen, seen.states)),
         *_decoded(seen),
         *_beside(seen),
+        *_stale(seen),
     ]
 
 
@@ -237,6 +295,62 @@ def _decoded(seen: Observation) -> _Found:
             "another run"
         )
         yield Objection(Reason.UNTRACED_SEQUENCES, detail)
+
+
+def _stale(seen: Observation) -> _Found:
+    """Objects to saved states that are not those from before and after the run, by every clock.
+
+    States and run come from different files, which somebody put together. The engine counts its
+    own busy seconds: a run cannot be shorter than the work that the engine did in it.
+    """
+    if seen.times is not None and seen.states is not None:
+        for detail in _of_another_time(seen.times, seen.states.before, seen.states.after):
+            yield Objection(Reason.OTHER_TIME, detail)
+
+
+def _of_another_time(run: RunTimes, before: Snapshot, after: Snapshot) -> Iterator[str]:
+    for when, state in (("before", before), ("after", after)):
+        if state.state != "ready":
+            yield f"the engine was {state.state} {when} the run: it must be ready"
+        if state.age_ms > 1000 * MOST_AGE_S:
+            yield (
+                f"the state {when} the run was {state.age_ms} ms old when it was saved: at most "
+                f"{1000 * MOST_AGE_S:g} ms are allowed"
+            )
+    saved_s, saved_again_s, window_s = before.observed_at_s, after.observed_at_s, run.window_s
+    if window_s > saved_again_s - saved_s + CLOCKS_AGREE_S:
+        yield (
+            f"the states are {saved_again_s - saved_s:.1f} s apart, but the run took "
+            f"{window_s:.1f} s: one of them was saved during the run, or they are those of another "
+            "run"
+        )
+    busy_s = after.busy_s - before.busy_s
+    if busy_s > window_s * (1 + BUSY_SHARE) + BUSY_S:
+        yield (
+            f"the engine was busy for {busy_s:.1f} s, but the run took {window_s:.1f} s: its "
+            "times are wrong, or the states are those of another run"
+        )
+    if run.began_at_s is not None and saved_s > run.began_at_s + CLOCKS_AGREE_S:
+        at = f"{_utc(saved_s)}, the run began at {_utc(run.began_at_s)}"
+        yield f"the state before the run is from {at}"
+    if run.ended_at_s is not None and saved_again_s < run.ended_at_s - CLOCKS_AGREE_S:
+        at = f"{_utc(saved_again_s)}, the run ended at {_utc(run.ended_at_s)}"
+        yield f"the state after the run is from {at}"
+    if run.local_end_s is None:
+        return
+    slack_s = CLOCKS_AGREE_S + _DATE_S
+    first_s, last_s = saved_s + window_s - slack_s, saved_again_s + slack_s
+    zones = (run.local_end_s - _ZONE_S * zone for zone in range(-_MOST_ZONES, _MOST_ZONES + 1))
+    if not any(first_s <= end_s <= last_s for end_s in zones):
+        local = f"{datetime.fromtimestamp(run.local_end_s, UTC):%Y-%m-%d %H:%M:%S}"
+        yield (
+            f"the run ended at {local} in some time zone, which in none is between the states, "
+            f"from {_utc(saved_s)} and {_utc(saved_again_s)}"
+        )
+
+
+def _utc(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _changes(states: States) -> _Found:

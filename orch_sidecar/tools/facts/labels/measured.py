@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from orch_sidecar.tools.facts.labels.figures import Totals
+from orch_sidecar.tools.facts.labels.figures import Spread, Totals
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import (
@@ -20,8 +20,48 @@ from orch_sidecar.tools.facts.tables.notes import (
     PRELIMINARY,
 )
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
-from orch_sidecar.tools.facts.tables.row import Label, Row, format_engine, format_notes
+from orch_sidecar.tools.facts.tables.row import (
+    Label,
+    Row,
+    format_engine,
+    format_notes,
+    is_path,
+    last_part,
+)
 from orch_sidecar.tools.facts.tables.rules import BATCHING
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model in a row. `given`: the columns of it that are the user's. `objection`: why it cannot
+    have that id; None if it can."""
+
+    id: str
+    name: str
+    given: Sequence[str]
+    objection: str | None
+
+
+def name_model(
+    model_id: str, name: str | None, served_as: Sequence[str], loaded: Sequence[str]
+) -> Model:
+    """Returns a model that is served by some names. `name`: None for the last part of its id.
+
+    An engine knows the names that it serves a model by, and the model as it loaded it. Another id
+    would be a claim. A path means nothing on another machine: where the engine knows its model by
+    paths only, the user has to name it, and the row notes that the id was given.
+    """
+    known = [each for each in (*served_as, *loaded) if not is_path(each)]
+    objection = None
+    if is_path(model_id):
+        objection = "is a path: name the model with --model-id"
+    elif known and model_id not in known:
+        names = ", ".join(served_as)
+        objection = f"the engine serves {names} (loaded as {', '.join(loaded)}), not this"
+    shown = name or last_part(model_id)
+    own = {"model_id": model_id not in known, "model_name": shown != last_part(model_id)}
+    return Model(model_id, shown, [each for each, by_user in own.items() if by_user], objection)
+
 
 Notes = dict[str, str | int | float]
 
@@ -32,13 +72,6 @@ LATENCIES: Final[Mapping[str, tuple[str, ...]]] = {
     "tpot": ("p50", "p95"),
     "latency": ("p50", "p90", "p95"),
 }
-
-
-class _Spread(Protocol):
-    """Percentiles by their names, and MLPerf's estimates of them."""
-
-    @property
-    def early(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +176,7 @@ def settings_of(state: Snapshot, hit_ratio: float) -> Notes:
     return {"profile": state.profile, **state.conditions.notes, PREFIX_HIT_RATIO: hit_ratio}
 
 
-def latency_notes(spreads: Mapping[str, _Spread | None], unit_ms: float) -> dict[str, float]:
+def latency_notes(spreads: Mapping[str, Spread | None], unit_ms: float) -> dict[str, float]:
     """Returns the latency notes of spreads by their names, in ms: percentiles, and MLPerf's
     estimates of them. `unit_ms`: the spreads' unit in milliseconds."""
     notes: dict[str, float] = {}

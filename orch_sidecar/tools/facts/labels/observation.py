@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from orch_sidecar.tools.facts.labels import thresholds
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
+
+_Count = TypeVar("_Count", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,15 @@ class States:
         return _between(self.before.prefilled_tokens, self.after.prefilled_tokens)
 
     @property
+    def busy_s(self) -> float:
+        return self.after.busy_s - self.before.busy_s
+
+    @property
+    def prefill_s(self) -> float | None:
+        """What prompts added to its steps, of the seconds in which it was busy."""
+        return _between(self.before.prefill_s, self.after.prefill_s)
+
+    @property
     def prefix_hits(self) -> int:
         return self.after.prefix_hits - self.before.prefix_hits
 
@@ -96,14 +108,19 @@ class States:
         return self.prefix_hits / looked_up if looked_up > 0 else 0.0
 
     @property
-    def batches(self) -> Batches:
+    def steps_by_batch(self) -> dict[int, int]:
         """The decode steps in between; those that also prefilled prompts are not counted."""
         earlier = self.before.steps_by_batch
-        ran = {
-            batch: count - earlier.get(batch, (0, 0.0))[0]
+        return {
+            batch: ran
             for batch, (count, _) in self.after.steps_by_batch.items()
+            if (ran := count - earlier.get(batch, (0, 0.0))[0])
         }
-        ran = {batch: count for batch, count in ran.items() if count > 0}
+
+    @property
+    def batches(self) -> Batches:
+        """What the decode steps in between had."""
+        ran = {batch: count for batch, count in self.steps_by_batch.items() if count > 0}
         steps = sum(ran.values())
         if not steps:
             return Batches(0, 0, 0.0)
@@ -116,6 +133,20 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimes:
+    """When a run was, by who made it, of states that somebody saved and put beside it.
+
+    `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
+    a clock of an unknown time zone, as if it were UTC's. None where that is not known.
+    """
+
+    window_s: float
+    began_at_s: float | None = None
+    ended_at_s: float | None = None
+    local_end_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A measurement.
 
@@ -125,7 +156,8 @@ class Observation:
     engine; `in_engine`: its sequences from their arrival there. Each of one clock, whose readings
     may be wrong by `clock_slack`. `arrivals`, `at_once`: the load and the limit of concurrent
     requests, as the client states them; None if it does not, or there is no limit.
-    `batch_limited_by`: what kept an offline batch below slots and work, None if unknown.
+    `batch_limited_by`: what kept an offline batch below slots and work, None if unknown. `times`:
+    of the run, None where its states were read during it, or signed.
     """
 
     label: Label
@@ -142,6 +174,7 @@ class Observation:
     arrivals: Arrivals | None = None
     at_once: int | None = None
     batch_limited_by: str | None = None
+    times: RunTimes | None = None
 
     @property
     def one_by_one(self) -> bool:
@@ -192,15 +225,7 @@ class Observation:
         return None
 
 
-def observed(
-    label: Label,
-    states: States,
-    counts: RequestCounts,
-    *,
-    in_flight: Sequence[Interval] = (),
-    arrivals: Arrivals | None = None,
-    at_once: int | None = None,
-) -> Observation:
+def observed(label: Label, states: States, counts: RequestCounts, **more: Any) -> Observation:
     """Returns what two states of an engine, and the client, show of a measurement."""
     return Observation(
         label=label,
@@ -209,11 +234,9 @@ def observed(
         counts=counts,
         states=states,
         accepted=states.accepted,
-        in_flight=in_flight,
-        arrivals=arrivals,
-        at_once=at_once,
+        **more,
     )
 
 
-def _between(before: int | None, after: int | None) -> int | None:
+def _between(before: _Count | None, after: _Count | None) -> _Count | None:
     return None if before is None or after is None else after - before

@@ -1,20 +1,20 @@
 """A run as `orch bench` recorded it: the parts of its result that a row is made of.
 
-Pure. `bench.results.result` defines the whole file, which evidence has in it. Results of earlier
-releases have fewer fields, and those of later ones more.
+Pure. `bench.results.result` defines the whole file, which evidence has in it. Nothing else of it is
+read here: results of earlier releases have other fields, and those of later ones more.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.measured import Notes
+from orch_sidecar.tools.facts.labels.measured import Measured, Notes
 from orch_sidecar.tools.facts.tables.notes import (
     BULK_CLIENTS,
     BULK_TRACE,
@@ -152,10 +152,19 @@ class RecordedRun(BaseModel):
             return self.calls
         return [call for call in self.calls if call.service_class == ServiceClass.INTERACTIVE]
 
-    @property
-    def load(self) -> Notes:
-        """The notes about the load and the tool."""
-        return {"tool": "orch bench", **self.scenario.notes, "seed": self.scenario.seed}
+    def measured(self, **more: Any) -> Measured:
+        """Returns what its row states. `more`: the engine, the figures and the source."""
+        own: dict[str, Any] = {
+            "label": self.measurement_type,
+            "claim": self.measurement_type,
+            "model_id": self.engine.model_id,
+            "model_name": self.engine.model_name,
+            "load": {"tool": "orch bench", **self.scenario.notes, "seed": self.scenario.seed},
+            "outcomes": self.outcomes,
+            "doubts": self._doubts,
+            "served_as": self.engine.model,
+        }
+        return Measured(**own | more)
 
     @property
     def outcomes(self) -> Notes:
@@ -169,7 +178,7 @@ class RecordedRun(BaseModel):
         return notes
 
     @property
-    def doubts(self) -> Notes:
+    def _doubts(self) -> Notes:
         """The notes that limit the trust in its figures."""
         notes: Notes = {CLIENT_BOTTLENECK: "yes"} if self.client.bottleneck else {}
         if self.counts.counted_by_events:

@@ -8,9 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from orch_sidecar.tools.facts.labels.documents import parse_content
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+
+from orch_sidecar.tools.facts.labels.documents import first_problem, parse_content
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
@@ -38,22 +47,33 @@ _FIXED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A statement whose signature has been verified. Times are seconds."""
+def _hash(text: object) -> bytes:
+    if not isinstance(text, str) or HASH.fullmatch(text) is None:
+        raise Unsound(f"{text!r:.80} is not a SHA-256 in hexadecimal")
+    return bytes.fromhex(text)
+
+
+_Hash = Annotated[bytes, BeforeValidator(_hash)]
+
+
+class Statement(BaseModel):
+    """A statement whose signature has been verified, with what its state means and the digest of
+    its bytes. Times are seconds."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
 
     run: str
     nonce: str | None
     sequence: int
-    previous: bytes
+    previous: _Hash
     epoch: str
     key_id: str
     wall_s: float
     monotonic_s: float
-    finished: int
-    finished_head: bytes
-    digests: Mapping[str, Mapping[str, Any]]
-    state: Mapping[str, Any]
+    finished: int = Field(validation_alias=AliasPath("finished", "count"))
+    finished_head: _Hash = Field(validation_alias=AliasPath("finished", "head"))
+    digests: dict[str, dict[str, Any]]
+    state: dict[str, Any]
     snapshot: Snapshot
     digest: bytes
 
@@ -183,26 +203,14 @@ def _verify(what: str, envelope: Envelope, kind: str, public: bytes) -> Mapping[
 
 def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
     content = _verify(what, envelope, STATEMENT_TYPE, public)
-    payload = parse_envelope(envelope, STATEMENT_TYPE).payload
+    digest = statement_digest(parse_envelope(envelope, STATEMENT_TYPE).payload)
     try:
-        found = Statement(
-            run=str(content["run"]),
-            nonce=content["nonce"],
-            sequence=int(content["sequence"]),
-            previous=_hash(content["previous"]),
-            epoch=str(content["epoch"]),
-            key_id=str(content["key_id"]),
-            wall_s=float(content["wall_s"]),
-            monotonic_s=float(content["monotonic_s"]),
-            finished=int(content["finished"]["count"]),
-            finished_head=_hash(content["finished"]["head"]),
-            digests={name: dict(each) for name, each in dict(content["digests"]).items()},
-            state=dict(content["state"]),
-            snapshot=parse_snapshot({"engines": [content["state"]]}),
-            digest=statement_digest(payload),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError, InvalidSnapshot) as error:
+        snapshot = parse_snapshot({"engines": [content.get("state")]})
+        found = Statement.model_validate({**content, "snapshot": snapshot, "digest": digest})
+    except InvalidSnapshot as error:
         raise Unsound(f"{what} lacks what evidence needs: {error}") from None
+    except ValidationError as error:
+        raise Unsound(f"{what} lacks what evidence needs: {first_problem(error)}") from None
     if found.key_id != key_id(public) or found.snapshot.epoch != found.epoch:
         raise Unsound(f"{what} names another key or epoch than its own")
     return found
@@ -322,9 +330,3 @@ def _count(statement: Statement, name: str) -> int:
     if type(value) is not int:
         raise Unsound(f"{name} is {value!r} in a statement: it must be an integer")
     return value
-
-
-def _hash(text: object) -> bytes:
-    if not isinstance(text, str) or HASH.fullmatch(text) is None:
-        raise Unsound(f"{text!r:.80} is not a SHA-256 in hexadecimal")
-    return bytes.fromhex(text)

@@ -7,14 +7,14 @@ Pure. `orch key --evidence` makes an entry. A key that is retired stays, with an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final, Self
 
 import yaml
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError, model_validator
 
-from vllm_plugin.contracts.dsse import InvalidEnvelope, from_base64, to_base64
+from orch_sidecar.tools.facts.labels.documents import first_problem
+from vllm_plugin.contracts.dsse import from_base64, to_base64
 from vllm_plugin.contracts.statement import key_id
 
 
@@ -22,30 +22,38 @@ class InvalidTrustedKeys(ValueError):
     """The file of trusted keys breaks a rule; the message names the entry, field and rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrustedKey:
-    """An operator's public key (32 bytes), valid from `not_before` to `not_after`."""
+class TrustedKey(BaseModel):
+    """An operator's public key, valid from `not_before` to `not_after`."""
 
-    name: str
-    public: bytes
-    not_before: datetime
-    not_after: datetime
-
-    def is_valid_at(self, unix_s: float) -> bool:
-        return self.not_before.timestamp() <= unix_s <= self.not_after.timestamp()
-
-
-TrustedKeys = Mapping[str, TrustedKey]  # by their ids
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     id: str
     public_key: str
     not_before: AwareDatetime
     not_after: AwareDatetime
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Self:
+        if len(self.public) != _KEY_BYTES or self.id != key_id(self.public):
+            raise ValueError(
+                f"id is {self.id}: it must be the SHA-256 of a public key of {_KEY_BYTES} bytes"
+            )
+        if self.not_after <= self.not_before:
+            raise ValueError("not_after must be after not_before")
+        return self
+
+    @property
+    def public(self) -> bytes:
+        """The key itself. Raises InvalidEnvelope."""
+        return from_base64("public_key", self.public_key)
+
+    def is_valid_at(self, unix_s: float) -> bool:
+        return self.not_before.timestamp() <= unix_s <= self.not_after.timestamp()
+
+
+TrustedKeys = Mapping[str, TrustedKey]  # by their ids
+_KEY_BYTES: Final = 32
 
 
 def entry_of(name: str, public: bytes, not_before: datetime, not_after: datetime) -> str:
@@ -70,35 +78,19 @@ def parse_trusted(text: str) -> TrustedKeys:
         raise InvalidTrustedKeys("must be a list of keys, as `orch key --evidence` prints them")
     found: dict[str, TrustedKey] = {}
     for number, each in enumerate(document, 1):
-        key = _key(number, each)
-        identity = key_id(key.public)
-        if identity in found:
+        try:
+            key = TrustedKey.model_validate(each)
+        except ValidationError as error:
+            problem = first_problem(error)
+            place = f"{problem.place}: " if problem.place else ""
+            raise InvalidTrustedKeys(f"key {number}: {place}{problem.rule}") from None
+        if key.id in found:
             raise InvalidTrustedKeys(
-                f"key {number} ({key.name}): the id {identity} occurs twice: change the validity "
-                "of the first entry instead"
+                f"key {number} ({key.name}): the id {key.id} occurs twice: change the validity of "
+                "the first entry instead"
             )
-        found[identity] = key
+        found[key.id] = key
     return found
-
-
-def _key(number: int, given: object) -> TrustedKey:
-    try:
-        entry = _Entry.model_validate(given)
-        public = from_base64("public_key", entry.public_key)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "the entry"
-        raise InvalidTrustedKeys(f"key {number}: {place}: {problem['msg']}") from None
-    except InvalidEnvelope as error:
-        raise InvalidTrustedKeys(f"key {number}: {error}") from None
-    if len(public) != 32 or entry.id != key_id(public):
-        raise InvalidTrustedKeys(
-            f"key {number} ({entry.name}): id is {entry.id}: it must be the SHA-256 of a public "
-            "key of 32 bytes"
-        )
-    if entry.not_after <= entry.not_before:
-        raise InvalidTrustedKeys(f"key {number} ({entry.name}): not_after must be after not_before")
-    return TrustedKey(entry.name, public, entry.not_before, entry.not_after)
 
 
 def _text(at: datetime) -> str:

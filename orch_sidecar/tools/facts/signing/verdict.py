@@ -31,8 +31,7 @@ from orch_sidecar.tools.facts.signing.proof import Proof, prove
 from orch_sidecar.tools.facts.signing.recompute import client_measured, contradictions
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row, row_faults
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
-from orch_sidecar.tools.facts.tables.runs import TRACES
+from orch_sidecar.tools.facts.tables.row import COLUMNS, TRACES, Row
 from orch_sidecar.tools.facts.tables.table import Record
 
 _NOTES: Final = COLUMNS.index("scenario_notes")

@@ -13,8 +13,16 @@ from typing import Any, Final
 from orch_sidecar.tools.facts.tables import rules
 from orch_sidecar.tools.facts.tables.contradictions import contradictions
 from orch_sidecar.tools.facts.tables.forms import invisible_rule
-from orch_sidecar.tools.facts.tables.row import COLUMNS, TABLE, Label, Row, measurement_key
-from orch_sidecar.tools.facts.tables.runs import label_of_run, makes_one_row, run_of
+from orch_sidecar.tools.facts.tables.row import (
+    COLUMNS,
+    TABLE,
+    Label,
+    Row,
+    label_of_run,
+    makes_one_row,
+    measurement_key,
+    run_of,
+)
 from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields, with_records
 
 _THROUGHPUT: Final = COLUMNS.index("throughput_tokens_per_sec")

@@ -25,7 +25,7 @@ from orch_sidecar.tools.facts.tables.forms import (
 )
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Arrivals, arrivals_of
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, least_samples, shortfalls
-from orch_sidecar.tools.facts.tables.row import Label, parse_notes
+from orch_sidecar.tools.facts.tables.row import BENCH, TRACES, Label, label_in, parse_notes, run_of
 from orch_sidecar.tools.facts.tables.rules import (
     BATCHING,
     PERCENTILES,
@@ -33,7 +33,6 @@ from orch_sidecar.tools.facts.tables.rules import (
     early_note,
     time_note,
 )
-from orch_sidecar.tools.facts.tables.runs import BENCH, TRACES, label_in, run_of
 
 # Requests arrive by a schedule in all others.
 _UNSCHEDULED: Final = (Arrivals.ONE_BY_ONE, Arrivals.CLOSED_LOOP, Arrivals.AT_ONCE)

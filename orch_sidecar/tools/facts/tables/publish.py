@@ -45,8 +45,7 @@ def csvw_of(file_name: str) -> dict[str, Any]:
 def _csvw_limits(form: Form) -> dict[str, Any]:
     if form.base == "string":
         return {"format": f"^(?:{form.pattern})$"}
-    limits = {"minimum": form.least, "minExclusive": form.above, "maximum": form.most}
-    return {name: limit for name, limit in limits.items() if math.isfinite(limit)}
+    return _limits(form, "minExclusive")
 
 
 def data_package_of(
@@ -86,7 +85,11 @@ def _constraints(form: Form) -> dict[str, Any]:
         return {"enum": list(form.values)}
     if form.base == "string":
         return {"pattern": form.pattern}
-    limits = {"minimum": form.least, "exclusiveMinimum": form.above, "maximum": form.most}
+    return _limits(form, "exclusiveMinimum")
+
+
+def _limits(form: Form, above: str) -> dict[str, float]:
+    limits = {"minimum": form.least, above: form.above, "maximum": form.most}
     return {name: limit for name, limit in limits.items() if math.isfinite(limit)}
 
 

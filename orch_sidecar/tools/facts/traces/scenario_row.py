@@ -14,9 +14,15 @@ from typing import Any, Final
 
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
-from orch_sidecar.tools.facts.labels.measured import Engine, Measured, Notes, latency_notes
-from orch_sidecar.tools.facts.labels.model import Model, name_model
-from orch_sidecar.tools.facts.labels.objection import Objection, Reason
+from orch_sidecar.tools.facts.labels.judge import Objection, Reason
+from orch_sidecar.tools.facts.labels.measured import (
+    Engine,
+    Measured,
+    Model,
+    Notes,
+    latency_notes,
+    name_model,
+)
 from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import (

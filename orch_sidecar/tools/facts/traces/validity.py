@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from orch_sidecar.tools.facts.labels.judge import judge
-from orch_sidecar.tools.facts.labels.objection import Objection, Reason, count_requests
+from orch_sidecar.tools.facts.labels.judge import Objection, Reason, count_requests, judge
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
 from orch_sidecar.tools.facts.tables.contradictions import PROFILE_LABELS

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.load.stream import EventStream, code_of, shown
+from orch_sidecar.tools.bench.load.call import shown
+from orch_sidecar.tools.bench.load.client import EventStream, code_of
 from tests.orch_sidecar.answers import PLACES, cut
 
 DONE = b"data: [DONE]\n\n"

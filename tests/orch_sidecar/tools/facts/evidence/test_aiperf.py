@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.aiperf import read
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, Source, to_row
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document, proof

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, Source, to_row
 from orch_sidecar.tools.facts.evidence.mlperf_endpoints import read
-from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
-from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, Source, to_row
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun
-from orch_sidecar.tools.facts.signing.matching import impossible_times
 from orch_sidecar.tools.facts.signing.proof import Proof, prove
+from orch_sidecar.tools.facts.signing.recompute import impossible_times
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.facts.signing.signed import (
     BEGIN_S,

@@ -54,7 +54,7 @@ def test_time_may_be_written_without_quotes() -> None:
         (entry(public="x"), "key 1: public: Extra inputs"),
         (entry(public_key="%%"), "key 1: public_key: it must be standard base64"),
         (entry(public_key="YWJj"), "must be the SHA-256 of a public key of 32 bytes"),
-        (entry(id="sha256:0"), "id is sha256:0: it must be the SHA-256"),
+        (entry(id="sha256:0"), "key 1: id is sha256:0: it must be the SHA-256"),
         (entry(not_before="2026-11-22T12:00:00"), "key 1: not_before: Input should have timezone"),
         (entry(not_after="2026-11-22T12:00:00Z"), "not_after must be after not_before"),
     ],

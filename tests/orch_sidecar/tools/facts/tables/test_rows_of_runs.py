@@ -13,8 +13,7 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun
-from orch_sidecar.tools.facts.evidence.run_row import Source, to_row
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Source, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
 from orch_sidecar.tools.facts.labels.measured import Engine, latency_notes
 from orch_sidecar.tools.facts.tables.check import invalid_fields

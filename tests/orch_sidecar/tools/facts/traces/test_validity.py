@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.objection import Reason
+from orch_sidecar.tools.facts.labels.judge import Reason
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.span import Link
 from tests.documents import ROOT, quoted, rows, section
