@@ -73,10 +73,12 @@ class _Prepared(NamedTuple):
 class RecordAttributes(NamedTuple):
     """What the spans of a record have in common: once, for `engine` and `server`.
 
-    `prepared` and `own`: encoded attributes; None and empty where limits make each span differ.
+    `state`: of `state_field`. `prepared` and `own`: encoded attributes; None and empty where limits
+    make each span differ.
     """
 
     record: RequestRecord
+    state: bytes
     labels: Attributes
     prepared: _Prepared | None
     own: bytes
@@ -85,7 +87,7 @@ class RecordAttributes(NamedTuple):
 class SpanEncoder:
     """Encodes spans, each as a field of ScopeSpans.
 
-    `state`: of `state_field`. `common`: of `of_record`. `labels`: the attributes of the pool and
+    `common`: of `of_record`. `labels`: the attributes of the pool and
     class when the span began.
     """
 
@@ -103,12 +105,13 @@ class SpanEncoder:
         """Returns the attributes of its pool and class."""
         return self.unplaced if record.labels is None else record.labels
 
-    def of_record(self, record: RequestRecord) -> RecordAttributes:
+    def of_record(self, record: RequestRecord, state: bytes) -> RecordAttributes:
         """Encodes the attributes of a record that has ended."""
         labels = self.labels_of(record)
         if self._limited:
-            return RecordAttributes(record, labels, None, b"")
-        return RecordAttributes(record, labels, self._prepare(record, labels), spans.own(record))
+            return RecordAttributes(record, state, labels, None, b"")
+        prepared = self._prepare(record, labels)
+        return RecordAttributes(record, state, labels, prepared, spans.own(record))
 
     def usual(
         self,
@@ -130,14 +133,14 @@ class SpanEncoder:
         now, identity = self.labels_of(record), record.identity
         own_parent = _PARENT + server_id
         if self._limited or labels is not now:
-            common = self.of_record(record)
+            common = self.of_record(record, state)
             wait = trace_id, wait_id, own_parent, arrived_ns, admitted_ns, LOCAL_PARENT
             engine = trace_id, engine_id, own_parent, admitted_ns, ended_ns, LOCAL_PARENT
             server = trace_id, server_id, of_parent, identity.arrived_ns, ended_ns, flags
             return b"%b%b%b" % (
-                self.wait(common, wait, state, labels),
-                self.engine(common, engine, state, labels, lease),
-                self.server(common, server, state),
+                self.wait(common, wait, labels),
+                self.engine(common, engine, labels, lease),
+                self.server(common, server),
             )
         _, of_wait, of_server, of_engine = self._prepare(record, now)
         own, own_of_server = spans.own(record), spans.own_of_server(record)
@@ -165,15 +168,10 @@ class SpanEncoder:
         )  # fmt: skip
 
     def wait(
-        self,
-        common: RecordAttributes,
-        head: Head,
-        state: bytes,
-        labels: Attributes,
-        outcome: str | None = None,
+        self, common: RecordAttributes, head: Head, labels: Attributes, outcome: str | None = None
     ) -> bytes:
         """Encodes a span of admission. `outcome`: if it was not admitted."""
-        record, now, prepared, _ = common
+        record, state, now, prepared, _ = common
         if outcome is None and prepared is not None and labels is now:
             return _span(head, state, prepared.wait)
         steps = [{**labels, "orch.cost": record.cost}]
@@ -185,37 +183,29 @@ class SpanEncoder:
         self,
         common: RecordAttributes,
         head: Head,
-        state: bytes,
         labels: Attributes,
         lease: str | None,
         reason: str,
     ) -> bytes:
         """Encodes a span of the engine for an attempt after which the request was retried."""
         steps = [labels, _lease(lease), {"orch.outcome": reason, "error.type": reason}]
-        return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, reason))
+        return _span(head, common.state, self._slowly(ENGINE_SPAN, _CLIENT, steps, reason))
 
     def engine(
-        self,
-        common: RecordAttributes,
-        head: Head,
-        state: bytes,
-        labels: Attributes,
-        lease: str | None,
+        self, common: RecordAttributes, head: Head, labels: Attributes, lease: str | None
     ) -> bytes:
         """Encodes the span of the engine for the last attempt."""
-        record, now, prepared, own = common
+        record, state, now, prepared, own = common
         if prepared is None or labels is not now:
             steps = [labels, _lease(lease), spans.of_record(record, now), spans.of_error(record)]
             return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, _error_of(record)))
         of_lease = b"" if lease is None else spans.LEASE.field(short_lease(lease))
         return _span(head, state, prepared.engine, of_lease, own)
 
-    def server(
-        self, common: RecordAttributes, head: Head, state: bytes, links: Sequence[bytes] = ()
-    ) -> bytes:
+    def server(self, common: RecordAttributes, head: Head, links: Sequence[bytes] = ()) -> bytes:
         """Encodes the span of the whole request. `links`: of `link`."""
         linked = self._linked(links) if links else b""
-        record, now, prepared, own = common
+        record, state, now, prepared, own = common
         if prepared is None:
             steps = [self.unplaced, spans.of_server(record), spans.of_record(record, now)]
             steps.append(spans.of_error(record))

@@ -284,8 +284,8 @@ class RequestTrace(_Part):
             )
         encoded = []
         for record, ended in self._parts:
-            common = self._encoder.of_record(record)
-            encoded += [encode(common, head, state, *rest) for encode, head, rest in ended]
+            common = self._encoder.of_record(record, state)
+            encoded += [encode(common, head, *rest) for encode, head, rest in ended]
         return b"".join(encoded)
 
 

@@ -184,5 +184,5 @@ def test_prepared_attributes_are_bounded(kept: Kept) -> None:
     """A client chooses the name of a model."""
     encoder = SpanEncoder(UNPLACED)
     for number in range(5000):
-        encoder.of_record(record_of(model=f"{number}", cost=1))
+        encoder.of_record(record_of(model=f"{number}", cost=1), b"")
     assert len(encoder._prepared) <= 512
