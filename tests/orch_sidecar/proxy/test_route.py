@@ -97,6 +97,23 @@ async def test_busy_pool_determines_the_refusal(first: Refusal) -> None:
     assert result.refusal is BUSY
 
 
+async def test_refusal_of_the_pool_that_was_tried_stays_where_no_other_is_up() -> None:
+    down = Refusal(Reason.ENGINE_DOWN, "down")
+    stage = NextStage(*2 * [NotSent(STALE, Retry.OTHER_POOL)])
+    result = await routed(Pools("a", "b", refusal=down), stage)
+    assert isinstance(result, NotSent)
+    assert result.refusal is STALE
+    pools = Pools("a", "b", refusal=down)
+
+    def all_leave(*_: Any) -> Result:
+        pools.pools.clear()
+        return NotSent(REBALANCED, Retry.ANY_POOL)
+
+    result = await routed(pools, NextStage(all_leave))
+    assert isinstance(result, NotSent)
+    assert result.refusal is down, "it was refused by none before"
+
+
 async def test_lost_engine_takes_precedence_over_other_reasons() -> None:
     stage = NextStage(
         NotSent(LOST, Retry.OTHER_POOL, reached_engine=True), NotSent(BUSY, Retry.OTHER_POOL)
