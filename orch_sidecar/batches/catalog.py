@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -181,6 +181,37 @@ def create_batch(session: Session, owner: str, order: BatchOrder) -> Batch | Ref
     )
     session.add(batch)
     return batch
+
+
+def ended_batches(session: Session, before: int) -> list[str]:
+    """Returns the batches that had ended by then."""
+    ended_at = func.coalesce(
+        Batch.completed_at, Batch.failed_at, Batch.cancelled_at, Batch.expired_at
+    )
+    query = select(Batch.id).where(Batch.status.not_in(OPEN), ended_at <= before)
+    return list(session.scalars(query))
+
+
+def delete_batch(session: Session, name: str) -> list[str]:
+    """Forgets a batch that has ended, and its files. Returns those. Its input stays while another
+    batch has it."""
+    batch = session.get(Batch, name, with_for_update=True)
+    if batch is None:  # another sidecar was first
+        return []
+    names = [batch.output_file_id, batch.error_file_id]
+    others = select(Batch.id).where(Batch.input_file_id == batch.input_file_id, Batch.id != name)
+    if session.scalar(others.limit(1)) is None:
+        names.append(batch.input_file_id)
+    session.delete(batch)
+    deleted = [each for each in names if each is not None]
+    session.execute(delete(StoredFile).where(StoredFile.id.in_(deleted)))
+    return deleted
+
+
+def unknown_files(session: Session, names: Sequence[str]) -> list[str]:
+    """Returns those of which there is no record."""
+    known = set(session.scalars(select(StoredFile.id).where(StoredFile.id.in_(names))))
+    return [each for each in names if each not in known]
 
 
 def cancel_batch(session: Session, owner: str, name: str) -> Batch | Refusal:

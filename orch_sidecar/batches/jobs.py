@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import BinaryIO, Final
 
@@ -20,8 +20,11 @@ from orch_sidecar.batches import ledger
 from orch_sidecar.batches.catalog import (
     OUTPUT_PURPOSE,
     Quotas,
+    delete_batch,
     delete_file,
+    ended_batches,
     now_s,
+    unknown_files,
     used_rows,
 )
 from orch_sidecar.batches.database import Database, lock
@@ -45,10 +48,14 @@ _CANCELLED: Final = ("batch_cancelled", "This request was not executed: its batc
 class Jobs:
     """What a worker does to whole batches."""
 
-    def __init__(self, database: Database, store: FileStore, quotas: Quotas, worker: str) -> None:
+    def __init__(
+        self, database: Database, store: FileStore, quotas: Quotas, keep_days: int, worker: str
+    ) -> None:
+        """`keep_days`: for which batches that have ended are kept."""
         self._database = database
         self._store = store
         self._quotas = quotas
+        self._keep_s = keep_days * 86_400
         self._worker = worker
 
     async def check(self, batch_id: str) -> None:
@@ -70,6 +77,21 @@ class Jobs:
         query = select(StoredFile.owner, StoredFile.id).where(StoredFile.expires_at <= now_s())
         for owner, name in await self._database.run(lambda session: session.execute(query).all()):
             await self.delete(owner, name)
+
+    async def sweep(self) -> None:
+        """Deletes the batches that ended long ago, with their files, and stored files that no
+        record names: of an upload whose sidecar was killed before it was known."""
+        old = partial(ended_batches, before=now_s() - self._keep_s)
+        for name in await self._database.run(old):
+            await self._database.run(partial(self._delete_batch, name=name))
+        await asyncio.to_thread(self._store.remove_abandoned, self._unknown)
+
+    def _delete_batch(self, session: Session, name: str) -> None:
+        for file_id in delete_batch(session, name):
+            self._store.delete(file_id)
+
+    def _unknown(self, names: Sequence[str]) -> list[str]:
+        return self._database.transact(partial(unknown_files, names=names))
 
     async def delete(self, owner: str, name: str) -> StoredFile | Refusal:
         """Deletes a file: its content first, so that nothing is left that nobody knows."""

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from math import inf
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -39,6 +40,7 @@ logger = logging.getLogger("orch.batches")
 LOOK_EVERY_S: Final = 1.0  # for new batches; a worker's beat
 DEAD_AFTER_LOOKS: Final = 5  # at which a worker's beat was the same
 FILL_EVERY_S: Final = 0.05  # where no row has ended: some may have got their slots
+SWEEP_EVERY_S: Final = 3600.0  # for old batches, and files that nobody knows
 _LEAST_WAITING: Final = 8  # so that an engine that nobody uses has work within a moment
 _RETRY_S: Final = 1.0  # after a fault of database or store
 _PAUSE_S: Final = 1.0  # of a batch, after a refusal that says nothing
@@ -106,6 +108,7 @@ class Runner:
     async def work(self) -> None:
         """Checks and ends batches, one after the other, until cancelled. Owners take turns: a file
         of many rows is checked for seconds, and a key may have many of them."""
+        swept_at = -inf
         seen, tried = self.batches, set[str]()
         turns: dict[str, int] = {}  # of owners: which job was the last of each
         for turn in itertools.count():
@@ -125,6 +128,10 @@ class Runner:
                     self.look()
             with self._faults("delete expired files"):
                 await self.jobs.delete_expired()
+            if time.monotonic() - swept_at >= SWEEP_EVERY_S:
+                swept_at = time.monotonic()
+                with self._faults("delete what is left of batches"):
+                    await self.jobs.sweep()
             if not due:
                 await asyncio.sleep(LOOK_EVERY_S / 4)
 

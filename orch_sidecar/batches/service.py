@@ -57,7 +57,7 @@ class Batches:
         self.runner = Runner(
             self._database,
             self._store,
-            partial(Jobs, self._database, self._store, quotas),
+            partial(Jobs, self._database, self._store, quotas, settings.batches_keep_days),
             self.rows,
             is_admitted,
         )
@@ -117,7 +117,6 @@ def open_storage(settings: SidecarSettings) -> Storage:
             # For this user alone: it has prompts and answers.
             Path(place).mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         store = FileStore(place)
-        store.remove_abandoned()
         if database is None and not store.local:
             raise ValueError(f"{text}: set batches_database, too, for SQLite needs a directory")
         if database is None:

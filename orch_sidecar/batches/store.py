@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import BinaryIO, Final
 
 import fsspec
@@ -21,6 +21,7 @@ _FILES: Final = "files"
 _UNFINISHED: Final = ".part"
 # No upload takes as long: what is older is of a process that was killed.
 _ABANDONED_AFTER_S: Final = 86_400
+_NAMES_AT_ONCE: Final = 500  # whose records are looked up in one transaction
 
 
 class FileStore:
@@ -73,13 +74,24 @@ class FileStore:
         with contextlib.suppress(FileNotFoundError):
             self._system.rm_file(self._path(name))
 
-    def remove_abandoned(self) -> None:
-        """Removes what killed processes have left in a local directory."""
-        if not self.local:
+    def remove_abandoned(self, unknown: Callable[[Sequence[str]], list[str]]) -> None:
+        """Removes what killed processes have left: unfinished files, and those that `unknown`
+        returns. Files that are not old may be of one that is about to make them known. Raises
+        OSError."""
+        self._system.invalidate_cache()
+        try:
+            paths = self._system.ls(str(self._folder), detail=False)
+        except FileNotFoundError:  # S3 has no empty folders
             return
-        for path in Path(str(self._folder)).glob(f"*{_UNFINISHED}"):
-            if time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
-                path.unlink(missing_ok=True)
+        names = [PurePosixPath(each).name for each in paths]
+        whole = [each for each in names if not each.endswith(_UNFINISHED)]
+        left = [each for each in names if each.endswith(_UNFINISHED)]
+        for first in range(0, len(whole), _NAMES_AT_ONCE):
+            left += unknown(whole[first : first + _NAMES_AT_ONCE])
+        for path in map(self._path, left):
+            with contextlib.suppress(FileNotFoundError):  # another sidecar was first
+                if time.time() - self._system.modified(path).timestamp() > _ABANDONED_AFTER_S:
+                    self._system.rm_file(path)
 
     def _path(self, name: str) -> str:
         return str(self._folder / name)

@@ -283,6 +283,13 @@ class SidecarSettings(BaseSettings):
         le=10_000_000,
         description="most rows of all batches of one API key that have not ended",
     )
+    batches_keep_days: int = Field(
+        30,
+        ge=1,
+        le=3650,
+        description="days after which a batch that has ended is deleted, with its input file, if "
+        "no other batch has it, and its output files",
+    )
     request_log: str | None = Field(
         None,
         min_length=1,

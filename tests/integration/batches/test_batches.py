@@ -334,6 +334,35 @@ async def test_key_has_so_many_batches_that_have_not_ended(
     await batches.until(await batches.create(some(1)))
 
 
+async def test_batch_that_ended_long_ago_is_deleted_with_its_files(
+    batches: Batches, sidecar: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old = await batches.ended(some(1))
+    again = await batches.client.batches.create(
+        input_file_id=old.input_file_id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+    )
+    again = await batches.until(again)
+    other = await batches.upload(some(1))
+    ended_at = old.completed_at
+    assert ended_at is not None
+    earlier = update(Batch).where(Batch.id == old.id).values(completed_at=ended_at - 3600)
+    found: Any = sidecar.sidecar.batches
+    await found._database.run(lambda session: session.execute(earlier))
+    monkeypatch.setattr("orch_sidecar.batches.runner.SWEEP_EVERY_S", 0.0)
+    folder = tmp_path / "batches" / "files"
+
+    async def leaves(after_s: int, left: list[str], files: set[str | None]) -> None:
+        now = ended_at + 30 * 86_400 + after_s
+        monkeypatch.setattr("orch_sidecar.batches.jobs.now_s", lambda: now)
+        await eventually(lambda: {each.name for each in folder.iterdir()} == files)
+        assert [each.id async for each in batches.client.batches.list()] == left
+
+    await leaves(-1800, [again.id], {old.input_file_id, again.output_file_id, other})
+    await leaves(3600, [], {other})
+
+
 async def test_expired_files_are_deleted(
     batches: Batches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

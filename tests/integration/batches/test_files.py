@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -135,6 +137,21 @@ async def test_uploads_at_once_have_the_quota_together(
     await first.close()
     await eventually(lambda: len(list((tmp_path / "batches" / "files").iterdir())) == 1)
     await batches.upload(b"x" * 60_000)
+
+
+async def test_files_that_nobody_knows_are_removed_once_they_are_old(
+    sidecar: Running, batches: Batches, start: Start, tmp_path: Path
+) -> None:
+    """What a sidecar has stored when it is killed, before it is known or whole."""
+    folder, yesterday = tmp_path / "batches" / "files", time.time() - 86_500
+    known = await batches.upload(some(1))
+    for name in ("file-old", "file-new", "file-old.1.part", "file-new.1.part"):
+        (folder / name).write_bytes(b"{}")
+    for name in (known, "file-old", "file-old.1.part"):
+        os.utime(folder / name, (yesterday, yesterday))
+    await start(batches=str(tmp_path / "batches"))  # it looks at once
+    left = {known, "file-new", "file-new.1.part"}
+    await eventually(lambda: {each.name for each in folder.iterdir()} == left)
 
 
 async def test_upload_takes_nothing_of_the_body_budget(
