@@ -84,7 +84,8 @@ class FairQueue:
             queued = list(self.before(request))
             cost = sum(each.request.cost for each in queued)
             return Ahead(len(queued), cost, sum(each.charge for each in queued))
-        if len(self._backlogged) == 1 and share is not None and share.queue:
+        alone = len(self._backlogged) == 1 and share is not None and share.queue
+        if alone or not self._backlogged:  # all that wait are of its key, or were dispatched before
             return Ahead(self.size, self.cost, self.charge)
         if self._backlog is None or self._changes > _CHANGES_PER_KEY * len(self._backlogged):
             self._backlog, self._changes = Backlog(self._backlogged.values()), 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.fairness.fair_queue import FairQueue
+from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS, FairQueue
 from orch_sidecar.admission.fairness.key_share import FIRST_CHARGE_TOKENS
 from tests.orch_sidecar.admission.fairness.queues import (
     at_once,
@@ -116,6 +116,14 @@ def test_a_requeued_request_goes_before_all_that_were_not_dispatched() -> None:
     queue.add(waiting("c0", "c", arrived=1.5), at_head=True)
     assert order(queue) == "c0 a0 b0", "among each other they keep the order of their arrival"
     assert dispatch_all(queue) == "c0 a0 b0"
+
+
+def test_many_that_were_dispatched_before_go_ahead_of_one_that_comes() -> None:
+    queue = FairQueue()
+    many = MAX_LISTED_REQUESTS + 1
+    for number in range(many):
+        queue.add(waiting(f"a{number}", "a", 10), at_head=True)
+    assert queue.ahead(waiting("b", "b").request).requests == many
 
 
 def test_a_request_that_leaves_changes_no_turn() -> None:
