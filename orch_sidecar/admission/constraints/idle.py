@@ -5,16 +5,20 @@ nor bulk requests use, wait for, or are expected to use. While there are interac
 things of idle ones delay their first tokens, and each may by a small share of what these take:
 
 - their decodes: a prompt is read between the decodes of a batch, so the batch may grow by as much
-  as makes a step with a part of a prompt longer by SLOWED_SHARE;
+  as makes a step with a part of a prompt longer by DECODES_SHARE;
 - their prompts: a request that comes while one is read waits for the rest of that step, and the
   idle request is cut; after MAX_CUTS it stays, and is waited for. So a prompt that is read for s
   seconds meets a share s of each second's requests, which wait for half of r, of the step or of the
-  prompt. It costs s * r / 2, and that much is earned in SLOWED_SHARE of a first token's time. None
+  prompt. It costs s * r / 2, and that much is earned in PROMPTS_SHARE of a first token's time. None
   is sent while another is unread.
 
 The busier the engine is, the more requests wait behind one that is delayed: both are multiplied by
-the part of its time that others leave (the Pollaczek-Khinchine formula). All of it follows from
-what the engine measures.
+the part of its time that others leave (the Pollaczek-Khinchine formula).
+
+Bulk requests wait for no first token, but each token takes them longer: by the decodes of idle
+ones, and by their prompts, for none decodes while these are read. Beside bulk requests both may
+take BULK_SHARE together of the time that interactive prompts leave, decodes half of that. All of it
+follows from what the engine measures.
 """
 
 from __future__ import annotations
@@ -38,8 +42,14 @@ from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 
-# Of the time to an interactive first token: by how much each of both may prolong it.
-SLOWED_SHARE: Final = 0.1
+# Of the time to an interactive first token: by how much each of both may prolong it. Together they
+# are felt as a tenth: prompts are limited in the mean, decodes always, and these add little to what
+# is done, for rows that decode longer make room for none.
+PROMPTS_SHARE: Final = 0.1
+DECODES_SHARE: Final = 0.05
+# Of the time in which bulk requests decode: what both may take of it. They lose less than a
+# twentieth, for prompts that are cut are counted whole, and have not all been read.
+BULK_SHARE: Final = 0.052
 # Without an interactive request for so long there is nobody who could notice.
 QUIET_S: Final = 60.0
 # Over which interactive prompts are averaged; for how long what idle ones may cost is saved.
@@ -82,6 +92,29 @@ class InteractivePrompts:
             self.last_at = now
 
 
+class Savings:
+    """Seconds that idle prompts may cost others: earned at a rate, saved for SAVED_S."""
+
+    def __init__(self) -> None:
+        self._saved_s = 0.0
+        self._at = 0.0
+
+    def spend(self, seconds: float, rate: float, now: float) -> None:
+        self._update(rate, now)
+        self._saved_s -= seconds
+
+    def ready_at(self, rate: float, now: float) -> float:
+        """When they may be spent again: the last time may have spent more than there was."""
+        self._update(rate, now)
+        if self._saved_s >= 0:
+            return now
+        return now - self._saved_s / rate if rate else inf
+
+    def _update(self, rate: float, now: float) -> None:
+        saved_s = self._saved_s + max(0.0, now - self._at) * rate
+        self._saved_s, self._at = min(saved_s, SAVED_S * rate), now
+
+
 class IdleRoom(Constraint):
     """The room of idle requests."""
 
@@ -107,8 +140,8 @@ class IdleRoom(Constraint):
         self._chunk: int | None = None
         self._kept = (0, -inf)  # slots for a request that was refused, and until when
         self._unread = 0  # sequences that the engine had yet to read by its last report
-        self._saved = 0.0  # seconds of delay that idle prompts may cost
-        self._saved_at = 0.0
+        self._delays = Savings()  # of interactive requests
+        self._reading = Savings()  # beside bulk requests
 
     def reported(self, report: EngineReport, now: float) -> None:
         self._chunk, self._unread = report.chunk_tokens, report.prefilling
@@ -164,14 +197,20 @@ class IdleRoom(Constraint):
 
     def _batch(self, firm: int, now: float) -> int:
         """How many sequences of idle requests may run beside `firm` others."""
-        if not self._has_readers(now):
+        has_readers = self._has_readers(now)
+        if not has_readers and not self._ledger.bulk:
             return UNLIMITED
         step, rate = self._reserve.step_time, self._service_times.prompts.tokens_per_s
         if step is None:
             return 1
-        chunk = self.prompts.mean if self._chunk is None else min(self._chunk, self.prompts.mean)
         base_ms = step.ms(max(1, firm))
-        may_ms = base_ms + self._share() * (base_ms + (1000 * chunk / rate if rate else 0.0))
+        share = BULK_SHARE / 2 / self._offers.sidecars
+        may_ms = base_ms / (1 - share) if self._ledger.bulk else inf
+        if has_readers:
+            mean, chunk = self.prompts.mean, self._chunk
+            read = mean if chunk is None else min(chunk, mean)
+            step_ms = base_ms + (1000 * read / rate if rate else 0.0)
+            may_ms = min(may_ms, base_ms + DECODES_SHARE * self._part() * step_ms)
         low, high = 0, max(0, self._ledger.slots_total - firm)
         while low < high:  # the step time grows with the batch
             middle = (low + high + 1) // 2
@@ -184,23 +223,22 @@ class IdleRoom(Constraint):
     # Prompts
 
     def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
-        if request.cost > self.room(IDLE, beside, now):
-            return True
-        return self._has_readers(now) and self._reads_at(now) > now
+        return request.cost > self.room(IDLE, beside, now) or self._reads_at(now) > now
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
-        at = self._reads_at(now) if self._has_readers(now) else now
+        at = self._reads_at(now)
         return min(at, now + POLL_S) if at > now else now + POLL_S  # it lacks room
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         if self._has_readers(now):
-            self._save(now)
             first_token_s, step = self._service_times.first_token_s, self._chunk
             rest_s = read_s = first_token_s(request) or 0.0
             if step is not None and request.reclaimed < MAX_CUTS:
                 tokens = min(step, request.prompt_tokens)
                 rest_s = first_token_s(AdmissionRequest(IDLE, prompt_tokens=tokens)) or 0.0
-            self._saved -= read_s * rest_s / 2
+            self._delays.spend(read_s * rest_s / 2, self._earned(), now)
+        if self._ledger.bulk and (rate := self._service_times.prompts.tokens_per_s):
+            self._reading.spend(request.prompt_tokens / rate, self._left_by_decodes(), now)
 
     def is_in_the_way(self, lease: Lease, request: AdmissionRequest, now: float) -> bool:
         """Whether the engine reads the prompt of an idle request that an interactive one came
@@ -211,34 +249,38 @@ class IdleRoom(Constraint):
 
     def _reads_at(self, now: float) -> float:
         """When an idle prompt may be sent."""
-        self._save(now)
-        at, earned = self._service_times.prompts.clears_at, self._earned()
+        at = self._reading.ready_at(self._left_by_decodes(), now) if self._ledger.bulk else now
+        if not self._has_readers(now):
+            return at
+        at = max(at, self._service_times.prompts.clears_at)
         if self._unread:
             at = max(at, now + POLL_S)  # the next report says when
-        if self._saved < 0:
-            at = max(at, now - self._saved / earned if earned else inf)
-        return at
-
-    def _save(self, now: float) -> None:
-        earned = self._earned()
-        saved = self._saved + max(0.0, now - self._saved_at) * earned
-        self._saved, self._saved_at = min(saved, SAVED_S * earned), now
+        return max(at, self._delays.ready_at(self._earned(), now))
 
     def _earned(self) -> float:
         """Seconds of delay by idle prompts that are earned in a second."""
         smallest = AdmissionRequest(INTERACTIVE, prompt_tokens=int(self.prompts.mean))
-        return self._share() * (self._service_times.first_token_s(smallest) or 0.0)
+        first_token_s = self._service_times.first_token_s(smallest) or 0.0
+        return PROMPTS_SHARE * self._part() * first_token_s
 
-    def _share(self) -> float:
-        """By how much a first token may take longer, less what those behind it wait for that:
-        multiplied by the part of the engine that the other requests leave. Of several sidecars at
-        the engine each has an equal part of that."""
-        rate, step = self._service_times.prompts.tokens_per_s, self._reserve.step_time
-        reads = min(1.0, self.prompts.tokens_per_s / rate) if rate else 0.0
+    def _left_by_decodes(self) -> float:
+        """The part of the engine's time that idle prompts may have beside bulk requests."""
+        step, firm = self._reserve.step_time, max(1, self._ledger.firm)
+        taken = 0.0 if step is None else 1 - step.ms(firm) / step.ms(firm + self._ledger.idle)
+        return max(0.0, BULK_SHARE - taken) * (1 - self._reads()) / self._offers.sidecars
+
+    def _part(self) -> float:
+        """The part of the engine's time that the other requests leave: what delays a first token
+        delays those behind it, too. Of several sidecars at the engine each has an equal part."""
+        step = self._reserve.step_time
         used, most = self._reserve.interactive.slots, self._ledger.slots_total
         decodes = 1.0 if step is None else used / most * step.ms(most) / step.ms(round(used) or 1)
-        left = (1 - reads) * (1 - min(1.0, decodes))
-        return SLOWED_SHARE / self._offers.sidecars * left
+        return (1 - self._reads()) * (1 - min(1.0, decodes)) / self._offers.sidecars
+
+    def _reads(self) -> float:
+        """The part of its time that the engine reads interactive prompts."""
+        rate = self._service_times.prompts.tokens_per_s
+        return min(1.0, self.prompts.tokens_per_s / rate) if rate else 0.0
 
     def _has_readers(self, now: float) -> bool:
         """Whether there are interactive requests, or were of late."""

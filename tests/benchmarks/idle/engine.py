@@ -1,12 +1,17 @@
 """Idle rows beside a trace of interactive requests, on a real engine on this machine.
 
 One engine (of the CPU build) and one sidecar with the Batch API. Each round sends the same
-interactive requests, at LOAD times what this engine was just seen to do of them, in four arms:
+interactive requests, at LOAD times what this engine was just seen to do of them, in these arms:
 
-    none, rows            without a batch, and while one of ROWS rows runs
-    bulk, bulk and rows   the same beside clients that always have bulk work
+    none             without a batch
+    learned          while a batch of ROWS rows runs
+    1, 2, 4, 8, 16   the same, but that so many rows run at once, whatever the engine does
+    bulk, and        the first two beside clients that always have bulk work
+    bulk + learned
 
 Clients, sidecar and engine share the machine's cores: each line tells what they took of them.
+How far the p95 of first tokens can be told from chance shows an interval of the ratio: of all
+rounds, drawn anew (the bootstrap), the requests of each round with and without rows together.
 """
 
 from __future__ import annotations
@@ -19,7 +24,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain
+from operator import add
 from pathlib import Path
+from random import Random
 from typing import Final
 
 from openai import OpenAI
@@ -27,7 +36,7 @@ from openai import OpenAI
 from orch_sidecar.tools.drawing.texts import aligned
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.traces import read
-from tests.benchmarks.idle import virtual
+from tests.benchmarks.idle import by_hand, virtual
 from tests.benchmarks.idle.virtual import SEED, Outcome, at_share
 from tests.benchmarks.policy import rig, summary
 from tests.benchmarks.policy.call import Answer, Target
@@ -39,10 +48,12 @@ from tests.benchmarks.traffic.scenarios import bulk_requests, endless, schedule
 from tests.benchmarks.traffic.ways import Way
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE
 
-ROWS: Final = 3_000
+ROWS: Final = 10_000
 LOAD: Final = 0.5
 WARM_S: Final = 5.0  # before each window, and for what is under way at its end
-ARMS: Final = ("none", "rows", "bulk", "bulk and rows")
+LEARNED: Final = "learned"
+BULK_ARMS: Final = ("bulk", f"bulk + {LEARNED}")
+SAMPLES: Final = 2_000  # of the rounds, for an interval
 CORES: Final = ("sidecar", "clients", "machine")  # whose processor time is read
 
 
@@ -78,12 +89,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What all arms share. `file`: the id of the rows. `bulk_clients`: per slot as in `virtual`."""
+    """What all arms share. `file`: the id of the rows. `many`: the file from which the sidecar
+    has how many run at once. `bulk_clients`: per slot as in `virtual`."""
 
     engine: rig.Engine
     sidecar: rig.Sidecar
     client: OpenAI
     file: str
+    many: Path
     requests: Sequence[Request]
     bulk_clients: int
     seconds: float
@@ -91,7 +104,9 @@ class Rounds:
     def turn(self, arm: str) -> Turn:
         """Runs an arm once."""
         marks: list[Counter[str]] = []
-        with self._batch() if "rows" in arm else nullcontext(lambda: 0) as done:
+        self.many.write_text(arm if arm.isdecimal() else "")
+        has_rows = arm.isdecimal() or arm.endswith(LEARNED)
+        with self._batch() if has_rows else nullcontext(lambda: 0) as done:
 
             def mark() -> rig.Counters:
                 marks.append(self._spent() + Counter(rows=done()))
@@ -99,7 +114,7 @@ class Rounds:
 
             found = replay(
                 Way(target(self.sidecar.port)), self.requests, bulk_requests(),
-                self.bulk_clients if "bulk" in arm else 0, mark,
+                self.bulk_clients if arm in BULK_ARMS else 0, mark,
                 warm_s=WARM_S, seconds=self.seconds, grace_s=WARM_S,
             )  # fmt: skip
         self.engine.rest()
@@ -164,11 +179,16 @@ def measure(options: argparse.Namespace) -> None:
         rig.Engine("tiny", slots, name="idle", core=options.core) as engine,
     ):
         engine.wait()
-        environ = {"ORCH_BATCHES": str(Path(folder) / "batches")}
+        many = Path(folder) / "many"
+        many.touch()
         with (
-            rig.Sidecar("cloud", engine.url, name="sidecar-idle", environ=environ) as sidecar,
+            rig.Sidecar(
+                "cloud", engine.url, name="sidecar-idle",
+                environ={"ORCH_BATCHES": str(Path(folder) / "batches")},
+                program=(by_hand.__name__, str(many)),
+            ) as sidecar,
             OpenAI(base_url=f"{sidecar.url}/v1", api_key="none") as client,
-        ):
+        ):  # fmt: skip
             loaded = closed_loop(
                 target(sidecar.port), endless(trace), engine.counters,
                 clients=2 * slots, warm_s=WARM_S, seconds=10.0,
@@ -178,23 +198,73 @@ def measure(options: argparse.Namespace) -> None:
             print(f"{slots} slots, {rate:.2f} interactive requests/s, {LOAD:g} of what it does")
             file = written(Path(folder) / "rows.jsonl", options.length_factor)
             rounds = Rounds(
-                engine, sidecar, client, client.files.create(file=file, purpose="batch").id,
+                engine, sidecar, client, client.files.create(file=file, purpose="batch").id, many,
                 schedule(trace, rate, WARM_S + seconds), 24 * slots // 64, seconds,
             )  # fmt: skip
-            every: dict[str, Turn] = {}
+            arms = ("none", LEARNED, *options.by_hand.split(","), *BULK_ARMS)
+            every: dict[str, list[Turn]] = {arm: [] for arm in arms}
             for number in range(options.rounds):
-                found = {arm: rounds.turn(arm) for arm in ARMS[:: -1 if number % 2 else 1]}
-                every = {arm: every[arm] + found[arm] if every else found[arm] for arm in ARMS}
-                print(table(str(number + 1), found), flush=True)
+                # Each arm is at every place in turn: what drifts is of no arm.
+                first = number * len(arms) // options.rounds
+                found = {arm: rounds.turn(arm) for arm in arms[first:] + arms[:first]}
+                for arm in arms:
+                    every[arm].append(found[arm])
+                print(table(str(number + 1), {arm: [found[arm]] for arm in arms}), flush=True)
             print(table("all", every))
+            print("\n".join(judged(every)))
 
 
-def table(name: str, found: dict[str, Turn]) -> str:
+def without(arm: str) -> str:
+    """Returns the arm that an arm is held against."""
+    return BULK_ARMS[0] if arm in BULK_ARMS else "none"
+
+
+def together(turns: Sequence[Turn]) -> Turn:
+    return reduce(add, turns)
+
+
+def interval(none: Sequence[Turn], turns: Sequence[Turn]) -> tuple[float, float]:
+    """Returns the bounds within which 95 % of the samples of rounds have the ratio of the p95."""
+
+    def own(turn: Turn) -> list[float]:
+        return [found[0] for each in turn.own if (found := summary.ttft_ms(each))]
+
+    random = Random(SEED)
+    with_rows, plain, ratios = [own(each) for each in turns], [own(each) for each in none], []
+    for _ in range(SAMPLES):
+        drawn = random.choices(range(len(turns)), k=len(turns))
+        p95 = (
+            at_share(sorted(chain.from_iterable(of[each] for each in drawn)), 0.95)
+            for of in (with_rows, plain)
+        )
+        ratios.append(next(p95) / next(p95))
+    ratios.sort()
+    return at_share(ratios, 0.025), at_share(ratios, 0.975)
+
+
+def judged(every: dict[str, list[Turn]]) -> Iterator[str]:
+    """Says which hand-set number does most within the bound, and how the learned one compares."""
+    of = {arm: together(turns).outcome for arm, turns in every.items()}
+    kept = [arm for arm in of if arm.isdecimal() and of[arm].keeps_bound(of["none"])]
+    best = max(kept, key=lambda arm: of[arm].rows_per_s, default=None)
+    if best is None:
+        yield "no number by hand keeps the bound"
+    else:
+        ratio = of[LEARNED].rows_per_s / of[best].rows_per_s
+        yield f"{LEARNED}: {ratio:.2f} of the rows/s of {best} by hand, the best within the bound"
+    for arm, turns in every.items():
+        if arm != without(arm):
+            low, high = interval(every[without(arm)], turns)
+            yield f"{arm}: p95 of first tokens over none from {low:.2f} to {high:.2f} (95 %)"
+
+
+def table(name: str, found: dict[str, list[Turn]]) -> str:
     """Returns a line for each arm, held against the one without rows."""
-    outcomes = {arm: turn.outcome for arm, turn in found.items()}
+    turns = {arm: together(each) for arm, each in found.items()}
+    outcomes = {arm: turn.outcome for arm, turn in turns.items()}
     lines, head = [], ("round", "arm", *virtual.FIGURES, *CORES, "load average")
-    for arm in ARMS:
-        turn, none = found[arm], outcomes["bulk" if "bulk" in arm else "none"]
+    for arm, turn in turns.items():
         cores = (f"{turn.came[each] / 1000 / turn.seconds:.2f}" for each in CORES)
-        lines.append([name, arm, *outcomes[arm].cells(none), *cores, f"{os.getloadavg()[0]:.1f}"])
+        cells = outcomes[arm].cells(outcomes[without(arm)])
+        lines.append([name, arm, *cells, *cores, f"{os.getloadavg()[0]:.1f}"])
     return "\n".join(aligned(head, lines, texts=2))

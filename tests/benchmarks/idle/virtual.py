@@ -13,15 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from types import MethodType
 from typing import Final
 
 from orch_sidecar.tools.simulate.compare import capacity
 from orch_sidecar.tools.simulate.engine import EngineShape
-from orch_sidecar.tools.simulate.fronts import Admitted, Outcomes, Sight
+from orch_sidecar.tools.simulate.fronts import Admitted, Direct, Outcomes, Sight
 from orch_sidecar.tools.simulate.run import Course, Run
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Workload
 from orch_sidecar.tools.traces import read
+from tests.benchmarks.idle.by_hand import ByHand
+from tests.benchmarks.idle.several import Several
 from vllm_plugin.contracts import profile
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE
 
@@ -32,6 +33,7 @@ H200: Final = EngineShape.of(
 )
 RATIO: Final = 1.1
 POINTS: Final = 1.0
+BULK_RATIO: Final = 0.95
 FIGURES: Final = (
     "TTFT p50", "p95", "over none", "TPOT p95", "over none", "refused",
     "rows/s", "bulk/s", "cuts per row", "occupancy", "bound",
@@ -40,24 +42,54 @@ CLASSES: Final = INTERACTIVE, BULK, IDLE
 SEED: Final = 20_261_128
 # Mean tokens of rows, and of bulk requests; the sigma of their logarithm is 0.5.
 ROWS: Final = Workload(prompt=600, output=150, bulk_factor=1)
+LONG_ROWS: Final = replace(ROWS, prompt=3_000)
+SHORT_ROWS: Final = replace(ROWS, prompt=20, output=20)
 BULK_LENGTHS: Final = Workload(prompt=300, output=400, bulk_factor=1)
 IN_FLIGHT: Final = 2  # rows that a runner keeps in flight, per slot
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The trace at `load` times the engine's capacity, beside so many clients with bulk work."""
+    """The trace at `load` times the engine's capacity, beside so many clients with bulk work.
+    `requests`: of the trace, in place of the seconds that its first ones take. `sidecars`: that
+    share the engine, where what they learn is measured."""
 
     load: float
     bulk_clients: int = 0
     shape: EngineShape = H200
     seconds: float = 600.0
+    requests: int | None = None
+    sidecars: int = 1
     rows: Workload = ROWS
     trace: Path = TRACE
 
     @property
     def name(self) -> str:
         return f"{self.load:g}" + (f" + {self.bulk_clients} bulk" if self.bulk_clients else "")
+
+
+def _engine(
+    t0_ms: float, c_ms: float, alpha: float, rate: float, slots: int | None = None
+) -> EngineShape:
+    return EngineShape.of(
+        profile.load("cloud"), slots, t0_ms=t0_ms, c_ms=c_ms, alpha=alpha, prefill_tokens_per_s=rate
+    )
+
+
+# Other engines and other rows, at loads at which idle rows are felt most.
+CURVES: Final = {
+    "steep: 20 + 1.5 b^0.9 ms, 32 slots": Load(0.8, shape=_engine(20, 1.5, 0.9, 8_000, 32)),
+    "like a CPU: 3 + 3 b ms, 16 slots": Load(0.8, shape=_engine(3, 3, 1, 4_000, 16)),
+    "flat: 8 + 0.02 b ms": Load(0.8, shape=_engine(8, 0.02, 1, 20_000)),
+    "flat at 0.5": Load(0.5, shape=_engine(8, 0.02, 1, 20_000)),
+    "4 slots": Load(0.8, shape=replace(H200, slots=4)),
+    "256 slots": Load(0.8, shape=replace(H200, slots=256)),
+    "rows of 3 000 tokens": Load(0.5, rows=LONG_ROWS),
+    "rows of 20 tokens": Load(0.5, rows=SHORT_ROWS),
+    "2 sidecars": Load(0.5, sidecars=2),
+    "4 sidecars": Load(0.5, sidecars=4),
+    "4 sidecars, bulk": Load(0.5, 24, sidecars=4),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +108,11 @@ class Outcome:
     occupancy: float | None
 
     def keeps_bound(self, none: Outcome) -> bool:
-        """Whether interactive requests do not notice the rows. `none`: without them."""
+        """Whether others do not notice the rows, or hardly. `none`: without them."""
         return (
-            self.ttft_p95 <= RATIO * none.ttft_p95 and self.refused <= none.refused + POINTS / 100
+            self.ttft_p95 <= RATIO * none.ttft_p95
+            and self.refused <= none.refused + POINTS / 100
+            and self.bulk_per_s >= BULK_RATIO * none.bulk_per_s
         )
 
     def cells(self, none: Outcome) -> list[str]:
@@ -104,26 +138,31 @@ class HandSet(Admitted):
     def __init__(self, many: int, outcomes: Outcomes) -> None:
         super().__init__(profile.load("cloud").admission, Sight(), outcomes, SEED)
         room = self._controller.constraints.idle
-        room._batch = MethodType(lambda _, firm, now: many, room)  # type: ignore[method-assign]
-        room.is_in_the_way = MethodType(lambda *_: False, room)  # type: ignore[method-assign]
-        room._reads_at = MethodType(lambda _, now: now, room)  # type: ignore[method-assign]
+        room.__class__ = ByHand
+        room.many = many  # type: ignore[attr-defined]
 
 
 def outcome(load: Load, way: int | None, *, rows: bool = True) -> Outcome:
     """Runs one way. `way`: set by hand, None where it is learned. `rows`: there are any."""
     replay = Replay(read(load.trace))
     rate = load.load * capacity(load.shape, replay, SEED)
-    arrivals = replay.arrivals(rate, load.seconds, SEED)
+    seconds = load.seconds if load.requests is None else load.requests / rate
+    arrivals = replay.arrivals(rate, seconds, SEED)
     bulk = BulkClients(load.bulk_clients, BULK_LENGTHS) if load.bulk_clients else None
     idle = BulkClients(IN_FLIGHT * load.shape.slots, load.rows, IDLE)
 
-    def front(outcomes: Outcomes) -> Admitted:
-        if way is not None:
-            return HandSet(way, outcomes)
+    def learned(outcomes: Outcomes) -> Admitted:
         return Admitted(profile.load("cloud").admission, Sight(), outcomes, SEED)
 
+    def front(outcomes: Outcomes) -> Direct:
+        if way is not None:
+            return HandSet(way, outcomes)
+        if load.sidecars > 1:
+            return Several(load.sidecars, learned, outcomes)
+        return learned(outcomes)
+
     run = Run(
-        replace(load.shape), arrivals, load.seconds, front, SEED, False, bulk, None,
+        replace(load.shape), arrivals, seconds, front, SEED, False, bulk, None,
         idle if rows else None,
     )  # fmt: skip
     return _outcome(run.to_the_end())

@@ -181,10 +181,12 @@ class Sidecar:
         arguments: Sequence[str] = (),
         name: str = "sidecar",
         environ: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("orch_sidecar",),
     ) -> None:
+        """`program`: the module that is `orch`, and arguments before its own."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "orch_sidecar", "sidecar"]
+        self._command = [sys.executable, "-m", *program, "sidecar"]
         self._command += ["--profile", str(profile), "--port", str(self.port)]
         self._command += ["--drain-timeout-s", "1", *arguments]
         if engine_url is not None:

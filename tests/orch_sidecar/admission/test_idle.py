@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orch_sidecar.admission.constraints.idle import MAX_CUTS, QUIET_S, SLOWED_SHARE
+from orch_sidecar.admission.constraints.idle import (
+    BULK_SHARE,
+    DECODES_SHARE,
+    MAX_CUTS,
+    QUIET_S,
+)
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
 from orch_sidecar.api.refusal import Reason
@@ -137,9 +142,25 @@ def test_beside_interactive_requests_the_batch_slows_none_down_by_much() -> None
         fill(core, interactive(prompt_tokens=500, max_tokens=50), "i")
         core.engine_reports(report(64, **known), 0.1)
         free.append(core.constraints.idle._batch(1, 1.0))
-    assert 0 < free[0] <= SLOWED_SHARE * (10.4 + 50) / 0.4, "of a step with a part of a prompt"
-    assert free[1] <= SLOWED_SHARE * (14 + 50) / 4
+    assert 0 < free[0] <= DECODES_SHARE * (10.4 + 50) / 0.4, "of a step with a part of a prompt"
+    assert free[1] <= DECODES_SHARE * (14 + 50) / 4
     assert free[2] == free[0] // 2, "each of two sidecars"
+
+
+def test_beside_bulk_requests_decodes_and_prompts_take_a_small_share_of_the_engine() -> None:
+    core = core_with(64, **MEASURED)
+    fill(core, bulk(max_tokens=1000), *(f"b{number}" for number in range(10)))
+    for number in range(16):
+        core.arrive(f"row{number}", idle(prompt_tokens=1000), 0.0)
+    read_s, seconds = 0.0, 30
+    for tenth in range(10 * seconds):
+        core.engine_reports(report(64, **MEASURED), tenth / 10)
+        for row in [each.id for each in core.ledger.all() if each.id.startswith("row")]:
+            core.release(row, tenth / 10, 10)
+            read_s += 0.1
+    assert 0.8 * BULK_SHARE <= read_s / seconds <= BULK_SHARE + 0.1 / seconds
+    batch = 10 + core.constraints.idle._batch(10, 30.0)
+    assert STEP.ms(10) < STEP.ms(batch) <= STEP.ms(10) / (1 - BULK_SHARE / 2)
 
 
 def test_when_nobody_has_been_there_for_a_while_only_the_slots_bound_them() -> None:
