@@ -137,7 +137,11 @@ class AdmissionController:
             if lease is not None:
                 outcome = self._enqueue(ticket, request, blocked_by, now)
                 self.reclaim.settle(lease, now, kept=type(outcome) is not Queued)
-        elif self._may_be_late(request, now):
+        elif not request.later and (
+            self.service_times.prompts.clears_at > now  # some are unread
+            or request.deadline_ms is not None
+            or request.tpot_ms is not None
+        ):
             self.learn()
             outcome = self._queue_entry.refuse_at_once(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
@@ -355,15 +359,10 @@ class AdmissionController:
         """Counts what a request asks for, whatever becomes of it."""
         demand = self.constraints.reserve.demands[request.service_class.rank]
         if not (request.identity and demand.is_retry(request, now)):
-            demand.arrivals.append((now, request))
+            arrival = now, request
+            demand.arrivals.append(arrival)
             if request.service_class is INTERACTIVE:
-                self.forecaster.shorter.recent.append((now, request))
-
-    def _may_be_late(self, request: AdmissionRequest, now: float) -> bool:
-        """Whether a request that can start now may yet be too late."""
-        timed = request.deadline_ms is not None or request.tpot_ms is not None
-        unread = self.service_times.prompts.clears_at > now
-        return (timed or unread) and not request.later
+                self.forecaster.shorter.recent.append(arrival)
 
     def _enqueue(
         self, ticket: str, request: AdmissionRequest, blocked_by: Constraint, now: float

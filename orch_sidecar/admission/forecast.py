@@ -54,7 +54,7 @@ class Forecaster:
         """The slots as the queued requests of a class will find them. None: unknown."""
         ledger, is_bulk = self._ledger, service_class is BULK
         free = max(0, ledger.slots_total - ledger.firm)
-        reserved = ledger.slots_total - self._constraints.bulk_capacity(now)
+        reserved = ledger.slots_total - self._constraints.bulk_capacity(now) if is_bulk else 0
         only = None
         if blocked_by is not None:
             if blocked_by.wastes_slots:

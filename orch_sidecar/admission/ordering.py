@@ -119,13 +119,13 @@ class QueueOrder:
 
     def changes_at(self, now: float) -> float | None:
         """When a request may be dispatched without any event; None: unpredictable."""
-        bulk = self._queues.head(BULK)
-        heads = (self._queues.head(each) for each in _BY_RANK)
-        blocked = self.blocked or next(filter(None, heads), None)
         times: list[float | None] = []
-        if self.blocked_by is not None and blocked is not None:
-            times.append(self.blocked_by.clears_at(blocked.request, now))
-        if bulk is not None:
+        if self.blocked_by is not None:
+            heads = (self._queues.head(each) for each in _BY_RANK)
+            blocked = self.blocked or next(filter(None, heads), None)
+            if blocked is not None:
+                times.append(self.blocked_by.clears_at(blocked.request, now))
+        if (bulk := self._queues.head(BULK)) is not None:
             times.append(self._reserve.due_at(bulk, now))
         if self._queues.passed:
             for service_class in _BY_RANK:

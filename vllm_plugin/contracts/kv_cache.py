@@ -42,6 +42,15 @@ class KvCache:
     blocks_total: int = 0
     groups: tuple[KvGroup, ...] = ()
 
+    @property
+    def block_tokens(self) -> int:
+        """The tokens of a block where each sequence has one block for so many, and no others; 0:
+        it is more complicated than that."""
+        if len(self.groups) != 1:
+            return 0
+        size = self.groups[0].block_tokens
+        return size if self.groups[0] == KvGroup(size) else 0
+
     def blocks_of(self, tokens: float, *, reading: bool = False) -> int:
         """Blocks of a sequence of this many tokens, after the prefill of its prompt.
 

@@ -9,8 +9,9 @@ limits. Order of dispatch, predictions, claims, texts, metrics and the simulator
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from vllm_plugin.contracts.profile import IDLE, ServiceClass
@@ -29,14 +30,15 @@ class Scope(Enum):
     REQUEST = auto()  # those that need the same; all others pass, within bounds (`set_aside`)
 
 
-class Beside(NamedTuple):
+@dataclass(slots=True)
+class Beside:
     """The sequences beside which a request would run: all but idle ones, and the interactive ones
     of this sidecar. `freed`: how many of those that run now are taken to have ended. `idle`: those
     that leave for any other request; they count only for what is theirs until they have. `due`: it
     is a bulk request that goes before interactive ones."""
 
-    taken: int
-    interactive: int
+    taken: int = 0
+    interactive: int = 0
     freed: int = 0
     idle: int = 0
     due: bool = False

@@ -6,6 +6,7 @@ from the engine's own groups of layers, and is corrected where the engine takes 
 
 from __future__ import annotations
 
+from math import ceil
 from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint
@@ -48,6 +49,7 @@ class KvBudget(Constraint):
         self.preemptions = 0  # observed since the sidecar started
         self._ledger = ledger
         self._bounded = False  # some of the cache's groups
+        self._block_tokens = 0  # where the blocks of a sequence follow from them alone
         self._usage = 0.0
         self._known_preemptions: int | None = None
         self._preempted_at = self._shrunk_at = float("-inf")
@@ -66,6 +68,10 @@ class KvBudget(Constraint):
         if cache is None:
             return NO_KV_NEED
         each = prompt_tokens / sequences
+        if self._block_tokens and output_tokens is not None:  # as of most models
+            prompt = ceil(each / self._block_tokens)
+            grows = ceil((each + output_tokens) / self._block_tokens) - prompt
+            return KvNeed(sequences * prompt, 0, sequences * grows, 0)
         prompt = cache.blocks_of(each)
         reading, swing, output = 0, 0, None
         if output_tokens is not None:
@@ -83,6 +89,8 @@ class KvBudget(Constraint):
 
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its cache, how full it is, and its preemptions so far."""
+        if report.kv is not self.cache:
+            self._block_tokens = 0 if report.kv is None else report.kv.block_tokens
         cache = self.cache = report.kv
         self.inactive = cache is None
         self._usage = report.kv_usage

@@ -87,7 +87,7 @@ class BulkGuarantee:
         self.owed = 0.0
         self._ledger = ledger
         self._earning = 0.0  # slots: now, while bulk requests wait
-        self._used = 0.0  # the ledger's sum, when it was last looked at
+        self.used = 0.0  # the ledger's sum, when it was last looked at
         self._at = 0.0
 
     def update(self, share: float, waiting: bool, contended: bool, now: float) -> None:
@@ -95,7 +95,7 @@ class BulkGuarantee:
         claim, some of the slots."""
         earned = self._earning * max(0.0, now - self._at)
         used_in_all = self._ledger.bulk_slot_s(now)
-        used, self._used, self._at = used_in_all - self._used, used_in_all, now
+        used, self.used, self._at = used_in_all - self.used, used_in_all, now
         used = max(0.0, used)  # the sum begins anew with each start of the engine
         slots = share * self._ledger.slots_total
         self._earning = slots if waiting and contended else 0.0
@@ -126,6 +126,11 @@ class IdleAccount:
         """From 1 (nothing was spent of late) to 0 and below (more than may be)."""
         return self._saved / self._most
 
+    @property
+    def is_full(self) -> bool:
+        """Nothing more is saved."""
+        return self._saved == self._most
+
     def update(self, spending: float, now: float) -> None:
         """From now on idle slots cost `spending` of the tokens (0 to 1)."""
         saved = self._saved + (IDLE_SHARE - self._spending) * max(0.0, now - self._at)
@@ -151,6 +156,7 @@ class InteractiveReserve(Constraint):
         self.sidecars = 1  # at this engine: each guarantees its part of bulk's share
         self.others_claim = False  # other sidecars claim slots, maybe for interactive requests
         self._idle = IdleAccount()
+        self._at_rest = False  # nothing accumulates, unless bulk requests come
         self._most = 0  # slots that interactive requests can use
         self._ledger = ledger
         self._queues = queues
@@ -309,13 +315,17 @@ class InteractiveReserve(Constraint):
 
     def update(self, now: float) -> None:
         """To be called after each change while requests are queued."""
+        waiting, ledger = self._queues.size(BULK) > 0, self._ledger
+        if self._at_rest and not waiting and ledger.bulk_slot_s(now) == self.guarantee.used:
+            return
         contended = self._is_contended(now)
-        waiting = self._queues.size(BULK) > 0
         self.guarantee.update(self._bulk_share, waiting, contended, now)
-        head, ledger = self._queues.head(BULK), self._ledger
+        head = self._queues.head(BULK)
+        self._at_rest = False
         if head is None or not contended:
             self.clock.set_share(0.0, now)
             self._idle.update(0.0, now)
+            self._at_rest = not waiting and not self.guarantee.owed and self._idle.is_full
             return
         slots = max(1, ledger.slots_total - ledger.foreign)
         theirs = max(ledger.interactive, ledger.slots_total - self.lendable(now))

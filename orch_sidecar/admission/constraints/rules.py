@@ -73,6 +73,7 @@ class AdmissionConstraints:
         self.ending = _following("ended", self._of_class)
         # What the limits were computed from: slots, the largest batch seen, the step time.
         self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
+        self._now_beside = Beside()  # made once: it is needed for each request
         self.ledger = ledger
         self.queues = queues
         self.service_times = service_times
@@ -141,10 +142,9 @@ class AdmissionConstraints:
 
         Its `kv` has to be set. `due`: a bulk request that goes before interactive ones.
         """
-        ledger = self.ledger
-        taken = ledger.leased + ledger.foreign
-        of_class = self._of_class if taken else self._absolute
-        beside = Beside(taken - ledger.idle, ledger.interactive, 0, ledger.idle, due)
+        beside = self._beside()
+        beside.due = due
+        of_class = self._of_class if beside.taken or beside.idle else self._absolute
         for each in of_class[request.service_class.rank]:
             if not each.inactive and each.blocks(request, beside, now):
                 return each
@@ -216,8 +216,13 @@ class AdmissionConstraints:
         return self.idle.excess(beside, min(rooms), now)
 
     def _beside(self) -> Beside:
-        ledger = self.ledger
-        return Beside(ledger.firm, ledger.interactive, 0, ledger.idle)
+        """All that run now. The next call changes what it returns."""
+        ledger, beside = self.ledger, self._now_beside
+        beside.idle = idle = ledger.idle
+        beside.taken = ledger.leased + ledger.foreign - idle
+        beside.interactive = ledger.interactive
+        beside.due = False
+        return beside
 
 
 def _following(

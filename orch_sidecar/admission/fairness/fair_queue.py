@@ -80,13 +80,13 @@ class FairQueue:
         if not self.size:
             return Ahead(0, 0, 0)
         share = self.shares.get(request.key)
+        alone = len(self._backlogged) == 1 and share is not None and share.queue
+        if alone or not self._backlogged:  # all that wait are of its key, or were dispatched before
+            return Ahead(self.size, self.cost, self.charge)
         if self.size <= MAX_LISTED_REQUESTS:
             queued = list(self.before(request))
             cost = sum(each.request.cost for each in queued)
             return Ahead(len(queued), cost, sum(each.charge for each in queued))
-        alone = len(self._backlogged) == 1 and share is not None and share.queue
-        if alone or not self._backlogged:  # all that wait are of its key, or were dispatched before
-            return Ahead(self.size, self.cost, self.charge)
         if self._backlog is None or self._changes > _CHANGES_PER_KEY * len(self._backlogged):
             self._backlog, self._changes = Backlog(self._backlogged.values()), 0
         found = self._backlog.before(self._tag_of(request), share)
