@@ -215,7 +215,21 @@ class PoolRegistry:
         if home is None:
             home, why = self._shortlist.home_of(generation.model), PlacementReason.ADAPTER
         asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, home, why)
-        pools, load = self._shortlist.of(asked, tried or ())
+        at_once = None if tried else self._shortlist.at_once(asked)
+        if at_once is None:
+            placement = self._best(call, asked, spent_ms, tried or ())
+        else:
+            pool, why = at_once
+            placement = Placement(pool, pool.admission_request(call, spent_ms), why)
+        if isinstance(placement, Refusal):
+            return placement
+        return self._placed(call, placement, served_by, spent_ms, first=tried is None)
+
+    def _best(
+        self, call: GenerationCall, asked: PlacementRequest, spent_ms: float, tried: Collection[str]
+    ) -> Placement | Refusal:
+        """Compares the pools that may be the best for a request."""
+        pools, load = self._shortlist.of(asked, tried)
         drawn = pools is not self.all
         predicts = drawn or len(pools) <= MAX_POOLS_COMPARED
         requests: dict[str, AdmissionRequest] = {}
@@ -227,20 +241,17 @@ class PoolRegistry:
                 snapshot = snapshot._replace(unavailable=None)  # its own admission decides
             snapshots.append(snapshot)
         found: tuple[str, PlacementReason] | Refusal
-        if drawn and len(pools) > 1 and home is None and call.options.empty:
+        if drawn and len(pools) > 1 and asked.home is None and call.options.empty:
             found = routing.best(snapshots, asked, load)  # each of them takes it
         else:
-            if self.without_address:
-                snapshots += self._absent()
-            found = routing.place(snapshots, asked, tried or (), load)
+            found = routing.place([*snapshots, *self._absent()], asked, tried, load)
         if isinstance(found, Refusal):
             if self.draining:  # takes precedence over every other reason
                 drained = (pool.unavailable for pool in self.all)
                 return next(filter(None, drained), refusals.shutting_down())
             return found
         name, reason = found
-        placement = Placement(self._by_name[name], requests[name], reason)
-        return self._placed(call, placement, served_by, spent_ms, first=tried is None)
+        return Placement(self._by_name[name], requests[name], reason)
 
     def _placed(
         self,
@@ -262,7 +273,7 @@ class PoolRegistry:
             return Refusal(Reason.QUEUE_TIMEOUT, text)
         if affinity is not None and call.prefixes:
             if first:
-                pool.by_prefix[_use(pool.name, served_by)] += 1
+                pool.by_prefix[PrefixUse.of(pool.name, served_by)] += 1
             affinity.placed(call.cache_owner, call.prefixes, pool.name)
         return placement
 
@@ -320,8 +331,6 @@ class PoolRegistry:
 
     def _absent(self) -> list[PoolSnapshot]:
         """Snapshots of the headless pools without an address, which are unavailable."""
-        if not self.without_address:
-            return []
         now = asyncio.get_running_loop().time()
         return [
             PoolSnapshot(
@@ -388,9 +397,3 @@ class _ChangeReporter:
             self._note()
         before, self._state = self._state, self._pool.state
         self._leases.changed(at_once=self._state is not before)
-
-
-def _use(name: str, served_by: str | None) -> PrefixUse:
-    if served_by is None:
-        return PrefixUse.NEW
-    return PrefixUse.HIT if served_by == name else PrefixUse.MOVED

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from random import Random
 
 from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED, Candidates
-from orch_sidecar.pools.placement.routing import Load, PlacementRequest
+from orch_sidecar.pools.placement.routing import Load, PlacementReason, PlacementRequest
 from orch_sidecar.pools.pool import Pool
 
 
@@ -59,6 +59,16 @@ class Shortlist:
             if resident or watcher.has_room:
                 found.append((resident, pool.ledger.room, pool.name))
         return max(found)[2] if found else None
+
+    def at_once(self, request: PlacementRequest) -> tuple[Pool, PlacementReason] | None:
+        """Chooses among many pools the one for a request that would start at once at each of those
+        to compare, and says what decided. None: they have to be compared."""
+        if len(self._all) <= MAX_POOLS_COMPARED or request.cost != 1 or not request.options.empty:
+            return None
+        if self.changed:
+            self._update()
+        found = self._candidates.at_once(request)
+        return None if found is None else (self._by_name[found[0]], found[1])
 
     def of(
         self, request: PlacementRequest, tried: Collection[str]

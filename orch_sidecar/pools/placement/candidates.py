@@ -3,9 +3,10 @@
 To predict when a request would end at a pool takes some ten microseconds, which for each request
 can be spent on a few of hundreds of pools. So each pool has a standing that is cheap to compute
 when it changes: what a token takes there, as many times as a request waits for its turn. Of the
-pools whose standing is nearly the best two are drawn at random, and their predictions decide. At
-random, because several sidecars in front of the same engines learn late what the others did: if
-each took the best by what it knows, all would take the same.
+pools whose standing is nearly the best two are drawn at random. Where a request starts at once at
+both, the faster one takes it, of equal ones the emptier; else their predictions decide. At random,
+because several sidecars in front of the same engines learn late what the others did: if each took
+the best by what it knows, all would take the same.
 
 Mitzenmacher: The power of two choices in randomized load balancing, IEEE TPDS 2001; How useful is
 old information?, IEEE TPDS 2000.
@@ -19,7 +20,13 @@ from itertools import chain
 from random import Random
 from typing import Final, NamedTuple
 
-from orch_sidecar.pools.placement.routing import Load, PlacementRequest
+from orch_sidecar.pools.placement.routing import (
+    HOME_END_FACTOR,
+    Load,
+    PlacementReason,
+    PlacementRequest,
+    within_share,
+)
 from vllm_plugin.contracts.profile import MeasurementType
 
 # So many pools are all compared.
@@ -81,6 +88,12 @@ class Standing(NamedTuple):
     waits: bool = False
     pace_s: float = 0.0
 
+    @property
+    def order(self) -> tuple[float, int]:
+        """Its place among pools in which a request starts at once: the fastest is first, and of
+        equally fast ones the emptiest."""
+        return self.value, self.load - self.kind.slots_total
+
 
 def standing(kind: Kind, pace_s: float | None, free: int, queue_depth: int, room: int) -> Standing:
     """Computes the standing of a pool.
@@ -122,6 +135,9 @@ class _Order:
         self.load -= old.load
 
 
+_Orders = Sequence[tuple[Kind, _Order]]
+
+
 class Candidates:
     """The pools that take requests."""
 
@@ -151,6 +167,48 @@ class Candidates:
             order = self._orders.setdefault(new.kind, _Order())
         order.add(name, new)
         self._standings[name] = new, order
+
+    def at_once(self, request: PlacementRequest) -> tuple[str, PlacementReason] | None:
+        """Chooses the pool for one sequence that starts at once wherever it would be compared: its
+        home, if that is nearly as fast as the best and has no more than its share of the load, else
+        the faster one of two, of equal ones the emptier. None: predictions have to decide."""
+        serving = self._serving(request)
+        free = [order.free for _, order in serving if order.free]
+        if not free:
+            return None
+        best = min(pools[0][0] for pools in free)
+        latest, nearly = HOME_END_FACTOR * best, NEAR_BEST_FACTOR
+        predicts = all(kind.predicts for kind, _ in serving)
+        if predicts:
+            waiting = [order.waiting[0][1] for _, order in serving if order.waiting]
+            if any(self._standings[name][0].pace_s < best for name in waiting):
+                return None
+        elif len(serving) > 1 or best >= 0:
+            return None
+        else:
+            latest, nearly = -1.0, 1.0  # the values are by the slots that are free
+        if request.home is not None and self._is_good_home(request.home, latest, serving):
+            return request.home, request.home_for
+        drawn = self._draw(free, POOLS_DRAWN, nearly)
+        if len(drawn) < POOLS_DRAWN:
+            return None
+        first, second = sorted((*self._standings[each][0].order, each) for each in drawn)
+        reason = PlacementReason.FREE_SLOTS
+        if predicts and first[0] < second[0]:
+            reason = PlacementReason.PREDICTED_END
+        elif first[:2] == second[:2]:
+            reason = PlacementReason.NAME
+        return first[2], reason
+
+    def _is_good_home(self, name: str, latest: float, serving: _Orders) -> bool:
+        """Whether a request starts at once at its home, whose value is no more than that, and which
+        has no more than its share of the load of those that can serve it."""
+        home, order = self._standings.get(name, (None, None))
+        if home is None or home.waits or home.value > latest:
+            return False
+        if not any(order is each for _, each in serving):
+            return False
+        return within_share(home.load, home.kind.slots_total, 1, _load(serving))
 
     def draw(
         self, request: PlacementRequest, tried: Collection[str] = (), group: str | None = None
@@ -186,12 +244,10 @@ class Candidates:
 
     def load(self, request: PlacementRequest) -> Load:
         """Returns the load of all pools that take requests and can serve this one."""
-        sequences = slots = 0
-        for kind, order in self._orders.items():
-            if kind.serves(request):
-                sequences += order.load
-                slots += kind.slots_total * len(order)
-        return Load(sequences, slots)
+        return _load(self._serving(request))
+
+    def _serving(self, request: PlacementRequest) -> _Orders:
+        return [each for each in self._orders.items() if each[0].serves(request)]
 
     def another(self, measurement_type: MeasurementType) -> list[str]:
         """Returns a pool of another measurement type, if there is one."""
@@ -212,6 +268,13 @@ class Candidates:
         while len(numbers) < most:
             numbers.add(int(self._random() * total))
         return [_at(lists, near, number) for number in numbers]
+
+
+def _load(orders: _Orders) -> Load:
+    return Load(
+        sum(order.load for _, order in orders),
+        sum(kind.slots_total * len(order) for kind, order in orders),
+    )
 
 
 def _at(lists: Sequence[_Ordered], counts: Sequence[int], number: int) -> str:

@@ -36,6 +36,13 @@ class PrefixUse(StrEnum):
     MOVED = "moved"  # at another pool
     NEW = "new"  # no pool has served any of it
 
+    @classmethod
+    def of(cls, name: str, served_by: str | None) -> PrefixUse:
+        """What the placement at a pool makes of the prefix. `served_by`: the pool that has it."""
+        if served_by is None:
+            return cls.NEW
+        return cls.HIT if served_by == name else cls.MOVED
+
 
 @dataclass(slots=True)
 class GenerationCall:
@@ -285,9 +292,13 @@ def _is_nearly_best(
             return False
     elif not own.has_room(request.cost):
         return False
-    load = total.sequences + request.cost
-    share = ceil(HOME_LOAD_FACTOR * load * own.slots_total / max(1, total.slots))
-    return own.load + request.cost <= max(share, request.cost)
+    return within_share(own.load, own.slots_total, request.cost, total)
+
+
+def within_share(load: int, slots_total: int, cost: int, total: Load) -> bool:
+    """Whether a home with this load has, with the request, no more than its share of all."""
+    most = HOME_LOAD_FACTOR * (total.sequences + cost) * slots_total / max(1, total.slots)
+    return load + cost <= max(ceil(most), cost)
 
 
 def _none_available(capable: Sequence[PoolSnapshot]) -> Refusal:

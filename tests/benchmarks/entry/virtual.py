@@ -4,7 +4,8 @@ Engines that step (`orch_sidecar.tools.simulate`), the sidecar's own admission i
 front of each, and requests that are placed by what a sidecar knows. The ways to place them:
 
     all     the end is predicted at every pool, and the earliest wins
-    drawn   two of those that are nearly the best by their standing, as the sidecar does
+    drawn   two of those that are nearly the best by their standing, as the sidecar does: the
+            faster one if a request starts at once at both, else by their predictions
     random  two of all pools
     turns   one pool after the other
 
@@ -108,6 +109,8 @@ class Sidecar:
             for pool in self.changed:
                 self._update(pool, now)
             self.changed.clear()
+            if (at_once := self._candidates.at_once(ASKED)) is not None:
+                return int(at_once[0])
             compared = [int(name) for name in self._candidates.draw(ASKED)]
         elif self._way == "random":
             compared = self._random.sample(range(count), 2)

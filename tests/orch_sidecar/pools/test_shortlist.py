@@ -18,7 +18,7 @@ from orch_sidecar.config.resolve import load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLeases
-from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED
+from orch_sidecar.pools.placement.candidates import MAX_POOLS_COMPARED, WAITING_POOLS_DRAWN
 from orch_sidecar.pools.placement.routing import GenerationCall, PrefixUse
 from orch_sidecar.pools.placement.routing import PlacementReason as By
 from orch_sidecar.pools.pool import Pool
@@ -77,7 +77,7 @@ def take(registry: PoolRegistry, asked: GenerationCall | None = None) -> str:
     return found.pool.name
 
 
-async def test_two_of_many_pools_are_asked_for_a_prediction_and_all_of_a_few(
+async def test_some_of_many_pools_predict_where_requests_have_to_wait_and_all_of_a_few(
     registry: PoolRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -90,7 +90,12 @@ async def test_two_of_many_pools_are_asked_for_a_prediction_and_all_of_a_few(
     monkeypatch.setattr(AdmissionController, "forecast", counting)
     for _ in range(50):
         take(registry)
-    assert len(asked) == 100
+    assert not asked, "it starts at once at each of those that are drawn"
+    for _ in range(20 * 8 - 50):
+        take(registry)
+    asked.clear()
+    placed(registry)
+    assert len(asked) == WAITING_POOLS_DRAWN
     few = registry_of(*(entry(f"e-{number}") for number in range(MAX_POOLS_COMPARED)))
     for pool in few:
         reports(pool)
