@@ -114,7 +114,7 @@ class AnswerReader:
 
     __slots__ = ("_between", "_events", "_kept", "_last", "content", "counts", "failed")
 
-    def __init__(self, *, events: bool) -> None:
+    def __init__(self, events: bool) -> None:
         """`events`: the answer is a stream of server-sent events, which may end with an error."""
         self._events = events
         # The first events have been searched, and `_kept` begins after an event.

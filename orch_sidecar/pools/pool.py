@@ -199,31 +199,15 @@ class Pool:
             prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
         adapters = self.watcher.adapters
         adapter = generation.model if adapters and generation.model in adapters else None
-        if options.empty:
-            return AdmissionRequest(
-                service_class,
-                generation.cost,
-                prompt_tokens,
-                generation.max_tokens,
-                key=call.key,
-                weight=call.weight,
-                adapter=adapter,
-                later=call.later,
-            )
-        return AdmissionRequest(
-            service_class,
-            generation.cost,
-            prompt_tokens,
-            generation.max_tokens,
-            _left(options.deadline_ms, spent_ms),
-            _left(options.max_wait_ms, spent_ms),
-            not options.do_not_queue,
-            key=options.flow or call.key,  # it has none unless it may name flows
-            weight=call.weight,
-            tpot_ms=options.tpot_ms,
-            adapter=adapter,
-            later=call.later,
-        )
+        ask = AdmissionRequest(service_class, generation.cost, prompt_tokens, generation.max_tokens)
+        ask.key, ask.weight, ask.adapter, ask.later = call.key, call.weight, adapter, call.later
+        if not options.empty:
+            ask.deadline_ms = _left(options.deadline_ms, spent_ms)
+            ask.max_wait_ms = _left(options.max_wait_ms, spent_ms)
+            ask.may_queue = not options.do_not_queue
+            ask.key = options.flow or call.key  # it has none unless it may name flows
+            ask.tpot_ms = options.tpot_ms
+        return ask
 
     def fits(self, service_class: ServiceClass, cost: int) -> bool:
         """Whether so many sequences of a class can start now."""

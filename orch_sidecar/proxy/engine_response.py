@@ -117,7 +117,6 @@ class EngineResponse:
         self,
         sink: Sink,
         connections: ConnectionPool,
-        *,
         events: bool,
         rejection: RejectionReader | None = None,
         holds: bool = False,
@@ -134,7 +133,7 @@ class EngineResponse:
         self._withheld: bytearray | None = None
         self._holds = holds
         self._paused = self.client_limited = False
-        self.answer = AnswerReader(events=events)
+        self.answer = AnswerReader(events)
         self._content = self.answer.content
         self.complete = False
         self.outcome: Outcome = ENGINE_ERROR

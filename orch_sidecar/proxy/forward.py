@@ -14,11 +14,12 @@ from orch_sidecar.api.headers import (
     raw,
 )
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.observability.record import OK
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, HeadWriter
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Request
-from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
+from orch_sidecar.proxy.result import SENT_WELL, NotSent, Result, Retry, Sent
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.forwarding import request_head
 from vllm_plugin.contracts.lora import ADAPTER_HEADER, NO_ADAPTER, encoded
@@ -66,9 +67,9 @@ class Forward:
             response = EngineResponse(
                 sink,
                 pool.connections,
-                events=request.record.stream,
-                rejection=backpressure.or_absent(rejection) if request.elsewhere else rejection,
-                holds=request.record.service_class is IDLE and ticket is not None,
+                request.record.stream,
+                backpressure.or_absent(rejection) if request.elsewhere else rejection,
+                request.record.service_class is IDLE and ticket is not None,
             )
             sink.attach(response, pool)
             attempt.response = response
@@ -141,6 +142,8 @@ def _result(response: EngineResponse, sink: Sink, pool: Pool) -> Result:
                 lacks = _NO_ADAPTER if response.rejected == NO_ADAPTER else _NO_SLOT
                 return NotSent(lacks, Retry.REQUEUE)
             return NotSent(_QUEUE_FULL if pool.tier else _STOPPING, Retry.REQUEUE)
+        if sink.keep_alive and response.outcome is OK:
+            return SENT_WELL
         return Sent(sink.keep_alive, response.outcome)
     if sink.started:
         return Sent(sink.keep_alive, failure.reason)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.observability.record import Outcome
+from orch_sidecar.observability.record import OK, Outcome
 
 
 class Retry(Enum):
@@ -18,12 +19,15 @@ class Retry(Enum):
     REQUEUE = "requeue"  # the same pool: the upstream rejected the request for now
 
 
-@dataclass(slots=True)  # one for each request: not frozen, which takes three times as long
+@dataclass(frozen=True, slots=True)
 class Sent:
     """The client has its response, at least in part."""
 
     keep_alive: bool
     outcome: Outcome | Reason
+
+
+SENT_WELL: Final = Sent(True, OK)  # as nearly all are
 
 
 @dataclass(frozen=True, slots=True)
