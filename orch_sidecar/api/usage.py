@@ -34,10 +34,12 @@ _REASONING: Final = re.compile(rb'"reasoning_tokens":\s*([0-9]{1,12})')
 # Anthropic's API counts these apart from the input, vLLM as it does; OpenAI's as a part of it.
 _APART: Final = re.compile(rb'"cache_(?:read|creation)_input_tokens":\s*([0-9]{1,12})')
 # Both counts of an object without others, in the order in which vLLM and Anthropic report them.
-# Atomic: where the object does not end after the first output, none of the others is tried.
+# Atomic: where the object does not end after the first output, none of the others is tried. What
+# vLLM reports between the two is named, which takes a third less than to try each character.
 _TOKEN_COUNTS: Final = re.compile(
     rb'"usage":\s*\{\s*"(?:prompt|input)_tokens":\s*([0-9]{1,12}),'
-    rb'(?>[^{}]*?"(?:completion|output)_tokens":\s*([0-9]{1,12}))[^{}]*+\}'
+    rb'(?>(?:\s*"total_tokens":\s*[0-9]{1,12},)?'
+    rb'[^{}]*?"(?:completion|output)_tokens":\s*([0-9]{1,12}))[^{}]*+\}'
 )
 # Of candidates: a client's JSON, echoed in an answer, may contain many similar names.
 _MAX_CANDIDATES: Final = 8

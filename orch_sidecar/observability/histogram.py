@@ -1,8 +1,8 @@
-"""A histogram with exemplars that costs one bisection per observation."""
+"""A histogram with exemplars. What is observed is appended, and counted later, many at once."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import cache
 from typing import Final
@@ -12,13 +12,16 @@ from orch_sidecar.observability.exposition import escaped, number
 # The id of a sampled trace, and when its value was observed: seconds of the wall clock.
 Traced = tuple[int, float]
 
+# Values that wait to be counted. More would save little, and there are thousands of histograms.
+_MAX_VALUES: Final = 64
+
 _BOUND: Final = "le"  # the label of a bucket's bound
 
 
 class Histogram:
     """Counts by bucket, each with its last value of a sampled trace as exemplar."""
 
-    __slots__ = ("_buckets", "_counts", "_exemplars", "_sum")
+    __slots__ = ("_buckets", "_counts", "_exemplars", "_sum", "_values")
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
         """`buckets`: their upper bounds, ascending; a last one without bound is added."""
@@ -27,14 +30,15 @@ class Histogram:
         self._counts = [0] * (len(buckets) + 1)
         self._exemplars: dict[int, tuple[float, Traced]] = {}
         self._sum = 0.0
+        self._values: list[float] = []  # not counted yet
 
     def observe(self, value: float, traced: Traced | None) -> None:
         """Adds a value. `traced`: its trace if that is sampled."""
-        at = bisect_left(self._buckets, value)
-        self._counts[at] += 1
-        self._sum += value
+        self._values.append(value)
         if traced is not None:
-            self._exemplars[at] = (value, traced)
+            self._exemplars[bisect_left(self._buckets, value)] = (value, traced)
+        if len(self._values) >= _MAX_VALUES:
+            self._count()
 
     def observe_times(self, value: float, times: int) -> None:
         """Adds the same value `times` times."""
@@ -43,6 +47,7 @@ class Histogram:
 
     def lines(self, name: str, labels: Mapping[str, str], *, exemplars: bool) -> str:
         """Returns its samples, in the text format of a family of that name."""
+        self._count()
         pairs = [(label, f'{label}="{escaped(labels[label])}"') for label in sorted(labels)]
         before = "".join(f"{pair}," for label, pair in pairs if label < _BOUND)
         after = "".join(f",{pair}" for label, pair in pairs if label > _BOUND)
@@ -56,6 +61,17 @@ class Histogram:
         return (
             f"{text}{name}_count{{{inside}}} {total}\n{name}_sum{{{inside}}} {number(self._sum)}\n"
         )
+
+    def _count(self) -> None:
+        """Counts the values that were observed since the last time."""
+        values, below = sorted(self._values), 0
+        self._values.clear()
+        self._sum += sum(values)
+        for at, bound in enumerate(self._buckets):
+            within = bisect_right(values, bound)
+            self._counts[at] += within - below
+            below = within
+        self._counts[-1] += len(values) - below
 
     def _exemplar(self, at: int) -> str:
         found = self._exemplars.get(at)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from orch_sidecar.observability.histogram import Histogram, Traced
@@ -87,13 +88,13 @@ COUNTERS: Final = (
     CounterRow(
         "orch_input_tokens",
         "Prompt tokens of complete answers that reported them, once for a shared generation.",
-        lambda record: record.input_tokens,
+        attrgetter("input_tokens"),
     ),
     CounterRow(
         "orch_output_tokens",
         "Tokens generated in complete answers that reported them, once for a shared generation; "
         "orch_answers_total counts the answers that did.",
-        lambda record: record.output_tokens,
+        attrgetter("output_tokens"),
     ),
 )
 
