@@ -251,10 +251,10 @@ class AdmissionController:
         """When `dispatch` has something to do; None: not before another event."""
         if not self.queues.depth:
             return None
-        times = [self.queues.next_expiry()]
-        if self.unavailable is None:
-            times.append(self.order.changes_at(now))
-        first = min((at for at in times if at is not None), default=None)
+        first = self.queues.next_expiry()
+        changes_at = self.order.changes_at(now) if self.unavailable is None else None
+        if changes_at is not None and (first is None or changes_at < first):
+            first = changes_at
         return None if first is None else max(first, now + _MIN_SLEEP_S)
 
     def drain(self, drain: Drain) -> None:

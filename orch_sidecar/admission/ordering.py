@@ -80,7 +80,8 @@ class QueueOrder:
         return None, None
 
     def _blocks(self, request: AdmissionRequest, now: float, *, due: bool) -> Constraint | None:
-        self._constraints.set_kv(request)
+        if request.cost <= self._ledger.room:  # else it lacks slots, whatever it needs of the cache
+            self._constraints.set_kv(request)
         blocked_by = self._constraints.first(request, now, due=due)
         if blocked_by is None and self._queues.passed:
             return self._kept_by(request, now)
