@@ -173,7 +173,7 @@ def parse(text: str) -> Keys:
     except (yaml.YAMLError, ValueError, RecursionError):
         raise InvalidKeyFile("is not valid YAML") from None
     if document is None or document == []:
-        raise InvalidKeyFile("contains no key: to serve requests without keys, remove the file")
+        raise InvalidKeyFile("contains no key: to serve requests without keys, unset api_keys_file")
     if not isinstance(document, list):
         raise InvalidKeyFile("must be a list of entries with name and sha256")
     if repeated is not None:
