@@ -3,6 +3,7 @@
 Each knows of the others what the engine reports: how many sequences they have, how many of these
 are of interactive requests, and whether requests wait at them. Between two reports it does not
 know, as in reality; what finds no slot then waits in the engine, which has no more than it has.
+It offers no slots, so that bulk work, which claims them, cannot be measured here.
 """
 
 from __future__ import annotations

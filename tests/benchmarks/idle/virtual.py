@@ -88,7 +88,6 @@ CURVES: Final = {
     "rows of 20 tokens": Load(0.5, rows=SHORT_ROWS),
     "2 sidecars": Load(0.5, sidecars=2),
     "4 sidecars": Load(0.5, sidecars=4),
-    "4 sidecars, bulk": Load(0.5, 24, sidecars=4),
 }
 
 
