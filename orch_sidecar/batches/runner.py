@@ -244,10 +244,12 @@ class Runner:
         has_slots = sum(map(self._has_slots, self._sent.values()))
         room = max(_LEAST_WAITING, has_slots) - (len(self._rows) - has_slots)
         now = time.monotonic()
+        here = Counter(batch_id for batch_id, _ in self._rows)
         first: dict[str, OpenBatch] = {}
         for batch in self.batches.values():
             runs = batch.status == Status.IN_PROGRESS and not _is_expired(batch)
-            if runs and self._paused.get(batch.id, 0.0) <= now:
+            left = batch.total - batch.completed - batch.failed - here[batch.id]
+            if runs and left > 0 and self._paused.get(batch.id, 0.0) <= now:
                 first.setdefault(batch.owner, batch)
         mine = Counter(sent.owner for sent in self._sent.values())
         wanted = Counter[str]()

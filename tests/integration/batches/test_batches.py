@@ -286,6 +286,14 @@ async def test_some_rows_wait_for_slots_and_no_more(
     assert (await batches.until(batch)).status == "completed"
 
 
+async def test_small_batches_run_beside_each_other(batches: Batches, held: Held) -> None:
+    made = [await batches.create(lines([row("a", seed=each)])) for each in range(4)]
+    await eventually(lambda: len(held.waiting) == 4)
+    held.release_all()
+    for each in made:
+        assert (await batches.until(each)).status == "completed"
+
+
 async def test_owners_take_turns(
     start: Start, client: MakeClient, held: Held, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
