@@ -49,7 +49,7 @@ def test_time_may_be_written_without_quotes() -> None:
         ("", "must be a list of keys"),
         ("a: b", "must be a list of keys"),
         ("[", "is not valid YAML"),
-        ("- 5", "key 1: the entry: "),
+        ("- 5", "key 1: Input should be a valid dictionary"),
         (entry(name=None), "key 1: name: Field required"),
         (entry(public="x"), "key 1: public: Extra inputs"),
         (entry(public_key="%%"), "key 1: public_key: it must be standard base64"),
