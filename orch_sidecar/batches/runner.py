@@ -41,7 +41,7 @@ LOOK_EVERY_S: Final = 1.0  # for new batches; a worker's beat
 DEAD_AFTER_LOOKS: Final = 5  # at which a worker's beat was the same
 FILL_EVERY_S: Final = 0.05  # where no row has ended: some may have got their slots
 SWEEP_EVERY_S: Final = 3600.0  # for old batches, and files that nobody knows
-_LEAST_WAITING: Final = 8  # so that an engine that nobody uses has work within a moment
+LEAST_WAITING: Final = 8  # so that an engine that nobody uses has work within a moment
 _RETRY_S: Final = 1.0  # after a fault of database or store
 _PAUSE_S: Final = 1.0  # of a batch, after a refusal that says nothing
 _MOST_PAUSE_S: Final = 2.0  # rows behind those that were refused may find an engine
@@ -242,7 +242,7 @@ class Runner:
     def _wanted(self) -> dict[str, int]:
         """How many rows to take, by batch: owners take turns, and the oldest of their batches."""
         has_slots = sum(map(self._has_slots, self._sent.values()))
-        room = max(_LEAST_WAITING, has_slots) - (len(self._rows) - has_slots)
+        room = max(LEAST_WAITING, has_slots) - (len(self._rows) - has_slots)
         now = time.monotonic()
         here = Counter(batch_id for batch_id, _ in self._rows)
         first: dict[str, OpenBatch] = {}
