@@ -232,6 +232,8 @@ class Endpoints:
     def _described(self, fields: dict[str, str], name: str, owner: str) -> StoredFile | Refusal:
         if "bytes" not in fields:
             return _invalid("the form has no file", "file")
+        if fields["bytes"] == "0":
+            return _invalid("the file is empty", "file")
         purpose = fields.get("purpose")
         if purpose != catalog.PURPOSE:
             text = f"the purpose is {purpose!r:.80}, it must be {catalog.PURPOSE!r}"

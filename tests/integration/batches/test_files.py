@@ -55,6 +55,8 @@ async def test_wrong_values_are_named(batches: Batches) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await batches.client.files.create(file=("a", b"{}"), purpose="fine-tune")
     assert refused.value.param == "purpose"
+    with pytest.raises(openai.BadRequestError, match="the file is empty"):
+        await batches.client.files.create(file=("a", b""), purpose="batch")
     for limit in ("0", "9" * 5000):  # Python makes no number of the latter
         with pytest.raises(openai.BadRequestError) as refused:
             await batches.client.files.list(extra_query={"limit": limit})
