@@ -106,7 +106,15 @@ async def test_scheduled_requests_are_never_early_and_never_wait_for_others(
 
 async def test_all_are_sent_at_once(engine: ScriptedEngine) -> None:
     engine.slots = 200
-    Decoding(engine)
+    decode, all_came = Decoding(engine), asyncio.Event()
+
+    async def answered_together(answer: Answer) -> None:
+        if len(engine.generating) == 200:
+            all_came.set()
+        await all_came.wait()
+        await decode(answer)
+
+    engine.answer = answered_together
     found = made(engine)
     await found.run(found.at_once([next(requests_to(engine)) for _ in range(200)]))
     assert {call.fate for call in found.calls} == {Fate.ANSWERED}
