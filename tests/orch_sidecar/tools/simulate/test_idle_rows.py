@@ -5,19 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tests.benchmarks.idle.__main__ import OF_BEST
-from tests.benchmarks.idle.virtual import POINTS, RATIO, Load, outcome
+from tests.benchmarks.idle.virtual import Load, outcome
 
 
-@pytest.mark.parametrize("bulk_clients", [0, 24])
+@pytest.mark.parametrize(
+    ("load", "numbers"),
+    [
+        pytest.param(Load(0.5, 0, seconds=60.0), (4, 6, 8, 12), id="alone"),
+        pytest.param(Load(0.5, 24, seconds=120.0), (3, 4, 6), id="beside bulk requests"),
+    ],
+)
 def test_nobody_notices_them_and_as_many_are_done_as_by_the_best_number_set_by_hand(
-    bulk_clients: int,
+    load: Load, numbers: tuple[int, ...]
 ) -> None:
-    """In virtual time, without chance. At half the capacity, for a minute."""
-    load = Load(0.5, bulk_clients, seconds=60.0)
+    """In virtual time, without chance. At half the capacity."""
     without, learned = outcome(load, None, rows=False), outcome(load, None)
-    assert learned.ttft_p95 <= RATIO * without.ttft_p95
-    assert learned.refused <= without.refused + POINTS / 100
-    by_hand = [outcome(load, way) for way in (4, 6, 8, 12)]
-    kept = [each.rows_per_s for each in by_hand if each.ttft_p95 <= RATIO * without.ttft_p95]
+    assert learned.keeps_bound(without)
+    by_hand = [outcome(load, number) for number in numbers]
+    kept = [each.rows_per_s for each in by_hand if each.keeps_bound(without)]
     assert len(kept) < len(by_hand), "more of them at once are noticed"
     assert learned.rows_per_s >= OF_BEST * max(kept)
