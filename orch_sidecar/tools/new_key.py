@@ -83,14 +83,16 @@ def main(arguments: list[str]) -> None:
         return
     if options.days is not None:
         usage.error("--days: API keys have no end; it needs --evidence")
+    if sys.stderr is None:
+        sys.exit(2)  # closed: the key would be lost, and nobody can be told
     key = new_key(os.urandom(RANDOM_BYTES))
     try:
         entry = entry_of(key, options.name, bulk=bool(options.bulk), **fields)
     except InvalidKeyFile as error:
         usage.error(str(error).removeprefix("entry 1: "))
+    sys.stderr.write(f"{key}\n")  # first: without it the entry would let nobody in
+    sys.stderr.flush()
     sys.stdout.write(entry)
-    sys.stdout.flush()  # keeps the order on a terminal
-    sys.stderr.write(f"{key}\n")
 
 
 def _operator_key(usage: argparse.ArgumentParser, name: str, path: Path, days: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,6 +58,13 @@ def test_wrong_usage_makes_no_key(words: list[str], capsys: pytest.CaptureFixtur
     printed = capsys.readouterr()
     assert "usage: orch key" in printed.err
     assert "orch-" not in printed.err + printed.out
+
+
+@pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
+def test_no_entry_is_made_where_its_key_would_be_lost(lost: str) -> None:
+    command = f"{sys.executable} -c 'from orch_sidecar.cli import main; main()' key alice {lost}"
+    done = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True)
+    assert (done.returncode != 0, done.stdout) == (True, "")
 
 
 def test_help_names_the_output_of_key_and_entry(capsys: pytest.CaptureFixture[str]) -> None:
