@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import case, delete, func, select
 from sqlalchemy.orm import Session
 
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -21,6 +21,8 @@ PURPOSE: Final = "batch"
 OUTPUT_PURPOSE: Final = "batch_output"
 # Of one key: all that have not ended are looked at every second, and shown.
 MOST_OPEN_BATCHES: Final = 1000
+# What a file counts for, however small: a block of a file system, and its record.
+LEAST_BYTES: Final = 4096
 _MOMENTS: Final = (
     "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at",
     "expired_at", "cancelling_at", "cancelled_at",
@@ -72,8 +74,9 @@ def missing(what: str, name: str) -> Refusal:
 
 
 def used_bytes(session: Session, owner: str) -> int:
-    """Returns the bytes of all files of an owner."""
-    total = select(func.coalesce(func.sum(StoredFile.bytes), 0)).where(StoredFile.owner == owner)
+    """Returns the bytes that all files of an owner count for."""
+    counted = case((StoredFile.bytes < LEAST_BYTES, LEAST_BYTES), else_=StoredFile.bytes)
+    total = select(func.coalesce(func.sum(counted), 0)).where(StoredFile.owner == owner)
     return int(session.scalar(total) or 0)
 
 
@@ -85,11 +88,12 @@ def used_rows(session: Session, owner: str) -> int:
 
 def over_quota(used: int, more: int, most: int) -> Refusal | None:
     """Returns why a file does not fit the quota of its key; None: it does."""
+    more = max(more, LEAST_BYTES)
     if used + more <= most:
         return None
     text = (
-        f"the files of this API key have {used} of {most} bytes, and this one has {more} or more: "
-        "delete files that are not needed"
+        f"the files of this API key have {used} of {most} bytes, and this one has {more} or more "
+        f"(each counts for {LEAST_BYTES} at least): delete files that are not needed"
     )
     return Refusal(Reason.QUOTA_EXCEEDED, text)
 

@@ -275,7 +275,9 @@ class SidecarSettings(BaseSettings):
         200 * 2**20, ge=1024, description="largest file that is uploaded for batches, bytes"
     )
     batches_quota_bytes: int = Field(
-        10 * 2**30, ge=1024, description="most bytes of all files of one API key"
+        10 * 2**30,
+        ge=1024,
+        description="most bytes of all files of one API key; each counts for 4096 at least",
     )
     batches_quota_rows: int = Field(
         200_000,

@@ -106,18 +106,20 @@ async def test_file_beyond_the_limit_or_the_quota_is_refused_and_not_stored(
     start: Start, client: MakeClient, tmp_path: Path
 ) -> None:
     running = await start(
-        batches=str(tmp_path / "batches"), batches_file_bytes=4096, batches_quota_bytes=6000
+        batches=str(tmp_path / "batches"), batches_file_bytes=6000, batches_quota_bytes=10_000
     )
     batches = client(running)
     with pytest.raises(openai.APIStatusError) as refused:
-        await batches.upload(b"x" * 4097)
+        await batches.upload(b"x" * 6001)
     assert (refused.value.status_code, refused.value.code) == (413, "body_too_large")
-    await batches.upload(b"x" * 4096)
+    await batches.upload(b"x" * 5000)
     with pytest.raises(openai.APIStatusError) as refused:
-        await batches.upload(b"x" * 2000)
+        await batches.upload(b"x" * 5001)
     assert (refused.value.status_code, refused.value.code) == (413, "quota_exceeded")
     assert len(list((tmp_path / "batches" / "files").iterdir())) == 1
-    await batches.upload(b"x" * 1904)
+    await batches.upload(b"x")
+    with pytest.raises(openai.APIStatusError, match="each counts for 4096 at least"):
+        await batches.upload(b"x")
 
 
 async def test_uploads_at_once_have_the_quota_together(
