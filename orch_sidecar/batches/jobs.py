@@ -132,13 +132,19 @@ class Jobs:
         total += len(rows)
         if not problems and (problem := check.end()) is not None:
             problems.append(problem)
-        transact(partial(self._checked, batch_id=batch.id, total=total, problems=problems))
+        checked = partial(self._checked, batch_id=batch.id, total=total, models=check.models)
+        transact(partial(checked, problems=problems))
 
     def _add(self, batch_id: str, first: int, rows: list[InputRow]) -> None:
         self._database.transact(partial(ledger.add_rows, batch_id=batch_id, first=first, rows=rows))
 
     def _checked(
-        self, session: Session, batch_id: str, total: int, problems: list[Problem]
+        self,
+        session: Session,
+        batch_id: str,
+        total: int,
+        models: list[str],
+        problems: list[Problem],
     ) -> None:
         owner = session.scalar(select(Batch.owner).where(Batch.id == batch_id)) or ""
         lock(session.connection(), owner)
@@ -161,7 +167,7 @@ class Jobs:
             batch.errors = [each._asdict() for each in problems]
         else:
             batch.status, batch.in_progress_at = Status.IN_PROGRESS, now_s()
-            batch.total = total
+            batch.total, batch.models = total, models
 
     def _take_to_end(self, session: Session, batch_id: str) -> Batch | None:
         """Takes a batch, and ends the rows that have not ended: none of them is running now."""

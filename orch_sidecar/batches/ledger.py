@@ -22,6 +22,13 @@ from orch_sidecar.batches.tables import Batch, Row, RowState, Status, Worker
 MOST_LOST: Final = 10
 
 
+class Lane(NamedTuple):
+    """The rows of one model in one batch: what one of them waits for, the others wait for, too."""
+
+    batch_id: str
+    model: str
+
+
 class TakenRow(NamedTuple):
     """A row that this worker is to run."""
 
@@ -29,9 +36,14 @@ class TakenRow(NamedTuple):
     number: int
     custom_id: str
     url: str
+    model: str
     begin: int
     length: int
     lost: int
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(self.batch_id, self.model)
 
 
 class EndedRow(NamedTuple):
@@ -52,6 +64,7 @@ class OpenBatch(NamedTuple):
     owner: str
     status: str
     input_file_id: str
+    models: list[str]
     total: int
     completed: int
     failed: int
@@ -104,10 +117,10 @@ def exchange(
     session: Session,
     worker: str,
     ended: Iterable[EndedRow],
-    wanted: Mapping[str, int],
-    after: Mapping[str, int],
+    wanted: Mapping[Lane, int],
+    after: Mapping[Lane, int],
 ) -> list[TakenRow]:
-    """Ends rows, and takes others: of each batch so many, those that follow the number `after`
+    """Ends rows, and takes others: of each lane so many, those that follow the number `after`
     first. A batch without open rows is to be ended.
 
     Of rows that are no longer this worker's nothing is kept.
@@ -134,8 +147,8 @@ def exchange(
         )
     return [
         row
-        for batch_id, most in wanted.items()
-        for row in _take(session, worker, batch_id, most, after.get(batch_id, -1))
+        for lane, most in wanted.items()
+        for row in _take(session, worker, lane, most, after.get(lane, -1))
     ]
 
 
@@ -204,8 +217,14 @@ def _end(session: Session, worker: str, row: EndedRow) -> bool:
     return bool(_changed(session, update(Row).where(*mine).values(values)))
 
 
-def _take(session: Session, worker: str, batch_id: str, most: int, after: int) -> list[TakenRow]:
-    free = (Row.batch_id == batch_id, Row.state == RowState.OPEN, Row.taken_by.is_(None))
+def _take(session: Session, worker: str, lane: Lane, most: int, after: int) -> list[TakenRow]:
+    batch_id, model = lane
+    free = (
+        Row.batch_id == batch_id,
+        Row.model == model,
+        Row.state == RowState.OPEN,
+        Row.taken_by.is_(None),
+    )
     # Others before those that were lost: of two that an engine was lost with, one may be to blame.
     query = select(*_TAKEN_ROW).where(*free).order_by(Row.lost, Row.number)
     query = query.with_for_update(skip_locked=True)

@@ -13,14 +13,19 @@ import msgspec
 from orch_sidecar.api.endpoints import ENDPOINTS
 
 MAX_ID_CHARACTERS: Final = 512
+MAX_MODEL_CHARACTERS: Final = 256  # a longer name is none that an engine has
+MAX_MODELS: Final = 100  # of one file
 _BLANK: Final = b" \t\r\n"
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class InputRow(NamedTuple):
-    """A row of an input file: its bytes are `length` from `begin` on."""
+    """A row of an input file: its bytes are `length` from `begin` on. `model`: as far as its name
+    can be stored, empty without one."""
 
     custom_id: str
     url: str
+    model: str
     begin: int
     length: int
 
@@ -43,6 +48,7 @@ class _Line(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
+    model: Any = None
     stream: Any = None
     background: Any = None
 
@@ -70,6 +76,7 @@ class InputCheck:
         self._most_rows = most_rows
         self._most_bytes = most_bytes
         self._ids: set[str] = set()
+        self._models: dict[str, None] = {}  # in the order in which they come
         self._number = 0
         self._begin = 0
 
@@ -77,6 +84,8 @@ class InputCheck:
         """Checks the next line, with its line break. None: it is blank."""
         self._number += 1
         begin, self._begin = self._begin, self._begin + len(line)
+        if not begin and line.startswith(_BYTE_ORDER_MARK):  # as editors of Windows begin a file
+            begin, line = len(_BYTE_ORDER_MARK), line.removeprefix(_BYTE_ORDER_MARK)
         if not line.strip(_BLANK):
             return None
         row = self._read(line, begin)
@@ -91,7 +100,16 @@ class InputCheck:
                 most = f"the file has more than {self._most_rows} rows, which is the most"
                 return self._problem("too_many_rows", most)
             self._ids.add(row.custom_id)
+            self._models[row.model] = None
+            if len(self._models) > MAX_MODELS:
+                most = f"the file has rows of more than {MAX_MODELS} models, which is the most"
+                return self._problem("too_many_models", most, "body.model")
         return row
+
+    @property
+    def models(self) -> list[str]:
+        """Returns those of the rows until now."""
+        return list(self._models)
 
     def end(self) -> Problem | None:
         """Returns what is wrong with the file as a whole."""
@@ -120,7 +138,8 @@ class InputCheck:
             if getattr(body, name) not in (None, False):
                 text = f"{name} must not be true in a batch"
                 return self._problem("invalid_request", text, f"body.{name}")
-        return InputRow(read.custom_id, read.url, begin, len(line))
+        model = body.model.replace("\0", "") if isinstance(body.model, str) else ""
+        return InputRow(read.custom_id, read.url, model[:MAX_MODEL_CHARACTERS], begin, len(line))
 
     def _problem(self, code: str, message: str, param: str | None = None) -> Problem:
         return Problem(code, message, self._number, param)

@@ -1,10 +1,10 @@
 """Runs the rows of all batches: as many as admission takes, and some that wait for it.
 
-How many run at once is not set: as many rows wait for slots as have some, so that there is one for
-each slot that becomes free before the next look, and hardly more. Each look is one transaction,
-which ends rows and takes others. A batch whose row was refused pauses, and goes on behind that row:
-the engine that one needs may be away, and those of others not. What admission refuses, or an engine
-was lost with, runs again.
+How many run at once is not set: of each model as many rows wait for slots as have some, so that
+there is one for each slot that becomes free before the next look, and hardly more. Each look is one
+transaction, which ends rows and takes others. Where a row was refused, those of its model in its
+batch pause, and go on behind it: what it waits for, some of them may not need. Rows of other models
+go on: their engines are others. What admission refuses, or an engine was lost with, runs again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orch_sidecar.batches import ledger
 from orch_sidecar.batches.connections import Answer, RowConnections
 from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.jobs import Jobs
-from orch_sidecar.batches.ledger import EndedRow, OpenBatch, TakenRow
+from orch_sidecar.batches.ledger import EndedRow, Lane, OpenBatch, TakenRow
 from orch_sidecar.batches.progress import Progress
 from orch_sidecar.batches.rows import aborted, answered, body_of
 from orch_sidecar.batches.store import FileStore
@@ -43,9 +43,9 @@ FILL_EVERY_S: Final = 0.05  # where no row has ended: some may have got their sl
 SWEEP_EVERY_S: Final = 3600.0  # for old batches, and files that nobody knows
 LEAST_WAITING: Final = 8  # so that an engine that nobody uses has work within a moment
 _RETRY_S: Final = 1.0  # after a fault of database or store
-_PAUSE_S: Final = 1.0  # of a batch, after a refusal that says nothing
+_PAUSE_S: Final = 1.0  # of a lane, after a refusal that says nothing, or where no row was free
 _MOST_PAUSE_S: Final = 2.0  # rows behind those that were refused may find an engine
-_MOST_WAIT_S: Final = 10.0  # of a row for slots: its engine may be away, and those of others not
+_MOST_WAIT_S: Final = 10.0  # of a row for slots: another one may need fewer, or no adapter
 _RETRIED: Final = frozenset({429, 503})
 
 # What can go wrong with a database or with files, and is over when it is repaired.
@@ -57,6 +57,7 @@ class _Sent(NamedTuple):
 
     request_id: str
     owner: str
+    lane: Lane
     at: float
 
 
@@ -84,8 +85,8 @@ class Runner:
         self._rows: dict[tuple[str, int], asyncio.Task[EndedRow]] = {}
         self._sent: dict[tuple[str, int], _Sent] = {}
         self._ended: list[EndedRow] = []
-        self._paused: dict[str, float] = {}  # batches, and until when
-        self._refused: dict[str, int] = {}  # batches, and the number of their last refused row
+        self._paused: dict[Lane, float] = {}  # until when
+        self._refused: dict[Lane, int] = {}  # the number of the row that was refused last
         self._wake = asyncio.Event()
         self._look_now = asyncio.Event()
         self._unsure = False
@@ -177,8 +178,10 @@ class Runner:
             await self._database.run(partial(ledger.leave, worker=worker))
         self.batches = {each.id: each for each in found}
         self.progress.look(self.batches, time.monotonic())
-        self._paused = {key: at for key, at in self._paused.items() if key in self.batches}
-        self._refused = {key: row for key, row in self._refused.items() if key in self.batches}
+        for lane in (*self._paused, *self._refused):
+            if lane.batch_id not in self.batches:
+                self._paused.pop(lane, None)
+                self._refused.pop(lane, None)
         waits_since = time.monotonic() - _MOST_WAIT_S
         for (batch_id, number), task in self._rows.items():
             batch = self.batches.get(batch_id)
@@ -188,7 +191,7 @@ class Runner:
                 sent
             ):
                 task.cancel()
-                self._refused[batch_id] = number
+                self._refused[sent.lane] = number
         self._wake.set()
 
     def _beat_and_list(self, session: Session) -> tuple[dict[str, int], list[OpenBatch]]:
@@ -219,6 +222,10 @@ class Runner:
             raise
         self._unsure = False
         self.progress.count(ended)
+        came = Counter(row.lane for row in taken)
+        for lane, most in wanted.items():
+            if came[lane] < most:  # other sidecars may have the rest
+                self._pause(lane, _PAUSE_S)
         for row in taken:
             if (batch := self.batches.get(row.batch_id)) is not None:
                 self._start(row, batch)
@@ -229,7 +236,7 @@ class Runner:
         self,
         session: Session,
         ended: list[EndedRow],
-        wanted: dict[str, int],
+        wanted: dict[Lane, int],
         held: set[tuple[str, int]],
     ) -> list[TakenRow]:
         if self._unsure:
@@ -239,24 +246,27 @@ class Runner:
             ledger.give_back_others(session, self.id, held)
         return taken
 
-    def _wanted(self) -> dict[str, int]:
-        """How many rows to take, by batch: owners take turns, and the oldest of their batches."""
-        has_slots = sum(map(self._has_slots, self._sent.values()))
-        room = max(LEAST_WAITING, has_slots) - (len(self._rows) - has_slots)
+    def _wanted(self) -> dict[Lane, int]:
+        """How many rows to take, by lane: of each model owners take turns, and the oldest of their
+        batches."""
         now = time.monotonic()
         here = Counter(batch_id for batch_id, _ in self._rows)
-        first: dict[str, OpenBatch] = {}
+        first: dict[str, dict[str, Lane]] = {}  # by model and owner
         for batch in self.batches.values():
             runs = batch.status == Status.IN_PROGRESS and not _is_expired(batch)
             left = batch.total - batch.completed - batch.failed - here[batch.id]
-            if runs and left > 0 and self._paused.get(batch.id, 0.0) <= now:
-                first.setdefault(batch.owner, batch)
-        mine = Counter(sent.owner for sent in self._sent.values())
-        wanted = Counter[str]()
-        for _ in range(room if first else 0):
-            owner = min(first, key=lambda each: mine[each])
-            mine[owner] += 1
-            wanted[first[owner].id] += 1
+            for lane in (Lane(batch.id, each) for each in batch.models if runs and left > 0):
+                if self._paused.get(lane, 0.0) <= now:
+                    first.setdefault(lane.model, {}).setdefault(batch.owner, lane)
+        wanted = Counter[Lane]()
+        for model, lanes in first.items():
+            sent = [each for each in self._sent.values() if each.lane.model == model]
+            has_slots = sum(map(self._has_slots, sent))
+            mine = Counter(each.owner for each in sent)
+            for _ in range(max(LEAST_WAITING, has_slots) - (len(sent) - has_slots)):
+                owner = min(lanes, key=lambda each: mine[each])
+                mine[owner] += 1
+                wanted[lanes[owner]] += 1
         return wanted
 
     def _has_slots(self, sent: _Sent) -> bool:
@@ -264,7 +274,7 @@ class Runner:
 
     def _start(self, row: TakenRow, batch: OpenBatch) -> None:
         key, request_id = (row.batch_id, row.number), os.urandom(16).hex()
-        self._sent[key] = _Sent(request_id, batch.owner, time.monotonic())
+        self._sent[key] = _Sent(request_id, batch.owner, row.lane, time.monotonic())
         running = self._outcome(row, batch, request_id)
         task = self._rows[key] = asyncio.create_task(running, name="row of a batch")
         task.add_done_callback(partial(self._row_ended, row))
@@ -281,7 +291,7 @@ class Runner:
                 unknown = None if isinstance(error, FAULTS) else error
                 text = "cannot run a row of the batch %s, trying again: %s"
                 logger.error(text, row.batch_id, error, exc_info=unknown)
-                self._pause(row, _PAUSE_S)
+                self._refuse(row, _PAUSE_S)
         self._ended.append(ended)
         del self._rows[key], self._sent[key]
         self._wake.set()
@@ -296,7 +306,7 @@ class Runner:
         except aiohttp.ClientError as error:
             return self._lost(row, request_id, None, str(error))
         if answer.status in _RETRIED:
-            self._pause(row, answer.retry_after_s or _PAUSE_S)
+            self._refuse(row, answer.retry_after_s or _PAUSE_S)
             return EndedRow(row.batch_id, row.number, None)
         if answer.status >= 500:
             return self._lost(row, request_id, answer, "")
@@ -306,7 +316,7 @@ class Runner:
     def _lost(self, row: TakenRow, request_id: str, answer: Answer | None, error: str) -> EndedRow:
         """Has a row run again, but for one that was lost too often."""
         if row.lost + 1 < ledger.MOST_LOST:
-            self._pause(row, 0.1 * 2**row.lost)
+            self._refuse(row, 0.1 * 2**row.lost)
             return EndedRow(row.batch_id, row.number, None, lost=True)
         if answer is None:
             written = aborted(request_id, row.custom_id, "engine_failed", error)
@@ -314,10 +324,13 @@ class Runner:
             written = answered(request_id, row.custom_id, answer.status, answer.body)
         return EndedRow(row.batch_id, row.number, written)
 
-    def _pause(self, row: TakenRow, seconds: float) -> None:
+    def _refuse(self, row: TakenRow, seconds: float) -> None:
+        self._refused[row.lane] = row.number
+        self._pause(row.lane, seconds)
+
+    def _pause(self, lane: Lane, seconds: float) -> None:
         until = time.monotonic() + min(seconds, _MOST_PAUSE_S)
-        self._paused[row.batch_id] = max(until, self._paused.get(row.batch_id, 0.0))
-        self._refused[row.batch_id] = row.number
+        self._paused[lane] = max(until, self._paused.get(lane, 0.0))
 
 
 class Peers:

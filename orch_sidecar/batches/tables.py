@@ -12,6 +12,8 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, LargeBinary, SmallInteger, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from orch_sidecar.batches.rows import MAX_MODEL_CHARACTERS
+
 
 class Status(StrEnum):
     """The status of a batch, in OpenAI's words."""
@@ -41,7 +43,12 @@ class RowState(IntEnum):
 class Base(DeclarativeBase):
     """The tables of this package."""
 
-    type_annotation_map = {int: BigInteger, dict[str, str]: JSON, list[dict[str, Any]]: JSON}  # noqa: RUF012 (SQLAlchemy's own form)
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own form)
+        int: BigInteger,
+        dict[str, str]: JSON,
+        list[str]: JSON,
+        list[dict[str, Any]]: JSON,
+    }
 
 
 class StoredFile(Base):
@@ -60,7 +67,8 @@ class StoredFile(Base):
 
 class Batch(Base):
     """A batch. `labels`: what OpenAI calls its metadata. `errors`: why it failed, before any row
-    ran. `output_lifetime_s`: of its output files, None: until they are deleted."""
+    ran. `models`: of its rows. `output_lifetime_s`: of its output files, None: until they are
+    deleted."""
 
     __tablename__ = "batches"
 
@@ -74,6 +82,7 @@ class Batch(Base):
     error_file_id: Mapped[str | None] = mapped_column(String(80))
     errors: Mapped[list[dict[str, Any]]]
     labels: Mapped[dict[str, str]]
+    models: Mapped[list[str]] = mapped_column(server_default='[""]')
     total: Mapped[int] = mapped_column(default=0)
     completed: Mapped[int] = mapped_column(default=0)
     failed: Mapped[int] = mapped_column(default=0)
@@ -92,7 +101,8 @@ class Batch(Base):
 
 class Row(Base):
     """A row of a batch: where its request is in the input file (`begin`, `length` in bytes), and
-    its answer, a line of an output file. `lost`: how often an engine got it and was lost."""
+    its answer, a line of an output file. `model`: one of its batch. `lost`: how often an engine got
+    it and was lost."""
 
     __tablename__ = "rows"
 
@@ -100,6 +110,7 @@ class Row(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     custom_id: Mapped[str] = mapped_column(String(512))
     url: Mapped[str] = mapped_column(String(80))
+    model: Mapped[str] = mapped_column(String(MAX_MODEL_CHARACTERS), server_default="")
     begin: Mapped[int]
     length: Mapped[int]
     lost: Mapped[int] = mapped_column(default=0)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import select
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import Session
 
 from orch_sidecar.batches import ledger
 from orch_sidecar.batches.database import Database
-from orch_sidecar.batches.ledger import EndedRow, TakenRow
+from orch_sidecar.batches.ledger import EndedRow, Lane, TakenRow
 from orch_sidecar.batches.rows import InputRow
 from orch_sidecar.batches.tables import Base, Batch, Row, RowState, Status
 
-BATCH = "batch_1"
+BATCH, MODEL = "batch_1", "tiny"
+LANE = Lane(BATCH, MODEL)
 
 
 @pytest.fixture
@@ -37,20 +41,25 @@ def add_batch(session: Session, rows: int = 10) -> None:
             completed=0, failed=0, created_at=1, expires_at=2**40,
         )
     )  # fmt: skip
-    found = [InputRow(f"row-{number}", "/v1/embeddings", 0, 1) for number in range(rows)]
+    found = [InputRow(f"row-{number}", "/v1/embeddings", MODEL, 0, 1) for number in range(rows)]
     ledger.add_rows(session, BATCH, 0, found)
 
 
 def exchange(
-    database: Database, worker: str, *ended: EndedRow, most: int = 0, after: int = -1
+    database: Database,
+    worker: str,
+    *ended: EndedRow,
+    most: int = 0,
+    after: int = -1,
+    lane: Lane = LANE,
 ) -> list[TakenRow]:
     return database.transact(
         partial(
             ledger.exchange,
             worker=worker,
             ended=ended,
-            wanted={BATCH: most},
-            after={BATCH: after},
+            wanted={lane: most},
+            after={lane: after},
         )
     )
 
@@ -88,6 +97,46 @@ def test_no_row_is_taken_twice(batch: Database) -> None:
     assert exchange(batch, "a", most=1) == []
 
 
+def test_rows_are_taken_by_their_model(batch: Database) -> None:
+    others = [InputRow(f"other-{number}", "/score", "other", 0, 1) for number in range(3)]
+    batch.transact(partial(ledger.add_rows, batch_id=BATCH, first=10, rows=others))
+    other = Lane(BATCH, "other")
+    taken = exchange(batch, "a", most=2, lane=other)
+    assert [(row.number, row.lane) for row in taken] == [(10, other), (11, other)]
+    assert numbers(exchange(batch, "b", most=20)) == list(range(10))
+    assert numbers(exchange(batch, "b", most=20, lane=other)) == [12]
+
+
+def test_rows_of_the_tables_before_run_as_those_of_one_model(tmp_path: Path) -> None:
+    """What a sidecar before this one has stored, and stores while an update rolls."""
+    url = f"sqlite:///{tmp_path}/batches.sqlite"
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", "orch_sidecar.batches:migrations")
+        config.attributes["connection"] = connection
+        command.upgrade(config, "first_tables")
+        connection.execute(
+            text(
+                "INSERT INTO batches (id, owner, endpoint, input_file_id, completion_window,"
+                " status, errors, labels, total, completed, failed, created_at, expires_at)"
+                " VALUES ('batch_1', '', '', '', '', 'in_progress', '[]', '{}', 1, 0, 0, 1, 2)"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO rows (batch_id, number, custom_id, url, begin, length, lost, state)"
+                " VALUES ('batch_1', 0, 'a', '/score', 0, 1, 0, 0)"
+            )
+        )
+    engine.dispose()
+    database = Database(url)
+    [batch] = database.transact(partial(ledger.open_batches, statuses=[Status.IN_PROGRESS]))
+    [row] = exchange(database, "a", most=2, lane=Lane(BATCH, batch.models[0]))
+    assert row.custom_id == "a"
+    database.close()
+
+
 def test_two_at_once_take_different_rows(batch: Database) -> None:
     """In PostgreSQL the second one takes others while the first has not committed; in SQLite it
     waits for it."""
@@ -95,7 +144,7 @@ def test_two_at_once_take_different_rows(batch: Database) -> None:
     found: dict[str, list[TakenRow]] = {}
 
     def take(session: Session, worker: str) -> None:
-        found[worker] = ledger.exchange(session, worker, (), {BATCH: 5}, {})
+        found[worker] = ledger.exchange(session, worker, (), {LANE: 5}, {})
         if worker == "a":
             taken.set()
             if batch.shared:

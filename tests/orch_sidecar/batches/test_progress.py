@@ -17,6 +17,7 @@ NOW = 1_795_853_190.0
 def batch(completed: int, failed: int = 0, **more: Any) -> OpenBatch:
     values: dict[str, Any] = {
         "id": "batch_1", "owner": ALICE.hex(), "status": "in_progress", "input_file_id": "file-1",
+        "models": ["tiny"],
         "total": 100, "completed": completed, "failed": failed, "expires_at": 2**40,
         "in_progress_at": 1, "taken_by": None,
     }  # fmt: skip

@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from orch_sidecar.batches.rows import InputCheck, InputRow, Problem, answered, body_of, serves
+from orch_sidecar.batches.rows import (
+    MAX_MODEL_CHARACTERS,
+    MAX_MODELS,
+    InputCheck,
+    InputRow,
+    Problem,
+    answered,
+    body_of,
+    serves,
+)
 
 URL = "/v1/chat/completions"
 
@@ -26,6 +35,26 @@ def test_rows_are_found_by_their_bytes_and_blank_lines_are_none() -> None:
     for row, each in zip(rows, (content[0], content[2]), strict=True):
         assert whole[row.begin : row.begin + row.length] == each
     assert check.end() is None
+
+
+def test_byte_order_mark_is_no_part_of_the_first_row() -> None:
+    check = InputCheck(10, 1000)
+    row = check.take(b"\xef\xbb\xbf" + line("a"))
+    assert isinstance(row, InputRow)
+    assert (row.begin, row.length) == (3, len(line("a")))
+    assert isinstance(check.take(b"\xef\xbb\xbf" + line("b")), Problem)
+
+
+def test_models_of_the_rows_are_told_in_their_order_and_are_not_too_many() -> None:
+    check = InputCheck(1000, 1000)
+    for number, model in enumerate(["b", "a\0", "b", 7, "m" * 300]):
+        check.take(line(f"{number}", body={"model": model}))
+    assert check.models == ["b", "a", "", "m" * MAX_MODEL_CHARACTERS]
+    found = [check.take(line(f"x{each}", body={"model": f"{each}"})) for each in range(MAX_MODELS)]
+    assert isinstance(found[MAX_MODELS - 5], InputRow)
+    problem = found[MAX_MODELS - 4]
+    assert isinstance(problem, Problem)
+    assert problem.code == "too_many_models"
 
 
 def test_body_is_sent_as_it_is_written() -> None:

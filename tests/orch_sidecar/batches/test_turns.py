@@ -36,7 +36,7 @@ class Jobs:
 
 def opened(name: str) -> OpenBatch:
     """A batch to check; its owner is the letter that its name begins with."""
-    return OpenBatch(name, name[0], Status.VALIDATING, "file", 0, 0, 0, 2**40, None, None)
+    return OpenBatch(name, name[0], Status.VALIDATING, "file", [], 0, 0, 0, 2**40, None, None)
 
 
 async def test_owners_take_turns_and_the_oldest_of_their_batches() -> None:
