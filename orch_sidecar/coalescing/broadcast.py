@@ -191,7 +191,7 @@ class Broadcast(Sink):
             for subscriber in tuple(self._subscribers):
                 subscriber.advance()
 
-    def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
+    def cut_short(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
         """Ends the response here. Slow subscribers first get what there is."""
         log = self.log
         if log.ended or self.finish_early():

@@ -148,14 +148,14 @@ class Coalesce:
             else:
                 outcome = result.refusal.reason
                 shared.retry_alone = result.retry is not Retry.NO and bool(shared.request.excluded)
-                broadcast.fail(result.refusal)
+                broadcast.cut_short(result.refusal)
         except asyncio.CancelledError:
-            broadcast.fail(refusals.shutting_down())  # unless its last client has left
+            broadcast.cut_short(refusals.shutting_down())  # unless its last client has left
             raise
         except Exception:
             logger.exception("a shared generation failed")
             outcome, status = Reason.INTERNAL_ERROR, 500
-            broadcast.fail(_INTERNAL_ERROR)
+            broadcast.cut_short(_INTERNAL_ERROR)
         finally:
             self._forget(shared)
             record.end(outcome, status)

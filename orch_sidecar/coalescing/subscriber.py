@@ -141,7 +141,7 @@ class Subscriber:
             return
         self.failure = refusal
         self._finish()
-        self.writer.fail(refusal, at_event_boundary=self._log.events)
+        self.writer.cut_short(refusal, at_event_boundary=self._log.events)
 
     # Writing
 

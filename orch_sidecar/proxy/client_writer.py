@@ -173,16 +173,9 @@ class ClientWriter(Sink):
         if (last or self.frames or not self.started) and not self.transport.is_closing():
             self.write(last, last=True)
 
-    def fail(self, refusal: Refusal, *, at_event_boundary: bool | None = None) -> None:
-        """Ends the response with an error, as visibly as its state permits.
-
-        `at_event_boundary`: given by the source, which ends once. None: by others.
-        """
-        source, head = self._source, self._head
-        if at_event_boundary is None:
-            if source is not None:
-                source.fail(refusal)  # which comes back here, if anything was sent
-        elif self.started and head is not None:
+    def cut_short(self, refusal: Refusal, *, at_event_boundary: bool) -> None:
+        head = self._head
+        if self.started and head is not None:
             in_stream = at_event_boundary and head.length is None and is_event_stream(head)
             self.end_with(refusal, in_stream=in_stream, chunked=head.chunked and not self.dechunk)
 
@@ -203,6 +196,10 @@ class ClientWriter(Sink):
         self.paused = False
         if self._source is not None:
             self._source.resume()
+
+    def fail(self, refusal: Refusal) -> None:
+        if self._source is not None:
+            self._source.fail(refusal)  # which calls `cut_short`, if anything was sent
 
     def abort_client(self) -> None:
         """Resets the client's connection: a plain close could look like the end of a response."""

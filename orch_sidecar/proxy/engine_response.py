@@ -66,8 +66,9 @@ class Sink(Protocol):
     def finish(self, outcome: Outcome) -> None:
         """Ends the response, which is complete."""
 
-    def fail(self, refusal: Refusal, *, at_event_boundary: bool) -> None:
-        """Ends the response, which is not complete."""
+    def cut_short(self, refusal: Refusal, *, at_event_boundary: bool) -> None:
+        """Ends the response, which is not complete: its source has failed. `at_event_boundary`:
+        the last event that was written is whole, so that the error can follow as another one."""
 
     def refuse(self, refusal: Refusal) -> bool:
         """Ends a response that has begun while its request was queued. False: it has not, so that
@@ -186,7 +187,7 @@ class EngineResponse:
             body = self._body
             within = isinstance(body, ChunkedBody) and body.within_chunk
             boundary = not within and self.answer.at_event_boundary
-            self._sink.fail(refusal, at_event_boundary=boundary)
+            self._sink.cut_short(refusal, at_event_boundary=boundary)
 
     def finish_early(self) -> bool:
         """Ends a stream of which the sink has the last event, before the engine has ended the body.

@@ -165,9 +165,9 @@ class QueueResponse(ClientWriter):
             last = self._error_events(b"".join(self._answer) + last)
         super().finish(outcome, last)
 
-    def fail(self, refusal: Refusal, *, at_event_boundary: bool | None = None) -> None:
-        if self._shown is None or at_event_boundary is None:
-            super().fail(refusal, at_event_boundary=at_event_boundary)
+    def cut_short(self, refusal: Refusal, *, at_event_boundary: bool) -> None:
+        if self._shown is None:
+            super().cut_short(refusal, at_event_boundary=at_event_boundary)
         elif self.started:
             self.end_with(refusal, in_stream=at_event_boundary, chunked=self.frames)
 

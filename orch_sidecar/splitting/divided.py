@@ -188,7 +188,7 @@ class DividedRequest:
         """Ends the stream: properly, or by an error."""
         failure, answered = self.failure or self._request.cancelled, self.answered
         if failure is not None:
-            writer.fail(failure, at_event_boundary=True)
+            writer.cut_short(failure, at_event_boundary=True)
             return Sent(writer.keep_alive, failure.reason)
         if answered is None:
             outcome, last = OK, self._events.last()

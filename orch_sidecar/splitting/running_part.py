@@ -183,10 +183,8 @@ class RunningPart(Sink):
     def finish(self, outcome: Outcome) -> None:
         self.outcome = outcome
 
-    def fail(self, refusal: Refusal, *, at_event_boundary: bool = False) -> None:
-        """Ends the part, or tells that its answer was cut short."""
-        if self._source is not None:
-            self._source.fail(refusal)
+    def cut_short(self, refusal: Refusal, *, at_event_boundary: bool) -> None:
+        """`run` passes it on, as the outcome of the part."""
 
     # Active response, to the watchdog: its engine may be silent
 
@@ -203,6 +201,10 @@ class RunningPart(Sink):
         self.paused = False
         if self._source is not None:
             self._source.resume()
+
+    def fail(self, refusal: Refusal) -> None:
+        if self._source is not None:
+            self._source.fail(refusal)
 
     def abort_client(self) -> None:
         """The whole request's writer does."""

@@ -83,7 +83,7 @@ async def test_refused_admission_is_answered_by_each_handler() -> None:
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "ab"]
     refusal = Refusal(Reason.QUEUE_TIMEOUT, "too long")
-    broadcast.fail(refusal)
+    broadcast.cut_short(refusal)
     for client in clients:
         ending = client.ending
         assert (ending.failure, ending.answered) == (refusal, False)
@@ -211,7 +211,7 @@ async def test_responses_are_complete_and_memory_is_bounded_in_any_order(
         engine.closes()
         failure = engine.ending.failure
         assert failure is not None
-        broadcast.fail(failure)
+        broadcast.cut_short(failure)
     else:
         engine.sends(b"0\r\n\r\n")
     for client in clients:
@@ -254,7 +254,7 @@ async def test_generation_that_is_cancelled_after_its_last_event_is_complete() -
     broadcast = broadcast_of()
     clients = [Client(name).join(broadcast) for name in "ab"]
     Engine(broadcast).sends(STREAM.removesuffix(b"0\r\n\r\n"))
-    broadcast.fail(Refusal(Reason.DRAINING, "stopping"))
+    broadcast.cut_short(Refusal(Reason.DRAINING, "stopping"))
     for client in clients:
         assert client.body == whole_for(client.name)
         assert client.ended_well

@@ -205,7 +205,7 @@ async def test_interrupted_json_response_is_answered_by_each_handler() -> None:
     engine.closes()
     ending = engine.ending
     assert ending.failure is not None
-    broadcast.fail(ending.failure)
+    broadcast.cut_short(ending.failure)
     assert client.data == b""
     assert client.ending.answered is False
 

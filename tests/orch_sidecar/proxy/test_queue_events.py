@@ -225,7 +225,7 @@ def test_failure_between_two_events_is_one_and_within_one_a_reset() -> None:
         seen = Watching().queued(0).runs()
         seen.response.begin(EVENTS)
         seen.response.write(b"data: 1\n\n")
-        seen.response.fail(REFUSED, at_event_boundary=at_event_boundary)
+        seen.response.cut_short(REFUSED, at_event_boundary=at_event_boundary)
         assert (b"ADMISSION_TIMEOUT" in seen.client.data) is at_event_boundary
         assert seen.client.aborted is not at_event_boundary
 
