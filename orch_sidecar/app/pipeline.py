@@ -37,10 +37,10 @@ from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.route import Route, WaitingRoom
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.stage import Split
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE, ClientRequest
 from orch_sidecar.wire.request_body import BodyReader
+from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 
 class Pipeline(NamedTuple):

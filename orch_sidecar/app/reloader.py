@@ -21,7 +21,7 @@ from orch_sidecar.config.resolve import configuration, load_pools
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.frontend import Frontend
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
+from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 logger = logging.getLogger("orch.sidecar")
 

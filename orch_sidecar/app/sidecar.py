@@ -40,13 +40,14 @@ from orch_sidecar.pools.discovery import Discovery
 from orch_sidecar.pools.rebalancer import rebalance_forever
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import (
+    KEEP_ALIVE_S,
     ClientConnections,
     connection_limit,
     raise_descriptor_limit,
 )
+from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 if TYPE_CHECKING:
     from orch_sidecar.batches.service import Batches, Storage
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("orch.sidecar")
 
 CHECK_EVERY_S: Final = 1.0
-
-# Idle connections, and those whose request head does not arrive, are closed after this time.
-KEEP_ALIVE_S: Final = 75.0
 
 # Requests create hardly any reference cycles; the default (700) would collect every few requests.
 _GC_THRESHOLDS: Final = (20_000, 20, 20)

@@ -189,7 +189,7 @@ class Coalesce:
         attempt.generation = shared.request
         subscriber = broadcast.join(writer)
         try:
-            if request.sink is not None:
+            if request.queue_response is not None:
                 self._watchers.watch(request, shared.request)
             subscriber.start()
             await subscriber.done

@@ -70,15 +70,6 @@ class Sink(Protocol):
         """Ends the response, which is not complete: its source has failed. `at_event_boundary`:
         the last event that was written is whole, so that the error can follow as another one."""
 
-    def refuse(self, refusal: Refusal) -> bool:
-        """Ends a response that has begun while its request was queued. False: it has not, so that
-        the client can still get a status of its own."""
-        return False
-
-    def interrupt(self) -> None:
-        """Resets the client's connection if such a response has begun: no other one may follow."""
-        return
-
 
 class EngineResponse:
     """One response of an engine: the receiver of its connection.

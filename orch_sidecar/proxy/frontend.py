@@ -157,9 +157,9 @@ class Frontend:
                     outcome = result.outcome
                     return SENT if result.keep_alive else SENT_CLOSE
                 refusal = request.cancelled or result.refusal
-                if request.sink is not None and request.sink.refuse(refusal):
+                if (begun := request.queue_response) is not None and begun.refuse(refusal):
                     outcome = refusal.reason
-                    return SENT if request.sink.keep_alive else SENT_CLOSE
+                    return SENT if begun.keep_alive else SENT_CLOSE
             outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
             return response_to(http, record, refusal, endpoint, self._common_headers)
         except asyncio.CancelledError:
@@ -383,5 +383,5 @@ class Frontend:
 
 def _interrupt(request: Request | None) -> None:
     """Resets the connection of a request whose response has begun while it was queued."""
-    if request is not None and request.sink is not None:
-        request.sink.interrupt()
+    if request is not None and request.queue_response is not None:
+        request.queue_response.interrupt()

@@ -17,6 +17,7 @@ from orch_sidecar.observability.tracing import Trace
 from orch_sidecar.pools.parent_leases import ParentLease
 from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
+from orch_sidecar.proxy.queue_response import QueueResponse
 from orch_sidecar.wire.client_connection import ClientRequest
 from orch_sidecar.wire.forwarding import Names
 
@@ -61,7 +62,8 @@ class Request:  # no dataclass: as with an attempt
     `parent_lease`, `line` (of the request for the engine, where it has an id in its path; else that
     of the endpoint), `body`, `salt` (follows the first byte of the body for the engine),
     `reserved_bytes` (of the body budget), `options`, `call` (what it asks of a pool), `cancelled`,
-    `sink` (of the response; None: the client alone).
+    `sink` (of the response; None: the client alone), `queue_response` (the same, of a client that
+    is shown its place in the queue).
     Of its way: `attempt` (under way, or the last one), `moved` (it waited at another address of the
     pool before), `elsewhere` (what it refers to may be stored by the engine of any pool),
     `excluded` (pools it must not be sent to), `lost` (why an engine that received it did not
@@ -83,6 +85,7 @@ class Request:  # no dataclass: as with an attempt
     reserved: Reservation | None = None
     reserved_bytes = 0
     lost: Refusal | None = None
+    queue_response: QueueResponse | None = None
 
     def __init__(
         self,

@@ -21,10 +21,10 @@ from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.division import Part
 from orch_sidecar.splitting.merging import DONE, Events, Unmergeable, together
 from orch_sidecar.splitting.running_part import RunningPart
+from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 PARTS_PER_TURN: Final = 32  # so many parts are begun before others have their turn
 _TOP_N: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

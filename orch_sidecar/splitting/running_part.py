@@ -15,10 +15,10 @@ from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.division import Part
 from orch_sidecar.wire.client_connections import SilenceLimit
 from orch_sidecar.wire.http1 import Head
+from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 
 class Whole(Protocol):

@@ -18,10 +18,10 @@ from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
-from orch_sidecar.proxy.stall_watchdog import StallWatchdog
 from orch_sidecar.splitting.divided import PARTS_PER_TURN, DividedRequest
 from orch_sidecar.splitting.division import MAX_PARTS, Part, divide
 from orch_sidecar.wire.request_body import BodyReader
+from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 # Of one API key, or of all clients without one: parts take no places in the queues, so that these
 # do not bound them.

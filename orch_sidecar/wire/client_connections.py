@@ -25,6 +25,8 @@ from orch_sidecar.api.refusal import Refusal
 
 logger = logging.getLogger("orch.sidecar")
 
+# Idle connections, and those whose request head does not arrive, are closed after this time.
+KEEP_ALIVE_S: Final = 75.0
 # File descriptors for everything but clients and their engine connections: listeners, state
 # streams, DNS, files, trace export.
 RESERVED_DESCRIPTORS: Final = 128

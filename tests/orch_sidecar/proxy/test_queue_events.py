@@ -1,4 +1,4 @@
-"""A response that begins while its request is queued: bytes in, bytes out."""
+"""A response that begins while its request is queued, and what its client is shown until then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy import queue_events
-from orch_sidecar.proxy.queue_events import REPEAT_S, QueueResponse, Watchers
+from orch_sidecar.proxy.queue_events import Watchers
+from orch_sidecar.proxy.queue_response import REPEAT_S, QueueResponse
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar import apis

@@ -8,7 +8,7 @@ import pytest
 
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.pools.pool import LONGEST_SILENCE_S
-from orch_sidecar.proxy.stall_watchdog import RESPONSES_PER_TURN, StallWatchdog
+from orch_sidecar.wire.stall_watchdog import RESPONSES_PER_TURN, StallWatchdog
 
 
 class Answer:
