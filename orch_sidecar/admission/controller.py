@@ -128,7 +128,7 @@ class AdmissionController:
         request.work = request.cost * (DEFAULT_TOKENS if tokens is None else tokens)
         request.kv = constraints.kv.need(request.prompt_tokens, tokens, request.cost)
         order = self.order if queues.depth else constraints
-        blocked_by = order.first(request, now)
+        blocked_by = order.blocking(request, now)
         outcome: Lease | Refusal | Queued | None = None
         if blocked_by is not None:
             self.learn()
@@ -300,7 +300,7 @@ class AdmissionController:
         if self.ledger.leased or self.ledger.foreign:  # else it has the whole cache
             self.constraints.set_kv(request)
         order = self.order if self.queues.depth else self.constraints
-        return self.forecaster.forecast(request, order.first(request, now), now)
+        return self.forecaster.forecast(request, order.blocking(request, now), now)
 
     # Dispatch
 

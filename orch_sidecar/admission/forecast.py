@@ -54,7 +54,7 @@ class Forecaster:
         """The slots as the queued requests of a class will find them. None: unknown."""
         ledger, is_bulk = self._ledger, service_class is BULK
         free = max(0, ledger.slots_total - ledger.firm)
-        reserved = ledger.slots_total - self._constraints.bulk_capacity(now) if is_bulk else 0
+        reserved = ledger.slots_total - self._constraints.bulk_batch(now) if is_bulk else 0
         only = None
         if blocked_by is not None:
             if blocked_by.wastes_slots:
@@ -87,12 +87,12 @@ class Forecaster:
             for each in line if until is None else line.before(until):
                 service_times.place(schedule, each.request)
             return
-        sequences, tokens = line.cost, float(line.charge)
+        sequences, tokens = line.cost, float(line.tokens)
         if until is not None:
             _, sequences, tokens = line.ahead(until)
         if sequences <= 0:
             return
-        share = min(1.0, tokens / line.charge)
+        share = min(1.0, tokens / line.tokens)
         service_times.fill(schedule, share * line.prompt_work, tokens, sequences)
 
     def start(
@@ -140,9 +140,9 @@ class Forecaster:
     def _prompts_ahead(self, request: AdmissionRequest) -> float:
         """Prompt tokens of the bulk requests that go before a bulk one that arrives now."""
         line = self._queues.fair(BULK)
-        if request.service_class is not BULK or not line.charge:
+        if request.service_class is not BULK or not line.tokens:
             return 0.0
-        return line.prompt_work * self._queues.ahead(request).tokens / line.charge
+        return line.prompt_work * self._queues.ahead(request).tokens / line.tokens
 
     def _lent(self, cost: int, now: float) -> LentSlots | None:
         """The slots of bulk requests beside interactive traffic, at least `cost`. None: there is no

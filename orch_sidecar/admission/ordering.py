@@ -82,7 +82,7 @@ class QueueOrder:
     def _blocks(self, request: AdmissionRequest, now: float, *, due: bool) -> Constraint | None:
         if request.cost <= self._ledger.room:  # else it lacks slots, whatever it needs of the cache
             self._constraints.set_kv(request)
-        blocked_by = self._constraints.first(request, now, due=due)
+        blocked_by = self._constraints.blocking(request, now, due=due)
         if blocked_by is None and self._queues.passed:
             return self._kept_by(request, now)
         return blocked_by
@@ -103,12 +103,12 @@ class QueueOrder:
             return None if constraint.group(request) == constraint.group(first) else constraint
         return None
 
-    def first(self, request: AdmissionRequest, now: float) -> Constraint | None:
+    def blocking(self, request: AdmissionRequest, now: float) -> Constraint | None:
         """What blocks a request that arrives now, whose `kv` is set; None: nothing."""
         queued = self._queues.depth
         if queued and not self._constraints.offers.left and self._must_queue(request, now):
             return self.blocked_by or self._constraints.slots
-        blocked_by = self._constraints.first(request, now)
+        blocked_by = self._constraints.blocking(request, now)
         if blocked_by is None and self._queues.passed:
             return self._kept_by(request, now)
         return blocked_by
@@ -150,7 +150,7 @@ class QueueOrder:
         if obstacle is not None:
             return obstacle
         urgent = due or request.service_class is INTERACTIVE
-        most = self._constraints.claimable(request, now, due=due)
+        most = self._constraints.room_to_claim(request, now, due=due)
         more = min(most, self._queues.fair(request.service_class).cost) - request.cost
         self.claim = Claim(request.cost, urgent, max(0, more))
         return blocked_by

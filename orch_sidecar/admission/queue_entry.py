@@ -149,9 +149,9 @@ class QueueEntry:
             longest_s = _MAX_PART_WAIT_S
         if request.delay_s is None:
             request.delay_s = self._reserve.clock.value(now)
-        charge = self._service_times.charge(request)
+        tokens = self._service_times.expected_tokens(request)
         return QueuedRequest(
-            ticket, request, since, since + longest_s, expiry, request.delay_s, charge
+            ticket, request, since, since + longest_s, expiry, request.delay_s, tokens
         )
 
     def _is_full(self, request: AdmissionRequest) -> bool:

@@ -116,7 +116,7 @@ def status_of(
     def of(service_class: ServiceClass) -> ClassStatus:
         smallest = AdmissionRequest(service_class, max_tokens=1)  # what the next needs at least
         constraints.set_kv(smallest)
-        blocked = closed or order.first(smallest, now) is not None
+        blocked = closed or order.blocking(smallest, now) is not None
         return ClassStatus(
             queues.size(service_class),
             ledger.of(service_class),

@@ -115,11 +115,11 @@ class Lease:
 
     `request`: None for a lease that the engine reported and this sidecar does not know.
     `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
-    `closing`: the response was cut short, and the engine has yet to confirm the end. `charge`:
-    tokens that its key was charged in advance. `reclaimed`: it ends for another request, and its
-    key pays nothing for it. `offered`: the engine had booked its slots. `read_from`, `read_to`:
-    prompt tokens that the engine had read when it was granted, and will have read with its own
-    (`prediction.prompts`).
+    `closing`: the response was cut short, and the engine has yet to confirm the end.
+    `expected_tokens`: that count for its key until it ends. `reclaimed`: it ends for another
+    request, and nothing of it counts for its key. `offered`: the engine had booked its slots.
+    `read_from`, `read_to`: prompt tokens that the engine had read when it was granted, and will
+    have read with its own (`prediction.prompts`).
     """
 
     id: str
@@ -129,7 +129,7 @@ class Lease:
     granted_at: float = field(default=0.0, compare=False)
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
     closing: bool = field(default=False, compare=False)
-    charge: int = field(default=0, compare=False)
+    expected_tokens: int = field(default=0, compare=False)
     reclaimed: bool = field(default=False, compare=False)
     offered: bool = field(default=False, compare=False)
     read_from: float = field(default=0.0, compare=False)
@@ -206,7 +206,7 @@ class QueuedRequest:
 
     `expiry`: of the time limit that expires first. `delay_s`: the delay clock when it was
     first queued.
-    `charge`: tokens that its key is charged in advance.
+    `expected_tokens`: that its key will use for it.
     """
 
     ticket: str
@@ -215,4 +215,4 @@ class QueuedRequest:
     expires: float
     expiry: Reason
     delay_s: float
-    charge: int = 1
+    expected_tokens: int = 1

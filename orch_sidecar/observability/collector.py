@@ -50,7 +50,7 @@ def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
     return (
         Family(
             "orch_key_tokens",
-            "Tokens charged to the key for requests that ended: prompt, and twice the generated.",
+            "Tokens of the key's requests that ended: prompt, and twice the generated.",
             of_each(lambda share: share.served),
             _LABELS,
             counts=True,

@@ -107,7 +107,7 @@ async def test_its_key_pays_once(
     [answer] = await served(held, last)
     assert answer.status == 200, "the sixth request of its budget"
     await sidecar.idle()
-    assert (share.running, share.charged, len(share.queue)) == (0, 0, 0)
+    assert (share.running, share.running_tokens, len(share.queue)) == (0, 0, 0)
 
 
 async def test_all_clients_of_a_shared_generation_get_the_second_attempt(

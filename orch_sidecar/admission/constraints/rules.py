@@ -135,7 +135,7 @@ class AdmissionConstraints:
 
     # Decisions
 
-    def first(
+    def blocking(
         self, request: AdmissionRequest, now: float, *, due: bool = False
     ) -> Constraint | None:
         """The first constraint that blocks a request now; None: it can be dispatched.
@@ -165,7 +165,7 @@ class AdmissionConstraints:
                 return each
         return None
 
-    def claimable(self, request: AdmissionRequest, now: float, *, due: bool) -> int:
+    def room_to_claim(self, request: AdmissionRequest, now: float, *, due: bool) -> int:
         """Slots that the head of a queue, which waits for some, and those behind it could take:
         at most twice those of the engine, so that a long queue still claims some, and others see
         that it does, when all were offered."""
@@ -184,7 +184,7 @@ class AdmissionConstraints:
         each = self.service_times.lengths.expected(request.service_class, request.max_tokens)
         request.kv = self.kv.need(request.prompt_tokens, each, request.cost)
 
-    def bulk_capacity(self, now: float) -> int:
+    def bulk_batch(self, now: float) -> int:
         """The batch of all classes up to which bulk requests may fill the engine in the long
         run."""
         ledger, beside = self.ledger, self._beside()

@@ -16,7 +16,7 @@ from orch_sidecar.admission.fairness.key_share import KeyShare
 
 
 class Ahead(NamedTuple):
-    """What is dispatched before a request. `tokens`: as charged."""
+    """What is dispatched before a request. `tokens`: expected."""
 
     requests: int
     sequences: int

@@ -1,11 +1,10 @@
 """Orders the queued requests of one class: fair between API keys, first come, first served for one.
 
-Pure. Start-time fair queueing for many slots. The unit is a token charged to a key (a prompt token
-counts once, a generated one twice), divided by the key's weight. Each key has a virtual time: what
-it was served, and what is charged in advance for its running requests. The key with the lowest one
-is next.
+Pure. Start-time fair queueing for many slots. The unit is a token (one of a prompt counts once, a
+generated one twice), divided by the key's weight. Each key has a virtual time: what it was served,
+and what is expected of its running requests. The key with the lowest one is next.
 
-- A request is charged its expected tokens when it is dispatched, and what it took when it ends.
+- A request counts its expected tokens when it is dispatched, and what it took when it ends.
 - Only what a request took moves the settled part of its key's virtual time, so that a wrong
   expectation delays nobody for longer than the request runs, and nothing unused is kept as credit.
 - A key of which nothing was queued comes back at its own virtual time or the system's, whichever
@@ -14,7 +13,7 @@ is next.
 - Requests without a key share one.
 
 Between two keys with queued requests the difference of service, by weight, is at most that of the
-slots, each with the largest charge.
+slots, each with the largest expected request.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class FairQueue:
     def __init__(self) -> None:
         self.size = 0  # requests
         self.cost = 0  # sequences
-        self.charge = 0  # tokens
+        self.tokens = 0  # expected
         self.prompt_work = 0  # prompt tokens, each as often as its request has sequences
         self.shares: dict[bytes, KeyShare] = {}
         self._backlogged: dict[bytes, KeyShare] = {}
@@ -82,11 +81,11 @@ class FairQueue:
         share = self.shares.get(request.key)
         alone = len(self._backlogged) == 1 and share is not None and share.queue
         if alone or not self._backlogged:  # all that wait are of its key, or were dispatched before
-            return Ahead(self.size, self.cost, self.charge)
+            return Ahead(self.size, self.cost, self.tokens)
         if self.size <= MAX_LISTED_REQUESTS:
             queued = list(self.before(request))
             cost = sum(each.request.cost for each in queued)
-            return Ahead(len(queued), cost, sum(each.charge for each in queued))
+            return Ahead(len(queued), cost, sum(each.expected_tokens for each in queued))
         if self._backlog is None or self._changes > _CHANGES_PER_KEY * len(self._backlogged):
             self._backlog, self._changes = Backlog(self._backlogged.values()), 0
         found = self._backlog.before(self._tag_of(request), share)
@@ -145,7 +144,7 @@ class FairQueue:
                 del self._backlogged[share.key]
 
     def granted_at_once(self, lease: Lease, request: AdmissionRequest) -> None:
-        """Charges a request that was never queued what is usual for its key."""
+        """Counts a request that was never queued as what is usual for its key."""
         share = self.shares.get(request.key) or self._new(request.key)
         now = self._now() if self._heap else self._virtual_time
         if not share.queue:
@@ -155,40 +154,40 @@ class FairQueue:
                 share.level = now
         if share.level > self._virtual_time:
             self._virtual_time = share.level
-        lease.charge = share.mean_tokens
-        share.charged += share.mean_tokens
+        lease.expected_tokens = share.mean_tokens
+        share.running_tokens += share.mean_tokens
         share.running += 1
         if share.queue:
             self._push(share)
 
     def granted(self, lease: Lease, queued: QueuedRequest) -> None:
-        """Charges a request of this queue that was removed to be dispatched."""
+        """Counts a request of this queue that was removed to be dispatched."""
         key = queued.request.key
         share = self.shares.get(key) or self._new(key)
         if share.level > self._virtual_time:
             self._virtual_time = share.level
-        lease.charge = queued.charge
-        share.charged += queued.charge
+        lease.expected_tokens = queued.expected_tokens
+        share.running_tokens += queued.expected_tokens
         share.running += 1
         if share.queue:
             self._push(share)
 
     def settle(self, lease: Lease, request: AdmissionRequest, tokens_used: int) -> None:
         """The request of a lease ended, after it took so many tokens."""
-        share, charged = self.shares[request.key], lease.charge
-        share.charged -= charged
+        share, expected = self.shares[request.key], lease.expected_tokens
+        share.running_tokens -= expected
         share.running -= 1
         share.level += tokens_used / share.weight
         share.served += tokens_used
         if tokens_used:
             share.mean_tokens += (tokens_used - share.mean_tokens) >> _LEARNING_SHIFT
-        if share.queue and charged != tokens_used:
+        if share.queue and expected != tokens_used:
             self._push(share)
 
     def forget_running(self) -> None:
         """The engine restarted: nothing runs."""
         for share in self.shares.values():
-            share.charged = share.running = 0
+            share.running = share.running_tokens = 0
         for share in self._backlogged.values():
             self._push(share)
 
@@ -196,9 +195,9 @@ class FairQueue:
 
     def _until(self, tag: float) -> Iterator[QueuedRequest]:
         yield from self._returned.values()
-        again = Counter[bytes]()  # charged for them
+        again = Counter[bytes]()  # expected of them
         for each in self._returned.values():
-            again[each.request.key] += each.charge
+            again[each.request.key] += each.expected_tokens
         turn = self._entry
         keys = [
             (
@@ -219,7 +218,7 @@ class FairQueue:
                 continue
             yield found
             turn += 1  # of equal ones the key is next that had its turn before
-            heapq.heapreplace(keys, (at + found.charge / weight, turn, queued, weight))
+            heapq.heapreplace(keys, (at + found.expected_tokens / weight, turn, queued, weight))
 
     def _tag_of(self, request: AdmissionRequest) -> float:
         """The virtual time of a request that arrives now."""
@@ -227,7 +226,7 @@ class FairQueue:
         if share is None:
             return self._now()
         level = share.level if share.queue else max(share.level, self._now())
-        return level + (share.charged + share.backlog) / request.weight
+        return level + (share.running_tokens + share.backlog) / request.weight
 
     def _now(self) -> float:
         """The system's virtual time."""
@@ -261,7 +260,7 @@ class FairQueue:
         self._changes += 1
         self.size += sign
         self.cost += sign * request.cost
-        self.charge += sign * queued.charge
+        self.tokens += sign * queued.expected_tokens
         self.prompt_work += sign * request.cost * request.prompt_tokens
 
     def _note_places(self, share: KeyShare) -> None:

@@ -12,14 +12,14 @@ from typing import Final
 from orch_sidecar.admission.types import QueuedRequest
 
 # Tokens of a request, before any of the key has ended.
-FIRST_CHARGE_TOKENS: Final = 512
+FIRST_MEAN_TOKENS: Final = 512
 
 
 class KeyShare:
-    """What a key was served, is charged in advance, and has queued; in tokens.
+    """What a key was served, what it has running, and what it has queued; in tokens.
 
     `level`: what it was served, by its weight, at the least the system's virtual time when it came
-    back. `charged`: in advance for its `running` requests. `backlog`: of its queued requests;
+    back. `running_tokens`: expected of its `running` requests. `backlog`: of its queued requests;
     `later`: how many of these are parts of requests, but for the first ones. `served`: since the
     start. `mean_tokens`: of one request. `entry`: of the heap in which it waits, 0 without
     queued requests.
@@ -27,7 +27,6 @@ class KeyShare:
 
     __slots__ = (
         "backlog",
-        "charged",
         "entry",
         "key",
         "later",
@@ -35,6 +34,7 @@ class KeyShare:
         "mean_tokens",
         "queue",
         "running",
+        "running_tokens",
         "served",
         "weight",
     )
@@ -43,14 +43,15 @@ class KeyShare:
         self.key = key
         self.weight = 1.0
         self.level = 0.0
-        self.charged = self.running = self.backlog = self.served = self.entry = self.later = 0
+        self.running = self.running_tokens = self.backlog = self.served = 0
+        self.entry = self.later = 0
         self.queue: OrderedDict[str, QueuedRequest] = OrderedDict()
-        self.mean_tokens = FIRST_CHARGE_TOKENS
+        self.mean_tokens = FIRST_MEAN_TOKENS
 
     @property
     def tag(self) -> float:
         """Its virtual time."""
-        return self.level + self.charged / self.weight
+        return self.level + self.running_tokens / self.weight
 
     @property
     def places(self) -> float:
@@ -63,7 +64,7 @@ class KeyShare:
 
     def add(self, queued: QueuedRequest) -> None:
         self.queue[queued.ticket] = queued
-        self.backlog += queued.charge
+        self.backlog += queued.expected_tokens
         self.later += queued.request.later
 
     def with_place(self, *, last: bool) -> QueuedRequest | None:
@@ -74,7 +75,7 @@ class KeyShare:
 
     def remove(self, queued: QueuedRequest) -> None:
         del self.queue[queued.ticket]
-        self.backlog -= queued.charge
+        self.backlog -= queued.expected_tokens
         self.later -= queued.request.later
 
     def reweigh(self, weight: float, now: float) -> None:

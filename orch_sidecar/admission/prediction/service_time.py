@@ -57,9 +57,9 @@ MAX_FRESH_LEASES: Final = 32
 # An abort takes effect after the current step, and is reported after the next one.
 ABORT_STEPS: Final = 2
 REPORT_DELAY_S: Final = 0.02
-# A generated token is charged like so many prompt tokens: prompts are computed many at once.
+# A generated token counts as so many prompt tokens: prompts are computed many at once.
 OUTPUT_TOKEN_WEIGHT: Final = 2
-# Charged in advance, within the limit of the request, while nothing is known of such requests.
+# Expected, within the limit of the request, while nothing is known of such requests.
 _DEFAULT_OUTPUT_TOKENS: Final = 256
 
 # After this many responses, a few per second are as informative as all of them.
@@ -86,8 +86,8 @@ class Start(NamedTuple):
         return round(1000 * self.slots_s)
 
 
-def charged(request: AdmissionRequest, output_tokens: float) -> int:
-    """The tokens that a key is charged for a request with so many generated tokens; at least 1."""
+def counted_tokens(request: AdmissionRequest, output_tokens: float) -> int:
+    """The tokens that count for the key of a request which generates so many; at least 1."""
     return 1 + request.prompt_tokens + int(OUTPUT_TOKEN_WEIGHT * output_tokens)
 
 
@@ -208,31 +208,31 @@ class ServiceTimes:
         step_s = self._step_s(0) or 0.0
         return slowness * self.prompts.stretched(decoding_s / slowness, prompt_tokens, step_s)
 
-    def charge(self, request: AdmissionRequest) -> int:
-        """The tokens that a key is charged for a request in advance, by its expected output."""
+    def expected_tokens(self, request: AdmissionRequest) -> int:
+        """The tokens that count for the key of a request until it has ended."""
         limit = request.max_tokens
         tokens = self.lengths.learned(request.service_class, limit)
         if tokens is None:
             tokens = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
-        return charged(request, request.cost * tokens)
+        return counted_tokens(request, request.cost * tokens)
 
     def tokens_used(
         self, lease: Lease, request: AdmissionRequest, output_tokens: float | None, now: float
     ) -> int:
-        """The tokens that a key is charged for the request of a lease that ended.
+        """The tokens that count for the key of a request which ended.
 
         Without its number of tokens (its response was cut short, or has no usage) as many as were
-        charged in advance, or as it can have generated in its time if that is more.
+        expected, or as it can have generated in its time if that is more.
         """
         if output_tokens is not None:
             return 1 + request.prompt_tokens + OUTPUT_TOKEN_WEIGHT * int(output_tokens)
         token_s = self._token_s()
         if token_s is None:
-            return lease.charge
+            return lease.expected_tokens
         each = self._made(lease, token_s, now)
         if request.max_tokens is not None:
             each = min(each, request.max_tokens)
-        return max(lease.charge, charged(request, request.cost * each))
+        return max(lease.expected_tokens, counted_tokens(request, request.cost * each))
 
     def schedule(self, now: float, free: int, only: ServiceClass | None) -> Schedule | None:
         """When the slots come free: `free` ones now, the others as running requests end.
@@ -261,15 +261,15 @@ class ServiceTimes:
         decoding_s = schedule.start(cost)
         return None if decoding_s is None else self._stretched(decoding_s, schedule.prompt_tokens)
 
-    def fill(self, schedule: Schedule, prompt_work: float, charge: float, sequences: int) -> None:
+    def fill(self, schedule: Schedule, prompt_work: float, tokens: float, sequences: int) -> None:
         """Puts equal sequences behind the others, if their length is known.
 
-        `prompt_work`: prompt tokens of their requests, each as often as it has sequences; `charge`:
-        for their requests.
+        `prompt_work`: prompt tokens of their requests, each as often as it has sequences; `tokens`:
+        expected of them, as they count for keys.
         """
         token_s = self._token_s()
         if token_s is not None:
-            output = max(0.0, charge - prompt_work) / OUTPUT_TOKEN_WEIGHT
+            output = max(0.0, tokens - prompt_work) / OUTPUT_TOKEN_WEIGHT
             schedule.fill(sequences, self._slowness.factor * output * token_s / sequences)
             schedule.prompt_tokens += prompt_work
 

@@ -52,7 +52,7 @@ class Bench:
         self, request: AdmissionRequest, now: float = 0.0, *, due: bool = False
     ) -> Constraint | None:
         self.constraints.set_kv(request)
-        return self.constraints.first(request, now, due=due)
+        return self.constraints.blocking(request, now, due=due)
 
     def clears_at(self, reason: str, now: float) -> float | None:
         """When the first constraint with this name clears for the head of bulk requests."""

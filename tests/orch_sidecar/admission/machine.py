@@ -158,7 +158,7 @@ class Checked(RuleBasedStateMachine):
 
     def is_truly_blocked(self, request: AdmissionRequest, why: str) -> None:
         self.core.constraints.set_kv(request)
-        blocked_by = reason(self.core.constraints.first(request, self.model.now))
+        blocked_by = reason(self.core.constraints.blocking(request, self.model.now))
         assert blocked_by is not None, why
         assert self.model.is_blocked(request, blocked_by), (request, blocked_by)
 

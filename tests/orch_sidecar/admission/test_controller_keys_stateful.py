@@ -205,7 +205,7 @@ class KeysMachine(RuleBasedStateMachine):
         for key, share in shares.items():
             own = [each for each in leases if each.request and each.request.key == key]
             assert share.running == running[key]
-            assert share.charged == sum(each.charge for each in own)
+            assert share.running_tokens == sum(each.expected_tokens for each in own)
             assert len(share.queue) == self.of_key(key)
 
     def teardown(self) -> None:

@@ -79,7 +79,7 @@ def test_keys_are_compared_by_the_places_that_they_take() -> None:
     assert [*refused(core.take_displaced())] == ["t2"]
 
 
-def test_parts_are_charged_like_requests() -> None:
+def test_parts_count_for_their_key_like_requests() -> None:
     """A key with many parts gets no more than its share beside another."""
     core = core_of(2)
     fill(core, interactive(), "a", "b")

@@ -118,7 +118,7 @@ class AdmissionMachine(EngineEvents):
             first = request.service_class is BULK or not model.leased(INTERACTIVE)
             return None if first or model.depth else False
         core.constraints.set_kv(request)
-        if reason(core.order.first(request, model.now)) in ("kv", "prefill"):
+        if reason(core.order.blocking(request, model.now)) in ("kv", "prefill"):
             return None  # it needs more than the smallest
         limited = request.deadline_ms is not None or request.tpot_ms is not None
         return None if limited or core.service_times.prompts.clears_at > model.now else True

@@ -45,7 +45,7 @@ class Line:
 
     def blocks(self, request: AdmissionRequest, now: float = 0.0) -> Constraint | None:
         self.constraints.set_kv(request)
-        return self.order.first(request, now)
+        return self.order.blocking(request, now)
 
     def pause(self, pause_s: float, now: float, *, offered: bool = False) -> None:
         self.constraints.pause.begin(pause_s, now, offered=offered)
@@ -171,7 +171,7 @@ def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
     line.run(interactive())
     line.wait("b", bulk(3))
     assert reason(line.blocks(bulk(3))) == "slot", "one of its class is ahead"
-    assert reason(line.constraints.first(bulk(3), 0.0)) == "reserve"
+    assert reason(line.constraints.blocking(bulk(3), 0.0)) == "reserve"
     line.delay()
     line.wait("i", interactive(4))
     assert line.next(10.0) == "b"

@@ -78,7 +78,7 @@ def test_nothing_is_owed_while_none_waits() -> None:
     assert guarantee.owed == 0
 
 
-def test_what_bulk_requests_use_is_charged_whether_others_wait_or_not() -> None:
+def test_what_bulk_requests_use_counts_whether_others_wait_or_not() -> None:
     ledger, guarantee = guarantee_of(1)
     guarantee.update(0.1, True, True, 0.0)
     ledger.grant("b", bulk(), 0.0)

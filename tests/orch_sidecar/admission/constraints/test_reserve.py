@@ -101,12 +101,12 @@ def test_no_more_slots_are_reserved_than_keep_the_interactive_slo() -> None:
     assert reserved(bench) == 3
 
 
-def test_bulk_capacity_is_never_less_than_the_guarantee() -> None:
+def test_bulk_batch_is_never_less_than_the_guarantee() -> None:
     bench = Bench(16, rules(bulk_share=0.1))
     asked_for(bench, 100.0)
-    assert bench.constraints.bulk_capacity(0.0) == 6, "but for the deviation"
+    assert bench.constraints.bulk_batch(0.0) == 6, "but for the deviation"
     bench.wait(interactive(10))
-    assert bench.constraints.bulk_capacity(0.0) == 2
+    assert bench.constraints.bulk_batch(0.0) == 2
 
 
 # What is free

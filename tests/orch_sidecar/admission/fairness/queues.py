@@ -13,11 +13,11 @@ def request(key: str, weight: float = 1.0, cost: int = 1) -> AdmissionRequest:
 
 
 def waiting(
-    ticket: str, key: str, charge: int = 10, *, weight: float = 1.0, arrived: float = 0.0
+    ticket: str, key: str, tokens: int = 10, *, weight: float = 1.0, arrived: float = 0.0
 ) -> QueuedRequest:
     """A queued request of a key."""
     asked = request(key, weight)
-    return QueuedRequest(ticket, asked, arrived, 60.0, Reason.QUEUE_TIMEOUT, 0.0, charge)
+    return QueuedRequest(ticket, asked, arrived, 60.0, Reason.QUEUE_TIMEOUT, 0.0, tokens)
 
 
 def queue_of(*queued: QueuedRequest) -> FairQueue:

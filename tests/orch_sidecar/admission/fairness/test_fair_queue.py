@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS, FairQueue
-from orch_sidecar.admission.fairness.key_share import FIRST_CHARGE_TOKENS
+from orch_sidecar.admission.fairness.key_share import FIRST_MEAN_TOKENS
 from tests.orch_sidecar.admission.fairness.queues import (
     at_once,
     dispatch,
@@ -72,15 +72,15 @@ def test_an_idle_key_keeps_no_credit() -> None:
     assert turns in ("b0 a0 b1 a1 b2 a2 b3 a3", "b0 b1 a0 b2 a1 b3 a2 a3")
 
 
-def test_a_request_that_is_never_queued_is_charged_what_is_usual_for_its_key() -> None:
+def test_a_request_that_is_never_queued_counts_as_what_is_usual_for_its_key() -> None:
     queue = FairQueue()
     for _ in range(100):
         settle(queue, at_once(queue, "a"), 1000)
-    assert at_once(queue, "a").charge == pytest.approx(1000, abs=8)
-    assert at_once(queue, "b").charge == FIRST_CHARGE_TOKENS
+    assert at_once(queue, "a").expected_tokens == pytest.approx(1000, abs=8)
+    assert at_once(queue, "b").expected_tokens == FIRST_MEAN_TOKENS
 
 
-def test_settling_corrects_what_was_charged_too_much_or_too_little() -> None:
+def test_settling_corrects_what_was_expected_too_much_or_too_little() -> None:
     queue = queue_of(
         *(waiting(f"a{n}", "a", 40) for n in range(3)),
         *(waiting(f"b{n}", "b", 40) for n in range(3)),
@@ -97,7 +97,7 @@ def test_a_refund_does_not_delay_keys_that_came_since() -> None:
     """A key whose requests were expected to be far longer than they are leads by none of that."""
     queue = FairQueue()
     leases = [at_once(queue, "a") for _ in range(8)]
-    assert [each.charge for each in leases] == [FIRST_CHARGE_TOKENS] * 8
+    assert [each.expected_tokens for each in leases] == [FIRST_MEAN_TOKENS] * 8
     for number in range(3):
         queue.add(waiting(f"a{number}", "a", 10))
         queue.add(waiting(f"b{number}", "b", 10))
@@ -130,12 +130,12 @@ def test_a_request_that_leaves_changes_no_turn() -> None:
     queue = queue_of(*(waiting(f"{name}{n}", name) for n in range(3) for name in "ab"))
     for gone in [each for each in queue if each.ticket in ("a0", "b2")]:
         queue.remove(gone)
-    assert (queue.size, queue.cost, queue.charge) == (4, 4, 40)
+    assert (queue.size, queue.cost, queue.tokens) == (4, 4, 40)
     assert dispatch_all(queue) == "a1 b0 a2 b1"
-    assert (queue.head(), queue.size, queue.charge) == (None, 0, 0)
+    assert (queue.head(), queue.size, queue.tokens) == (None, 0, 0)
 
 
-def test_after_a_restart_of_the_engine_nothing_is_charged_in_advance() -> None:
+def test_after_a_restart_of_the_engine_nothing_is_expected_of_what_ran() -> None:
     queue = queue_of(waiting("a", "a"), waiting("b", "b"))
     at_once(queue, "a")
     assert order(queue) == "b a"
@@ -209,4 +209,4 @@ def test_a_request_that_took_nothing_is_not_what_is_usual() -> None:
     queue = FairQueue()
     for _ in range(50):
         settle(queue, at_once(queue, "a"), 0)
-    assert at_once(queue, "a").charge == FIRST_CHARGE_TOKENS
+    assert at_once(queue, "a").expected_tokens == FIRST_MEAN_TOKENS

@@ -33,17 +33,17 @@ def test_what_is_queued_before_a_request_is_estimated_where_much_is_queued(
 ) -> None:
     """`keys`: requests of each, tokens of one, weight."""
     queue = FairQueue()
-    for number, (requests, charge, weight) in enumerate(keys):
+    for number, (requests, tokens, weight) in enumerate(keys):
         for serial in range(requests):
-            queue.add(waiting(f"{number} {serial}", f"{number}", charge, weight=weight))
-    for number, (_, charge, weight) in enumerate(keys):
+            queue.add(waiting(f"{number} {serial}", f"{number}", tokens, weight=weight))
+    for number, (_, tokens, weight) in enumerate(keys):
         asked = request(f"{number}", weight)
-        exact = [each.charge for each in queue.before(asked)]
+        exact = [each.expected_tokens for each in queue.before(asked)]
         found = queue.ahead(asked)
         if queue.size <= MAX_LISTED_REQUESTS:
             assert found == (len(exact), len(exact), sum(exact))
         assert abs(found.requests - len(exact)) <= len(keys)
-        assert abs(found.tokens - sum(exact)) <= sum(charge for _, charge, _ in keys)
+        assert abs(found.tokens - sum(exact)) <= sum(tokens for _, tokens, _ in keys)
 
 
 def key_of(lease: Lease) -> str:
@@ -70,7 +70,7 @@ STEPS = st.lists(
     st.booleans(),
 )
 @settings(max_examples=examples(200), deadline=None)
-def test_backlogged_keys_are_never_further_apart_than_the_slots_with_the_largest_charge(
+def test_backlogged_keys_are_never_further_apart_than_the_slots_with_the_largest_request(
     slots: int, weights: list[float], steps: list[tuple[int, int, int, bool]], together: bool
 ) -> None:
     """By weight. `together`: all keys come at once; then it is the difference of their service.
@@ -155,9 +155,9 @@ def test_the_order_that_is_shown_is_the_order_of_dispatch(
         assert (leaves is None) == (most <= 1)
         if leaves is not None:
             assert len(queue.shares[leaves.request.key].queue) == most
-        assert queue.charge == sum(each.charge for each in queued.values())
+        assert queue.tokens == sum(each.expected_tokens for each in queued.values())
     for name in "abc":
         share = queue.shares.get(name.encode())
         mine = [lease for _, lease in running if key_of(lease) == name]
-        assert share is None or share.charged == sum(each.charge for each in mine)
+        assert share is None or share.running_tokens == sum(each.expected_tokens for each in mine)
     assert order(queue) == dispatch_all(queue)

@@ -62,7 +62,7 @@ class Answered:
 
     @property
     def tokens(self) -> int:
-        """As a key is charged for them."""
+        """As they count for a key."""
         return self.length.prompt + 2 * self.length.output
 
     def served_by(self, at: float) -> bool:
@@ -179,7 +179,7 @@ class Traffic:
 
 
 def served(client: Client, since: float, until: float) -> int:
-    """The tokens of a client's requests that ended within a time, as its key is charged."""
+    """The tokens of a client's requests that ended within a time, as they count for its key."""
     return sum(
         each.tokens
         for each in client.requests

@@ -230,33 +230,33 @@ def test_with_many_running_ends_are_predicted_again_after_a_while() -> None:
     )
 
 
-# Tokens that a key is charged
+# Tokens that count for a key
 
 
-def test_a_request_is_charged_its_prompt_and_twice_its_expected_output() -> None:
+def test_a_request_counts_as_its_prompt_and_twice_its_expected_output() -> None:
     service_times = service_times_of()
-    assert service_times.charge(interactive(prompt_tokens=50, max_tokens=100)) == 251
-    assert service_times.charge(interactive(2, prompt_tokens=50, max_tokens=100)) == 451
+    assert service_times.expected_tokens(interactive(prompt_tokens=50, max_tokens=100)) == 251
+    assert service_times.expected_tokens(interactive(2, prompt_tokens=50, max_tokens=100)) == 451
     complete(service_times, interactive(max_tokens=100), 1.0, 30.0)
-    assert service_times.charge(interactive(prompt_tokens=50, max_tokens=100)) == 111
-    assert service_times.charge(interactive()) > 1, "also where nothing is known"
+    assert service_times.expected_tokens(interactive(prompt_tokens=50, max_tokens=100)) == 111
+    assert service_times.expected_tokens(interactive()) > 1, "also where nothing is known"
 
 
-def test_a_request_is_charged_what_it_took() -> None:
+def test_a_request_that_ended_counts_as_what_it_took() -> None:
     service_times = service_times_of()
     request = interactive(2, prompt_tokens=50, max_tokens=100)
     lease = service_times.ledger.grant("a", request, 0.0)
-    lease.charge = service_times.charge(request)
+    lease.expected_tokens = service_times.expected_tokens(request)
     assert service_times.tokens_used(lease, request, 60, 1.0) == 171
 
 
-def test_a_request_that_was_cut_short_is_charged_what_its_time_allows() -> None:
+def test_a_request_that_was_cut_short_counts_as_what_its_time_allows() -> None:
     """20 ms per token."""
     service_times = service_times_of()
     request = interactive(max_tokens=1000)
     service_times.run("a", request)
     [lease] = service_times.ledger.all()
-    lease.charge = 21
+    lease.expected_tokens = 21
     assert service_times.tokens_used(lease, request, None, 0.1) == 21, "no less than in advance"
     assert service_times.tokens_used(lease, request, None, 10.0) == 1001
     assert service_times.tokens_used(lease, request, None, 1e6) == 2001, "no more than its limit"
