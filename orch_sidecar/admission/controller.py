@@ -11,7 +11,6 @@ from typing import Final
 
 from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.constraint import Constraint
-from orch_sidecar.admission.constraints.demand import DEFAULT_TOKENS
 from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain, after_restart, stronger
@@ -19,6 +18,7 @@ from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.prediction.absence import Absence
+from orch_sidecar.admission.prediction.demand import DEFAULT_TOKENS
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
 from orch_sidecar.admission.queue_entry import QueueEntry
 from orch_sidecar.admission.queues import Queues

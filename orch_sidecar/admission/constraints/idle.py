@@ -33,10 +33,10 @@ from orch_sidecar.admission.constraints.constraint import (
     Constraint,
     Scope,
 )
-from orch_sidecar.admission.constraints.demand import UPDATE_EVERY_S
 from orch_sidecar.admission.constraints.reserve import InteractiveReserve
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.demand import UPDATE_EVERY_S
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease

@@ -25,8 +25,8 @@ from orch_sidecar.admission.constraints.constraint import (
     Constraint,
     Scope,
 )
-from orch_sidecar.admission.constraints.demand import Demand
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.demand import Demand
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, QueuedRequest, StepTime
 from orch_sidecar.api.refusal import Reason

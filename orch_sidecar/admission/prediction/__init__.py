@@ -1,1 +1,1 @@
-"""Predicts service times, output lengths and starts of requests from measurements. Pure."""
+"""Predicts service times, output lengths, starts and the demand from measurements. Pure."""

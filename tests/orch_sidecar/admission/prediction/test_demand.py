@@ -8,7 +8,7 @@ from math import exp, sqrt
 
 import pytest
 
-from orch_sidecar.admission.constraints.demand import (
+from orch_sidecar.admission.prediction.demand import (
     DEFAULT_TOKENS,
     FAST_WINDOW_S,
     MAX_REFUSALS,
