@@ -12,6 +12,8 @@ import pytest
 from orch_sidecar import cli
 from orch_sidecar.api.endpoints import ADMIN, ENDPOINTS, PUBLIC
 from orch_sidecar.config.settings import SidecarSettings
+from orch_sidecar.control.capabilities import OMITTED_FIELDS
+from orch_sidecar.engine_state.fields import Fields
 from tests.documents import (
     REFERENCE,
     ROOT,
@@ -147,6 +149,14 @@ def test_every_endpoint_is_documented_with_its_method() -> None:
     for listener in (PUBLIC, ADMIN):
         paths |= {(method, each.value) for each, methods in listener.items() for method in methods}
     assert documented == paths
+
+
+def test_every_field_of_capabilities_that_an_engine_reports_is_documented() -> None:
+    documented = {name for first, *_ in rows(page("capabilities")) for name in quoted(first)}
+    assert set(Fields.__struct_fields__) - OMITTED_FIELDS <= documented | {
+        "api_version",
+        "features",
+    }
 
 
 def constants(*packages: str) -> set[str]:

@@ -19,7 +19,7 @@ from vllm_plugin.contracts.lease_protocol import API_VERSION, timestamp
 from vllm_plugin.contracts.profile import ServiceClass
 
 # The fields of the engine's document that are for sidecars only, or replaced here.
-_OMITTED_FIELDS: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
+OMITTED_FIELDS: Final = frozenset({"leases", "message", "claim", "claimed", "waits"})
 # What only an engine tells, while it has not.
 _UNREPORTED: Final[dict[str, Any]] = {
     "engine": None,
@@ -65,7 +65,7 @@ def entry(pool: PoolStatus, key: ApiKey | None) -> dict[str, Any]:
     engine, admission = pool.document, pool.admission
     limits, blocked = admission.limits, admission.blocked_by
     blocked_by = None if blocked is None else blocked.reason
-    reported = {name: value for name, value in engine.items() if name not in _OMITTED_FIELDS}
+    reported = {name: value for name, value in engine.items() if name not in OMITTED_FIELDS}
     return (
         _UNREPORTED
         | {

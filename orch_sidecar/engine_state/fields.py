@@ -111,6 +111,7 @@ class Fields(Struct):
     batching: bool = False
     slots_total: _Slots = 0  # 0 until the engine of a child sidecar reports
     slots_free: _Slots = 0
+    unleased: _Name = ""
     foreign: _Sequences = 0
     leased: _Sequences = 0
     sidecars: _Sequences = 0

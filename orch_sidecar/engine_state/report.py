@@ -14,13 +14,13 @@ from orch_sidecar.engine_state.document import InvalidReport
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 from vllm_plugin.contracts.lease_protocol import Claim
 
-# The fields of a report; changes of other fields do not concern admission.
+# What `report_of` reads; changes of other fields do not concern admission.
 FIELDS: Final = frozenset(
     {
         "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
         "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "batch_seen",
         "step_time", "prefill_tokens_per_s", "features", "sidecars", "contended",
-        "foreign_interactive", "lora",
+        "foreign_interactive", "lora", "supported_workloads",
     }
 )  # fmt: skip
 

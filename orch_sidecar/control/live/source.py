@@ -20,7 +20,7 @@ from orch_sidecar.control.live.document import (
     Clock,
     Queued,
 )
-from orch_sidecar.control.live.requests import RequestTable, Row
+from orch_sidecar.control.live.ended_requests import EndedRequests, Row
 from orch_sidecar.observability.mean_batches import MeanBatches
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.recent import Ended
@@ -57,7 +57,7 @@ class LiveSource:
         self._head = head
         self._loop = asyncio.get_running_loop()
         self._batches = MeanBatches()
-        self._table = RequestTable(self._batches, self._serves)
+        self._ended = EndedRequests(self._batches, self._serves)
 
     def sidecar(self) -> Part:
         """Returns the part `sidecar`."""
@@ -83,11 +83,11 @@ class LiveSource:
 
     def changed_requests(self) -> list[Row]:
         """Returns the rows of `requests` that are new or have changed since the last call."""
-        return self._table.update(self._metrics.recent(), time.monotonic_ns())
+        return self._ended.update(self._metrics.recent(), time.monotonic_ns())
 
     def requests(self) -> list[Row]:
         """Returns the part `requests`, as of the last call of `changed_requests`."""
-        return self._table.rows
+        return self._ended.rows
 
     def _entry(self, pool: Pool, names: document.Names, ended: list[Ended], clock: Clock) -> Part:
         status = pool.status()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.engine_state import report
 from orch_sidecar.engine_state.document import InvalidReport, checked, ended, offered, parsed
+from orch_sidecar.engine_state.fields import Fields
 from orch_sidecar.engine_state.states import PoolState
 from tests.orch_sidecar.parents import ledger
 from tests.orch_sidecar.parents import state as published
@@ -32,6 +33,10 @@ JSON = st.recursive(
 def test_document_of_the_plugin_is_valid_and_unchanged() -> None:
     document = parsed(json.dumps(WHOLE).encode())
     assert checked(document, whole=True) == WHOLE
+
+
+def test_every_field_of_the_plugin_has_a_type_and_a_range() -> None:
+    assert WHOLE.keys() <= set(Fields.__struct_fields__)
 
 
 @pytest.mark.parametrize("state", ["ready", "starting"])

@@ -8,7 +8,13 @@ import pytest
 
 from orch_sidecar.admission.types import EngineReport, StepTime
 from orch_sidecar.engine_state.document import InvalidReport
-from orch_sidecar.engine_state.report import decode_steps_of, models_of, report_of, step_time_of
+from orch_sidecar.engine_state.report import (
+    FIELDS,
+    decode_steps_of,
+    models_of,
+    report_of,
+    step_time_of,
+)
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
 
 NEEDED: dict[str, Any] = {"epoch": "e", "slots_total": 4, "foreign": 1}
@@ -25,6 +31,21 @@ GROUPS: list[dict[str, Any]] = [
 
 def test_document_of_an_older_engine_is_enough() -> None:
     assert report_of(NEEDED) == EngineReport("e", 4, 1)
+
+
+def test_only_changes_of_what_a_report_is_read_from_concern_admission() -> None:
+    class Noted(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            read.add(name)
+            return super().get(name, default)
+
+        def __getitem__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getitem__(name)
+
+    read = set[str]()
+    report_of(Noted(NEEDED | {"kv_blocks_total": 4096}))
+    assert read == FIELDS
 
 
 def test_all_known_fields_are_reported() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.control.live.requests import MAX_REQUESTS, RequestTable
+from orch_sidecar.control.live.ended_requests import MAX_REQUESTS, EndedRequests
 from orch_sidecar.observability.mean_batches import MeanBatches
 from orch_sidecar.observability.recent import RecentRequests
 from orch_sidecar.observability.record import Outcome, RequestRecord
@@ -27,9 +27,9 @@ def record(**more: Any) -> RequestRecord:
     return record_of(**(values | more))
 
 
-def table(batches: MeanBatches | None = None) -> RequestTable:
+def table(batches: MeanBatches | None = None) -> EndedRequests:
     made = MeanBatches() if batches is None else batches
-    return RequestTable(made, lambda pool, model: (pool, model) == ("cloud", "tiny"))
+    return EndedRequests(made, lambda pool, model: (pool, model) == ("cloud", "tiny"))
 
 
 def report(batches: MeanBatches, at: float, steps: dict[str, list[float]]) -> None:

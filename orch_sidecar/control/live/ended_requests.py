@@ -19,7 +19,7 @@ MAX_REQUESTS: Final = 100
 Row = dict[str, Any]
 
 
-class RequestTable:
+class EndedRequests:
     """The rows of the last requests."""
 
     def __init__(self, batches: MeanBatches, serves: Callable[[str, str], bool]) -> None:
