@@ -45,8 +45,9 @@ class Endpoint:
     `first_byte_is_token`: streams begin with the first token, so that its time can be measured.
     `token_mark`: what every event of a stream with generated text has, or with its end, and no
     other: no text has it, since quotes and line breaks in a text are escaped.
-    `operation`: `gen_ai.operation.name` of OpenTelemetry. `workload`: its name in
-    `/v1/capabilities`. `needs_key`: where clients have API keys; probes and Prometheus send none.
+    `operation`: `gen_ai.operation.name` of OpenTelemetry. `workload`: what an engine that serves it
+    reports, by `vllm_plugin.api_server.routes`. `needs_key`: where clients have API keys; probes
+    and Prometheus send none.
     `budgeted`: takes no slots, but its body counts against the budgets of a key.
     `division`: how a request can be divided; None: it cannot.
     `form`: the body is a multipart form, not JSON, and nothing is added to it.
@@ -356,32 +357,6 @@ class ResourcePath(StrEnum):
     BATCH = "/v1/batches/{name}"
     BATCH_CANCEL = "/v1/batches/{name}/cancel"
 
-
-# Those of files and batches, which are served where ORCH_BATCHES is set.
-BATCHES: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
-    ResourcePath.FILES: ("GET", "POST"),
-    ResourcePath.FILE: ("GET", "DELETE"),
-    ResourcePath.FILE_CONTENT: ("GET",),
-    ResourcePath.BATCHES: ("GET", "POST"),
-    ResourcePath.BATCH: ("GET",),
-    ResourcePath.BATCH_CANCEL: ("POST",),
-}
-# Those of the clients' listener, and those of the operators' listener, with their methods.
-PUBLIC: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
-    ResourcePath.LEASE: ("DELETE",),
-    ResourcePath.CLAIM: ("PUT",),
-    ResourcePath.CANCEL: ("POST",),
-    ResourcePath.REQUEST: ("GET",),
-    ResourcePath.MODEL: ("GET",),
-    ResourcePath.HEALTH: ("GET",),
-    **BATCHES,
-}
-ADMIN: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
-    ResourcePath.REQUEST: ("GET", "DELETE"),
-    ResourcePath.HEALTH: ("GET",),
-    ResourcePath.DRAIN: ("POST",),
-    ResourcePath.RESUME: ("POST",),
-}
 
 _PATTERNS: Final = {
     # Names of models may have slashes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -17,13 +17,10 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import (
-    ADMIN,
-    BATCHES,
     ENDPOINTS,
     ENGINE_METRICS,
     LIVE,
     PING,
-    PUBLIC,
     ROOT,
     STREAM,
     ResourcePath,
@@ -44,6 +41,32 @@ from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.request import Request
 
 logger = logging.getLogger("orch.sidecar")
+
+# Those of files and batches, which are served where ORCH_BATCHES is set.
+BATCHES: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
+    ResourcePath.FILES: ("GET", "POST"),
+    ResourcePath.FILE: ("GET", "DELETE"),
+    ResourcePath.FILE_CONTENT: ("GET",),
+    ResourcePath.BATCHES: ("GET", "POST"),
+    ResourcePath.BATCH: ("GET",),
+    ResourcePath.BATCH_CANCEL: ("POST",),
+}
+# Those of the clients' listener, and those of the operators' listener, with their methods.
+PUBLIC: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
+    ResourcePath.LEASE: ("DELETE",),
+    ResourcePath.CLAIM: ("PUT",),
+    ResourcePath.CANCEL: ("POST",),
+    ResourcePath.REQUEST: ("GET",),
+    ResourcePath.MODEL: ("GET",),
+    ResourcePath.HEALTH: ("GET",),
+    **BATCHES,
+}
+ADMIN: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
+    ResourcePath.REQUEST: ("GET", "DELETE"),
+    ResourcePath.HEALTH: ("GET",),
+    ResourcePath.DRAIN: ("POST",),
+    ResourcePath.RESUME: ("POST",),
+}
 
 
 class BatchEndpoints(Protocol):

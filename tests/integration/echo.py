@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from orch_sidecar.api.endpoints import ENDPOINTS
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import Client, Form, Response
 from tests.integration.scripted_engine import ScriptedEngine
@@ -37,7 +38,7 @@ ONE: dict[str, Document] = {
     "/v1/audio/transcriptions": {"file": b"RIFF"},
     "/v1/audio/translations": {"file": b"RIFF"},
 }
-_AUDIO = "/v1/audio/"
+_FORMS = frozenset(path for path, each in ENDPOINTS.items() if each.form)
 _WORDS = ["a", "bbb", "cc", "dddd", "e", "ff", "ggggg"]
 _TALKS = [[{"role": "user", "content": word}] for word in _WORDS]
 SEVERAL: dict[str, Document] = {
@@ -65,7 +66,7 @@ STREAMED = frozenset(
 
 def body_of(path: str, **more: Any) -> Document:
     body = {"model": "tiny"} | ONE[path] | more
-    return Form(body) if path.startswith(_AUDIO) else body
+    return Form(body) if path in _FORMS else body
 
 
 def large_body_of(path: str, **more: Any) -> Document:
@@ -89,7 +90,7 @@ class Echo:
                 if go in self.waiting:
                     self.waiting.remove(go)
         path, content = answer.request.path, answer.request.body
-        if path.startswith(_AUDIO):
+        if path in _FORMS:
             body = {"text": len(content), "stream": b'"stream"\r\n\r\ntrue' in content}
         else:
             body = answer.request.json()
@@ -122,7 +123,7 @@ async def directly(engine: ScriptedEngine, path: str, body: Document) -> Respons
 def answer_to(answer: Answer, path: str, body: Document) -> None:
     if path in ("/v1/chat/completions", "/v1/completions"):
         _choices(answer, path, body)
-    elif path.startswith(_AUDIO) and not body["stream"]:
+    elif path in _FORMS and not body["stream"]:
         answer.json(body)
     elif body.get("stream"):
         answer.head(200, EVENT_STREAM)

@@ -100,7 +100,7 @@ NO_ROUTES = [
     "/v1/models%20",
     "/",
     "/v1",
-    "/v1/audio/speech",
+    "/v1/audio/unknown",
     "/v1/chat/completions/render",
     "/v1/capabilities/leases",
     "/v1/pools/cloud",

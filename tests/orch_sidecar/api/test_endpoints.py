@@ -7,12 +7,9 @@ import json
 import pytest
 
 from orch_sidecar.api.endpoints import (
-    ADMIN,
     ENDPOINTS,
-    PUBLIC,
     UNKNOWN,
     WITHOUT_KEY,
-    WORKLOADS,
     Endpoint,
     ResourcePath,
     match_resource,
@@ -20,6 +17,8 @@ from orch_sidecar.api.endpoints import (
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.control.endpoints import ADMIN, PUBLIC
+from vllm_plugin.api_server.routes import workloads_of
 
 
 def pairs(document: Document, ctx_max: int | None) -> GenerationRequest:
@@ -53,7 +52,7 @@ def test_endpoint_that_takes_slots_is_forwarded_authenticated_and_reported(
     endpoint: Endpoint,
 ) -> None:
     assert endpoint.upstream is not None
-    assert endpoint.workload in WORKLOADS
+    assert endpoint.workload in workloads_of(ENDPOINTS), "an engine reports it by this name"
     assert endpoint.path not in WITHOUT_KEY
 
 
