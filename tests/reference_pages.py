@@ -20,7 +20,8 @@ from orch_sidecar.api.errors import BY_REASON
 from orch_sidecar.api.headers import FAIRNESS_IDS, X_ORCH_CLASS, X_ORCH_QUEUE_EVENTS
 from orch_sidecar.api.options import OPTIONS
 from orch_sidecar.batches.progress import Progress
-from orch_sidecar.config.settings import PoolSettings, SidecarSettings
+from orch_sidecar.config.pool_settings import PoolSettings
+from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.observability import exposition, gen_ai
 from orch_sidecar.observability.collector import Collector
 from orch_sidecar.observability.families.metric_family import Family, HistogramFamily

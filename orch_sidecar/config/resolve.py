@@ -8,7 +8,8 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from orch_sidecar.config.changes import Configuration
-from orch_sidecar.config.settings import PoolSettings, SidecarSettings, header_value
+from orch_sidecar.config.pool_settings import PoolSettings, header_value
+from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import AdmissionRules, Profile
 

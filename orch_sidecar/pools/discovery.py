@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.config.settings import PoolSettings
+from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.engine_state.states import ANSWERING_STATES
 from orch_sidecar.pools.membership import Member, Members
 from orch_sidecar.pools.pool import Pool

@@ -22,8 +22,9 @@ from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
-from orch_sidecar.config.settings import PoolSettings, SidecarSettings
+from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from orch_sidecar.pools.parent_leases import ParentLeases

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar import cli
+from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.config.resolve import load_pools
-from orch_sidecar.config.settings import PoolSettings, SidecarSettings
+from orch_sidecar.config.settings import SidecarSettings
 
 
 def loaded(**key: object) -> PoolSettings:

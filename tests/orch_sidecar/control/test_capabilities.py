@@ -10,7 +10,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.config.settings import PoolSettings
+from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.control.capabilities import entry as entry_of
 from orch_sidecar.control.capabilities import head
 from orch_sidecar.engine_state.states import PoolState

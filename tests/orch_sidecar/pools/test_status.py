@@ -12,7 +12,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.config.settings import PoolSettings
+from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.status import BatchingStats, PoolStatus
