@@ -22,7 +22,7 @@ class ErrorKind:
     """Status, error code, OpenAI and Anthropic error types, and whether a retry can succeed.
 
     `text`: why a request was not served, for a table that people look at: short, and without the
-    names of this code.
+    names of this code. `policy_label`: in the error's body, else it is the reason, as in metrics.
     """
 
     reason: Reason
