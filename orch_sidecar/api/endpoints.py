@@ -370,6 +370,6 @@ _PATTERNS: Final = {
 def match_resource(path: str) -> tuple[ResourcePath, str] | None:
     """Splits a path into its ResourcePath and the name in it, or "". None if it matches none."""
     for each, pattern in _PATTERNS.items():
-        if (match := pattern.fullmatch(path)) is not None:
+        if (match := pattern.fullmatch(path.rstrip("/"))) is not None:
             return each, "".join(match.groups())
     return None

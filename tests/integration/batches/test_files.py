@@ -242,7 +242,7 @@ async def test_client_that_waits_to_be_invited_is(sidecar: Running) -> None:
 async def test_without_a_directory_the_paths_say_how_to_turn_them_on(start: Start) -> None:
     running = await start()
     client = await running.client()
-    for path in ("/v1/files", "/v1/batches", "/v1/files/file-1/content"):
+    for path in ("/v1/files", "/v1/files/", "/v1/batches", "/v1/files/file-1/content"):
         refused = await client.get(path)
         assert refused.status == 404
         assert "ORCH_BATCHES" in json.loads(refused.body)["error"]["message"]
