@@ -27,6 +27,7 @@ from orch_sidecar.auth.origins import AllowedOrigins
 from orch_sidecar.coalescing.coalescer import Coalesce
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
+from orch_sidecar.control.recorder import recorded_as
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.pools.parent_leases import ParentLeases
@@ -151,7 +152,9 @@ class OwnEndpoints:
             path = endpoint.path
         if endpoint is None or not endpoint.admitted:
             key = self._authorizer.check(path, http.headers)
-            if not isinstance(key, Refusal):
+            if isinstance(key, Refusal):
+                endpoint = endpoint or recorded_as(path)
+            else:
                 own = await self._control.answer(http.for_aiohttp(), path, key)
                 if own is not None:
                     return own

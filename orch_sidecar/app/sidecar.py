@@ -30,6 +30,7 @@ from orch_sidecar.control.endpoints import Control
 from orch_sidecar.control.live.source import LiveSource, live_head
 from orch_sidecar.control.live.stream import LiveStream
 from orch_sidecar.control.pages import Pages
+from orch_sidecar.control.recorder import Recorder
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.observability.metrics import Metrics
@@ -127,8 +128,9 @@ class Sidecar:
         hosts = AllowedHosts(
             "admin_allowed_hosts", (settings.admin_host, *settings.admin_allowed_hosts)
         )
+        recorder = Recorder(self.metrics, self.tracing)
         control = Control(
-            self.pools, pages, in_flight, self.publisher, self.live, hosts, self._headers
+            self.pools, pages, in_flight, self.publisher, self.live, hosts, recorder, self._headers
         )
         built = pipeline.build(
             settings,

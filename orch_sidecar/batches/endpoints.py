@@ -116,21 +116,27 @@ class Endpoints:
         self._arriving = Counter[str]()  # of owners: the most bytes of uploads under way
         self._of: Mapping[tuple[ResourcePath, str], Callable[..., Awaitable[Answer]]] = {
             (ResourcePath.FILES, "POST"): self._upload,
-            (ResourcePath.FILES, "GET"): self._list_files,
+            (ResourcePath.FILES, "GET"): partial(self._list, StoredFile, _MOST_FILES, _MOST_FILES),
             (ResourcePath.FILE, "GET"): self._file,
             (ResourcePath.FILE, "DELETE"): self._delete,
-            (ResourcePath.FILE_CONTENT, "GET"): self._content,
             (ResourcePath.BATCHES, "POST"): self._create,
-            (ResourcePath.BATCHES, "GET"): self._list_batches,
+            (ResourcePath.BATCHES, "GET"): partial(self._list, Batch, 20, _MOST_BATCHES),
             (ResourcePath.BATCH, "GET"): self._batch,
             (ResourcePath.BATCH_CANCEL, "POST"): self._cancel,
         }
 
     async def answer(
-        self, http: web.BaseRequest, what: ResourcePath, name: str, key: ApiKey | None
+        self,
+        http: web.BaseRequest,
+        what: ResourcePath,
+        name: str,
+        key: ApiKey | None,
+        headers: Mapping[str, str],
     ) -> Answer:
-        """Answers a request of a client. Raises SQLAlchemyError or OSError where the storage
-        fails."""
+        """Answers a request of a client. `headers`: of a response that is sent here. Raises
+        SQLAlchemyError or OSError where the storage fails."""
+        if what is ResourcePath.FILE_CONTENT:
+            return await self._content(http, owner_of(key), name, headers)
         method = "GET" if http.method == "HEAD" else http.method
         return await self._of[what, method](http, owner_of(key), name)
 
@@ -259,9 +265,6 @@ class Endpoints:
         most = self._quotas.file_bytes
         return Refusal(Reason.BODY_TOO_LARGE, f"the file has more than {most} bytes, the limit")
 
-    async def _list_files(self, http: web.BaseRequest, owner: str, _: str) -> Answer:
-        return await self._list(http, owner, StoredFile, _MOST_FILES, _MOST_FILES)
-
     async def _file(self, _: web.BaseRequest, owner: str, name: str) -> Answer:
         file = await self._database.run(partial(catalog.find_file, owner=owner, name=name))
         if isinstance(file, Refusal):
@@ -274,13 +277,16 @@ class Endpoints:
             return deleted
         return web.json_response({"id": name, "object": "file", "deleted": True})
 
-    async def _content(self, http: web.BaseRequest, owner: str, name: str) -> Answer:
+    async def _content(
+        self, http: web.BaseRequest, owner: str, name: str, headers: Mapping[str, str]
+    ) -> Answer:
         file = await self._database.run(partial(catalog.find_file, owner=owner, name=name))
         if isinstance(file, Refusal):
             return file
         opened = await asyncio.to_thread(self._store.open, name)
         try:
-            response = web.StreamResponse(headers={CONTENT_TYPE: "application/octet-stream"})
+            response = web.StreamResponse(headers=headers)
+            response.content_type = "application/octet-stream"
             response.content_length = file.bytes
             await response.prepare(http)
             while http.method != "HEAD" and (
@@ -318,9 +324,6 @@ class Endpoints:
         cancelling = partial(catalog.cancel_batch, owner=owner, name=name)
         return self._answer_with(await self._database.run(cancelling))
 
-    async def _list_batches(self, http: web.BaseRequest, owner: str, _: str) -> Answer:
-        return await self._list(http, owner, Batch, 20, _MOST_BATCHES)
-
     def _answer_with(self, batch: Batch | Refusal, *, changed: bool = True) -> Answer:
         if isinstance(batch, Refusal):
             return batch
@@ -337,11 +340,12 @@ class Endpoints:
 
     async def _list(
         self,
-        http: web.BaseRequest,
-        owner: str,
         kind: type[StoredFile] | type[Batch],
         usual: int,
         most: int,
+        http: web.BaseRequest,
+        owner: str,
+        _: str,
     ) -> Answer:
         query = http.query
         limit = query.get("limit", str(usual))

@@ -97,11 +97,17 @@ class Batches:
         await asyncio.to_thread(self._database.close)
 
     async def answer(
-        self, http: web.BaseRequest, what: ResourcePath, name: str, key: ApiKey | None
+        self,
+        http: web.BaseRequest,
+        what: ResourcePath,
+        name: str,
+        key: ApiKey | None,
+        headers: Mapping[str, str],
     ) -> web.StreamResponse | Refusal:
-        """Answers a request with a method that the path supports."""
+        """Answers a request with a method that the path supports. `headers`: of a response that is
+        sent here."""
         try:
-            return await self._endpoints.answer(http, what, name, key)
+            return await self._endpoints.answer(http, what, name, key, headers)
         except FAULTS as error:
             logger.error("%s %s: the storage of batches failed: %s", http.method, what, error)
             text = "files and batches cannot be stored or read now: retry later"

@@ -34,6 +34,7 @@ from orch_sidecar.auth.keys import OPERATOR, ApiKey
 from orch_sidecar.control import request_status, ui
 from orch_sidecar.control.live.stream import LiveStream
 from orch_sidecar.control.pages import Page, Pages
+from orch_sidecar.control.recorder import BATCHES, Recorder
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
@@ -42,15 +43,6 @@ from orch_sidecar.proxy.request import Request
 
 logger = logging.getLogger("orch.sidecar")
 
-# Those of files and batches, which are served where ORCH_BATCHES is set.
-BATCHES: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
-    ResourcePath.FILES: ("GET", "POST"),
-    ResourcePath.FILE: ("GET", "DELETE"),
-    ResourcePath.FILE_CONTENT: ("GET",),
-    ResourcePath.BATCHES: ("GET", "POST"),
-    ResourcePath.BATCH: ("GET",),
-    ResourcePath.BATCH_CANCEL: ("POST",),
-}
 # Those of the clients' listener, and those of the operators' listener, with their methods.
 PUBLIC: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
     ResourcePath.LEASE: ("DELETE",),
@@ -73,9 +65,15 @@ class BatchEndpoints(Protocol):
     """What answers requests of files and batches."""
 
     async def answer(
-        self, http: web.BaseRequest, what: ResourcePath, name: str, key: ApiKey | None
+        self,
+        http: web.BaseRequest,
+        what: ResourcePath,
+        name: str,
+        key: ApiKey | None,
+        headers: Mapping[str, str],
     ) -> web.StreamResponse | Refusal:
-        """Answers a request with a method that the path supports."""
+        """Answers a request with a method that the path supports. `headers`: of a response that it
+        sends itself."""
 
 
 class Control:
@@ -89,6 +87,7 @@ class Control:
         publisher: Publisher,
         live: LiveStream,
         hosts: AllowedHosts,
+        recorder: Recorder,
         common_headers: Mapping[str, str],
     ) -> None:
         """Batches are off until they are set by `serve_batches`."""
@@ -97,6 +96,7 @@ class Control:
         self._in_flight = in_flight
         self._publisher = publisher
         self._hosts = hosts
+        self._recorder = recorder
         self._headers = common_headers
         both = {ROOT: lambda http, _: ui.redirect(http), **pages.at, **ui.pages()}
         self._public = both | {STREAM: publisher.stream, LIVE: partial(live.stream, operator=False)}
@@ -154,14 +154,11 @@ class Control:
         if found is None or (methods := resources.get(found[0])) is None:
             return None
         what, name = found
-        if what in BATCHES and self._batches is None:
-            text = f"there is no {path[:200]} here: batches are off, ORCH_BATCHES turns them on"
-            return Refusal(Reason.NOT_FOUND, text)
+        if what in BATCHES:
+            answering = partial(self._of_batches, http, what, name, key)
+            return await self._recorder.answered(http, what, key, answering)
         if method not in methods:
             return _wrong_method(what, methods, http)
-        if what in BATCHES:
-            assert self._batches is not None
-            return await self._batches.answer(http, what, name, key)
         if what is ResourcePath.CLAIM:
             return await self._publisher.claim(name, http, key)
         if what is ResourcePath.LEASE:
@@ -176,6 +173,24 @@ class Control:
             requests = self._in_flight.find(name, headers)
             return _no_request(name, headers) if requests is None else self._status(name, requests)
         return self._of_pool(what, name, http)
+
+    async def _of_batches(
+        self,
+        http: web.BaseRequest,
+        what: ResourcePath,
+        name: str,
+        key: ApiKey | None,
+        ids: Mapping[str, str],
+    ) -> web.StreamResponse | Refusal:
+        """Answers a request of files or batches. `ids`: header fields with its ids."""
+        methods = BATCHES[what]
+        if self._batches is None:
+            path = http.rel_url.raw_path[:200]
+            text = f"there is no {path} here: batches are off, ORCH_BATCHES turns them on"
+            return Refusal(Reason.NOT_FOUND, text)
+        if http.method.replace("HEAD", "GET") not in methods:
+            return _wrong_method(what, methods, http)
+        return await self._batches.answer(http, what, name, key, {**self._headers, **ids})
 
     def _of_pool(
         self, what: ResourcePath, name: str, http: web.BaseRequest

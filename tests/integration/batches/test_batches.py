@@ -243,7 +243,7 @@ async def test_rows_run_by_the_rules_of_their_owners_key(
     assert engine.peak == 2
     await running.stop()
     logged = [json.loads(line) for line in log.read_text().splitlines()]
-    rows = [each for each in logged if each["outcome"] == "ok"]
+    rows = [each for each in logged if (each["outcome"], each["route"]) == ("ok", CHAT)]
     assert {each["request_id"] for each in rows} == set(ids(6))
     assert {(each["correlation_id"], each["key"], each["class"]) for each in rows} == {
         (batch.id, "alice", "idle")
