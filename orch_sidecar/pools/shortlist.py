@@ -46,9 +46,7 @@ class Shortlist:
         several the one with most free slots. None: `model` is no adapter, or all are full of
         others."""
         pools: Collection[Pool] = self._all
-        if len(pools) > MAX_POOLS_COMPARED:
-            if self.changed:
-                self._update()
+        if self._compares_some():
             pools = self._with_adapters
         found = []
         for pool in pools:
@@ -63,10 +61,8 @@ class Shortlist:
     def at_once(self, request: PlacementRequest) -> tuple[Pool, PlacementReason] | None:
         """Chooses among many pools the one for a request that would start at once at each of those
         to compare, and says what decided. None: they have to be compared."""
-        if len(self._all) <= MAX_POOLS_COMPARED or request.cost != 1 or not request.options.empty:
+        if request.cost != 1 or not request.options.empty or not self._compares_some():
             return None
-        if self.changed:
-            self._update()
         found = self._candidates.at_once(request)
         return None if found is None else (self._by_name[found[0]], found[1])
 
@@ -78,10 +74,8 @@ class Shortlist:
 
         `tried`: names of pools and groups that failed to serve the request before.
         """
-        if len(self._all) <= MAX_POOLS_COMPARED:
+        if not self._compares_some():
             return self._all, None
-        if self.changed:
-            self._update()
         candidates, options = self._candidates, request.options
         names = candidates.draw(request, tried)
         if options.prefers:
@@ -94,6 +88,13 @@ class Shortlist:
             names += candidates.another(options.measurement_type)
         load = candidates.load(request) if request.home is not None else None
         return [self._by_name[name] for name in dict.fromkeys(names)], load
+
+    def _compares_some(self) -> bool:
+        """Whether there are too many pools to compare all; if so, looks at those that changed."""
+        many = len(self._all) > MAX_POOLS_COMPARED
+        if many and self.changed:
+            self._update()
+        return many
 
     def _update(self) -> None:
         """Looks at the pools that have changed."""

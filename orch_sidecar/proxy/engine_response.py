@@ -285,9 +285,9 @@ class EngineResponse:
         if self.done.done():
             return  # it failed, or its handler is gone
         withheld = None if self._withheld is None else bytes(self._withheld)
-        rejects = self._rejection is not None and head.status in backpressure.REJECTION_STATUSES
-        if withheld is not None and self._rejection is not None and rejects:
-            self.rejected = self._rejection(head, withheld)
+        read, rejects = self._rejection, head.status in backpressure.REJECTION_STATUSES
+        if withheld is not None and read is not None and rejects:
+            self.rejected = read(head, withheld)
         if self.rejected is None:
             self.answer.end()
             status = head.status
