@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.parent_leases import ParentLeases
 from tests.orch_sidecar.parents import (
@@ -22,6 +23,7 @@ from tests.orch_sidecar.parents import (
     state,
 )
 from vllm_plugin.contracts.lease_protocol import CLAIM_S, ClaimCall
+from vllm_plugin.contracts.profile import ServiceClass
 
 FREE_6 = {"slots_free": 6, "slots_free_by_class": {"interactive": 6, "bulk": 6, "idle": 0}}
 NONE_FREE = {"slots_free": 0, "slots_free_by_class": {"interactive": 0, "bulk": 0, "idle": 0}}
@@ -50,7 +52,8 @@ def test_pool_that_is_not_ready_has_no_free_slots_and_reports_why(name: str) -> 
 def test_pool_whose_engine_never_reported_is_published_as_well() -> None:
     data = state(Ledger(), document={}, state=PoolState.STARTING)
     assert (data["profile"], data["measurement_type"]) == ("cloud", "batched_online")
-    assert (data["slots_total"], data["foreign"], data["peak"]) == (0, 0, 0)
+    for each in ("slots_total", "foreign", "peak", "running", "waiting"):
+        assert data[each] == 0
     assert data["epoch"] == f"{RUN}."
 
 
@@ -59,6 +62,7 @@ def test_whole_state_comes_first_with_the_leases_that_are_here() -> None:
     served(leases, lease(US, 2), slots)
     served(leases, lease(US, 1), slots)
     served(leases, lease(THEM, 3), slots)
+    slots.grant("x", AdmissionRequest(ServiceClass.IDLE, 4), 0.0)  # which gives way to theirs
     [(name, data)] = FakeSubscriber(leases, FakePool(slots)).feed.due(10.0)
     assert name == "state"
     assert data["leases"] == [lease(US, 1), lease(US, 2)]

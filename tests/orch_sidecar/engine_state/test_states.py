@@ -44,6 +44,7 @@ def test_profile_mismatch_takes_precedence_over_the_state() -> None:
     outage = outage_of(document, CLOUD, ENGINE)
     assert outage is not None
     assert outage.reason is Reason.PROFILE_MISMATCH
+    assert "uses profile 'home' (batched_online), this sidecar 'cloud'" in outage.message
 
 
 @pytest.mark.parametrize("version", ["0.9.0", "2.0.0", "11.0.0"])

@@ -31,12 +31,12 @@ def test_nothing_is_known_before_the_first_report() -> None:
 def test_mean_batch_weighs_the_steps_of_the_time() -> None:
     made = history(
         (10.0, counts({"1": 10})),
-        (11.0, counts({"1": 10, "4": 30})),
-        (12.0, counts({"1": 10, "4": 30, "8": 10})),
+        (12.0, counts({"1": 10, "4": 30})),
+        (14.0, counts({"1": 10, "4": 30, "8": 10})),
     )
-    assert made.mean_batch(10.0, 11.0) == 4.0
-    assert made.mean_batch(10.5, 12.0) == pytest.approx((15 * 4 + 10 * 8) / 25, abs=0.05)
-    assert made.known_until == 12.0
+    assert made.mean_batch(10.0, 12.0) == 4.0
+    assert made.mean_batch(11.0, 14.0) == pytest.approx((15 * 4 + 10 * 8) / 25, abs=0.05)
+    assert made.known_until == 14.0
 
 
 def test_mean_batch_is_unknown_outside_of_the_reports_and_without_steps() -> None:

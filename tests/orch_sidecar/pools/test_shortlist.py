@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import aiohttp
@@ -158,6 +159,7 @@ async def test_preferred_group_and_measurement_type_are_found_among_many() -> No
 async def test_conversation_stays_where_its_prefix_is_until_that_pool_has_too_much(
     registry: PoolRegistry,
 ) -> None:
+    assert not placed(registry).pool.by_prefix
     first = placed(registry, call(prefixes=(1, 2))).pool.name
     again = placed(registry, call(prefixes=(1, 2)))
     assert (again.pool.name, again.reason) == (first, By.PREFIX)
@@ -175,6 +177,10 @@ async def test_request_that_none_can_take_is_refused_with_the_reason(
     refused = registry.choose(asked, 0.0)
     assert isinstance(refused, Refusal)
     assert refused.reason is Reason.NOT_FOUND
+    loads = registry["e-07"]
+    loads.watcher.models = {"m": None, "nobody's": None}.keys()
+    loads.gate.notify()
+    assert placed(registry, asked).pool is loads
     large = GenerationRequest(9, False, "m", 5, prompt_tokens=5)
     refused = registry.choose(
         GenerationCall(large, RequestOptions(), ServiceClass.INTERACTIVE, 10), 0.0
@@ -186,6 +192,15 @@ async def test_request_that_none_can_take_is_refused_with_the_reason(
     refused = registry.choose(call(), 0.0)
     assert isinstance(refused, Refusal)
     assert refused.reason is Reason.NO_POOL
+
+
+async def test_pool_without_interactive_requests_takes_them_as_bulk() -> None:
+    asked = replace(call(max_wait_ms=100.0), key=b"alice")
+    for profile, name in (("cloud", "interactive"), ("offline", "bulk")):
+        [pool] = registry_of(entry("a", profile))
+        request = pool.admission_request(asked, 30.0)
+        found = (request.service_class, request.key, request.max_wait_ms)
+        assert found == (name, b"alice", 70.0)
 
 
 async def test_longest_context_is_known_when_all_engines_have_reported(
@@ -206,11 +221,15 @@ async def test_address_that_is_gone_takes_nothing_and_its_successor_does() -> No
     ticket = opened(gone.gate, placed(made).request)
     assert ticket.queued is None
     made.remove_address(gone, "gone")
+    assert not made.without_address
     assert {take(made) for _ in range(56)} == {pool.name for pool in pools[1:]}
     successor = made.add_address("cloud", 1, "10.0.0.99")
     reports(successor)
     ticket.end()  # the last request of the one before, of the same name
     assert placed(made).pool is successor
+    for pool in made.all:
+        made.remove_address(pool, "gone")
+    assert made.without_address == {"cloud": Refusal(Reason.ENGINE_DOWN, "gone")}
 
 
 async def test_changes_reach_parents_and_placement(registry: PoolRegistry) -> None:

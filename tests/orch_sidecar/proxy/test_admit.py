@@ -135,18 +135,28 @@ async def test_unavailable_pool_may_be_chosen_again() -> None:
     assert result.retry is Retry.ANY_POOL
 
 
-async def test_waiting_request_is_placed_again_when_engine_and_address_go_at_once() -> None:
+@pytest.mark.parametrize(
+    ("reasons", "retry"),
+    [
+        # Both go before the request hears of either.
+        ((Reason.ENGINE_STALE, Reason.ENGINE_DOWN), Retry.ANY_POOL),
+        ((Reason.QUEUE_TIMEOUT,), Retry.NO),  # it has waited: other pools were no better
+    ],
+)
+async def test_waiting_request_is_placed_again_if_its_engine_goes(
+    reasons: tuple[Reason, ...], retry: Retry
+) -> None:
     pool = pool_of(1)
     pool.gate.open(request_of(), asked())
     task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool, asked()))
     await asyncio.sleep(0)
-    for reason in (Reason.ENGINE_STALE, Reason.ENGINE_DOWN):  # before the request hears of either
+    for reason in reasons:
         refusal = Refusal(reason, "away")
         pool.gate.engine_unavailable(refusal)
         pool.gate.refuse_queued(refusal)
     result = await task
     assert isinstance(result, NotSent)
-    assert (result.refusal.reason, result.retry) == (Reason.ENGINE_STALE, Retry.ANY_POOL)
+    assert (result.refusal.reason, result.retry) == (reasons[0], retry)
 
 
 async def test_rejected_request_is_queued_again_and_gets_another_lease() -> None:
@@ -178,10 +188,13 @@ async def test_rejected_request_that_was_cancelled_is_not_queued_again() -> None
     assert pool.gate.status().leases == 0
 
 
-async def test_stream_without_usage_counts_a_token_per_read() -> None:
+@pytest.mark.parametrize(("output_tokens", "learned"), [(None, 8), (7, 7)])
+async def test_stream_without_usage_counts_a_token_per_read(
+    output_tokens: int | None, learned: int
+) -> None:
     pool, request = pool_of(), request_of()
     pool.gate.controller.release = MagicMock(return_value=[])
     request.record.stream, request.record.cost = True, 1
-    counts = SimpleNamespace(counts=(None, None, None, None))
+    counts = SimpleNamespace(counts=(None, output_tokens, None, None))
     await admit(NextStage(answers(SENT, answer=counts, reads=9))).handle(request, pool, asked())
-    assert pool.gate.controller.release.call_args.args[2] == 8
+    assert pool.gate.controller.release.call_args.args[2] == learned

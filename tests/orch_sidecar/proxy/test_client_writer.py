@@ -117,11 +117,17 @@ async def test_garbage_after_a_large_chunk_leaves_it_open() -> None:
     assert b"error" not in relayed.client.data
 
 
-async def test_response_fails_once() -> None:
+@pytest.mark.parametrize(
+    ("http10", "head", "end"),
+    [(False, STREAM_HEAD, LAST_CHUNK), (True, STREAM_HEAD, DONE), (False, CLOSING_HEAD, DONE)],
+)
+async def test_response_fails_once_as_it_is_framed(http10: bool, head: bytes, end: bytes) -> None:
     """Its engine is lost, and before its handler runs the client cancels, or the sidecar ends."""
-    relayed = Relayed().sends(STREAM_HEAD, chunk(sse({}))).closes()
+    event = sse({})
+    relayed = Relayed(http10=http10).sends(head, chunk(event) if head is STREAM_HEAD else event)
+    relayed.resets()
     data = relayed.client.data
-    assert data.endswith(LAST_CHUNK)
+    assert data.endswith(end)
     relayed.writer.fail(Refusal(Reason.CANCELLED, "cancelled"))
     assert relayed.client.data == data
     assert not relayed.client.aborted

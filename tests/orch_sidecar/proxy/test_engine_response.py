@@ -265,7 +265,7 @@ async def test_429_of_an_engine_is_forwarded() -> None:
 
 
 async def test_response_is_unseen_while_it_is_under_way_and_nothing_of_it_was_sent() -> None:
-    relayed = Relayed()
+    relayed = Relayed(rejection=backpressure.by_engine)  # its status is that of no rejection
     assert relayed.response.unseen
     relayed.sends(STREAM_HEAD)
     assert relayed.response.unseen

@@ -59,6 +59,7 @@ class Watching:
         self.record = record_of(endpoint=api, stream=True)
         self.record.queued = self.record.identity.arrived
         self.record.queue_position = 3
+        self.failed: list[Refusal] = []  # what its source was told
         self.response = QueueResponse(http_of(self.client, http10=http10), self.record)
 
     def queued(self, position: int, start_ms: int | None = None, now: float = 0.0) -> Watching:
@@ -68,7 +69,7 @@ class Watching:
     def runs(self) -> Watching:
         """The engine has the request."""
         self.record.admitted = self.record.identity.arrived + 7_900_000
-        self.response.attach(cast(Any, SimpleNamespace(reads=0)), POOL)
+        self.response.attach(cast(Any, SimpleNamespace(reads=0, fail=self.failed.append)), POOL)
         return self
 
     @property
@@ -221,14 +222,20 @@ def test_answer_that_is_no_stream_of_events_is_an_error(head: Head) -> None:
     assert done == b"data: [DONE]"
 
 
-def test_failure_between_two_events_is_one_and_within_one_a_reset() -> None:
-    for at_event_boundary in (True, False):
-        seen = Watching().queued(0).runs()
-        seen.response.begin(EVENTS)
-        seen.response.write(b"data: 1\n\n")
-        seen.response.cut_short(REFUSED, at_event_boundary=at_event_boundary)
-        assert (b"ADMISSION_TIMEOUT" in seen.client.data) is at_event_boundary
-        assert seen.client.aborted is not at_event_boundary
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("at_event_boundary", [True, False])
+def test_failure_between_two_events_is_one_and_within_one_a_reset(
+    shown: bool, at_event_boundary: bool
+) -> None:
+    seen = (Watching().queued(0) if shown else Watching()).runs()
+    seen.response.begin(EVENTS)
+    seen.response.write(b"data: 1\n\n")
+    seen.response.fail(REFUSED)
+    assert seen.failed == [REFUSED], "its source knows where its events end"
+    seen.response.cut_short(REFUSED, at_event_boundary=at_event_boundary)
+    assert (b"ADMISSION_TIMEOUT" in seen.client.data) is at_event_boundary
+    assert seen.client.data.endswith(b"\r\n0\r\n\r\n") is at_event_boundary
+    assert seen.client.aborted is not at_event_boundary
 
 
 def test_fault_of_the_sidecar_resets_what_has_begun() -> None:

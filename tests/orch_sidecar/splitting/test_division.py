@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import InvalidBody
-from orch_sidecar.splitting.division import Part, divide
+from orch_sidecar.splitting.division import MAX_PARTS, Part, divide
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -113,6 +113,9 @@ def test_token_ids_are_counted_by_part() -> None:
     parts = parts_of(COMPLETIONS, 2, prompt=[[1, 2, 3], [4], [5, 6]])
     assert parts is not None
     assert [part.prompt_tokens for part in parts] == [4, 2]
+    choices = parts_of(COMPLETIONS, 2, prompt=[[1, 2, 3], [4]], n=3)
+    assert choices is not None
+    assert [part.prompt_tokens for part in choices] == [3, 3, 1, 1]
     one = parts_of(COMPLETIONS, 2, prompt=[1, 2, 3], n=3)
     assert [each["prompt"] for each in bodies(one)] == [[1, 2, 3], [1, 2, 3]]
 
@@ -153,6 +156,15 @@ def test_lists_of_every_api_are_divided(
     assert [len(each[field]) for each in bodies(parts)] == sizes
     assert parts is not None
     assert [part.cost for part in parts] == costs
+
+
+@pytest.mark.parametrize(("n", "prompts", "field"), [(1, 2 * MAX_PARTS, "prompt"), (3, 1024, "n")])
+def test_request_has_at_most_so_many_parts(n: int, prompts: int, field: str) -> None:
+    parts = parts_of(COMPLETIONS, 2, prompt=["a"] * prompts, n=n)
+    assert len(parts or ()) == MAX_PARTS == 2048
+    with pytest.raises(InvalidBody, match="2048 are the most") as raised:
+        parts_of(COMPLETIONS, 2, prompt=["a"] * (prompts + 1), n=n)
+    assert raised.value.refusal.param == field
 
 
 def test_pairs_that_are_read_together_are_one_sequence_each() -> None:

@@ -57,9 +57,10 @@ def test_prompt_that_was_read_for_several_parts_counts_once() -> None:
 
 
 def test_details_of_counts_add_up_where_parts_have_them() -> None:
-    one, other = completion("a", 5), completion("b", 3)
-    other["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
-    found = merged("/v1/completions", (part(0), one), (part(1), other))
+    answers = [(part(at), completion("a", 5)) for at in range(3)]
+    for (_, each), cached in zip(answers[1:], (2, None), strict=True):
+        each["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
+    found = merged("/v1/completions", *answers)
     assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
