@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
@@ -13,6 +14,7 @@ from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.coalescer import Coalesce
+from orch_sidecar.coalescing.shared_generation import SharedGeneration
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
@@ -22,12 +24,15 @@ from tests.patience import HANG_S
 from vllm_plugin.contracts.profile import ServiceClass
 
 SENT = Sent(keep_alive=True, outcome=Outcome.OK)
+INTERACTIVE, BULK, IDLE = ServiceClass
 
 
-def wants(client: Client | None = None, digest: bytes | None = b"same") -> Request:
+def wants(
+    client: Client | None = None, digest: bytes | None = b"same", **call_fields: Any
+) -> Request:
+    known = {"options": NO_OPTIONS, "service_class": INTERACTIVE} | call_fields
     call = SimpleNamespace(
-        options=NO_OPTIONS,
-        service_class=ServiceClass.INTERACTIVE,
+        **known,
         **dict.fromkeys(("demand", "generation"), SimpleNamespace(coalescing_key=digest)),
     )
     return request_of(client, call=cast(Any, call))
@@ -71,6 +76,44 @@ async def test_different_requests_do_not_share() -> None:
     shared = coalesce(stage)
     await asyncio.gather(shared.handle(wants()), shared.handle(wants(digest=b"other")))
     assert len(stage.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("joins", "owner", "admitted", "accepted"),
+    [
+        (BULK, INTERACTIVE, False, True),
+        (INTERACTIVE, BULK, False, False),  # it would wait behind others of its class
+        (INTERACTIVE, BULK, True, True),
+        (INTERACTIVE, IDLE, True, False),  # that may be cut
+        (IDLE, IDLE, True, True),
+    ],
+)
+async def test_generation_is_joined_by_those_whom_it_serves_no_worse(
+    joins: ServiceClass, owner: ServiceClass, admitted: bool, accepted: bool
+) -> None:
+    request, call = wants(service_class=owner), wants(service_class=joins).call
+    assert request.call is not None
+    assert call is not None
+    shared = SharedGeneration(cast(Any, "key"), request, request.call, frozenset())
+    shared.request.record.admitted = 1 if admitted else None
+    assert shared.accepts(call) is accepted
+
+
+async def test_request_that_limits_its_wait_leaves_a_waiting_generation_to_others() -> None:
+    async def waits(_: Request) -> Result:
+        await asyncio.sleep(HANG_S)
+        return SENT
+
+    stage = NextStage(generates, waits, SENT)
+    shared, limited = coalesce(stage), wants(options=replace(NO_OPTIONS, max_wait_ms=5.0))
+    assert await shared.handle(limited) == SENT
+    assert stage.calls[0] != (limited,), "where none waits, others may join it"
+    first = asyncio.create_task(shared.handle(wants()))
+    await asyncio.sleep(0.01)
+    assert await shared.handle(limited) is SENT
+    assert stage.calls[2] == (limited,)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
 
 
 async def test_generation_is_cancelled_with_its_last_client_and_not_before() -> None:

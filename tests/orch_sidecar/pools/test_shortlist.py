@@ -222,6 +222,7 @@ async def test_address_that_is_gone_takes_nothing_and_its_successor_does() -> No
     assert ticket.queued is None
     made.remove_address(gone, "gone")
     assert not made.without_address
+    assert placed(made, call(pool="cloud")).pool in pools[1:], "its group can be selected"
     assert {take(made) for _ in range(56)} == {pool.name for pool in pools[1:]}
     successor = made.add_address("cloud", 1, "10.0.0.99")
     reports(successor)
