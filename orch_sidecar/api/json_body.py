@@ -4,15 +4,14 @@ Pure. Anything that could be read in two ways (a duplicate key) is an error. The
 bounded by the size of the body; of a large one only the outline is parsed.
 
 There are two parsers. The strict one is that of vLLM, and looks for duplicate keys. The fast one is
-for documents of few levels, and keeps the last of duplicates. What it finds is taken only if it
-gives the same bytes when it is encoded again, but for spaces between values: then nothing was lost,
-and every number and string is that of the bytes. So it serves what most clients send; not numbers
-or characters that are written in another way than it would write them.
+for documents of few levels. It gives the same values, or fails where the strict one decides; below
+the top level both keep the last of duplicates.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from functools import cache
 from typing import Any, Final
 
@@ -72,23 +71,31 @@ _FAST_LEVELS: Final = 8
 # Built once: `json.loads` with a hook would build a decoder for each body.
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
 _OUTLINE_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object_outlined)
-_ENCODER: Final = msgspec.json.Encoder()
+
+
+class _Name:
+    """A name in an object: equal to no other, so that a parsed object has duplicates, too."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
 @cache
-def _fast_decoder() -> msgspec.json.Decoder[Any]:
+def _fast_decoder() -> msgspec.json.Decoder[dict[_Name, Any]]:
     """Makes the fast parser, once. Of its type follows that what it parses is not deeper: to look
     for that in the body, or in the document, would take half as long as parsing it."""
     value: Any = str | int | float | bool | None
-    for _ in range(_FAST_LEVELS):
+    for _ in range(_FAST_LEVELS - 1):
         value = str | int | float | bool | list[value] | dict[str, value] | None
-    return msgspec.json.Decoder(value)
+    return msgspec.json.Decoder(dict[_Name, value], dec_hook=operator.call)  # _Name(text)
 
 
 def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
     """Returns the object in a body. `outlined`: the body is an outline. Raises InvalidBody."""
-    if not outlined and max_depth >= _FAST_LEVELS and (same := _same_encoded(body)) is not None:
-        return same
+    if not outlined and max_depth >= _FAST_LEVELS and (found := _parsed_fast(body)) is not None:
+        return found
     may_be_deeper = _opens_more_than(max_depth, body)
     try:
         # As json.loads does for bytes, and so vLLM.
@@ -119,18 +126,15 @@ def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, A
     return document
 
 
-def _same_encoded(body: bytes) -> dict[str, Any] | None:
-    """Returns the object in a body that is the same when it is encoded again, else None."""
+def _parsed_fast(body: bytes) -> dict[str, Any] | None:
+    """Returns the object in a body without duplicate keys, else None."""
     try:
-        document = _fast_decoder().decode(body)
-        encoded = _ENCODER.encode(document)
-        same = encoded == body or (
-            len(encoded) < len(body) and encoded == msgspec.json.format(body, indent=-1)
-        )
+        named = _fast_decoder().decode(body)
     # Not JSON, or JSON that is deeper, or that the strict parser may accept.
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return document if same and type(document) is dict else None
+    document = {name.text: value for name, value in named.items()}
+    return document if len(document) == len(named) else None
 
 
 def _opens_more_than(most: int, body: bytes) -> bool:
