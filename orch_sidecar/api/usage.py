@@ -17,6 +17,7 @@ MAX_PIECES: Final = 32
 MAX_PIECE_BYTES: Final = 4096
 
 _USAGE: Final = b'"usage":'
+_BACKSLASH: Final = ord("\\")
 _FLAT_FIELDS: Final = rb"[^{}]*"
 _NESTED_FIELDS: Final = rb"%b(?:\{%b\}%b)*"
 # An object that contains objects, such as `prompt_tokens_details`; no text in it has braces.
@@ -79,11 +80,11 @@ def read(text: bytes) -> Counts:
         at = text.rfind(_USAGE, 0, at)
         if at < 0:
             break
-        if text[at - 1 : at] == b"\\":
+        if at and text[at - 1] == _BACKSLASH:
             continue  # the end of a longer name
         if input_tokens is None and output_tokens is None:
             both = _TOKEN_COUNTS.match(text, at)
-            if both is not None and b'"cache_' not in both[0]:
+            if both is not None and text.find(b'"cache_', at, both.end()) < 0:
                 return int(both[1]), int(both[2]), None, None
         usage = _OBJECT.match(text, at)
         if usage is None:
@@ -179,7 +180,11 @@ class AnswerReader:
             earlier[3] if output_tokens is None else reasoning,
         )
         if self._events and not self.failed:
-            self.failed = _FAILED_EVENT.search(text) is not None
+            # Hardly anything follows an error, which is a whole event. The words are found in a
+            # half of the time that the expression takes.
+            last = max(0, text.rfind(b"\n\n", 0, max(0, len(text) - TAIL_BYTES)))
+            if text.find(b"error", last) >= 0 or text.find(b".failed", last) >= 0:
+                self.failed = _FAILED_EVENT.search(text, last) is not None
 
 
 class PromptSize:

@@ -164,7 +164,7 @@ class ClientWriter(Sink):
             data = self.start() + data
         transport.write(data)
         mark = self._token_mark
-        if mark is not None and mark in data:
+        if mark is not None and data.find(mark) >= 0:  # `in` takes twice the time
             # An event that is cut in its mark by the engine's connection counts as part of none.
             self.record.last_token = time.monotonic_ns()
 
