@@ -48,16 +48,16 @@ class TicketIds:
 
     def __init__(self) -> None:
         self.instance = os.urandom(8).hex()
-        self._begun: list[str] = []  # ids less their costs; each is used once
+        self._random = ""  # of many ids, by one system call
+        self._at = 0  # what is before it has been used
 
     def new(self, cost: int) -> str:
         """Returns a new id for `cost` sequences."""
-        if not self._begun:
-            block = os.urandom(_BLOCK_BYTES).hex()  # one system call for many ids
-            self._begun = [
-                f"{self.instance}.{block[at : at + 32]}." for at in range(0, len(block), 32)
-            ]
-        return f"{self._begun.pop()}{cost}"
+        if self._at == len(self._random):
+            self._random, self._at = os.urandom(_BLOCK_BYTES).hex(), 0
+        begin = self._at
+        self._at = end = begin + 32
+        return f"{self.instance}.{self._random[begin:end]}.{cost}"
 
 
 class Ticket:
