@@ -48,16 +48,13 @@ class TicketIds:
 
     def __init__(self) -> None:
         self.instance = os.urandom(8).hex()
-        self._random = ""  # of many ids, by one system call
-        self._at = 0  # what is before it has been used
+        self._random: list[str] = []  # each is used once
 
     def new(self, cost: int) -> str:
         """Returns a new id for `cost` sequences."""
-        if self._at == len(self._random):
-            self._random, self._at = os.urandom(_BLOCK_BYTES).hex(), 0
-        begin = self._at
-        self._at = end = begin + 32
-        return f"{self.instance}.{self._random[begin:end]}.{cost}"
+        if not self._random:  # one system call for many
+            self._random = os.urandom(_BLOCK_BYTES).hex(" ", 16).split()
+        return f"{self.instance}.{self._random.pop()}.{cost}"
 
 
 class Ticket:
