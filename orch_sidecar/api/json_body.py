@@ -133,7 +133,9 @@ def _parsed_fast(body: bytes) -> dict[str, Any] | None:
     # Not JSON, or JSON that is deeper, or that the strict parser may accept.
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    document = {name.text: value for name, value in named.items()}
+    document: dict[str, Any] = {}
+    for name, value in named.items():
+        document[name.text] = value
     return document if len(document) == len(named) else None
 
 

@@ -188,15 +188,24 @@ class ChunkedBody:
         if line_of_whole is not None and data.startswith(line_of_whole) and data.endswith(b"\r\n"):
             self._content.append(data[len(line_of_whole) : -2])
             return data
-        if end <= MAX_BUFFERED_BYTES and data.endswith(b"\r\n"):
-            is_last = data.endswith(b"\r\n" + LAST_CHUNK)
-            lines = (data[: -len(LAST_CHUNK)] if is_last else data).split(b"\r\n")
-            payloads = lines[1::2]
-            if list(map(_SIZE_IN_LINE.get, lines[:-1:2])) == list(map(len, payloads)):
-                self._content.extend(payloads)
-                self.done = is_last
-                return data
-        position = 0
+        if end <= MAX_BUFFERED_BYTES and data.endswith(b"\r\n") and self._divided(data):
+            return data
+        return self._one_by_one(data)
+
+    def _divided(self, data: bytes) -> bool:
+        """Takes whole chunks with no end of line in their payloads. False: these are others."""
+        is_last = data.endswith(b"\r\n" + LAST_CHUNK)
+        lines = (data[: -len(LAST_CHUNK)] if is_last else data).split(b"\r\n")
+        payloads = lines[1::2]
+        if list(map(_SIZE_IN_LINE.get, lines[:-1:2])) != list(map(len, payloads)):
+            return False
+        self._content.extend(payloads)
+        self.done = is_last
+        return True
+
+    def _one_by_one(self, data: bytes) -> bytes:
+        """Takes any chunks. Returns the bytes to forward."""
+        position, end = 0, len(data)
         content = self._content
         while position < end:
             line = _CHUNK_LINE.match(data, position, position + _MAX_CHUNK_LINE)
