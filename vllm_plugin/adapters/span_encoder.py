@@ -12,7 +12,7 @@ end of a span and its bytes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from opentelemetry.attributes import BoundedAttributes
@@ -89,9 +89,9 @@ class RequestSpanEncoder:
         # vLLM adds none of these; a span that has them is encoded as it is.
         unusual = span.events or span.links or span.dropped_attributes or _OTHER in fields
         unusual = unusual or not span.status.is_unset
-        if form is None or unusual:
+        if form is None or unusual or not _filled_in(form, fields, attributes.values()):
             form = self._new_form(span)
-            if not unusual:
+            if not unusual and len(form.values) == len(fields):
                 self._forms[key] = form
             return form.message
         message, context = form.message, span.context
@@ -103,8 +103,6 @@ class RequestSpanEncoder:
             message.parent_span_id = parent.span_id.to_bytes(8)
         message.start_time_unix_nano = span.start_time or 0
         message.end_time_unix_nano = span.end_time or 0
-        for value, field, given in zip(form.values, fields, attributes.values(), strict=True):
-            setattr(value, field, given)
         return message
 
     def _new_form(self, span: ReadableSpan) -> _Form:
@@ -118,6 +116,17 @@ class RequestSpanEncoder:
         encoded = _scope_of_last(encode_spans([labels]), REQUEST_SPAN).spans[0]
         whole.attributes.extend(encoded.attributes)
         return _Form(whole, [attribute.value for attribute in whole.attributes[:own]])
+
+
+def _filled_in(form: _Form, fields: Sequence[str], attributes: Iterable[AttributeValue]) -> bool:
+    """Fills in the attributes. False: one has a value that OTLP cannot have (an integer of more
+    than 64 bits, half a surrogate pair), which OpenTelemetry leaves out."""
+    try:
+        for value, field, given in zip(form.values, fields, attributes, strict=True):
+            setattr(value, field, given)
+    except ValueError:
+        return False
+    return True
 
 
 def _scope_of_last(request: ExportTraceServiceRequest, name: str) -> ScopeSpans:

@@ -120,6 +120,15 @@ def test_span_with_what_vllm_does_not_set_is_encoded_with_it_and_leaves_no_trace
     assert_encoded_as_by_the_sdk(spans.ended(*unusual, plain))
 
 
+@pytest.mark.parametrize("value", [2**63, "\ud800"])
+def test_attribute_that_otlp_cannot_have_is_left_out_and_costs_no_other_span(value: Any) -> None:
+    spans = Spans()
+    some = [
+        spans.add("llm_request", OWN | {"more": each}) for each in (value, type(value)(), value)
+    ]
+    assert_encoded_as_by_the_sdk(spans.ended(*some))
+
+
 def test_labels_are_cut_where_the_sdk_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "3")
     spans = Spans()
