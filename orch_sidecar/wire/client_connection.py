@@ -22,7 +22,7 @@ from multidict import CIMultiDictProxy
 from yarl import URL
 
 from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, Endpoint
-from orch_sidecar.api.headers import CONTENT_LENGTH
+from orch_sidecar.api.headers import CONTENT_LENGTH, EXPECT
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.wire.client_connections import (
     ActiveResponse,
@@ -76,7 +76,8 @@ class ClientRequest:
         self.raw_headers: tuple[tuple[bytes, bytes], ...] = message.raw_headers
         # Upgrades are not supported. aiohttp discards the bytes that follow a request for an
         # unknown one (h2c) in the same read: the response has to announce that it is the last one.
-        self.keep_alive = not (message.should_close or message.upgrade)
+        # Its parser (3.14) takes the last trailer of a chunked body for a field of the next head.
+        self.keep_alive = not (message.should_close or message.upgrade or message.chunked)
 
     @property
     def rel_url(self) -> URL:
@@ -187,18 +188,23 @@ class ClientConnection(web.RequestHandler):
             response = await self._respond(request)
         else:
             request = ClientRequest(ERROR, payload, self)
-            text = (message.message or HTTPStatus.BAD_REQUEST.phrase).split("\n")[0]
-            refusal = Refusal(Reason.INVALID_REQUEST, f"not a valid HTTP request: {text}")
+            text = f"not a valid HTTP request: {_first_line(message.message)}"
+            refusal = Refusal(Reason.INVALID_REQUEST, text)
             response = self._error(message.status, UNKNOWN, refusal)
         if response is SENT or response is SENT_CLOSE:
             self._keepalive = response is SENT
         else:
             self._keepalive = await self._finish(request, response)
-        if not payload.is_eof():
+        if self._keepalive and not payload.is_eof():
             await self._discard(payload)
         if len(messages) > 1:
             await asyncio.sleep(0)  # other connections' turn: one read holds thousands of requests
-        return self._keepalive and not self._close and not self._force_close
+        if self._keepalive and not self._close and not self._force_close:
+            return True
+        asked = isinstance(message, RawRequestMessage) and message.should_close
+        if not (asked and payload.is_eof()):
+            await self._linger()
+        return False
 
     async def _respond(self, request: ClientRequest) -> web.StreamResponse:
         """Returns the handler's response; an error of the handler becomes one, too."""
@@ -217,7 +223,8 @@ class ClientConnection(web.RequestHandler):
 
     async def _finish(self, request: ClientRequest, response: web.StreamResponse) -> bool:
         """Has aiohttp send a response. Returns whether it leaves the connection open."""
-        if not request.keep_alive:
+        # A client that has not been invited to send its body may go on with another request.
+        if not request.keep_alive or (EXPECT in request.headers and not request.content.is_eof()):
             response.force_close()
         _, gone = await self.finish_response(request.for_aiohttp(), response, None)
         if gone:
@@ -234,6 +241,23 @@ class ClientConnection(web.RequestHandler):
         if not payload.is_eof() and not self._force_close:
             self.close()
 
+    async def _linger(self) -> None:
+        """Ends the connection for a client that does not expect it, and may be sending.
+
+        Were what it sends left unread, the system would reset the connection, and the client could
+        lose the response.
+        """
+        transport = self.transport
+        if self._force_close or transport is None or transport.is_closing():
+            return
+        self._close = True  # what arrives is discarded
+        transport.write_eof()
+        transport.resume_reading()
+        self._waiter = self._loop.create_future()  # ends with the connection
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._lingering_time):
+                await self._waiter
+
     def pause_reading(self) -> None:
         self._may_hold_back = True
         super().pause_reading()
@@ -249,11 +273,26 @@ class ClientConnection(web.RequestHandler):
             self._may_hold_back = True
         elif not messages or self.request is None:
             return
+        self._fail_unfinished()
         # aiohttp limits the number of pipelined requests and each body, but not their total size.
         if not self._buffer_paused:
             ahead_bytes = sum(payload.total_bytes for _, payload in messages)
             if ahead_bytes > _PIPELINED_BYTES:
                 self._pause_reading_for_buffer()  # until the next one is served
+
+    def _fail_unfinished(self) -> None:
+        """Fails the body after which nothing can be parsed: aiohttp leaves its reader waiting."""
+        messages, request = self._messages, self.request
+        error, _ = messages[-1]
+        if isinstance(error, RawRequestMessage):
+            return
+        if len(messages) > 1:
+            content = messages[-2][1]
+        else:
+            assert request is not None  # else there is no body
+            content = request.content
+        if not content.is_eof():
+            content.set_exception(web.RequestPayloadError(_first_line(error.message)))
 
     @property
     def idle(self) -> bool:
@@ -326,3 +365,8 @@ class ClientConnection(web.RequestHandler):
         )
         response.force_close()
         return response
+
+
+def _first_line(error: str | None) -> str:
+    """Returns what aiohttp's parser found wrong, without the bytes that it shows below."""
+    return (error or HTTPStatus.BAD_REQUEST.phrase).split("\n")[0]

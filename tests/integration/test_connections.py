@@ -136,24 +136,74 @@ async def test_idle_connections_are_closed_after_a_while(
     await eventually(lambda: len(engine.wires) == 1)  # the state stream's
 
 
-async def test_body_of_many_small_chunks_does_not_hold_back_the_next_one(
+async def test_request_with_a_chunked_body_is_the_last_one_of_its_connection(
     engine: ScriptedEngine, sidecar: Running, held: Held
 ) -> None:
-    """aiohttp pauses its parser at the last of these chunks, too late for this body."""
+    """aiohttp's parser takes its trailer for a field of the next request, which may be another
+    client's of a gateway. Of so many chunks it pauses at the last one, too late for this body."""
     chunks = max(4, DEFAULT_CHUNK_SIZE // 16) + 1
     body = json.dumps(body_of(CHAT)).encode().ljust(chunks)
     client = await started(sidecar)
     await eventually(lambda: held.waiting)
     client.send_request("POST", CHAT, headers=[("Transfer-Encoding", "chunked")])
-    client.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+    client.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body))
+    client.send(b"0\r\nAuthorization: Bearer another\r\n\r\n")
     (connection,) = sidecar.connections
     await eventually(lambda: connection._messages and connection._messages[0][1].is_eof())
     held.release()
     client.start(CHAT, stream=False)
-    for _ in range(2):
-        await eventually(lambda: held.waiting)
+    await eventually(lambda: held.waiting)
+    held.release()
+    responses = [await client.response() for _ in range(2)]
+    assert [each.header("connection") for each in responses] == [None, "close"]
+    assert await client.rest() == b""
+    assert [request.body for request in engine.generating[1:]] == [body]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_body_that_cannot_be_parsed_is_refused_at_once(
+    sidecar: Running, held: Held, ahead: bool
+) -> None:
+    client = await (started(sidecar) if ahead else sidecar.client())
+    client.send_request("POST", CHAT, headers=[("Transfer-Encoding", "chunked")])
+    client.send(b"5\r\n12345\r\n")
+    await eventually(lambda: held.waiting if ahead else sidecar.sidecar.frontend.active)
+    client.send(b"no size\r\n")
+    if ahead:
+        (connection,) = sidecar.connections
+        await eventually(lambda: len(connection._messages) > 1)
         held.release()
-    assert [(await client.response()).status for _ in range(3)] == [200, 200, 200]
+        assert (await client.response()).status == 200
+    response = await client.response()
+    assert (response.status, response.header("connection")) == (400, "close")
+    assert response.error["message"] == "the body: Invalid character in chunk size:"
+    assert await client.rest() == b""
+
+
+async def test_client_that_is_refused_before_it_sends_its_body_must_connect_again(
+    sidecar: Running,
+) -> None:
+    """What it sends next could be the body, or another request."""
+    client = await sidecar.client()
+    fields = [("Content-Length", "10"), ("Expect", "100-continue")]
+    client.send_request("POST", "/unknown", headers=fields)
+    response = await client.response()
+    assert (response.status, response.header("connection")) == (404, "close")
+    assert await client.rest() == b""
+
+
+async def test_client_that_goes_on_sending_gets_the_response_before_its_connection_ends(
+    sidecar: Running,
+) -> None:
+    client = await sidecar.client()
+    client.send(b"no request\r\n\r\n")
+    await eventually(lambda: any(each._close for each in sidecar.connections))
+    for _ in range(16):
+        client.send(b"more" * 65_536)
+    assert (await client.response()).status == 400
+    assert await client.rest() == b""
+    await client.close()
+    await eventually(lambda: not sidecar.connections)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
