@@ -86,6 +86,11 @@ class ClientRequest:
         return url.relative() if url.absolute else url
 
     @property
+    def asks_to_close(self) -> bool:
+        """Whether the client expects that the connection ends with the response."""
+        return self._message is not ERROR and self._message.should_close
+
+    @property
     def transport(self) -> asyncio.Transport | None:
         """None: the client is gone."""
         return self.protocol.transport
@@ -199,12 +204,8 @@ class ClientConnection(web.RequestHandler):
             await self._discard(payload)
         if len(messages) > 1:
             await asyncio.sleep(0)  # other connections' turn: one read holds thousands of requests
-        if self._keepalive and not self._close and not self._force_close:
-            return True
-        asked = isinstance(message, RawRequestMessage) and message.should_close
-        if not (asked and payload.is_eof()):
-            await self._linger()
-        return False
+        goes_on = self._keepalive and not self._close and not self._force_close
+        return goes_on or await self._linger(request)
 
     async def _respond(self, request: ClientRequest) -> web.StreamResponse:
         """Returns the handler's response; an error of the handler becomes one, too."""
@@ -241,22 +242,22 @@ class ClientConnection(web.RequestHandler):
         if not payload.is_eof() and not self._force_close:
             self.close()
 
-    async def _linger(self) -> None:
-        """Ends the connection for a client that does not expect it, and may be sending.
-
-        Were what it sends left unread, the system would reset the connection, and the client could
-        lose the response.
-        """
+    async def _linger(self, last: ClientRequest) -> bool:
+        """Ends the connection. For a client that does not expect that, and may be sending, not at
+        once: were it unread, the system would reset the connection, and the client could lose the
+        response. Returns False."""
         transport = self.transport
         if self._force_close or transport is None or transport.is_closing():
-            return
-        self._close = True  # what arrives is discarded
-        transport.write_eof()
-        transport.resume_reading()
-        self._waiter = self._loop.create_future()  # ends with the connection
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._lingering_time):
-                await self._waiter
+            return False
+        if not (last.asks_to_close and last.content.is_eof()):
+            self._close = True  # what arrives is discarded
+            transport.write_eof()
+            transport.resume_reading()
+            self._waiter = self._loop.create_future()  # ends with the connection
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lingering_time):
+                    await self._waiter
+        return False
 
     def pause_reading(self) -> None:
         self._may_hold_back = True
