@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from orch_sidecar.admission.constraints.idle import (
     BULK_SHARE,
     DECODES_SHARE,
     MAX_CUTS,
+    PROMPTS_SHARE,
     QUIET_S,
+    SAVED_S,
+    Savings,
 )
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
@@ -161,6 +165,34 @@ def test_beside_bulk_requests_decodes_and_prompts_take_a_small_share_of_the_engi
     assert 0.8 * BULK_SHARE <= read_s / seconds <= BULK_SHARE + 0.1 / seconds
     batch = 10 + core.constraints.idle._batch(10, 30.0)
     assert STEP.ms(10) < STEP.ms(batch) <= STEP.ms(10) / (1 - BULK_SHARE / 2)
+
+
+def test_beside_interactive_requests_prompts_delay_first_tokens_by_a_small_share() -> None:
+    core = core_with(8, **MEASURED)
+    fill(core, interactive(prompt_tokens=500, max_tokens=1000), "i")
+    began, seconds = 0, 30
+    for tenth in range(10 * seconds):
+        now = tenth / 10
+        core.engine_reports(report(8, **MEASURED), now)
+        core.arrive(f"row{tenth}", idle(prompt_tokens=1000), now)
+        for row in [each.id for each in core.ledger.all() if each.id.startswith("row")]:
+            core.release(row, now)
+            began += 1
+    # Read for 0.12 s: who comes then waits for half of a step with 500 of its tokens.
+    delay_s, first_token_s = 0.12 * 0.06 / 2, 0.06
+    assert 0.8 <= began * delay_s / seconds / (PROMPTS_SHARE * first_token_s) <= 1
+
+
+def test_what_was_spent_too_early_is_earned_first() -> None:
+    savings = Savings()
+    savings.spend(2.0, 0.5, 0.0)
+    assert savings.ready_at(0.5, 1.0) == 4.0
+    assert savings.ready_at(0.5, 100.0) == 100.0
+    savings.spend(0.5 * SAVED_S, 0.5, 100.0)
+    assert savings.ready_at(0.5, 100.0) == 100.0, "it was saved, and no more than that"
+    savings.spend(0.5, 0.5, 100.0)
+    assert savings.ready_at(0.5, 100.0) == 101.0
+    assert savings.ready_at(0.0, 100.0) == inf
 
 
 def test_when_nobody_has_been_there_for_a_while_only_the_slots_bound_them() -> None:

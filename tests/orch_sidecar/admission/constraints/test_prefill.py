@@ -23,6 +23,7 @@ def test_one_prompt_at_a_time_while_the_rate_is_not_known() -> None:
 def test_prompts_fit_as_far_as_they_are_read_within_the_stall() -> None:
     prefill = PrefillBudget(Ledger())
     prefill.tokens_per_s = 1000.0
+    prefill.measured(None, 50.0, 1)  # what they cost others is not known
     prefill.granted(200, 0.0)
     assert prefill.fits(300, 0.5, 0.0)
     assert not prefill.fits(301, 0.5, 0.0)
@@ -108,6 +109,18 @@ def test_stall_is_a_share_of_what_the_queue_leaves_of_the_slo(
     ttft_ms: float | None, waits_s: float, expected_s: float
 ) -> None:
     assert stall_s(ttft_ms, waits_s) == pytest.approx(expected_s)
+
+
+def test_share_of_bulk_prompts_is_that_of_late() -> None:
+    ledger = Ledger()
+    prefill = PrefillBudget(ledger)
+    prefill.granted(900, 0.0)
+    ledger.interactive_prompts += 100
+    assert prefill.bulk_prompts == pytest.approx(0.9)
+    prefill.measured(None, None, 1)
+    assert prefill.bulk_prompts == pytest.approx(0.9)
+    ledger.interactive_prompts += 900
+    assert prefill.bulk_prompts == pytest.approx(0.45), "a tenth of what was before is forgotten"
 
 
 def test_nothing_fits_while_prompts_yield() -> None:
