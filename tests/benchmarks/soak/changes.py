@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.benchmarks.soak.keys import Keys
+from tests.benchmarks.soak.keys import Key, Keys
 from tests.benchmarks.soak.processes import Engine, SidecarProcess
 from tests.benchmarks.soak.report import Report
 from tests.benchmarks.soak.responses import ask
@@ -113,9 +114,10 @@ class Changes:
             self._reload, self._reload_spoiled, self._turn_key, self._turn_key, self._spoil_keys,
             self._drain,
         ]  # fmt: skip
-        while not stop.is_set():
-            await asyncio.sleep(self._chance.uniform(0.3, 2.5))
-            await self._chance.choice(kinds)()
+        async with asyncio.TaskGroup() as self._settling:
+            while not stop.is_set():
+                await asyncio.sleep(self._chance.uniform(0.3, 2.5))
+                await self._chance.choice(kinds)()
 
     async def _readiness(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(
@@ -157,7 +159,24 @@ class Changes:
         await self._reload()
 
     async def _turn_key(self) -> None:
-        self._report.faults[self._keys.turn()] += 1
+        key = self._keys.turn()
+        self._report.faults["key added" if key.known else "key revoked"] += 1
+        self._settling.create_task(self._settle(key, key.changes))
+
+    async def _settle(self, key: Key, changes: int) -> None:
+        """Notes when the sidecar knows of the last change of a key. On a busy machine that can take
+        several times as long as it waits between two looks at the file."""
+        header, known = f"Authorization: Bearer {key.value}\r\n", None
+        try:
+            async with asyncio.timeout(_RELOADS_WITHIN_S):
+                while key.changes == changes and known is not key.known:
+                    await asyncio.sleep(0.1)
+                    answer = await ask(self._sidecar.port, "GET", "/v1/capabilities", header)
+                    known = answer.status != 401
+        except TimeoutError:
+            self._report.breach("a changed key goes unnoticed", key.name)
+        if key.changes == changes:
+            key.settled_at = time.monotonic()
 
     async def _spoil_keys(self) -> None:
         self._report.faults["spoiled keys"] += 1

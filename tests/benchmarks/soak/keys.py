@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from orch_sidecar.auth.keys import RANDOM_BYTES, new_key
-from tests.benchmarks.soak.trouble import KEY_GRACE_S
 from tests.integration.keyed import KeyRing
 
 
 @dataclass(slots=True)
 class Key:
-    """One client's key. `changed_at`: when it was added to the file or taken out."""
+    """One client's key. `changes`: how often it was added to the file or taken out since the start.
+    `settled_at`: when the sidecar was seen to know of the last time."""
 
     name: str
     value: str
     bulk: bool = False
     concurrency: int | None = None
     known: bool = True
-    changed_at: float = float("-inf")
+    changes: int = 0
+    settled_at: float = float("-inf")
 
     def unsettled(self, since: float) -> bool:
         """Whether the sidecar may not have known of its last change at that time."""
-        return since < self.changed_at + KEY_GRACE_S
+        return since < self.settled_at
 
 
 class Keys:
@@ -56,16 +56,17 @@ class Keys:
             return self._chance.choice(self.passing)
         return self._chance.choices(self.steady, (6, 3, 1, 1))[0]
 
-    def turn(self) -> str:
-        """Revokes one that comes and goes, or gives it back. Returns what was done."""
+    def turn(self) -> Key:
+        """Revokes one that comes and goes, or gives it back."""
         key = self._chance.choice(self.passing)
         if key.known:
             self._ring.remove(key.name)
         else:
             self._ring.add(key.name)
         key.known = not key.known
-        key.changed_at = time.monotonic()
-        return "key added" if key.known else "key revoked"
+        key.changes += 1
+        key.settled_at = float("inf")
+        return key
 
     def spoil(self) -> None:
         """Writes a file that cannot be used: every key stays as it was."""

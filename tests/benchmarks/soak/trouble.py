@@ -1,4 +1,4 @@
-"""Records when which pool or API key was unreliable.
+"""Records when which pool was unreliable.
 
 A failed request is only allowed if a deliberate fault during its lifetime explains it.
 """
@@ -13,8 +13,6 @@ from enum import Enum
 # A fault ends when the sidecar takes requests for the pool again; what it decided just before
 # may reach a client so much later.
 GRACE_S = 0.5
-# A file of API keys is looked at every 2 s.
-KEY_GRACE_S = 5.0
 
 
 class Kind(Enum):
