@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.pools.placement.routing import PlacementReason as By
 from orch_sidecar.pools.placement.routing import PlacementRequest, place
@@ -37,5 +39,5 @@ def test_pool_with_the_prefix_gets_no_more_than_its_share_of_the_load() -> None:
 
 def test_what_the_client_requires_is_not_traded_for_a_prefix() -> None:
     pools = [pool("a", end_ms=100.0), pool("b", end_ms=100.0, measurement_type=SINGLE)]
-    asked = turn("a")._replace(options=RequestOptions(measurement_type=SINGLE))
+    asked = replace(turn("a"), options=RequestOptions(measurement_type=SINGLE))
     assert place(pools, asked) == ("b", By.MEASUREMENT_TYPE)
