@@ -91,7 +91,7 @@ async def test_clients_own_retries_come_back_at_the_stated_time_and_succeed(
         pending = asyncio.ensure_future(
             client.chat.completions.with_raw_response.create(model="tiny", messages=MESSAGES)
         )
-        await asyncio.sleep(0.2)
+        await eventually(lambda: running.sidecar.frontend._in_flight._ended)  # it was refused
         held.release()
         await busy.response()
         await eventually(lambda: held.waiting)
