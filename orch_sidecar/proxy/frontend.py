@@ -235,6 +235,8 @@ class Frontend:
         http, endpoint, outline = request.http, request.endpoint, None
         if names.has_options and (refusal := self._inadmissible(request)) is not None:
             return NotSent(refusal)
+        if names.asks and (refusal := self._read_options(request)) is not None:
+            return NotSent(refusal)
         if endpoint.method == "POST":
             body = self._bodies.at_once(request)
             if body is None:
@@ -244,8 +246,6 @@ class Frontend:
             if isinstance(body, Refusal):
                 return NotSent(body)
             request.body, body = body, None  # which a salt may replace: this waits with it
-        if names.asks and (refusal := self._read_options(request)) is not None:
-            return NotSent(refusal)
         if not endpoint.admitted:
             return await self._serve_unadmitted(request)
         if endpoint.form:

@@ -20,6 +20,8 @@ from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
+WRONG = (("X-Orch-Class", "none"),)
+
 
 async def test_http_1_0_client_gets_plain_bytes_and_the_end_of_the_connection(
     engine: ScriptedEngine, sidecar: Running
@@ -180,15 +182,17 @@ async def test_body_that_cannot_be_parsed_is_refused_at_once(
     assert await client.rest() == b""
 
 
+@pytest.mark.parametrize(("target", "more", "status"), [("/unknown", (), 404), (CHAT, WRONG, 400)])
 async def test_client_that_is_refused_before_it_sends_its_body_must_connect_again(
-    sidecar: Running,
+    sidecar: Running, target: str, more: tuple[tuple[str, str], ...], status: int
 ) -> None:
     """What it sends next could be the body, or another request."""
     client = await sidecar.client()
-    fields = [("Content-Length", "10"), ("Expect", "100-continue")]
-    client.send_request("POST", "/unknown", headers=fields)
+    fields = [("Content-Length", "10"), ("Expect", "100-continue"), *more]
+    client.send_request("POST", target, headers=fields)
     response = await client.response()
-    assert (response.status, response.header("connection")) == (404, "close")
+    assert (response.status, response.header("connection")) == (status, "close")
+    assert response.informational == []
     assert await client.rest() == b""
 
 
