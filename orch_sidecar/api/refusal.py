@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Reason(StrEnum):
@@ -79,3 +80,6 @@ class Refusal:
     queue_position: int | None = None
     predicted_start_ms: int | None = None
     moved: bool = False
+
+
+INTERNAL_ERROR: Final = Refusal(Reason.INTERNAL_ERROR, "internal error of the sidecar; see its log")

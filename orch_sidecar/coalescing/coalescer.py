@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import INTERNAL_ERROR, Reason, Refusal
 from orch_sidecar.coalescing.shared_generation import (
     Key,
     SharedGeneration,
@@ -43,9 +43,6 @@ _OF_ITS_PLACE: Final = frozenset(
         Reason.SLO_MISS,
         Reason.QUEUE_FULL_DROP_LRU,
     }
-)
-_INTERNAL_ERROR: Final = Refusal(
-    Reason.INTERNAL_ERROR, "internal error of the sidecar; see its log"
 )
 
 
@@ -155,7 +152,7 @@ class Coalesce:
         except Exception:
             logger.exception("a shared generation failed")
             outcome, status = Reason.INTERNAL_ERROR, 500
-            broadcast.cut_short(_INTERNAL_ERROR)
+            broadcast.cut_short(INTERNAL_ERROR)
         finally:
             self._forget(shared)
             record.end(outcome, status)

@@ -27,8 +27,8 @@ class Watchers:
 
     def __init__(self, pools: PoolRegistry) -> None:
         self._pools = pools
-        # With the client's request, and the one that waits: another where a generation is shared.
-        self._watched: dict[QueueResponse, tuple[Request, Request]] = {}
+        # By the client's request the one that waits: another where a generation is shared.
+        self._watched: dict[Request, Request] = {}
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
 
@@ -46,10 +46,10 @@ class Watchers:
 
         Raises CancelledError if the client is gone.
         """
-        response = self.response_of(request)
-        self._watched[response] = request, waiting
+        self.response_of(request)
+        self._watched[request] = waiting
         # In the next turn of the event loop it is queued, or has its slots already.
-        self._loop.call_soon(self._show, response)
+        self._loop.call_soon(self._show, request)
         if self._task is None:
             self._task = self._loop.create_task(self._run(), name="show places in queues")
 
@@ -63,28 +63,27 @@ class Watchers:
         try:
             while self._watched:
                 await asyncio.sleep(LOOK_EVERY_S)
-                for number, response in enumerate(list(self._watched), 1):
-                    self._show(response)
+                for number, request in enumerate(list(self._watched), 1):
+                    self._show(request)
                     if number % _CLIENTS_PER_TURN == 0:
                         await asyncio.sleep(0)
         finally:
             self._task = None
 
-    def _show(self, response: QueueResponse) -> None:
+    def _show(self, request: Request) -> None:
         """Shows one client its place; forgets it when its stream has begun or its request ended."""
-        found = self._watched.get(response)
-        if found is None:
+        waiting, response = self._watched.get(request), request.queue_response
+        if waiting is None or response is None:
             return
-        request, waiting = found
         if response.started or request.record.ended or response.transport.is_closing():
-            del self._watched[response]
+            del self._watched[request]
             return
         try:
             self._show_place(response, request, waiting)
         # A client that is shown nothing must not keep the others from it.
         except Exception:
             logger.exception("a place in a queue could not be shown")
-            del self._watched[response]
+            del self._watched[request]
 
     def _show_place(self, response: QueueResponse, request: Request, waiting: Request) -> None:
         now, record = self._loop.time(), waiting.record

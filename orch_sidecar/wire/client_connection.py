@@ -23,7 +23,7 @@ from yarl import URL
 
 from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, Endpoint
 from orch_sidecar.api.headers import CONTENT_LENGTH, EXPECT
-from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.api.refusal import INTERNAL_ERROR, Reason, Refusal
 from orch_sidecar.wire.client_connections import (
     ActiveResponse,
     ClientConnections,
@@ -215,8 +215,8 @@ class ClientConnection(web.RequestHandler):
             return await handle(request)
         except Exception:
             self.logger.exception("Error handling request")
-            refusal = Refusal(Reason.INTERNAL_ERROR, "internal error of the sidecar; see its log")
-            return self._error(500, ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN), refusal)
+            endpoint = ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN)
+            return self._error(500, endpoint, INTERNAL_ERROR)
         finally:
             self._request_in_progress, self.request = False, None
             if self._handler_waiter is not None:

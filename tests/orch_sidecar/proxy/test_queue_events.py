@@ -266,7 +266,7 @@ async def test_answer_keeps_the_pool_and_type_with_which_it_has_begun() -> None:
         assert each.call is not None
         assert each.call.options.measurement_type is MeasurementType.BATCHED_ONLINE
     shared.record.pool = "a"
-    watchers._show(watchers.response_of(request))
+    watchers._show(request)
     assert request.record.pool == "b", "what it was told in its head"
     await watchers.close()
 
@@ -280,7 +280,7 @@ async def test_event_loop_runs_between_those_that_are_shown_their_places(
     for _ in range(5):
         request = waits(Place(1, None))
         watchers.watch(request, request)
-    watchers._show = lambda response: shown_in.append(turns)  # type: ignore[method-assign]
+    watchers._show = lambda request: shown_in.append(turns)  # type: ignore[method-assign]
     while len(shown_in) < 5:
         turns += 1
         await asyncio.sleep(0)
