@@ -21,7 +21,6 @@ from vllm_plugin.allowlist import NAME
 from vllm_plugin.api_server.admin_calls import AdminCallMiddleware, set_within, watch_readiness
 from vllm_plugin.api_server.errors import refusal
 from vllm_plugin.api_server.lease_middleware import LeaseMiddleware
-from vllm_plugin.api_server.routes import RECORDINGS, workloads_of
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR, SidecarMiddleware
 from vllm_plugin.api_server.statements_endpoint import StatementsEndpoint
 from vllm_plugin.contracts.claiming_sidecar import Subscriber
@@ -35,6 +34,7 @@ from vllm_plugin.contracts.lease_protocol import (
     HEARTBEAT,
     HEARTBEAT_EVERY_S,
     OFFER,
+    RECORDINGS,
     STATE,
     changes_every_s,
     event,
@@ -43,6 +43,7 @@ from vllm_plugin.contracts.lease_protocol import (
     parse_claim,
     short_lease,
     timestamp,
+    workloads_of,
 )
 from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, VARIABLE, SidecarKeys
 from vllm_plugin.contracts.unleased import EngineKeys, Unleased, objection

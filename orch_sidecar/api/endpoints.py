@@ -17,6 +17,7 @@ from orch_sidecar.api.errors import ANTHROPIC, COHERE, OPENAI, RESPONSES, ErrorF
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
 from orch_sidecar.api.refusal import Refusal
+from vllm_plugin.contracts.lease_protocol import workloads_of
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
 
@@ -45,9 +46,8 @@ class Endpoint:
     `first_byte_is_token`: streams begin with the first token, so that its time can be measured.
     `token_mark`: what every event of a stream with generated text has, or with its end, and no
     other: no text has it, since quotes and line breaks in a text are escaped.
-    `operation`: `gen_ai.operation.name` of OpenTelemetry. `workload`: what an engine that serves it
-    reports, by `vllm_plugin.api_server.routes`. `needs_key`: where clients have API keys; probes
-    and Prometheus send none.
+    `operation`: `gen_ai.operation.name` of OpenTelemetry. `needs_key`: where clients have API keys;
+    probes and Prometheus send none.
     `budgeted`: takes no slots, but its body counts against the budgets of a key.
     `division`: how a request can be divided; None: it cannot.
     `form`: the body is a multipart form, not JSON, and nothing is added to it.
@@ -70,7 +70,6 @@ class Endpoint:
     form: bool = False
     stored: bool = False
     operation: str = "chat"
-    workload: str | None = None
     admitted: bool = field(init=False)
     line: bytes = field(init=False)
 
@@ -137,14 +136,13 @@ def _pooling(
     *paths: str,
     read: Callable[[Document, int | None], GenerationRequest] = generation.input_or_messages,
     operation: str,
-    workload: str,
     division: Division | None = Division(("input", "messages")),
 ) -> tuple[Endpoint, ...]:
     """Endpoints whose answers are not streamed: of models that pool, scores and decisions."""
     return tuple(
         Endpoint(
             path, "POST", path,
-            generation=read, first_byte_is_token=False, operation=operation, workload=workload,
+            generation=read, first_byte_is_token=False, operation=operation,
             division=division,
         )
         for path in paths
@@ -156,7 +154,6 @@ _ENDPOINTS: Final = (
         "/v1/chat/completions", "POST", "/v1/chat/completions",
         generation=generation.chat,
         coalescing_key=coalescing_key.chat,
-        workload="chat",
         division=Division((), "choices", n=True),
     ),
     Endpoint(
@@ -164,7 +161,6 @@ _ENDPOINTS: Final = (
         generation=generation.completions,
         coalescing_key=coalescing_key.completions,
         operation="text_completion",
-        workload="completion",
         division=Division(("prompt",), "choices", n=True),
     ),
     # Responses are stored and referred to by their ids: none is coalesced. vLLM sends their first
@@ -175,7 +171,6 @@ _ENDPOINTS: Final = (
         error_format=RESPONSES,
         first_byte_is_token=False,
         token_mark=b".delta\n",
-        workload="responses",
     ),
     # Messages have ids of their own making: none is coalesced.
     Endpoint(
@@ -183,14 +178,12 @@ _ENDPOINTS: Final = (
         generation=generation.messages,
         error_format=ANTHROPIC,
         token_mark=b"content_block_delta\n",
-        workload="messages",
     ),
     # One answer for several conversations, which is not streamed.
     Endpoint(
         "/v1/chat/completions/batch", "POST", "/v1/chat/completions/batch",
         generation=generation.chat_batch,
         first_byte_is_token=False,
-        workload="chat",
         division=Division(("messages",), "choices"),
     ),
     # For engines that have Cohere's package and this route. The first event has no token.
@@ -200,50 +193,49 @@ _ENDPOINTS: Final = (
         error_format=COHERE,
         first_byte_is_token=False,
         token_mark=b'"type":"content-delta"',
-        workload="chat",
     ),
-    *_pooling("/v1/embeddings", operation="embeddings", workload="embedding"),
+    *_pooling("/v1/embeddings", operation="embeddings"),
     *_pooling(
         "/v2/embed",
-        read=generation.cohere_embed, operation="embeddings", workload="embedding",
+        read=generation.cohere_embed, operation="embeddings",
         division=Division(("texts", "images", "inputs"), "embeddings"),
     ),
     *_pooling(
         "/rerank", "/v1/rerank", "/v2/rerank",
-        read=generation.rerank, operation="rerank", workload="rerank",
+        read=generation.rerank, operation="rerank",
         division=Division(("documents",), "results", ranked=True),
     ),
     *_pooling(
         "/score", "/v1/score",
-        read=generation.scores, operation="score", workload="score",
+        read=generation.scores, operation="score",
         division=Division(
             (
                 "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2",
             )
         ),
     ),
-    *_pooling("/classify", operation="classify", workload="classification"),
-    *_pooling("/pooling", operation="pooling", workload="pooling"),
+    *_pooling("/classify", operation="classify"),
+    *_pooling("/pooling", operation="pooling"),
     *_pooling(
         "/generative_scoring",
-        read=generation.generative_scores, operation="score", workload="completion",
+        read=generation.generative_scores, operation="score",
         division=Division(("items",)),
     ),
     *_pooling(
         "/v1/systemone", "/v1/decisions",
-        read=generation.decision, operation="decision", workload="completion",
+        read=generation.decision, operation="decision",
         division=None,
     ),
     *(
         Endpoint(
-            f"/v1/audio/{workload}s", "POST", f"/v1/audio/{workload}s",
-            generation=generation.recording, form=True, operation=workload, workload=workload,
+            f"/v1/audio/{task}s", "POST", f"/v1/audio/{task}s",
+            generation=generation.recording, form=True, operation=task,
         )
-        for workload in ("transcription", "translation")
+        for task in ("transcription", "translation")
     ),
     Endpoint(
         "/invocations", "POST", "/invocations",
-        generation=generation.invocations, first_byte_is_token=False, workload="completion",
+        generation=generation.invocations, first_byte_is_token=False,
     ),
     Endpoint(
         "/v1/messages/count_tokens", "POST", "/v1/messages/count_tokens",
@@ -314,7 +306,7 @@ _UNKNOWN_MESSAGES: Final = Endpoint("(none)", "GET", error_format=ANTHROPIC)
 
 WITHOUT_KEY: Final = frozenset(each.path for each in _ENDPOINTS if not each.needs_key) | {ROOT}
 # Of an engine's workloads, those that this sidecar serves.
-WORKLOADS: Final = frozenset(each.workload for each in _ENDPOINTS if each.admitted)
+WORKLOADS: Final = workloads_of(each.path for each in _ENDPOINTS if each.admitted)
 
 
 def find(path: str) -> Endpoint | None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from orch_sidecar.admission.types import EngineReport, StepTime
 from orch_sidecar.engine_state.document import InvalidReport
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
-from vllm_plugin.contracts.lease_protocol import Claim
+from vllm_plugin.contracts.lease_protocol import POOLING, Claim
 
 # What `report_of` reads; changes of other fields do not concern admission.
 FIELDS: Final = frozenset(
@@ -23,10 +23,6 @@ FIELDS: Final = frozenset(
         "foreign_interactive", "lora", "supported_workloads",
     }
 )  # fmt: skip
-
-
-# Workloads of engines that generate no tokens.
-_POOLING: Final = frozenset({"embedding", "pooling", "score", "rerank", "classification"})
 
 # What takes a computation follows from these; they change seldom.
 _DERIVED_FIELDS: Final = frozenset({"kv_blocks_total", "kv_groups", "step_time", "features"})
@@ -83,7 +79,7 @@ def _generates(document: Mapping[str, Any]) -> bool:
     """Whether the engine generates tokens; one that pools has no decode steps, and no time per
     token that a batch could make too long."""
     workloads = document.get("supported_workloads")
-    return not workloads or not _POOLING.issuperset(workloads)
+    return not workloads or not POOLING.issuperset(workloads)
 
 
 def _adapters(lora: Mapping[str, Any] | None) -> dict[str, Any]:

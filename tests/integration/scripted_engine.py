@@ -20,9 +20,14 @@ from tests.integration.scripted_keys import is_for_sidecars, knows
 from tests.integration.scripted_stream import state_stream
 from tests.integration.wire import Answer, EngineWire, Received
 from tests.vllm_plugin.examples import SETTINGS
-from vllm_plugin.api_server.routes import workloads_of
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
-from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH, NO_SLOT, parse_claim, parse_lease
+from vllm_plugin.contracts.lease_protocol import (
+    CLAIMS_PATH,
+    NO_SLOT,
+    parse_claim,
+    parse_lease,
+    workloads_of,
+)
 from vllm_plugin.contracts.lora import NO_ADAPTER, parse_adapter
 from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, SidecarKeys
 from vllm_plugin.state.conditions import Conditions

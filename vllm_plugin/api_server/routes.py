@@ -1,5 +1,4 @@
-"""Classifies vLLM's routes: which put sequences into the engine, which suspend it, and of which
-workloads they are (vLLM has the routes of its tasks).
+"""Classifies vLLM's routes: which put sequences into the engine, and which suspend it.
 
 Any POST that is not listed here counts as a generating request: a route that is new in vLLM, or
 another plugin's, is counted rather than overlooked.
@@ -7,7 +6,6 @@ another plugin's, is counted rather than overlooked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
@@ -80,27 +78,3 @@ def generates(method: str, path: str) -> bool:
     if method != "POST" or path in _NOT_GENERATING:
         return False
     return not (path.startswith(_RESPONSES) and path.endswith(_CANCEL))
-
-
-_WORKLOADS: Final = {
-    "/v1/completions": "completion",
-    "/v1/chat/completions": "chat",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-    "/v1/embeddings": "embedding",
-    "/pooling": "pooling",
-    "/classify": "classification",
-    "/score": "score",
-    "/rerank": "rerank",
-    "/v1/audio/transcriptions": "transcription",
-    "/v1/audio/translations": "translation",
-    "/v1/realtime": "realtime",
-}
-# Those that read recordings.
-RECORDINGS: Final = frozenset({"transcription", "translation"})
-
-
-def workloads_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """Returns the workloads for these paths, always in the same order."""
-    served = set(paths)
-    return tuple(workload for path, workload in _WORKLOADS.items() if path in served)

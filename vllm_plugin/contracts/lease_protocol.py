@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -293,3 +293,30 @@ def timestamp(at_s: float) -> str:
     """Formats a Unix time as RFC 3339, in UTC and to the millisecond."""
     text = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
+
+
+# What an engine reports as `supported_workloads`, by the routes that it has: vLLM has those of its
+# tasks.
+_WORKLOADS: Final = {
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/embeddings": "embedding",
+    "/pooling": "pooling",
+    "/classify": "classification",
+    "/score": "score",
+    "/rerank": "rerank",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "translation",
+    "/v1/realtime": "realtime",
+}
+# Those that read recordings, and those of engines that generate no tokens.
+RECORDINGS: Final = frozenset({"transcription", "translation"})
+POOLING: Final = frozenset({"embedding", "pooling", "score", "rerank", "classification"})
+
+
+def workloads_of(paths: Iterable[str]) -> tuple[str, ...]:
+    """Returns the workloads for these paths, always in the same order."""
+    served = set(paths)
+    return tuple(workload for path, workload in _WORKLOADS.items() if path in served)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.vllm_plugin.application import Engine
-from vllm_plugin.api_server.routes import SUSPENDING, generates, workloads_of
+from vllm_plugin.api_server.routes import SUSPENDING, generates
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,6 @@ def test_pause_sleep_and_weight_updates_suspend_the_engine() -> None:
         "asleep",
         "paused",
     )
-
-
-def test_workloads_are_those_of_the_routes_in_a_fixed_order() -> None:
-    paths = ["/v1/chat/completions", "/health", "/v1/embeddings", "/v1/completions"]
-    assert (
-        workloads_of(paths) == workloads_of(reversed(paths)) == ("completion", "chat", "embedding")
-    )
-    assert workloads_of(["/health"]) == ()
 
 
 async def test_engine_reports_the_workloads_of_its_routes() -> None:

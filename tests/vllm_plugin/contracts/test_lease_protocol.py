@@ -19,6 +19,7 @@ from vllm_plugin.contracts.lease_protocol import (
     require_lease,
     short_lease,
     timestamp,
+    workloads_of,
 )
 
 US = "a" * 16
@@ -100,3 +101,11 @@ def test_interval_that_a_reader_asks_for_is_in_milliseconds() -> None:
 def test_interval_that_is_none_is_rejected_with_the_rule(text: str) -> None:
     with pytest.raises(ValueError, match=r"changes_every_ms is .* an integer from 0 to 1000"):
         parse_changes_every_s(text)
+
+
+def test_workloads_are_those_of_the_routes_in_a_fixed_order() -> None:
+    paths = ["/v1/chat/completions", "/health", "/v1/embeddings", "/v1/completions"]
+    assert (
+        workloads_of(paths) == workloads_of(reversed(paths)) == ("completion", "chat", "embedding")
+    )
+    assert workloads_of(["/health"]) == ()
