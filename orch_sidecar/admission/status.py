@@ -109,7 +109,7 @@ def status_of(
 ) -> AdmissionStatus:
     """Returns the current state of an admission with these parts."""
     ledger, queues = constraints.ledger, constraints.queues
-    reserve, limits = constraints.reserve, constraints.limits
+    reserve, limits = constraints.reserve, constraints.batch.limits
     demand_ratio = reserve.ratio(limits, now)
     closed = draining is not None or unavailable is not None
 

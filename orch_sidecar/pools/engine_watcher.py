@@ -291,9 +291,9 @@ class EngineWatcher:
             self.since_s = time.time()
         self.state, self.message = PoolState.READY, ""
         self.ctx_max, self._reported = new.ctx_max, new
-        before = self._gate.controller.constraints.limits.out_of_reach
+        before = self._gate.controller.constraints.batch.limits.out_of_reach
         self._gate.engine_reports(new._replace(leases=leases) if leases else new)
-        if self._gate.controller.constraints.limits.out_of_reach is not before:
+        if self._gate.controller.constraints.batch.limits.out_of_reach is not before:
             text = "can be kept again" if before else "cannot be kept, not even by a batch of one"
             logger.warning("engine at %s: the SLO per token %s", self._url, text)
         if begins and self._on_ready is not None:

@@ -32,9 +32,6 @@ class Watchers:
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
 
-    def __len__(self) -> int:
-        return len(self._watched)
-
     def response_of(self, request: Request) -> QueueResponse:
         """Returns the response to the client of a request. Raises CancelledError if it is gone."""
         if request.queue_response is None:

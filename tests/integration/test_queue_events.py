@@ -44,7 +44,7 @@ async def test_queued_stream_begins_at_once_and_becomes_the_engines(
     assert seen.started == 1
     assert seen.rest == b"".join(map(answer.event, ("one", "two"))) + b"data: [DONE]\n\n"
     assert (await client.get("/livez")).status == 200, "the connection goes on"
-    await eventually(lambda: not len(sidecar.sidecar.watchers))
+    await eventually(lambda: not sidecar.sidecar.watchers._watched)
 
 
 async def test_without_the_header_nothing_is_sent_before_the_engine_answers(

@@ -44,8 +44,8 @@ class AdmissionConstraints:
         self.pause = Pause(self.offers)
         self.reserve = InteractiveReserve(rules, ledger, queues)
         traffic = self.reserve.has_traffic
-        self._batch = BatchLimit(limits_for(rules, 0, None), ledger, self.offers, traffic)
-        self._prefill = PrefillLimit(rules, ledger, queues, service_times, self._batch, traffic)
+        self.batch = BatchLimit(limits_for(rules, 0, None), ledger, self.offers, traffic)
+        self._prefill = PrefillLimit(rules, ledger, queues, service_times, self.batch, traffic)
         self.kv = KvBudget(ledger)
         self.slots = Slots(ledger)
         self.idle = IdleRoom(ledger, queues, service_times, self.reserve, self.offers)
@@ -54,7 +54,7 @@ class AdmissionConstraints:
             *more,
             Adapters(ledger, queues, service_times),
             self.slots,
-            self._batch,
+            self.batch,
             self.reserve,
             self._prefill,
             self.idle,
@@ -77,15 +77,6 @@ class AdmissionConstraints:
         self.ledger = ledger
         self.queues = queues
         self.service_times = service_times
-
-    @property
-    def limits(self) -> Limits:
-        """The batches that keep the SLOs per token."""
-        return self._batch.limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self._batch.limits = limits
 
     @property
     def reasons(self) -> list[str]:
@@ -114,7 +105,7 @@ class AdmissionConstraints:
         if report.step_time is not self._measured[2]:
             tpot_ms = self.rules.of(INTERACTIVE).tpot_p95_ms
             self._prefill.budget.measured(report.step_time, tpot_ms, self.ledger.leased)
-        before = self.limits if measured[0] == self._measured[0] else None
+        before = self.batch.limits if measured[0] == self._measured[0] else None
         self._measured = measured
         fit = report.step_time
         self.reserve.step_time = fit if fit is not None and fit.good else None
@@ -128,10 +119,10 @@ class AdmissionConstraints:
     def _set_limits(self, before: Limits | None) -> None:
         slots_total, batch_seen, step_time = self._measured
         bulk_prompts = self._prefill.budget.bulk_prompts
-        self.limits = limits_for(
+        self.batch.limits = limits_for(
             self.rules, slots_total, step_time, batch_seen, bulk_prompts, before
         )
-        self.reserve.resized(slots_total, self.limits.interactive)
+        self.reserve.resized(slots_total, self.batch.limits.interactive)
 
     # Decisions
 

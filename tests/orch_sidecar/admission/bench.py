@@ -25,11 +25,11 @@ class Bench:
         self.constraints = AdmissionConstraints(
             of_rules, self.ledger, self.queues, self.service_times
         )
-        self.constraints.limits = limits_for(of_rules, slots, None, slots)
+        self.constraints.batch.limits = limits_for(of_rules, slots, None, slots)
         self.constraints.reserve.resized(slots, slots)
 
     def limit(self, *, interactive: int, bulk: int, mixed: int) -> None:
-        self.constraints.limits = Limits(interactive, bulk, mixed, True)
+        self.constraints.batch.limits = Limits(interactive, bulk, mixed, True)
         self.constraints.reserve.resized(self.ledger.slots_total, interactive)
 
     def grant(self, request: AdmissionRequest, now: float = 0.0) -> Lease:

@@ -254,7 +254,7 @@ class Checked(RuleBasedStateMachine):
 
     @invariant()
     def limits_are_those_of_rules_and_engine(self) -> None:
-        assert self.core.constraints.limits == self.model.limits
+        assert self.core.constraints.batch.limits == self.model.limits
 
     @invariant()
     def next_event_is_to_come(self) -> None:

@@ -192,7 +192,7 @@ def test_sidecar_may_have_its_share_of_the_batch_whatever_the_others_have(
 def test_bulk_requests_yield_to_the_interactive_traffic_of_other_sidecars() -> None:
     tight = rules(class_rules(tpot_p95_ms=30.0), class_rules(tpot_p95_ms=1000.0))
     core = core_of(64, tight, sidecars=2, step_time=STEP_TIME, batch_seen=64)
-    limits = core.constraints.limits
+    limits = core.constraints.batch.limits
     assert limits.mixed < limits.bulk
     taken = limits.mixed
     core.engine_reports(

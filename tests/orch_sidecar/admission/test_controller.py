@@ -173,13 +173,13 @@ def test_interactive_requests_that_fill_their_batch_let_bulk_ones_go() -> None:
 def test_limits_follow_the_measured_step_time() -> None:
     core = core_of(64, rules(class_rules(tpot_p95_ms=20.0)))
     assert (
-        core.constraints.limits.batch(INTERACTIVE),
-        core.constraints.limits.measured,
+        core.constraints.batch.limits.batch(INTERACTIVE),
+        core.constraints.batch.limits.measured,
     ) == (8, False)
     core.engine_reports(report(64, step_time=STEP_TIME), 1.0)
     assert (
-        core.constraints.limits.batch(INTERACTIVE),
-        core.constraints.limits.measured,
+        core.constraints.batch.limits.batch(INTERACTIVE),
+        core.constraints.batch.limits.measured,
     ) == (10, True)
 
 

@@ -103,7 +103,8 @@ def test_reloaded_rules_apply_to_new_requests_and_end_none() -> None:
     small = class_rules(queue_capacity=1, max_wait_s=1.0, batch=BatchBounds(least=1, most=1))
     assert core.replace_rules(rules(small, small), 1.0) == []
     assert (core.ledger.leased, core.queue_depth) == (2, 2)
-    assert core.constraints.limits.batch(INTERACTIVE) == core.constraints.limits.batch(BULK) == 1
+    limits = core.constraints.batch.limits
+    assert limits.batch(INTERACTIVE) == limits.batch(BULK) == 1
     assert reason_of(core.arrive("d", interactive(), 1.0)) is Reason.QUEUE_FULL
     assert core.dispatch(59.9) == []
     assert granted(core.release("a", 59.9)) == ["b"]

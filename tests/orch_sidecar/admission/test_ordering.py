@@ -23,7 +23,7 @@ class Line:
         self.ledger.slots_total = 4
         service_times = ServiceTimes(self.ledger)
         self.constraints = AdmissionConstraints(rules(), self.ledger, self.queues, service_times)
-        self.constraints.limits = Limits(interactive_batch, 4, 4, True)
+        self.constraints.batch.limits = Limits(interactive_batch, 4, 4, True)
         self.constraints.reserve.resized(4, interactive_batch)
         self.order = QueueOrder(self.constraints)
 

@@ -21,9 +21,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
-
-# The value of a condition that the engine does not report.
-UNKNOWN: Final = "unknown"
+from orch_sidecar.tools.facts.tables.notes import UNKNOWN
 
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=0, strict=True)]
