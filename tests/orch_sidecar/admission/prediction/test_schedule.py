@@ -67,6 +67,18 @@ def test_starts_are_never_negative_and_grow_with_the_position(
     assert all(start >= 0 for start in starts)
 
 
+@given(st.lists(st.integers(0, 100), max_size=8), st.integers(0, 60), st.integers(0, 50))
+def test_filling_takes_the_slots_that_each_would_take(
+    free: list[int], count: int, service_s: int
+) -> None:
+    filled, placed = (Schedule(map(float, free)) for _ in range(2))
+    filled.fill(count, service_s)
+    for _ in range(count):
+        placed.place(1, service_s)
+    for cost in range(1, len(free) + 1):
+        assert filled.start(cost) == placed.start(cost)
+
+
 def test_share_of_the_slots_is_spread_over_the_times_at_which_they_come_free() -> None:
     schedule = Schedule([4.0, 1.0, 3.0, 2.0])
     half = schedule.part(0.5)
