@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from tests.integration.client import CHAT
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_answers import (
@@ -64,13 +62,10 @@ async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
     assert (response := await bulk.response()).body == second.body_for(response)
 
 
-@pytest.mark.parametrize(
-    "limit",
-    [("X-Orch-Deadline-Ms", "60000"), ("X-Orch-Max-Wait-Ms", "60000"), ("x-slo-tpot-ms", "60000")],
-)
 async def test_limits_of_a_wait_are_of_one_request(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript, limit: tuple[str, str]
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:
+    limit = ("X-Orch-Deadline-Ms", "60000")
     async with full(sidecar, script):
         [first] = await together(sidecar, ())
         limited = await start_request(sidecar, limit)

@@ -99,13 +99,19 @@ async def test_generation_is_joined_by_those_whom_it_serves_no_worse(
     assert shared.accepts(call) is accepted
 
 
-async def test_request_that_limits_its_wait_leaves_a_waiting_generation_to_others() -> None:
+@pytest.mark.parametrize("limit", ["deadline_ms", "max_wait_ms", "tpot_ms", "do_not_queue"])
+async def test_request_that_limits_its_wait_leaves_a_waiting_generation_to_others(
+    limit: str,
+) -> None:
     async def waits(_: Request) -> Result:
         await asyncio.sleep(HANG_S)
         return SENT
 
     stage = NextStage(generates, waits, SENT)
-    shared, limited = coalesce(stage), wants(options=replace(NO_OPTIONS, max_wait_ms=5.0))
+    shared, limited = (
+        coalesce(stage),
+        wants(options=replace(NO_OPTIONS, **cast(Any, {limit: True}))),
+    )
     assert await shared.handle(limited) == SENT
     assert stage.calls[0] != (limited,), "where none waits, others may join it"
     first = asyncio.create_task(shared.handle(wants()))
