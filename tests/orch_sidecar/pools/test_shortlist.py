@@ -169,6 +169,23 @@ async def test_conversation_stays_where_its_prefix_is_until_that_pool_has_too_mu
     assert moved.pool.by_prefix[PrefixUse.MOVED] == 1
 
 
+async def test_adapter_is_at_home_where_it_is_loaded_of_many_else_where_there_is_room(
+    registry: PoolRegistry,
+) -> None:
+    pools = [registry["e-03"], registry["e-11"], registry["e-07"]]
+    for pool, resident in zip(pools, ({"sql"}, set(), {"another"}), strict=True):
+        pool.watcher.models = {"m": None, "sql": None}.keys()
+        pool.watcher.adapters, pool.watcher.resident = frozenset({"sql"}), frozenset(resident)
+        pool.watcher._most_adapters = 1
+        pool.gate.notify()
+    asked = replace(call(), generation=GenerationRequest(1, True, "sql", 50, prompt_tokens=100))
+    for pool in pools[:2]:
+        found = placed(registry, asked)
+        assert (found.pool, found.reason) == (pool, By.ADAPTER)
+        pool.gate.engine_unavailable(Refusal(Reason.ENGINE_DOWN, "gone"))
+    assert placed(registry, asked).reason is By.ONLY
+
+
 async def test_request_that_none_can_take_is_refused_with_the_reason(
     registry: PoolRegistry,
 ) -> None:
