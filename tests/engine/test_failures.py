@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import (
@@ -39,6 +40,8 @@ def core_of(cloud: Stack) -> int:
     return int(core)
 
 
+# A start for what tests/integration/test_engine_gone.py shows; test_pools kills a real engine.
+@pytest.mark.long
 async def test_request_queued_while_the_engines_core_dies_is_served_by_its_successor(
     cloud: Stack,
 ) -> None:

@@ -154,7 +154,7 @@ async def test_spans_of_five_clients_are_all_labelled_single_stream(
         assert labels["orch.profile"] == "home"
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_idle_request_gives_its_slot_back_at_once_and_runs_again(
     home: Stack, stream: bool
 ) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -18,14 +18,6 @@ from tests.engine import inert_probe
 from tests.environments import site_packages, without_this_project
 from tests.import_graph import ROOT
 from tests.patience import READY_WITHIN_S
-
-_LOGGERS: Final = """
-import sys
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories
-AsyncEngineArgs(model=sys.argv[1])
-print("found:", [each.__name__ for each in load_stat_logger_plugin_factories()])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +46,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return binaries
 
 
-def run(binaries: Path, *words: str, **environ: str) -> str:
+def run(binaries: Path, *words: str) -> None:
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -64,14 +56,13 @@ def run(binaries: Path, *words: str, **environ: str) -> str:
     command = [str(binaries / "python"), *words]
     done = subprocess.run(
         command,
-        env=clean | own | environ,
+        env=clean | own,
         cwd="/",
         capture_output=True,
         text=True,
         timeout=READY_WITHIN_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def parts(binaries: Path, place: Path, port: int) -> dict[str, Any]:
@@ -96,12 +87,7 @@ def test_without_a_profile_the_engine_is_what_it_is_without_the_plugin(
     port = free_port()
     without, with_plugin = parts(bare, tmp_path, port), parts(installed, tmp_path, port)
     assert without["statistics"] == [False, "None"]
+    assert without["stat loggers"] == [], "with a profile there is one: see test_home"
     assert without["routes"]
     assert without["metrics"]
     assert with_plugin == without
-
-
-def test_stat_logger_is_found_with_a_profile_only(installed: Path) -> None:
-    """That it is with one, whatever plugins are named, is in test_home."""
-    printed = run(installed, "-c", _LOGGERS, str(tiny_model()), VLLM_PLUGINS="orch")
-    assert "found: []" in printed

@@ -35,7 +35,7 @@ def second(cloud: Stack, logs: Path) -> Iterator[str]:
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
 )
-@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.long)])
 async def test_coming_and_going_at_two_sidecars_stays_within_the_slots(
     cloud: Stack, second: str, seconds: float
 ) -> None:

@@ -147,8 +147,13 @@ def _images(found: list[Manifest], venv: Path) -> dict[str, Image]:
         venv,
         ROOT,
         "orch-sidecar",
-        # The hub cannot be reached; and two engines and their tests share two cores.
-        environment={"HF_HUB_OFFLINE": "1", "OTEL_BSP_SCHEDULE_DELAY": "200"},
+        # The hub cannot be reached; and two engines and their tests share two cores, on which the
+        # threads of an engine spin while they wait for each other.
+        environment={
+            "HF_HUB_OFFLINE": "1",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+            "OMP_WAIT_POLICY": "passive",
+        },
     )
     sink = "/opt/trace_sink.py"
     return {

@@ -175,8 +175,9 @@ async def test_more_at_once_than_there_may_be_connections_are_rejected(
 
 
 async def test_schedule_without_end_is_rejected_before_anything_is_sent(
-    engine: ScriptedEngine, cloud: Running
+    engine: ScriptedEngine, cloud: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("orch_sidecar.tools.bench.load.scenario.MAX_REQUESTS", 1000)
     with pytest.raises(ValueError, match="is too long"):
         await measured(url_of(cloud), replace(POISSON, rate_per_s=1e9, least_seconds=600.0))
     assert engine.generating == []

@@ -16,6 +16,8 @@ from tests.orch_sidecar.admission.cluster import SLOTS, Cluster
 from tests.orch_sidecar.admission.cluster_sidecar import RULES, Sidecar
 
 _PICK = st.integers(0, 1000)
+# Requests: more than are served in 15 s by eight slots, 0.4 s each.
+BACKLOG = 350
 
 # What happens most, and to which of a sidecar's things.
 _OF = {
@@ -152,7 +154,7 @@ def test_backlogs_are_served_in_equal_shares_with_hardly_a_rejection(sidecars: i
     for _ in range(sidecars):
         cluster.add()
     for sidecar in cluster.sidecars:
-        for _ in range(2000):
+        for _ in range(BACKLOG):
             sidecar.arrive(1, urgent=True)
     cluster.run(15_000)
     answered = [each.answered for each in cluster.sidecars]
@@ -219,7 +221,7 @@ def test_sidecar_that_cannot_take_offers_in_time_costs_the_others_little() -> No
 def test_large_requests_get_their_turn_beside_small_ones(urgent: bool) -> None:
     cluster = Cluster(takes_s=0.4)
     small, large = cluster.add(), cluster.add()
-    for _ in range(2000):
+    for _ in range(BACKLOG):
         small.arrive(1, urgent=urgent)
         large.arrive(SLOTS, urgent=urgent)
     cluster.run(12_000)
@@ -248,7 +250,7 @@ def test_interactive_backlog_goes_before_another_sidecars_bulk_work() -> None:
     """Also where all slots come free at the same time."""
     cluster = Cluster(takes_s=0.4)
     bulk, interactive = cluster.add(), cluster.add()
-    for _ in range(2000):
+    for _ in range(BACKLOG):
         bulk.arrive(1, urgent=False)
         interactive.arrive(1, urgent=True)
     cluster.run(15_000)
@@ -262,7 +264,7 @@ def test_interactive_requests_go_before_another_sidecars_bulk_work() -> None:
     for _ in range(SLOTS):  # one after the other
         bulk.arrive(1, urgent=False)
         cluster.run(int(1000 * cluster.takes_s / SLOTS))
-    for _ in range(2000):
+    for _ in range(BACKLOG):
         bulk.arrive(1, urgent=False)
     waits = []
     for _ in range(25):

@@ -67,7 +67,7 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, bool]:
     return whole.encode(encoding, "surrogatepass"), has_own
 
 
-@settings(max_examples=examples(2000))
+@settings(max_examples=examples(500))
 @given(bodies())
 def test_edited_body_differs_in_the_salt_alone(made: tuple[bytes, bool]) -> None:
     body, has_own = made
