@@ -8,6 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 from orch_sidecar import cli
 from orch_sidecar.api.endpoints import ENDPOINTS
@@ -210,3 +212,10 @@ def test_documentation_names_no_variable_that_does_not_exist() -> None:
     known |= {"ORCH_CONFIG", KEY_VARIABLE, WARM_UP_VARIABLE}
     for path in documents():
         assert set(re.findall(r"ORCH_[A-Z_]+", text_of(path))) <= known, path
+
+
+def test_the_site_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path))
+    build(config)
+    assert (tmp_path / "index.html").exists()

@@ -1,5 +1,6 @@
 """Ways to earn a label on the real stack without having measured it, and their verdicts.
 
+With requests of others, or without traces; what recordings show is in the tests of `facts`.
 Each way is a scenario of its own, sent one after another; the traces of all are judged together.
 """
 
@@ -58,13 +59,12 @@ class Load:
         url: str,
         headers: dict[str, str],
         tokens: int = TOKENS,
-        status: int = 200,
         **fields: Any,
     ) -> None:
         prompt = f"{secrets.token_hex(4)} is"
         document = body("completions", tokens, stream=True, **{"prompt": prompt, **fields})
         seen = await post(self.http, url, "completions", document, headers)
-        assert (seen.error, seen.status) == (None, status), seen
+        assert (seen.error, seen.status) == (None, 200), seen
 
     async def one_by_one(self, count: int = 5, **fields: Any) -> None:
         for _ in range(count):
@@ -81,13 +81,6 @@ def untraced() -> dict[str, str]:
 
 async def honest_single(load: Load) -> None:
     await load.one_by_one()
-
-
-async def claims_another_label(load: Load) -> None:
-    await load.one_by_one(2)
-    claim = {**load.headers, "X-Orch-Measurement-Type": "offline"}
-    await load.ask(load.stack.url, claim, status=400)
-    await load.one_by_one(2)
 
 
 async def untraced_stranger_through_sidecar(load: Load) -> None:
@@ -120,20 +113,8 @@ async def joins_by_name(load: Load) -> None:
     await load.one_by_one(2)
 
 
-async def one_token_each(load: Load) -> None:
-    await load.one_by_one(tokens=1)
-
-
 async def honest_batch(load: Load) -> None:
     await load.together(16, tokens=8 * TOKENS)  # long enough to meet on any machine
-
-
-async def one_by_one(load: Load) -> None:
-    await load.one_by_one(3)
-
-
-async def one_by_one_of_four(load: Load) -> None:
-    await load.one_by_one(3, n=4)
 
 
 async def beside(load: Load, *others: Coroutine[Any, Any, None]) -> None:
@@ -173,40 +154,19 @@ Way = Callable[[Load], Awaitable[None]]
 # What is done, and the verdict: ROW, or the reason that must be among the objections.
 HOME: Final[dict[str, tuple[Way, str]]] = {
     "honest": (honest_single, ROW),
-    "client claims another label": (claims_another_label, ROW),
     "untraced stranger through the sidecar": (untraced_stranger_through_sidecar, UNTRACED),
     "untraced stranger at the engine": (untraced_stranger_at_engine, UNTRACED),
     "traced stranger at the engine": (traced_stranger_at_engine, "other_traffic"),
     "own request untraced": (own_request_untraced, UNTRACED),
     "joined by its name": (joins_by_name, "other_traffic"),
-    "one output token each": (one_token_each, "no_steps"),
 }
 CLOUD: Final[dict[str, tuple[Way, str]]] = {
     "honest": (honest_batch, ROW),
-    "one by one": (one_by_one, "never_batched"),
-    "one by one, four sequences each": (one_by_one_of_four, "one_by_one"),
     "untraced stranger beside": (untraced_stranger_beside, UNTRACED),
     "untraced stranger at the engine": (untraced_stranger_beside_at_engine, UNTRACED),
     "half of it untraced": (half_untraced, UNTRACED),
     "joined by its name": (joined_beside, "other_traffic"),
     "shared generation": (shared_generation, "coalesced"),
-}
-
-
-async def at_once(load: Load) -> None:
-    await load.together(48)
-
-
-async def trickle(load: Load) -> None:
-    await load.one_by_one(12, tokens=4)
-    await load.together(2)
-
-
-# Of an engine with 16 slots.
-OFFLINE: Final[dict[str, tuple[Way, str]]] = {
-    "honest": (at_once, ROW),
-    "one after another, and two together": (trickle, "trickle"),
-    "untraced stranger beside": (untraced_stranger_beside, UNTRACED),
 }
 
 
@@ -284,17 +244,3 @@ def test_cloud(
     if "cloud" not in judged:
         judged["cloud"] = verdicts(cloud, receiver, CLOUD, tmp_path)
     require(judged["cloud"][way], CLOUD[way][1])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", OFFLINE)
-def test_offline(
-    offline: Stack,
-    receiver: HttpReceiver,
-    judged: dict[str, dict[str, set[str]]],
-    tmp_path: Path,
-    way: str,
-) -> None:
-    if "offline" not in judged:
-        judged["offline"] = verdicts(offline, receiver, OFFLINE, tmp_path)
-    require(judged["offline"][way], OFFLINE[way][1])

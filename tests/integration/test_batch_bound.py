@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import STEP_TIME, Engine, ScriptedEngine
 from vllm_plugin.contracts.profile import ServiceClass
@@ -54,20 +53,3 @@ async def test_bound_follows_the_report_the_slo_the_traffic_and_a_restart(
     large.state_fields = {}
     await large.restart()
     await eventually(lambda: bound(bounded) == 8)
-
-
-async def test_no_more_are_admitted_than_the_bound(large: ScriptedEngine, bounded: Running) -> None:
-    held = large.answer = Held()
-    entry = await bounded.capabilities()
-    assert (entry["slots_total"], entry["slots_free"]) == (SLOTS, 8), "the others are of no use yet"
-    clients = [await started(bounded, seed=number) for number in range(12)]
-    await eventually(lambda: len(held.waiting) == 8 and bounded.queued == 4)
-    entry = await bounded.capabilities()
-    assert (entry["slots_free"], entry["slots_free_by_class"]["interactive"]) == (0, 0)
-    assert entry["effective_capacity"] == 8
-    large.report(batch_seen=8)
-    await eventually(lambda: len(held.waiting) == 12)
-    held.release_all()
-    for client in clients:
-        assert (await client.response()).status == 200
-    await bounded.idle()

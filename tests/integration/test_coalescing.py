@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
-
-import pytest
 
 from tests.integration import answers
 from tests.integration.client import CHAT, body_of
-from tests.integration.running import Running, eventually
+from tests.integration.otlp import ERROR, Collect, Span
+from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_answers import (
     AnswerScript,
+    full,
     nth_answer,
     sharing,
+    start_request,
     together,
 )
-from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripted_engine import Engine, ScriptedEngine
 
 
 async def test_three_identical_streams_are_one_decode(
@@ -94,3 +96,226 @@ async def test_engine_gets_no_accept_encoding_and_clients_what_they_can_read(
     assert b"transfer-encoding" not in head
     assert b"connection: close" in head
     assert body.endswith(b"data: [DONE]\n\n")
+
+
+BULK, INTERACTIVE = ("X-Orch-Class", "bulk"), ("X-Orch-Class", "interactive")
+
+
+async def test_queued_identical_requests_wait_together_for_one_slot(
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
+) -> None:
+    async with full(sidecar, script):
+        clients = await together(sidecar, (), (), ())
+        assert sidecar.queued == 1
+        await asyncio.sleep(0.02)
+    answer = await nth_answer(script, 2)
+    answer.send_all("one ")
+    for client in clients:
+        response = await client.response()
+        assert response.body == answer.body_for(response)
+        assert response.header("x-orch-queue-position") == "0"
+        queue = float((response.header("server-timing") or "").split(",")[0].split("=")[1])
+        assert queue > 10
+    metrics = await sidecar.metrics()
+    labels = 'class="interactive",measurement_type="batched_online",pool="cloud"'
+    assert metrics[f"orch_admission_wait_seconds_count{{{labels}}}"] == 2
+    assert metrics[f"orch_time_to_first_byte_seconds_count{{{labels}}}"] == 4
+    assert total(metrics, "orch_coalesced_total", pool="cloud") == 2
+    assert total(metrics, "orch_admissions_total", outcome="admitted", pool="cloud") == 2
+    assert total(metrics, "orch_requests_total", outcome="ok", route=CHAT, status=200) == 4
+
+
+async def test_better_class_does_not_wait_in_the_queue_of_the_worse(
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
+) -> None:
+    async with full(sidecar, script):
+        bulk = (await together(sidecar, [BULK]))[0]
+        better = await start_request(sidecar, INTERACTIVE)
+        await eventually(lambda: sidecar.queued == 2)
+        # A request that comes then has the better one, whatever its class is.
+        clients = [better, *await together(sidecar, [INTERACTIVE], [BULK])]
+        assert sidecar.queued == 2
+    for number in (2, 3):
+        (await nth_answer(script, number)).send_all("one ")
+    first, second = script.answers[1:]
+    assert first.answer.request.header("x-vllm-priority") == "0"
+    for client in clients:
+        response = await client.response()
+        assert response.body == first.body_for(response)
+    assert (response := await bulk.response()).body == second.body_for(response)
+
+
+async def test_limits_of_a_wait_are_of_one_request(
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
+) -> None:
+    limit = ("X-Orch-Deadline-Ms", "60000")
+    async with full(sidecar, script):
+        [first] = await together(sidecar, ())
+        limited = await start_request(sidecar, limit)
+        await eventually(lambda: sidecar.queued == 2)
+        refused = await (await start_request(sidecar, ("X-Orch-Do-Not-Queue", ""))).response()
+        assert refused.error["code"] == "ADMISSION_NO_QUEUE"
+    await nth_answer(script, 3)
+    # Once nobody waits, all may share.
+    [late] = await together(sidecar, [("X-Orch-Do-Not-Queue", ""), limit])
+    for answer in script.answers[1:]:
+        answer.send_all("one ")
+    for client in (first, limited, late):
+        assert (await client.response()).status == 200
+    assert len(script.answers) == 3
+
+
+async def test_later_client_outlasts_the_one_it_joined(
+    start: Start, engine: ScriptedEngine, script: AnswerScript
+) -> None:
+    running = await start(queue_timeout_s=2.0)
+    async with full(running, script):
+        [first] = await together(running, ())
+        await asyncio.sleep(0.25)
+        [second] = await together(running, ())
+        refused = await first.response()
+        assert refused.error["code"] == "ADMISSION_TIMEOUT"
+        await eventually(lambda: running.queued == 1)
+    answer = await nth_answer(script, 2)
+    answer.send_all("one ")
+    response = await second.response()
+    assert response.body == answer.body_for(response)
+
+
+# Several pools.
+
+
+async def test_pool_that_shares_nothing_gets_nothing_shared(
+    start: Start, engine: ScriptedEngine, another: Engine, script: AnswerScript
+) -> None:
+    offline = await another(profile="offline")
+    offline.answer = script
+    running = await all_ready(await start(**pools(a=engine, offline=offline)))
+    pinned = ("X-Orch-Pool", "offline")
+    clients = [await start_request(running, pinned) for _ in range(2)]
+    await nth_answer(script, 2)
+    assert len(offline.generating) == 2
+    for answer in script.answers:
+        answer.send_all("one ")
+    for client in clients:
+        assert (await client.response()).status == 200
+    # The engine that shares is lost before it sends anything: each goes on by itself.
+    clients = await together(
+        running, [("X-Orch-Pool", "a; prefer")], [("X-Orch-Pool", "a; prefer")]
+    )
+    lost = await nth_answer(script, 3)
+    assert len(engine.generating) == 1
+    lost.answer.reset()
+    lost.finished.set()
+    await nth_answer(script, 5)
+    assert len(offline.generating) == 4
+    for answer in script.answers[3:]:
+        answer.send_all("one ")
+    for client in clients:
+        response = await client.response()
+        assert (response.status, response.header("x-measurement-type")) == (200, "offline")
+
+
+TRACES = [f"{number:032x}" for number in range(1, 4)]
+
+
+def traced(trace: str) -> list[tuple[str, str]]:
+    return [("traceparent", f"00-{trace}-{'a' * 16}-01")]
+
+
+def assert_linked(joiner: dict[str, Span], leader: dict[str, Span]) -> None:
+    """It has nothing but a server's span, which says whose decode it was."""
+    assert set(joiner) == {CHAT}
+    server = joiner[CHAT]
+    assert server.links == [(leader[CHAT].trace_id, leader[CHAT].span_id)]
+    assert server.attributes["orch.coalesced"] is True
+    assert "orch.fanout" not in server.attributes
+
+
+async def test_decode_is_in_one_trace_and_the_others_link_to_it(
+    collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript
+) -> None:
+    running = await start()
+    clients = await together(running, *map(traced, TRACES), stream=False)
+    answer = await nth_answer(script)
+    answer.answer.json(answer.json_for())
+    answer.finished.set()
+    for client in clients:
+        await client.response()
+    found = await collect(running)
+    leader, *joiners = (found.of_trace(trace) for trace in TRACES)
+    assert len(found.spans) == 5
+    assert set(leader) == {CHAT, "admission.wait", "engine.request"}
+    sent = answer.answer.request.header("traceparent")
+    assert sent == f"00-{TRACES[0]}-{leader['engine.request'].span_id}-01"
+    assert leader["engine.request"].parent_id == leader[CHAT].span_id
+    assert leader[CHAT].links == []
+    assert "orch.coalesced" not in leader[CHAT].attributes
+    for span in leader[CHAT], leader["engine.request"]:
+        assert span.attributes["orch.fanout"] == 3
+    for joiner in joiners:
+        assert_linked(joiner, leader)
+    expected = {
+        "orch.outcome": "ok", "http.response.status_code": 200, "orch.cost": 1,
+        "orch.pool": "cloud", "orch.class": "interactive", "measurement_type": "batched_online",
+        "gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": 3,
+    }  # fmt: skip
+    for span in (leader["engine.request"], *(spans[CHAT] for spans in (leader, *joiners))):
+        assert {key: span.attributes.get(key) for key in expected} == expected
+        assert span.status != ERROR
+        assert span.attributes["orch.first_byte_s"] > 0
+    own = {spans[CHAT].attributes["orch.request_id"] for spans in (leader, *joiners)}
+    assert len(own) == 3
+
+
+async def test_generation_outlives_the_trace_of_the_request_that_began_it(
+    collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript
+) -> None:
+    running = await start()
+    async with full(running, script):
+        first, second = await together(running, *map(traced, TRACES[:2]))
+        await first.close()
+        await eventually(lambda: sharing(running) == 1)
+    (await nth_answer(script, 2)).send_all("one ")
+    await second.response()
+    found = await collect(running)
+    leader, joiner = (found.of_trace(trace) for trace in TRACES[:2])
+    assert set(leader) == {CHAT, "admission.wait", "engine.request"}
+    assert leader[CHAT].attributes["orch.outcome"] == "cancelled"
+    assert leader[CHAT].end_ns < leader["engine.request"].start_ns
+    assert leader["engine.request"].attributes["orch.outcome"] == "ok"
+    assert leader["admission.wait"].end_ns <= leader["engine.request"].start_ns
+    assert_linked(joiner, leader)
+    assert joiner[CHAT].attributes["orch.outcome"] == "ok"
+
+
+@pytest.mark.parametrize("midway", [False, True])
+async def test_failed_and_abandoned_decodes_have_their_spans(
+    collect: Collect, start: Start, engine: ScriptedEngine, script: AnswerScript, midway: bool
+) -> None:
+    running = await start()
+    clients = await together(running, *map(traced, TRACES[:2]))
+    answer = await nth_answer(script)
+    if midway:
+        answer.begin()
+        answer.send("one ")
+        for client in clients:
+            await client.seen(b"one ")
+    answer.answer.reset()
+    answer.finished.set()
+    for client in clients:
+        await client.response()
+    [gone] = await together(running, traced(TRACES[2]))
+    await nth_answer(script, 2)
+    await gone.close()
+    await running.idle()
+    found = await collect(running)
+    leader, joiner, alone = (found.of_trace(trace) for trace in TRACES)
+    assert_linked(joiner, leader)
+    for span in (leader[CHAT], leader["engine.request"], joiner[CHAT]):
+        assert span.attributes["orch.outcome"] == "engine_failed"
+        assert span.status == ERROR
+    assert set(alone) == {CHAT, "admission.wait", "engine.request"}
+    assert {alone[name].attributes["orch.outcome"] for name in (CHAT, "engine.request")} == {
+        "cancelled"
+    }

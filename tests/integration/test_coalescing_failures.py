@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.integration.running import Running, eventually
+from tests.integration.running import Running, Start, all_ready, eventually
 from tests.integration.scripted_answers import (
     AnswerScript,
     full,
@@ -72,3 +74,48 @@ async def test_client_that_leaves_at_once_leaves_nothing_behind(
     await sidecar.idle()
     await eventually(lambda: not sidecar.sidecar.frontend.active)
     await eventually(lambda: not sidecar.sidecar.coalesce._running)
+
+
+async def test_cancelled_client_leaves_and_the_others_go_on(
+    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
+) -> None:
+    ids = [f"{number:032x}" for number in range(1, 5)]
+    async with full(sidecar, script):
+        clients = await together(sidecar, *[[("X-Orch-Request-Id", own)] for own in ids[:3]])
+        cancelling = await sidecar.client()
+        assert (await cancelling.request("POST", f"/v1/requests/{ids[0]}/cancel")).status == 204
+        refused = await clients[0].response()
+        assert (refused.status, refused.error["code"]) == (499, "cancelled")
+    answer = await nth_answer(script, 2)
+    answer.begin()
+    answer.send("one ")
+    for client in clients[1:]:
+        await client.seen(b"one ")
+    assert (await cancelling.request("POST", f"/v1/requests/{ids[1]}/cancel")).status == 204
+    cancelled = await clients[1].response()
+    assert b'"code": "cancelled"' in cancelled.body
+    answer.send("two ")
+    answer.end()
+    response = await clients[2].response()
+    assert response.body == answer.body_for(response)
+
+
+async def test_what_a_tier_below_turns_away_waits_again_with_all_its_clients(
+    engine: ScriptedEngine, start: Start, script: AnswerScript
+) -> None:
+    below = await start()
+    tier = {"name": "below", "url": f"http://127.0.0.1:{below.port}", "profile": "cloud"}
+    running = await all_ready(await start(pools=[tier | {"tier": True}]))
+    async with full(below, script):
+        clients = await together(running, (), ())
+        await asyncio.sleep(0.1)
+        clients += await together(running, ())
+    answer = await nth_answer(script, 2)
+    answer.send_all(*WORDS)
+    for client in clients:
+        response = await client.response()
+        own = response.header("x-request-id") or ""
+        assert response.body == b"".join(answer.event(word, own) for word in WORDS) + (
+            b"data: [DONE]\n\n"
+        )
+    await eventually(lambda: len(script.answers) == 2)

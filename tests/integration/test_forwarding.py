@@ -263,30 +263,6 @@ async def test_wrong_method_is_refused_with_the_right_one(
     assert engine.received == []
 
 
-async def test_engines_key_replaces_the_clients(engine: ScriptedEngine, start: Start) -> None:
-    engine.api_key = "the-engines"
-    running = await start(engine_api_key="the-engines")
-    client = await running.client()
-    fields = [("Authorization", "Bearer the-clients"), ("x-api-key", "the-clients-too")]
-    for path in (CHAT, MESSAGES):
-        response = await client.post(path, fields)
-        assert response.status == 200
-    assert (await client.get("/v1/models", fields)).status == 200
-    for request in engine.received:
-        given = [v for n, v in request.fields if n == "authorization"]
-        assert given == ["Bearer the-engines"]
-        assert b"the-clients" not in request.head
-
-
-async def test_without_an_engines_key_the_clients_own_passes(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    fields = [("Authorization", "Bearer the-clients"), ("x-api-key", "mine")]
-    await (await sidecar.client()).post(MESSAGES, fields)
-    assert engine.received[0].header("authorization") == "Bearer the-clients"
-    assert engine.received[0].header("x-api-key") == "mine"
-
-
 @pytest.mark.parametrize(
     "smuggled",
     [

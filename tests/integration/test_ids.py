@@ -9,8 +9,8 @@ import time
 import pytest
 
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import CHAT, MESSAGES
-from tests.integration.running import Running, Start, eventually
+from tests.integration.client import CHAT
+from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
 
@@ -84,27 +84,3 @@ async def test_server_timing_has_queue_and_first_byte(
     assert ttft_ms < 1000 * (time.monotonic() - begin_s)
     plain = (await first.post()).header("server-timing") or ""
     assert re.fullmatch(r"queue;dur=[0-9.]+, engine;dur=[0-9.]+", plain)
-
-
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_own_error_has_the_form_of_its_api_and_the_measurement_type(
-    engine: ScriptedEngine, sidecar: Running, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("secret detail")
-
-    monkeypatch.setattr("orch_sidecar.proxy.forward.request_head", broken)
-    response = await (await sidecar.client()).post(path)
-    assert response.status == 500
-    assert response.error["code"] == "internal_error"
-    assert response.json().get("type") == ("error" if path == MESSAGES else None)
-    assert b"secret" not in response.body
-    assert response.header("x-measurement-type") == "batched_online"
-    assert sidecar.ledger.lease_count == 0
-
-
-async def test_measurement_type_is_the_profiles(engine: ScriptedEngine, start: Start) -> None:
-    for profile, kind in (("home", "single_stream"), ("offline", "offline")):
-        running = await start(profile=profile, wait=False)
-        response = await (await running.client()).get("/livez")
-        assert response.header("x-measurement-type") == kind

@@ -225,25 +225,6 @@ async def test_fault_of_the_document_ends_its_streams_and_nothing_else(
     caplog.clear()
 
 
-async def test_mean_batch_and_rates_follow_the_counts_of_the_engine(
-    sidecar: Running, engine: ScriptedEngine, held: Held, readers: Readers
-) -> None:
-    reader = await readers.open(sidecar)
-    await reader.next()
-    engine.report(steps_by_batch={"1": [10, 0.1]}, generated_tokens_total=10, last_batches=[1] * 10)
-    await reader.until(lambda it: it["pools"][0]["batches"] == [1] * 10)
-    client = await started(sidecar)
-    await eventually(lambda: held.waiting)
-    engine.report(steps_by_batch={"1": [10, 0.1], "3": [90, 1.0]}, generated_tokens_total=280)
-    document = await reader.until(lambda it: it["pools"][0]["decode_steps"] == 100)
-    assert document["pools"][0]["rates"]["tokens_per_s"] > 0
-    held.release()
-    assert (await client.response()).status == 200
-    document = await reader.until(lambda it: it["requests"] and it["requests"][1]["batch"])
-    assert document["requests"][1]["batch"] == 3.0
-    assert reader.events.count("snapshot") == 1
-
-
 async def test_stopping_sidecar_ends_its_streams(start: Start, readers: Readers) -> None:
     running = await start()
     reader = await readers.open(running)

@@ -15,7 +15,6 @@ from tests.integration.backlogs import (
     answered,
     backlog,
     claim,
-    instance,
 )
 from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
@@ -32,41 +31,9 @@ async def knowing(start: Start, count: int, **settings: Any) -> list[Running]:
     return sidecars
 
 
-async def all_at_once(recording: Recording, *backlogs: tuple[Running, range, int]) -> None:
-    """Queues these backlogs (sidecar, seeds, cost of each), then lets them be answered."""
-    recording.flows.clear()
-    clients: dict[int, Client] = {}
-    for sidecar, seeds, cost in backlogs:
-        clients |= await backlog(sidecar, seeds, n=cost)
-    sidecars = [sidecar for sidecar, _, _ in backlogs]
-    await recording.came(len(clients), *sidecars)
-    assert {*recording.entered} <= {instance(sidecars[0])}, "the first one's have all slots"
-    recording.flows.set()
-    await answered(clients)
-    assert set(recording.answered.values()) == {1}, "each request was answered once"
-
-
 @pytest.fixture
 def recording(engine: ScriptedEngine) -> Recording:
     return Recording(engine)
-
-
-async def test_equal_backlogs_get_equal_shares_of_the_slots(
-    engine: ScriptedEngine, start: Start, recording: Recording
-) -> None:
-    count, each_sends, numbers = 3, 30, Numbers()
-    sidecars = await knowing(start, count)
-    recording.settled = recording.full(*sidecars)
-    await all_at_once(recording, *((each, numbers.next(each_sends), 1) for each in sidecars))
-    assert engine.peak == engine.slots
-    # As long as all have requests; the first one had all slots in the beginning.
-    begun = recording.entered[: count * each_sends // 2]
-    shares = [begun.count(instance(each)) for each in sidecars]
-    assert max(shares) - min(shares) <= 2 * engine.slots, shares
-    for each in sidecars:
-        await each.idle()
-        await eventually(lambda each=each: each.ledger.foreign == 0)  # type: ignore[misc]
-    assert not engine.engine_state.claims.has_claims
 
 
 async def test_never_over_the_slots_with_random_costs_and_clients_that_leave(

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from pathlib import Path
 
+import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import Outcome
+from tests.documents import ROOT, quoted, rows, section
 from tests.integration.answers import break_off_within_an_event, disconnect
 from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started
+from tests.integration.otlp import http_collector
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
+from tests.orch_sidecar.openmetrics import openmetrics
 from tests.patience import HANG_S
 
 NAMES = {
@@ -266,3 +272,101 @@ async def test_engine_that_never_reported_has_no_metrics(start: Start) -> None:
         "orch_decode_seconds_total",
         "orch_engine_prompt_tokens_total",
     }
+
+
+def first_cells(page: str, heading: str, after: str = "") -> list[str]:
+    """What the first cells of a section's tables name, of those after these words."""
+    text = section(ROOT / "docs" / page, heading)
+    text = text[text.index(after) :]
+    return [name for first, *_ in rows(text) for name in quoted(first)]
+
+
+async def test_every_metric_is_documented_and_no_other(
+    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")  # for those of spans
+    running = await start(
+        request_log=str(tmp_path / "requests.jsonl"),
+        api_keys_file=tmp_path / "keys.yaml",
+        api_keys_required=False,
+        batches=str(tmp_path / "batches"),
+    )
+    client = await running.client()
+    text = (await client.get("/metrics")).body.decode()
+    names = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in text_string_to_metric_families(text)
+    }
+    documented = [
+        name
+        for name in first_cells("reference/metrics.md", "Metrics")
+        if not name.startswith("vllm:")
+    ]
+    assert len(set(documented)) == len(documented)
+    others = ("process_", "vllm:")  # the latter: Endpoint pickers
+    assert set(documented) == {name for name in names if not name.startswith(others)}
+
+
+async def test_every_hold_and_every_state_is_documented_and_no_other(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    metrics = await sidecar.metrics()
+    holds = {
+        match[1]
+        for name in metrics
+        if (match := re.fullmatch(r'orch_queue_blocked_by\{.*reason="(\w+)".*\}', name))
+    }
+    states = {
+        match[1]
+        for name in metrics
+        if (match := re.fullmatch(r'orch_engine_state\{.*state="(\w+)".*\}', name))
+    }
+    assert set(first_cells("explanation/admission.md", "Constraints")) == holds
+    assert set(first_cells("reference/operating.md", "Operating", "Engine states.")) == states
+
+
+OPENMETRICS = [
+    ("Accept", "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3")
+]
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def traceparent(flags: str) -> list[tuple[str, str]]:
+    return [("traceparent", f"00-{TRACE}-b7ad6b7169203331-{flags}")]
+
+
+async def families(running: Running) -> dict[str, Metric]:
+    """As a strict reader of OpenMetrics has them."""
+    response = await (await running.client()).get("/metrics", OPENMETRICS)
+    content_type = response.header("content-type") or ""
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    return {family.name: family for family in openmetrics(response.body)}
+
+
+def exemplars(found: dict[str, Metric], name: str = "") -> set[str]:
+    """Trace ids, in the families whose names begin so."""
+    return {
+        sample.exemplar.labels["trace_id"]
+        for family in found.values()
+        if family.name.startswith(name)
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+
+
+async def test_trace_that_the_sidecar_began_is_an_exemplar(
+    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with http_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        running = await start()
+        client = await running.client()
+        await client.post(stream=True)
+        ids = exemplars(await families(running))
+        await client.post(CHAT, traceparent("00"))  # its client samples it not
+        assert exemplars(await families(running)) == ids
+        for each in running.clients:
+            await each.close()
+        await running.stop()
+    assert {span.trace_id for span in collector.spans} == ids
+    assert len(ids) == 1

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.integration.answers import EVENT_STREAM, break_off
+from tests.integration.answers import break_off
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.wire import Answer
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -25,24 +23,6 @@ async def client(sidecar: Running) -> AsyncIterator[openai.AsyncOpenAI]:
         base_url=f"http://127.0.0.1:{sidecar.port}/v1", api_key="any", max_retries=0
     ) as client:
         yield client
-
-
-async def test_stream_that_is_closed_early_frees_its_slot(
-    engine: ScriptedEngine, sidecar: Running, client: openai.AsyncOpenAI
-) -> None:
-    async def endless(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        while True:
-            answer.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
-            await asyncio.sleep(0.005)
-
-    engine.answer = endless
-    stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
-    async for _ in stream:
-        break
-    await stream.close()
-    await sidecar.idle()
-    assert engine.present == 0
 
 
 async def test_refusals_are_the_clients_exceptions(
@@ -103,31 +83,3 @@ async def test_clients_own_retries_come_back_at_the_stated_time_and_succeed(
     metrics = await running.metrics()
     refused = {"outcome": "queue_full", "route": "/v1/chat/completions", "status": 429}
     assert total(metrics, "orch_requests_total", **refused) == raw.retries_taken
-
-
-async def test_engine_down_is_an_internal_server_error_that_the_client_retries(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    await engine.stop()
-    await eventually(lambda: sidecar.sidecar.state == "down")
-    async with openai.AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{sidecar.port}/v1", api_key="any", max_retries=60
-    ) as client:
-        pending = asyncio.ensure_future(
-            client.chat.completions.create(model="tiny", messages=MESSAGES)
-        )
-        await asyncio.sleep(0.1)
-        await engine.start()
-        answer = await pending
-        assert answer.choices[0].message.content == "one two three"
-
-
-async def test_many_clients_of_one_process_share_the_slots(
-    engine: ScriptedEngine, client: openai.AsyncOpenAI
-) -> None:
-    create: Callable[..., Any] = client.chat.completions.create
-    answers = await asyncio.gather(
-        *(create(model="tiny", messages=MESSAGES, n=1 + i % 3) for i in range(60))
-    )
-    assert len(answers) == 60
-    assert engine.peak <= engine.slots

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import openai
 import pytest
 
 from orch_sidecar.proxy import queue_events
 from tests.integration.client import CHAT
-from tests.integration.running import Running, eventually
-from tests.integration.scripted_answers import AnswerScript, nth_answer
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.test_openai_client import MESSAGES
 from tests.integration.watching import WATCH, busy, free, shown, watching
 
 
@@ -125,3 +134,165 @@ async def test_stop_of_the_sidecar_is_an_error_event(
     client = await watching(sidecar)
     await sidecar.stop()
     assert b'"code": "draining"' in shown((await client.response()).body).rest
+
+
+SAME: dict[str, Any] = {"temperature": 0, "seed": 7}
+
+
+async def test_all_clients_of_a_shared_generation_see_its_place_and_get_its_answer(
+    sidecar: Running, engine: ScriptedEngine, script: AnswerScript
+) -> None:
+    first = await busy(sidecar, script)
+    client = await watching(sidecar, **SAME)
+    joined = await sidecar.client()
+    joined.start(CHAT, [WATCH], **SAME)
+    await joined.seen(b": queued position=0")
+    plain = await start_request(sidecar, **SAME)
+    await eventually(lambda: sharing(sidecar) == 3)
+    await free(script, first)
+    answer = await nth_answer(script, 2)
+    answer.send_all("one", "two")
+    responses = [await each.response() for each in (client, joined, plain)]
+    for response in responses:
+        assert shown(response.body).rest == answer.body_for(response)
+        assert response.header("x-measurement-type") == "batched_online"
+    assert [shown(each.body).positions[:1] for each in responses] == [[0], [0], []]
+    assert len({each.header("x-request-id") for each in responses}) == 3
+    assert len(engine.generating) == 2
+    for each in (client, joined):
+        assert (await each.get("/livez")).status == 200, "the connection goes on"
+
+
+async def test_lost_engine_hands_a_watched_request_to_another_of_its_measurement_type(
+    start: Start, engine: ScriptedEngine, another: Engine, script: AnswerScript
+) -> None:
+    """An answer keeps the label with which it has begun, so `home` is no alternative."""
+    b, home = await another(), await another(slots=1, profile="home")
+    b.answer = script
+    sidecar = await all_ready(await start(**pools(cloud=engine, home=home, other=b)))
+    pool = sidecar.sidecar.pools["cloud"]
+    blockers = [await sidecar.client() for _ in range(2)]
+    for each, name in zip(blockers, ("cloud", "other"), strict=True):
+        each.start(CHAT, [("X-Orch-Pool", name)], stream=False, n=4)
+    await eventually(lambda: len(script.answers) == 2)
+    client = await watching(sidecar, ("X-Orch-Pool", "cloud; prefer"))
+    assert pool.queues.depth == 1
+    await engine.stop()
+    await eventually(lambda: sidecar.sidecar.pools["other"].queues.depth == 1)
+    there = next(each for each in script.answers if each.answer.request.header("host") == b.url[7:])
+    there.answer.json({"id": "chatcmpl-other"})
+    there.finished.set()
+    await eventually(lambda: len(script.answers) == 3)
+    script.answers[2].send_all("one")
+    response = await client.response()
+    assert response.header("x-measurement-type") == "batched_online"
+    assert shown(response.body).rest.endswith(b"data: [DONE]\n\n")
+    assert home.generating == []
+    for each in blockers:
+        assert (await each.response()).status in (200, 502)
+
+
+async def test_watched_request_that_only_another_type_could_serve_is_refused(
+    start: Start, engine: ScriptedEngine, another: Engine, script: AnswerScript
+) -> None:
+    home = await another(slots=1, profile="home")
+    sidecar = await all_ready(await start(**pools(cloud=engine, home=home)))
+    blocker = await sidecar.client()
+    blocker.start(CHAT, [("X-Orch-Pool", "cloud")], stream=False, n=4)
+    await eventually(lambda: script.answers)
+    client = await watching(sidecar, ("X-Orch-Pool", "cloud; prefer"))
+    await engine.stop()
+    response = await client.response()
+    assert response.header("x-measurement-type") == "batched_online"
+    error = json.loads(shown(response.body).rest.split(b"\n")[0][6:])["error"]
+    assert error["retriable"] is True
+    assert home.generating == []
+    assert (await blocker.response()).status == 502
+
+
+HEADERS = {"X-Orch-Queue-Events": "sse"}
+PREDICTED = {"X-Orch-Max-Wait-Ms": "80"}
+
+
+@pytest.fixture
+async def client(sidecar: Running) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = f"http://127.0.0.1:{sidecar.port}/v1"
+    async with openai.AsyncOpenAI(
+        base_url=url, api_key="any", max_retries=0, default_headers=HEADERS
+    ) as client:
+        yield client
+
+
+async def test_openais_client_streams_what_the_engine_sends(
+    sidecar: Running, engine: ScriptedEngine, client: openai.AsyncOpenAI, script: AnswerScript
+) -> None:
+    first = await busy(sidecar, script)
+    stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+    assert stream.response.status_code == 200, "before the engine has the request"
+    assert sidecar.queued == 1
+    assert stream.response.headers["x-orch-queue-position"] == "0"
+    reading = asyncio.create_task(_texts(stream))
+    await free(script, first)
+    await eventually(lambda: len(script.answers) == 2)
+    script.answers[1].send_all("one ", "two")
+    assert await reading == "one two"
+
+
+async def _texts(stream: openai.AsyncStream[openai.types.chat.ChatCompletionChunk]) -> str:
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def test_openais_client_raises_a_refusal(
+    sidecar: Running, client: openai.AsyncOpenAI, script: AnswerScript
+) -> None:
+    first = await busy(sidecar, script)
+    stream = await client.chat.completions.create(
+        model="tiny", messages=MESSAGES, stream=True, extra_headers=PREDICTED
+    )
+    with pytest.raises(openai.APIError) as raised:
+        await _texts(stream)
+    assert raised.value.code == "ADMISSION_TIMEOUT"
+    await free(script, first)
+
+
+async def test_openais_client_reads_responses_and_answers_that_are_not_streamed(
+    sidecar: Running, engine: ScriptedEngine, client: openai.AsyncOpenAI, script: AnswerScript
+) -> None:
+    first = await busy(sidecar, script)
+    reading = asyncio.create_task(_response(client))
+    plain = asyncio.create_task(client.chat.completions.create(model="tiny", messages=MESSAGES))
+    await eventually(lambda: sidecar.queued == 2)
+    engine.answer = ScriptedEngine().answer  # as it stands
+    await free(script, first)
+    assert await reading == "one two three"
+    assert (await plain).choices[0].message.content == "one two three"
+
+
+async def _response(client: openai.AsyncOpenAI) -> str:
+    stream = await client.responses.create(model="tiny", input="hi", stream=True)
+    return "".join([e.delta async for e in stream if e.type == "response.output_text.delta"])
+
+
+async def test_anthropics_client_streams_and_raises(
+    sidecar: Running, engine: ScriptedEngine, script: AnswerScript
+) -> None:
+    url = f"http://127.0.0.1:{sidecar.port}"
+    async with anthropic.AsyncAnthropic(
+        base_url=url, api_key="any", max_retries=0, default_headers=HEADERS
+    ) as client:
+        first = await busy(sidecar, script)
+        with pytest.raises(anthropic.APIStatusError, match="longest wait"):
+            await _message(client, PREDICTED)
+        reading = asyncio.create_task(_message(client, {}))
+        await eventually(lambda: sidecar.queued == 1)
+        engine.answer = ScriptedEngine().answer
+        await free(script, first)
+        assert await reading == "one two three"
+
+
+async def _message(client: anthropic.AsyncAnthropic, headers: dict[str, str]) -> str:
+    async with client.messages.stream(
+        model="tiny", max_tokens=8, messages=[{"role": "user", "content": "hi"}],
+        extra_headers=headers,
+    ) as stream:  # fmt: skip
+        return "".join([text async for text in stream.text_stream])

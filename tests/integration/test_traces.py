@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import re
+import socket
 
 import pytest
 
@@ -17,10 +20,14 @@ from tests.integration.otlp import (
     TRACE_ID,
     TRACEPARENT,
     Collect,
+    Collector,
+    Span,
 )
-from tests.integration.running import Start, eventually
-from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.scripts import closes
 from tests.integration.wire import Answer
+from tests.patience import HANG_S
 
 
 @pytest.mark.parametrize("collector", ["http/protobuf", "grpc"], indirect=True)
@@ -142,3 +149,125 @@ async def test_server_span_has_the_digest_of_its_run(
     assert "orch.run" not in collector.one(COMPLETIONS).attributes
     assert engine.generating[0].header("x-orch-run") is None
     assert secret.encode() not in b"".join(collector.requests)
+
+
+KNOWN = ("measurement_type", "orch.profile", "orch.batching", "orch.pool", "orch.class")
+
+
+def labels(span: Span) -> dict[str, object]:
+    return {name: span.attributes[name] for name in KNOWN if name in span.attributes}
+
+
+@pytest.fixture
+async def mixed(start: Start, engine: ScriptedEngine, another: Engine) -> Running:
+    """Pools `cloud` and `home`."""
+    home = await another(slots=1, profile="home")
+    return await all_ready(await start(**pools(cloud=engine, home=home)))
+
+
+async def test_what_the_pools_agree_on_is_known_of_every_span(
+    collector: Collector, collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    running = await all_ready(await start(**pools(a=engine, b=b)))
+    client = await running.client()
+    refused = await client.post(CHAT, n=0)
+    assert refused.header("x-measurement-type") == "batched_online"
+    found = await collect(running)
+    [span] = found.spans
+    assert labels(span) == {
+        "measurement_type": "batched_online", "orch.profile": "cloud", "orch.batching": True,
+    }  # fmt: skip
+    assert span.resource["measurement_type"] == "batched_online"
+
+
+async def test_failover_is_a_second_wait_and_a_second_request_in_one_trace(
+    collector: Collector, collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine
+) -> None:
+    running = await all_ready(await start(**pools(a=engine, b=b)))
+    engine.scripts.append(closes)
+    response = await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT)])
+    assert response.status == 200
+    found = await collect(running)
+    assert {span.trace_id for span in found.spans} == {TRACE_ID}
+    names = sorted(span.name for span in found.spans)
+    assert names == [CHAT, "admission.wait", "admission.wait", "engine.request", "engine.request"]
+    requests = [span for span in found.spans if span.name == "engine.request"]
+    lost, made_good = sorted(requests, key=lambda span: span.start_ns)
+    assert (lost.attributes["orch.pool"], made_good.attributes["orch.pool"]) == ("a", "b")
+    assert (lost.attributes["orch.outcome"], lost.status) == ("engine_failed", ERROR)
+    assert made_good.attributes["orch.outcome"] == "ok"
+    assert lost.end_ns <= made_good.start_ns
+    server = found.one(CHAT)
+    assert (server.attributes["orch.pool"], server.attributes["orch.outcome"]) == ("b", "ok")
+    ids = {request.header("traceparent") for request in (*engine.generating, *b.generating)}
+    assert ids == {f"00-{TRACE_ID}-{span.span_id}-01" for span in requests}
+
+
+async def test_without_a_collector_the_clients_context_passes_as_it_is(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    fields = [("traceparent", TRACEPARENT), ("tracestate", "a=1,b=2"), ("baggage", "x=y")]
+    await client.post(CHAT, fields)
+    await client.post(CHAT)
+    for name, value in fields:
+        assert engine.generating[0].header(name) == value
+        assert engine.generating[1].header(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")],
+)
+async def test_tracing_that_is_switched_off_is_off(
+    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    running = await start()
+    await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT)])
+    assert engine.generating[0].header("traceparent") == TRACEPARENT
+
+
+async def test_sampling_is_the_clients_decision(
+    engine: ScriptedEngine, collect: Collect, start: Start
+) -> None:
+    running = await start()
+    await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT[:-2] + "00")])
+    assert re.fullmatch(
+        f"00-{TRACE_ID}-[0-9a-f]{{16}}-00", engine.generating[0].header("traceparent") or ""
+    )
+    assert (await collect(running)).spans == []
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("collector_is", ["closed", "silent"])
+async def test_collector_that_is_down_slows_and_breaks_nothing(
+    engine: ScriptedEngine,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: str,
+    collector_is: str,
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if collector_is == "silent":
+            silent.listen(1)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+        monkeypatch.setattr("orch_sidecar.observability.otlp.spans.SHUTDOWN_S", 0.5)
+        running = await start()
+        client = await running.client()
+        loop = asyncio.get_running_loop()
+        worst_s = 0.0
+        for _ in range(100):
+            begin = loop.time()
+            assert (await client.post(stream=True)).status == 200
+            worst_s = max(worst_s, loop.time() - begin)
+        assert worst_s < HANG_S  # waiting for the collector once would take its timeout
+        begin = loop.time()
+        await running.stop()
+        assert loop.time() - begin < HANG_S

@@ -166,19 +166,6 @@ async def test_trace_is_replayed_with_the_prefixes_that_its_prompts_share(
     assert f"arrivals=trace:{digest[:16]}; " in found.scenario_notes
 
 
-async def test_label_that_the_pool_does_not_have_exits_with_1_and_writes_nothing(
-    cloud: Running, bench: Bench
-) -> None:
-    ran = await bench.run(url_of(cloud), "single-stream")
-    assert ran.code == 1
-    assert (
-        "orch bench single-stream: the pool 'cloud' (profile cloud) is batched_online"
-        in ran.printed
-    )
-    assert not ran.output.exists()
-    assert ran.rows == []
-
-
 async def test_invalid_result_exits_with_1_and_makes_no_row(
     home: Running, at_home: ScriptedEngine, bench: Bench
 ) -> None:

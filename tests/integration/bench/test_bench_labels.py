@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +15,10 @@ from orch_sidecar.tools.bench.load.prompts import Prompt, synthetic
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
-from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.check import check
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
     CLOSED,
-    INPUT_TOKENS,
     OFFLINE,
     OUTPUT_TOKENS,
     POISSON,
@@ -42,24 +38,6 @@ pytestmark = pytest.mark.usefixtures("fast_reports")
 def reasons(result: Result) -> str:
     assert result.status is Status.INVALID
     return "; ".join(result.reasons)
-
-
-async def test_single_stream_is_measured_and_makes_a_row(home: Running, tmp_path: Path) -> None:
-    result = await measured(url_of(home), SINGLE)
-    assert (result.status, result.reasons) == (Status.PRELIMINARY, [])
-    assert result.batches is not None
-    assert (result.batches.largest, result.batches.steps) == (1, 12 * OUTPUT_TOKENS)
-    assert (result.counts.sent, result.counts.answered) == (12, 12)
-    assert result.counts.of_other_length == 0
-    assert result.figures is not None
-    assert result.figures.input_tokens == 12 * INPUT_TOKENS
-    assert result.figures.output_tokens == 12 * OUTPUT_TOKENS
-    assert (result.engine.profile, result.engine.gpu) == ("home", "CPU (scripted)")
-    row = row_of(result)
-    assert (row.measurement_type, row.batch) == (Label.SINGLE_STREAM, 1)
-    facts = tmp_path / "tps_model_gpu.csv"
-    assert files.append(facts, [row]) == 1
-    assert check(files.read(facts), confirmed=True) == []
 
 
 @pytest.mark.parametrize("scenario", [CLOSED, POISSON])

@@ -1,6 +1,6 @@
 """Pages of others in a real browser: none reaches a listener of the loopback.
 
-What the listener itself refuses is in `test_admin_browsers`; here is what a browser lets through.
+What the listener itself refuses is in `test_admin`; here is what a browser lets through.
 """
 
 from __future__ import annotations

@@ -11,9 +11,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from orch_sidecar.api.refusal import Refusal
 from tests.fuzz import examples
 from tests.orch_sidecar.admission.cluster import SLOTS, Cluster
 from tests.orch_sidecar.admission.cluster_sidecar import RULES, Sidecar
+from tests.orch_sidecar.admission.examples import (
+    STEP_TIME,
+    class_rules,
+    core_of,
+    fill,
+    interactive,
+    queue,
+    report,
+    rules,
+)
+from vllm_plugin.contracts.claiming_sidecar import Subscriber
+from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 
 _PICK = st.integers(0, 1000)
 # Requests: more than are served in 15 s by eight slots, 0.4 s each.
@@ -275,3 +288,69 @@ def test_interactive_requests_go_before_another_sidecars_bulk_work() -> None:
             cluster.run(1)
         waits.append(cluster.now - began - cluster.takes_s)
     assert max(waits) < 0.4 / SLOTS * 2 + 0.05, "the next slot that comes free is theirs"
+
+
+def test_slots_beyond_an_equal_share_go_to_other_sidecars_that_claim_some() -> None:
+    """Four end after 1.4 s; two sidecars share them, and the next requests take two of four."""
+
+    measured: dict[str, Any] = {"step_time": STEP_TIME, "prefill_tokens_per_s": 1000.0}
+
+    def starts(**known: Any) -> list[int | None]:
+        core = core_of(4, **measured)
+        fill(core, interactive(max_tokens=100), *"abcd")
+        core.engine_reports(report(4, **measured, **known), 0.0)
+        return [
+            each.predicted_start_ms for each in queue(core, interactive(max_tokens=100), *"efghi")
+        ]
+
+    alone = starts()
+    assert starts(sidecars=2) == alone, "nobody else wants any"
+    contended = starts(sidecars=2, contended=True)
+    assert contended[:2] == alone[:2] == [1400, 1400]
+    assert contended[2:4] == [alone[4]] * 2, "they wait for those before them"
+    assert contended[4] is not None
+    assert alone[4] is not None
+    assert contended[4] > alone[4]
+
+
+def test_retry_after_is_longer_while_others_take_their_part_of_what_comes_free() -> None:
+    waits = []
+    for contended in (False, True):
+        core = core_of(8, rules(class_rules(queue_capacity=1)))
+        fill(core, interactive(), *"abcdefgh")
+        for second, name in enumerate("abc", 1):
+            core.release(name, second, 10)
+            fill(core, interactive(), name, at=second)
+        core.engine_reports(report(8, sidecars=4, contended=contended), 3.0)
+        queue(core, interactive(), "queued", at=3.0)
+        refusal = core.arrive("refused", interactive(), 3.0)
+        assert isinstance(refusal, Refusal)
+        assert refusal.retry_after_ms is not None
+        waits.append(refusal.retry_after_ms)
+    assert waits[1] == pytest.approx(4 * waits[0], rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "takes_s"),
+    [(Claim(1, urgent=True, more=2 * SLOTS), 0.4), (Claim(SLOTS, urgent=True), 2.0)],
+)
+def test_sidecars_that_use_no_offer_do_not_starve_those_that_do(
+    wanted: Claim, takes_s: float
+) -> None:
+    """Four that claim all the time, the whole engine at most, beside two with queues."""
+    cluster = Cluster(takes_s=takes_s)
+    honest = [cluster.add() for _ in range(2)]
+    for sidecar in honest:
+        for _ in range(300):  # more than are served
+            sidecar.arrive(1, urgent=True)
+    rogues = [f"{number:016x}" for number in range(100, 104)]
+    for instance in rogues:
+        cluster.engine.subscribe(Subscriber(instance, lambda: None))
+    cluster.run(2000)
+    before = sum(each.answered for each in honest)
+    for _ in range(1000):
+        for instance in rogues:
+            cluster.engine.claim(instance, ClaimCall(wanted))
+        cluster.run(10)
+    answered = sum(each.answered for each in honest) - before
+    assert answered > 0.7 * SLOTS * 10 / takes_s

@@ -34,18 +34,6 @@ def test_queues_start_empty() -> None:
     assert queues.remove("absent") is None
 
 
-def test_first_come_first_served_within_a_class() -> None:
-    queues = Queues()
-    for name in "abc":
-        queues.add(waiting(name, cost=2))
-        queues.add(waiting(name + "b", is_bulk=True))
-    assert names(queues, INTERACTIVE) == ["a", "b", "c"]
-    assert names(queues, BULK) == ["ab", "bb", "cb"]
-    assert (queues.size(INTERACTIVE), queues.cost(INTERACTIVE)) == (3, 6)
-    assert (queues.size(BULK), queues.cost(BULK), queues.depth) == (3, 3, 6)
-    assert len(queues.all()) == 6
-
-
 def test_request_added_at_the_head_is_next() -> None:
     queues = Queues()
     queues.add(waiting("a"))
@@ -53,27 +41,6 @@ def test_request_added_at_the_head_is_next() -> None:
     head = queues.head(INTERACTIVE)
     assert head is not None
     assert head.ticket == "b"
-
-
-def test_removed_request_is_gone() -> None:
-    queues = Queues()
-    queues.add(waiting("a", cost=3))
-    queues.add(waiting("b"))
-    removed = queues.remove("a")
-    assert removed == waiting("a", cost=3)
-    assert queues.remove("a") is None
-    assert (queues.depth, queues.cost(INTERACTIVE)) == (1, 1)
-    assert names(queues, INTERACTIVE) == ["b"]
-
-
-def test_earliest_limit_is_the_next_expiry_in_any_order_of_arrival() -> None:
-    queues = Queues()
-    queues.add(waiting("a", expires=30.0))
-    queues.add(waiting("b", expires=10.0, is_bulk=True))
-    queues.add(waiting("c", expires=20.0))
-    assert queues.next_expiry() == 10.0
-    queues.remove("b")
-    assert queues.next_expiry() == 20.0
 
 
 def test_those_whose_time_has_come_are_taken_out_in_the_order_of_their_limits() -> None:

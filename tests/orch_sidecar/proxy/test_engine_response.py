@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire import backpressure
 from orch_sidecar.wire.engine_connection import ConnectionPool
 from orch_sidecar.wire.http1 import MAX_BUFFERED_BYTES
-from tests.orch_sidecar.answers import PLACES, cut
+from tests.orch_sidecar.answers import cut
 from tests.orch_sidecar.broadcasting import (
     DONE,
     EVENTS,
@@ -30,24 +28,6 @@ from tests.orch_sidecar.broadcasting import (
     whole_for,
 )
 from tests.orch_sidecar.relayed import Relayed
-
-
-@given(PLACES, st.lists(st.integers(0, 20), max_size=4))
-async def test_all_clients_get_the_same_complete_response_wherever_reads_are_cut(
-    places: list[int], joins: list[int]
-) -> None:
-    broadcast = broadcast_of()
-    clients = [Client("first").join(broadcast)]
-    engine = Engine(broadcast)
-    for number, piece in enumerate(cut(STREAM, places)):
-        for name in (f"joined-{at}-{i}" for i, at in enumerate(joins) if at == number):
-            clients.append(Client(name).join(broadcast))
-        engine.sends(piece)
-        for client in clients:
-            assert client.body == b"" or client.body.endswith(b"\n\n"), "whole events only"
-    for client in clients:
-        assert client.body == whole_for(client.name)
-        assert client.ended_well
 
 
 async def test_read_may_end_at_any_byte() -> None:

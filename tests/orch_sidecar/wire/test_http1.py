@@ -146,12 +146,6 @@ def test_head_beyond_its_bound_is_refused_however_it_arrives(at_once: bool) -> N
 # Which body follows a head.
 
 
-def test_framing_of_the_body_follows_from_the_head() -> None:
-    assert isinstance(body_of(head_of(b"content-length: 5"), dechunk=False), LengthBody)
-    assert isinstance(body_of(head_of(b"transfer-encoding: chunked"), dechunk=False), ChunkedBody)
-    assert isinstance(body_of(head_of(), dechunk=False), CloseBody)
-
-
 @pytest.mark.parametrize("status", [b"204", b"304"])
 @pytest.mark.parametrize("field", [b"a: b", b"content-length: 5", b"transfer-encoding: chunked"])
 def test_status_without_a_body_has_none_whatever_its_fields(status: bytes, field: bytes) -> None:
@@ -160,14 +154,6 @@ def test_status_without_a_body_has_none_whatever_its_fields(status: bytes, field
     assert body.delimits_itself
     with pytest.raises(FramingError, match="after the end"):
         body.feed(b"x")
-
-
-def test_length_body_ends_exactly_at_its_length() -> None:
-    body = LengthBody(5)
-    assert forwarded(body, b"he", b"", b"ll") == [b"he", b"", b"ll"]
-    assert not body.done
-    assert body.feed(b"o") == b"o"
-    assert body.done
 
 
 def test_bytes_beyond_the_length_are_an_error() -> None:
@@ -183,36 +169,6 @@ def test_close_delimited_body_never_ends_by_itself() -> None:
 
 
 # Chunks.
-
-
-def test_complete_chunks_are_forwarded_unchanged() -> None:
-    body = ChunkedBody()
-    assert forwarded(body, b"5\r\nhello\r\n", b"1\r\n!\r\n0\r\n\r\n") == [
-        b"5\r\nhello\r\n",
-        b"1\r\n!\r\n" + LAST_CHUNK,
-    ]
-    assert body.done
-
-
-def test_partial_chunk_is_buffered_until_it_is_complete() -> None:
-    for dechunk, last in ((False, b"5\r\nhello\r\n"), (True, b"hello")):
-        body = DechunkedBody() if dechunk else ChunkedBody()
-        data = b"5\r\nhello\r\n"
-        held = forwarded(body, *(data[i : i + 1] for i in range(len(data))))
-        assert held == [b""] * 9 + [last]
-        assert not body.done
-
-
-def test_complete_chunks_are_forwarded_and_the_rest_is_buffered() -> None:
-    body = ChunkedBody()
-    assert body.feed(b"1\r\na\r\n2\r\nb") == b"1\r\na\r\n"
-    assert body.feed(b"c\r\n3\r\n") == b"2\r\nbc\r\n"
-
-
-def test_dechunking_joins_the_payloads() -> None:
-    body = DechunkedBody()
-    assert body.feed(b"1\r\na\r\n2;x=y\r\nbc\r\n0\r\n\r\n") == b"abc"
-    assert body.done
 
 
 def test_chunk_extensions_are_ignored() -> None:

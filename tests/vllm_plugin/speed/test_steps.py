@@ -22,14 +22,6 @@ def test_window_without_steps_is_empty() -> None:
     assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0)
 
 
-def test_window_has_the_largest_and_the_mean_batch() -> None:
-    assert ring_of(1, 2, 6).since(100.0) == BatchStatistics(3, 6, 3.0)
-
-
-def test_window_excludes_earlier_steps() -> None:
-    assert ring_of(8, 8, 1, 3).since(100.02) == BatchStatistics(2, 3, 2.0)
-
-
 def test_step_belongs_to_the_window_in_which_it_was_reported() -> None:
     """However late: three reports that were held up come at once, after the first token."""
     ring = ring_of(8)  # reported at 100.01
@@ -57,23 +49,6 @@ def test_ring_keeps_at_least_its_capacity_and_less_than_twice() -> None:
         assert min(index + 1, 4) <= kept < 8
     assert ring.count == 100
     assert ring.since(97.0) == BatchStatistics(2, 100, 99.5)
-
-
-def test_window_excludes_steps_that_also_computed_prompts() -> None:
-    """So do the totals, so that figures from spans and from totals have the same batch."""
-    ring = ring_of(6, 6)
-    ring.record(100.03, 0.01, 7, decode_only=False)
-    ring.record(100.04, 0.01, 0, decode_only=True)
-    assert ring.since(100.0) == BatchStatistics(2, 6, 6.0)
-    assert ring.count_since(100.0) == 4
-    assert ring.count == 4
-
-
-def test_window_with_prompts_only_has_no_batch() -> None:
-    ring = StepRing()
-    ring.record(100.0, 0.01, 7, decode_only=False)
-    assert ring.since(99.0) == BatchStatistics(0, 0, 0.0)
-    assert ring.count_since(99.0) == 1
 
 
 def test_counts_of_decode_steps_and_their_sequences_outlive_the_ring() -> None:

@@ -11,17 +11,6 @@ from tests.vllm_plugin.examples import THEM, US, enter, lease_of
 from vllm_plugin.state.leases import BOUND_LASTS_S, Leases
 
 
-def test_sequences_without_a_lease_of_the_instance_are_foreign() -> None:
-    leases = Leases()
-    enter(leases, lease_of(US, 1, cost=4))
-    enter(leases, lease_of(THEM, 2, cost=3))
-    enter(leases, None)
-    assert leases.leased() == 7
-    assert leases.foreign_to(US) == 4
-    assert leases.foreign_to(THEM) == 5
-    assert leases.foreign_to(None) == 8
-
-
 def test_unleased_request_counts_for_as_many_sequences_as_the_engine_reports() -> None:
     leases = Leases()
     enter(leases, lease_of(US, 1, cost=4))

@@ -36,35 +36,6 @@ def test_request_without_a_valid_lease_counts_as_one_sequence_without_an_owner(
     assert leases.leave(key) == EngineRequest(None, None, 1)
 
 
-def test_lease_is_accepted_once() -> None:
-    leases = Leases()
-    key = enter(leases, lease_of(US))
-    assert used(leases, lease_of(US)), "while it is in the engine"
-    leases.leave(key)
-    assert used(leases, lease_of(US)), "and afterwards"
-
-
-def test_requests_without_a_lease_are_all_accepted() -> None:
-    leases = Leases()
-    keys = {enter(leases, None) for _ in range(3)}
-    assert len(keys) == 3
-    assert leases.foreign_to(US) == 3
-
-
-def test_revoked_lease_is_rejected_when_it_arrives_late() -> None:
-    leases = Leases()
-    assert leases.revoke(lease_of(US))
-    assert used(leases, lease_of(US))
-
-
-def test_lease_in_the_engine_cannot_be_revoked() -> None:
-    leases = Leases()
-    key = enter(leases, lease_of(US))
-    assert not leases.revoke(lease_of(US))
-    leases.leave(key)
-    assert leases.revoke(lease_of(US))
-
-
 @pytest.mark.parametrize("text", ["", "x", lease_of(US) + "\n", "\n" + lease_of(US)])
 def test_only_a_lease_can_be_revoked(text: str) -> None:
     """With a newline accepted, a lease could be revoked while it is in the engine."""

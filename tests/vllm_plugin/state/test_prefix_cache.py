@@ -6,24 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_plugin.state.prefix_cache import PrefixCache, PrefixCounts
-
-
-def test_nothing_was_looked_up_at_the_start() -> None:
-    cache = PrefixCache()
-    assert cache.document() == {"queries_total": 0, "hits_total": 0}
-    assert cache.before(1e9) == PrefixCounts(0, 0)
-
-
-def test_counts_before_a_moment_are_those_of_earlier_reports() -> None:
-    cache = PrefixCache()
-    cache.record(10.0, 100, 0)
-    cache.record(20.0, 50, 32)
-    assert cache.before(10.0) == (0, 0)
-    assert cache.before(10.1) == (100, 0)
-    assert cache.before(20.0) == (100, 0)
-    assert cache.before(20.1) == (150, 32)
-    assert cache.document() == {"queries_total": 150, "hits_total": 32}
+from vllm_plugin.state.prefix_cache import PrefixCache
 
 
 def test_clock_that_is_set_back_keeps_the_order() -> None:

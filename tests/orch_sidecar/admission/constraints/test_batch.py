@@ -83,12 +83,6 @@ def test_the_dead_band_does_not_keep_the_last_slots_free() -> None:
     assert limits_for(of_rules, 64, STEP_TIME, before=before).interactive == 64
 
 
-def test_halving_the_slo_halves_what_fits() -> None:
-    flat = StepTime(0.1, 1.0, 1.0, 64)
-    assert limits_for(of_slos(15.0, 40.0), 64, flat).interactive == 14
-    assert limits_for(of_slos(7.5, 40.0), 64, flat).interactive == 7
-
-
 def test_batch_is_the_largest_whose_step_keeps_the_slo() -> None:
     limits = limits_for(of_slos(20.0, 40.0), 64, STEP_TIME)
     assert (limits.interactive, limits.bulk) == (10, 30)
@@ -118,11 +112,6 @@ def test_batch_stays_within_the_bounds_of_the_profile() -> None:
     assert limits_for(of_slos(11.0, 11.0), 64, STEP_TIME).batch(BULK) == 16
     assert limits_for(of_slos(500.0, 500.0), 1024, STEP_TIME).batch(INTERACTIVE) == 16
     assert limits_for(of_slos(500.0, 500.0), 1024, STEP_TIME).batch(BULK) == 128
-
-
-def test_batch_never_exceeds_the_slots() -> None:
-    limits = limits_for(of_slos(11.0, None), 2, STEP_TIME)
-    assert (limits.interactive, limits.bulk, limits.mixed) == (2, 2, 2)
 
 
 def test_without_an_slo_the_bound_is_the_profiles() -> None:
