@@ -30,7 +30,6 @@ ORDER = (
         "test_cloud_clients",
         "test_examples",
         "test_batches",
-        "test_cloud_tiers",
         "test_cloud_storm",
         "test_many_sidecars",
         "test_sidecar_keys",

@@ -22,23 +22,6 @@ from tests.engine.counts import check_counts, check_mistakes, check_start
 from tests.patience import HANG_S
 
 
-async def test_the_second_stream_begins_before_the_first_has_ended(cloud: Stack) -> None:
-    async with session() as http:
-        # A client that is stopped for a while learns of the beginning after the end.
-        for _ in range(ATTEMPTS):
-            started = asyncio.Event()
-            first = asyncio.create_task(
-                post(http, cloud.url, "chat", body("chat", 1500, stream=True), on_data=started.set)
-            )
-            await started.wait()
-            assert (await post(http, cloud.url, "chat", body("chat", 4, stream=True))).status == 200
-            if overlapped := not first.done():
-                break
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-    assert overlapped
-
-
 async def test_eight_at_once_and_the_spans_have_the_batches_that_ran(
     cloud: Stack, receiver: OtlpReceiver
 ) -> None:

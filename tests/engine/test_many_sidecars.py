@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,12 +14,10 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.clients import body, engine_state, post, session, until
+from tests.engine.clients import engine_state, session, until
 from tests.engine.conftest import SLOTS
 from tests.engine.sidecars import all_ready, sidecar
 from tests.engine.storm import CLIENTS, client, metric
-from tests.patience import HANG_S
-from vllm_plugin.contracts.lease_protocol import API_VERSION
 
 
 @pytest.fixture
@@ -68,48 +65,6 @@ async def test_coming_and_going_at_two_sidecars_stays_within_the_slots(
     for each in seen.values():
         # Some would start later than their SLO allows; a machine may stop the engine for seconds.
         assert set(each) <= {"200", "left", "429", "stale"}
-
-
-async def test_request_without_a_slot_is_rejected_before_its_body_is_read(cloud: Stack) -> None:
-    """Its connection can be used again after the body, which a sidecar sends with the head."""
-
-    reads, other = secrets.token_hex(8), secrets.token_hex(8)
-    stream = f"{cloud.engine_url}/v1/capabilities/stream?instance={reads}&api_version={API_VERSION}"
-    async with session() as http, http.get(stream) as state:
-        assert state.status == 200, "an engine rejects for want of slots those that read offers"
-        document = body("completions", 400, stream=True, n=SLOTS)
-        headers = {"X-Orch-Lease": f"{other}.{secrets.token_hex(16)}.{SLOTS}"}
-        entered = asyncio.Event()
-        full = asyncio.create_task(
-            post(http, cloud.engine_url, "completions", document, headers, entered.set)
-        )
-        await asyncio.wait_for(entered.wait(), HANG_S)
-        large = json.dumps(body("completions", 4, stream=False, prompt="x" * 300_000)).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", cloud.engine_port)
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: engine\r\n"
-            f"X-Orch-Lease: {reads}.{secrets.token_hex(16)}.1\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(large)}\r\n\r\n"
-        )
-        after = b"GET /v1/capabilities HTTP/1.1\r\nHost: engine\r\n\r\n"
-        try:
-            writer.write(head.encode() + large[:1000])
-            async with asyncio.timeout(HANG_S):
-                status, error = await answer(reader)
-                assert (status, error["error"]["type"]) == (429, "no_slot")
-                writer.write(large[1000:] + after)
-                status, found = await answer(reader)
-            assert (status, found["engines"][0]["leased"]) == (200, SLOTS)
-            assert found["engines"][0]["no_slot_total"] >= 1
-        finally:
-            writer.close()
-            full.cancel()
-            await asyncio.gather(full, return_exceptions=True)
-
-        async def empty() -> bool:
-            return bool((await engine_state(http, cloud.engine_url))["leased"] == 0)
-
-        await until(empty)
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.clients import ATTEMPTS, engine_state, post, session, unknown_routes, until
+from tests.engine.clients import engine_state, post, session, unknown_routes
 
 WORDS = [f"{number} and {number + 1} are" for number in range(20)]
 IDS = [[7, 8, number + 10] for number in range(5)]
@@ -91,47 +90,3 @@ async def test_greedy_choices_are_the_engines_error(stack: Stack) -> None:
     assert (ours.status, directly.status) == (400, 400)
     assert "n must be 1 when using greedy sampling" in json.loads(ours.data)["error"]["message"]
     assert "n must be 1 when using greedy sampling" in json.loads(directly.data)["error"]["message"]
-
-
-async def test_others_are_served_between_parts(home: Stack) -> None:
-    """A short request that comes after a long list does not wait for its end. On a slow machine it
-    may be too late for its SLO, or for the list."""
-    many = {"model": "tiny", "prompt": WORDS, "max_tokens": 16, "ignore_eos": True}
-    one = {"model": "tiny", "prompt": "a", "max_tokens": 1}
-    async with session() as http:
-        for _ in range(ATTEMPTS):
-            begun = asyncio.Event()
-            task = asyncio.create_task(
-                post(http, home.url, "completions", many | {"stream": True}, BULK, begun.set)
-            )
-            await begun.wait()
-            short = await post(http, home.url, "completions", one)
-            while short.status == 429:
-                await asyncio.sleep(float(short.headers["retry-after-ms"]) / 1000)
-                short = await post(http, home.url, "completions", one)
-            long = await task
-            assert (short.status, long.status) == (200, 200)
-            if passed := short.last_byte_at < long.last_byte_at:
-                break
-    assert passed
-
-
-async def test_client_that_leaves_takes_all_parts_with_it(stack: Stack) -> None:
-    body = {"model": "tiny", "prompt": WORDS, "max_tokens": 400, "ignore_eos": True}
-    async with session() as http:
-        begun = asyncio.Event()
-        task = asyncio.create_task(
-            post(http, stack.url, "completions", body | {"stream": True}, on_data=begun.set)
-        )
-        await begun.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        short = {"model": "tiny", "prompt": "a"}
-        after = await post(http, stack.url, "completions", short, BULK)
-        assert after.status == 200
-
-        async def empty() -> bool:
-            state = await engine_state(http, stack.url)
-            return bool(state["leased"] == state["foreign"] == 0)
-
-        await until(empty)

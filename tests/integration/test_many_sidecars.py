@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
 import pytest
 
 from tests.integration.backlogs import (
-    BULK,
     Numbers,
     Recording,
     answered,
     backlog,
     claim,
 )
-from tests.integration.client import CHAT, Client
+from tests.integration.client import Client
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
@@ -34,35 +32,6 @@ async def knowing(start: Start, count: int, **settings: Any) -> list[Running]:
 @pytest.fixture
 def recording(engine: ScriptedEngine) -> Recording:
     return Recording(engine)
-
-
-async def test_never_over_the_slots_with_random_costs_and_clients_that_leave(
-    engine: ScriptedEngine, start: Start, recording: Recording
-) -> None:
-    sidecars, numbers = await knowing(start, 4), Numbers()
-    statuses: list[int] = []
-
-    async def user(number: int) -> None:
-        dice = random.Random(number)
-        for _ in range(10):
-            client = await sidecars[number % 4].client()
-            [seed] = numbers.next(1)
-            headers = BULK if dice.random() < 0.3 else ()
-            client.start(CHAT, headers, stream=False, seed=seed, n=dice.choice((1, 1, 2, 4)))
-            if dice.random() < 0.3:
-                await asyncio.sleep(dice.random() * 0.02)
-                await client.close()
-            else:
-                statuses.append((await client.response()).status)
-
-    await asyncio.gather(*(user(number) for number in range(24)))
-    assert set(statuses) == {200}
-    assert set(recording.answered.values()) == {1}
-    assert engine.peak == engine.slots
-    for each in sidecars:
-        await each.idle()
-    await eventually(lambda: not engine.present)
-    await eventually(lambda: not engine.engine_state.claims.has_claims)
 
 
 async def test_sidecar_alone_is_never_rejected_and_claims_nothing(

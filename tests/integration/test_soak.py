@@ -13,7 +13,7 @@ from tests.benchmarks.soak.scenes import scenes
 from tests.benchmarks.soak.trouble import Trouble
 
 DIVIDES = True
-SCENE_S = 1.5
+SCENE_S = 2.0
 CLIENTS = 24
 SEED = 20261
 

@@ -188,26 +188,6 @@ async def test_three_tiers(start: Start, lower: Running, engine: ScriptedEngine)
     await empty(top, middle, lower)
 
 
-async def test_clients_that_come_and_go_leak_nothing(
-    start: Start, lower: Running, engine: ScriptedEngine
-) -> None:
-    engine.answer = Streaming()
-    uppers = [await above(start, lower) for _ in range(2)]
-
-    async def one(number: int) -> None:
-        client = await uppers[number % 2].client()
-        client.start((CHAT, MESSAGES)[number % 3 == 0], seed=number, n=1 + number % 2)
-        await asyncio.sleep(0.004 * (number % 7))
-        if number % 4 == 0:
-            await client.close()
-        else:
-            assert (await client.response()).status == 200
-
-    await asyncio.gather(*(one(number) for number in range(60)))
-    await empty(*uppers, lower)
-    assert engine.peak <= 4
-
-
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_leaves_frees_all_levels(
