@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.test_process import ready, run
+from tests.integration.test_process import run
 from tests.patience import HANG_S
 
 STRANGER = ("Authorization", f"Bearer {new_key(b's' * 32)}")
@@ -150,21 +149,6 @@ async def test_file_that_comes_later_closes_a_sidecar_that_was_open(
 
 
 @pytest.mark.usefixtures("soon")
-async def test_fifo_in_place_of_the_file_is_reported_and_blocks_nothing(
-    keyed: Running, ring: KeyRing
-) -> None:
-    fifo = ring.path.with_suffix(".fifo")
-    os.mkfifo(fifo)
-    fifo.rename(ring.path)
-    await eventually(lambda: "is a FIFO" in (keyed.sidecar.reloads.keys_error or ""))
-    keyed.sidecar.reloader.due.set()
-    await eventually(lambda: "is a FIFO" in (keyed.sidecar.reloads.last_error or ""))
-    assert await status(keyed, ring.bearer("bob")) == 200
-    ring.remove("bob")
-    await becomes(keyed, ring.bearer("bob"), 401)
-
-
-@pytest.mark.usefixtures("soon")
 async def test_file_system_that_hangs_blocks_neither_requests_nor_revocation_nor_the_end(
     keyed: Running, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,31 +174,3 @@ async def test_file_system_that_hangs_blocks_neither_requests_nor_revocation_nor
     await eventually(lambda: "does not respond" in (keyed.sidecar.reloads.keys_error or ""))
     await asyncio.wait_for(keyed.stop(), HANG_S)
     over.set()
-
-
-async def test_signal_and_the_file_itself_change_the_keys_of_a_process(
-    engine: ScriptedEngine, ring: KeyRing
-) -> None:
-    ring.add("alice")
-    flags = ("--profile=cloud", f"--engine-url={engine.url}")
-    async with run(*flags, ORCH_API_KEYS_FILE=str(ring.path)) as process:
-        client = await process.client()
-        await ready(client)
-        assert (await client.post(headers=[STRANGER])).status == 401
-        assert (await client.post(headers=[ring.bearer("alice")])).status == 200
-        for name, by_signal in (("bob", True), ("carol", False)):
-            ring.add(name)
-            if by_signal:
-                os.kill(process.process.pid, signal.SIGHUP)
-            async with asyncio.timeout(HANG_S):
-                given = [ring.bearer(name)]
-                while (await client.get("/v1/models", given)).status != 200:  # noqa: ASYNC110 (its process)
-                    await asyncio.sleep(0.01)
-        await client.close()
-        process.process.terminate()
-        code, logged = await process.ended()
-    assert code == 0
-    assert "reloaded API keys: new: bob" in logged
-    assert "reloaded API keys: new: carol" in logged
-    for key in ring.keys.values():
-        assert key[5:] not in logged

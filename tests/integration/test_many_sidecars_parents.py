@@ -99,27 +99,6 @@ async def test_parent_of_two_children_beside_a_direct_sidecar(
     await calm(engine, direct, *children, parent)
 
 
-async def test_child_divides_its_share_between_its_parent_and_its_own_clients(
-    engine: ScriptedEngine, start: Start, recording: Recording
-) -> None:
-    direct, child, parent = await family(start)
-    numbers = Numbers()
-    clients = await filled(engine, recording, direct, numbers.next(80))
-    own, theirs = numbers.next(40), numbers.next(40)
-    clients |= await backlog(child, own)
-    clients |= await backlog(parent, theirs)
-    await eventually(
-        lambda: (claim(engine, child) or Claim(1, urgent=True)).slots == 2 * engine.slots
-    )
-    await shared(recording, clients, direct, child, parent)
-    assert 0.35 < share(recording, child) < 0.65
-    begun = [request.json()["seed"] for request in engine.generating]
-    begun = begun[: len(begun) // 2]
-    of_child = [seed for seed in begun if seed in own or seed in theirs]
-    assert 0.3 < sum(seed in theirs for seed in of_child) / len(of_child) < 0.7
-    await calm(engine, direct, child, parent)
-
-
 async def test_claim_of_a_parent_ends_when_it_has_nothing_queued_any_longer(
     engine: ScriptedEngine, start: Start, held: Held
 ) -> None:
@@ -190,18 +169,6 @@ async def test_parent_that_reads_again_is_sent_its_offers_on_the_new_stream(
     response = await client.request("PUT", f"/v1/capabilities/claims/{parent}", body)
     assert response.status == 204
     await stream.seen(b"event: offer\n")
-
-
-async def test_parent_of_a_sidecar_that_has_the_engine_alone_claims_nothing(
-    engine: ScriptedEngine, start: Start, recording: Recording
-) -> None:
-    child, numbers = await start(), Numbers()
-    parent = await above(start, child)
-    clients = await filled(engine, recording, parent, numbers.next(40))
-    await shared(recording, clients, child, parent)
-    assert engine.claimed.total() == 0
-    assert child.pool.claims.parents.claim_table.number_of(instance(parent)) == 0
-    await calm(engine, child, parent)
 
 
 async def test_bulk_requests_of_two_parents_pass_a_child_that_shares_its_engine(

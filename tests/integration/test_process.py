@@ -142,41 +142,6 @@ async def test_process_takes_the_descriptors_that_its_hard_limit_allows(
     assert f"orch_connections_limit {(hard - 128) // 2:.1f}" in metrics
 
 
-async def test_killed_sidecar_leaves_requests_that_its_successor_counts_as_foreign(
-    engine: ScriptedEngine, held: Held
-) -> None:
-    engine.faults.holds_aborted = asyncio.Event()
-    flags = ("--profile=cloud", f"--engine-url={engine.url}")
-    async with run(*flags) as first:
-        client = await first.client()
-        await ready(client)
-        clients = [await first.client() for _ in range(4)]
-        for one in clients:
-            one.start(stream=False)
-        await eventually(lambda: len(held.waiting) == 4)
-        first.process.kill()
-        await first.ended()
-        for one in (client, *clients):
-            await one.close()
-    assert engine.present == 4  # the engine has yet to notice
-    async with run(*flags) as second:
-        client = await second.client()
-        await ready(client)
-        entry = (await client.get("/v1/capabilities")).json()["engines"][0]
-        assert (entry["foreign"], entry["slots_free"]) == (4, 0)
-        client.start(stream=False)
-        await asyncio.sleep(0.1)
-        assert len(engine.generating) == 4
-        engine.faults.holds_aborted.set()
-        await eventually(lambda: held.waiting)
-        held.release()
-        assert (await client.response()).status == 200
-        second.process.terminate()
-        assert (await second.ended())[0] == 0
-        await client.close()
-    assert engine.peak <= engine.slots
-
-
 async def test_port_that_is_taken_is_one_line_and_exit_code_1(engine: ScriptedEngine) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -56,21 +56,6 @@ async def test_queued_stream_begins_at_once_and_becomes_the_engines(
     await eventually(lambda: not sidecar.sidecar.watchers._watched)
 
 
-async def test_without_the_header_nothing_is_sent_before_the_engine_answers(
-    sidecar: Running, script: AnswerScript
-) -> None:
-    first = await busy(sidecar, script)
-    client = await sidecar.client()
-    client.start()
-    await eventually(lambda: sidecar.queued)
-    await free(script, first)
-    (await nth_answer(script, 2)).send_all("one")
-    response = await client.response()
-    assert b": queued" not in response.body
-    assert response.header("server-timing") is not None
-    assert sidecar.sidecar.watchers._task is None
-
-
 async def test_request_that_waits_for_nothing_gets_the_response_of_any_other(
     sidecar: Running,
 ) -> None:

@@ -79,25 +79,6 @@ async def test_conditions_and_counters_of_the_engine_are_seen_through_both(
         assert found.state == "ready"
 
 
-async def test_two_above_one_never_exceed_the_slots_and_all_are_served(
-    start: Start, lower: Running, engine: ScriptedEngine
-) -> None:
-    engine.answer = Streaming()
-    uppers = [await above(start, lower) for _ in range(2)]
-    clients = [(await uppers[number % 2].client(), number) for number in range(40)]
-    for client, number in clients:
-        client.start(seed=number)
-    for client, number in clients:
-        response = await client.response()
-        assert response.status == 200
-        assert response.body.count(b'"seed":%d,' % number) == 3
-        assert response.body.endswith(b"data: [DONE]\n\n")
-    assert engine.peak <= engine.slots
-    assert engine.peak == 4
-    assert len(engine.generating) == 40
-    await empty(*uppers, lower)
-
-
 async def test_request_that_the_lower_turns_away_waits_above_and_is_served(
     start: Start, lower: Running, engine: ScriptedEngine, held: Held
 ) -> None:
