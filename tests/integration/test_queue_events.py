@@ -16,7 +16,7 @@ from tests.integration.client import CHAT
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.test_openai_client import MESSAGES
+from tests.integration.test_official_clients import MESSAGES
 from tests.integration.watching import WATCH, busy, free, shown, watching
 
 
