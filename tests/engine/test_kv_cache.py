@@ -7,11 +7,16 @@ import random
 from typing import Any
 
 import aiohttp
+import pytest
 
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine.clients import engine_state, post, session
 from tests.engine.conftest import BLOCK_TOKENS, BLOCKS, CLIENTS, CTX_MAX
 from tests.engine.sliding_model import LAYERS, WINDOW_TOKENS
+
+# The engine of `sliding` is a start of its own. What is counted is compared with vLLM's own
+# managers in test_kv_blocks_agree.
+pytestmark = pytest.mark.long
 
 REQUESTS, OUTPUT_TOKENS = 20, 80
 

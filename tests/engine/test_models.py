@@ -19,6 +19,10 @@ from tests.engine.clients import body, engine_state, post, session, until
 from tests.engine.sidecars import all_ready, sidecar, states
 from tests.patience import HANG_S
 
+# The engine of `sliding` is a start of its own. How adapters come, go and wait is in
+# tests/integration/test_adapters.py and test_pools.py.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def url(sliding: Stack, logs: Path, sidecar_key: str) -> Iterator[str]:

@@ -14,6 +14,10 @@ from tests.engine.conftest import SLOTS
 from tests.engine.sidecars import sidecar
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH
 
+# The engine of `sliding` is a start of its own. Keys of sidecars are in
+# tests/integration/test_sidecar_keys.py, and one of a real engine in test_up.
+pytestmark = pytest.mark.long
+
 CLAIM = {"cost": SLOTS, "urgent": True, "more": SLOTS}
 
 

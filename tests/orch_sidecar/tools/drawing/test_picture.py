@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, element_of, require
 from orch_sidecar.tools.drawing.texts import html_of
+from tests.fuzz import examples
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 MEASURED = Series("measured", (1, 2, 4, 8), (90, 180, 360, 720))
@@ -74,7 +75,7 @@ def test_measured_sizes_are_the_ticks_unless_they_are_too_near() -> None:
     assert sized(Series("near", (1, 1.1, 16), (1, 2, 3)), linear=True).x.ticks == ()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.floats(1e-3, 1e9), min_size=2, max_size=5))
 def test_any_figures_have_ticks_around_them(values: list[float]) -> None:
     chart = sized(Series("any", range(1, 4 * len(values), 4), values))

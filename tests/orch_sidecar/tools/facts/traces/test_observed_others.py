@@ -6,17 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from orch_sidecar.tools.facts.traces.validity import objections
 from tests.orch_sidecar.tools.facts.objections import (
     LABELS,
-    objections_in,
     objections_to,
     valid,
 )
-from tests.orch_sidecar.tools.facts.spans import one, real, traffic_from, without
+from tests.orch_sidecar.tools.facts.spans import one, traffic_from, without
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -48,13 +46,6 @@ def test_warmup_that_overlaps_a_run_is_an_objection() -> None:
     going_on = valid("batched_online", 3, -5, 1, server=warmup)
     assert objections_to(run, over, scenario="run-1") == {}
     assert list(objections_to(run, going_on, scenario="run-1")) == ["other_traffic"]
-
-
-def test_requests_that_bypass_the_sidecar_are_an_objection() -> None:
-    run = valid("offline", 1, 0, 10)
-    *_, stray = valid("offline", 2, 4, 5)
-    reasons = objections_to(run, [replace(stray, parent_id=None)], scenario="run-1")
-    assert list(reasons) == ["other_traffic"]
 
 
 def test_aborted_foreign_requests_of_the_same_pool_are_an_objection() -> None:
@@ -110,15 +101,6 @@ def test_aborted_sequence_can_be_in_a_step_a_little_longer() -> None:
     assert objections_to(*run, left(15), scenario="run-1") == {}
     assert objections_to(*run, left(9.5), scenario="run-1") == {}
     assert list(objections_to(*run, left(8.5), scenario="run-1")) == ["unseen_traffic"]
-
-
-def test_missing_trace_of_a_real_run_is_detected() -> None:
-    """The sequences shared steps, and were all there at once: any omitted trace shows."""
-    spans = real("cloud")
-    for left_out in {span.trace_id for span in spans}:
-        fewer = [span for span in spans if span.trace_id != left_out]
-        found = objections_in(build_traffic(fewer), "cloud-1")
-        assert {"unseen_traffic", "untraced_sequences"} <= set(found)
 
 
 def test_requests_before_the_interval_are_not_foreign() -> None:

@@ -11,7 +11,6 @@ from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.span import Link
 from tests.documents import ROOT, quoted, rows, section
 from tests.orch_sidecar.tools.facts.objections import (
-    ALONE,
     LABELS,
     objections_in,
     objections_to,
@@ -33,13 +32,6 @@ def test_real_run_has_no_objections(name: str, scenario: str) -> None:
 def test_real_coalesced_requests_are_an_objection() -> None:
     reasons = objections_in(build_traffic(real("mixed")), "shared-1")
     assert reasons["coalesced"].startswith("3 requests: a generation was shared")
-
-
-def test_real_requests_that_never_shared_a_step_are_not_batched() -> None:
-    reasons = objections_in(build_traffic(real("mixed")), "bulk-1")
-    assert reasons == {
-        "never_batched": "no step decoded more than one sequence: nothing was batched"
-    }
 
 
 def test_without_ids_a_real_warmup_is_part_of_the_run() -> None:
@@ -77,12 +69,6 @@ def test_single_stream_with_overlapping_sequences_is_an_objection() -> None:
     }
 
 
-@pytest.mark.parametrize("label", ["batched_online", "offline"])
-def test_batched_run_without_a_step_of_two_is_not_batched(label: str) -> None:
-    reasons = objections_to(valid(label, 1, 0, 1, batch=ALONE), scenario="run-1")
-    assert list(reasons) == ["never_batched"]
-
-
 def test_unknown_steps_are_an_objection() -> None:
     for batch in (None, (0, 0, 0.0)):
         request = valid("single_stream", 1, 0, 1, batch=batch)
@@ -105,12 +91,6 @@ def test_missing_engine_spans_are_an_objection() -> None:
         valid("batched_online", 1, 0, 1, sequences=3, decoded=2), scenario="run-1"
     )
     assert reasons == {"engine_not_traced": "1 request: fewer spans of the engine than sequences"}
-
-
-def test_clock_that_was_set_back_makes_no_row() -> None:
-    [server, *rest] = valid("batched_online", 1, 5, 6)
-    reasons = objections_to([replace(server, end_ns=server.start_ns - 1), *rest], scenario="run-1")
-    assert "the end is before the start" in reasons["contradiction"]
 
 
 def test_coalesced_request_of_another_run_makes_this_one_shared() -> None:
