@@ -33,7 +33,7 @@ SLOW = (
     "integration/test_body_memory.py",
     "integration/test_cancel.py",
     "integration/test_coalescing_failures.py",
-    "integration/test_connections.py",
+    "integration/test_connections_limit.py",
     "integration/test_disconnects.py",
     "integration/test_drain_command.py",
     "integration/test_engine_gone.py",

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from tests.integration.client import CHAT
+import pytest
+
+from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually, total
+from tests.integration.keyed import KeyRing
+from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from tests.integration.scripts import endless
+from tests.integration.tiers import empty
+from vllm_plugin.contracts.profile import ServiceClass
 
 BULK = [("X-Orch-Class", "bulk")]
 
@@ -77,3 +85,156 @@ async def test_a_stream_that_has_begun_is_left_alone(
     assert not sidecar.ledger.closing()
     await client.close()
     await sidecar.idle()
+
+
+Headers = Sequence[tuple[str, str]]
+
+
+async def reclaimed(
+    engine: ScriptedEngine,
+    sidecar: Running,
+    held: Held,
+    *last: Client,
+    headers: Headers = (),
+    to: Running | None = None,
+    **body: Any,
+) -> tuple[list[Client], Client]:
+    """Four bulk requests and an urgent one, for which the last of them has been aborted; the engine
+    keeps that until `holds_aborted` is set. `last`: already sent, in place of the last one."""
+    engine.faults.holds_aborted = asyncio.Event()
+    engine.report(step_time=STEP_TIME)
+    await eventually(lambda: sidecar.pool.gate.status().limits.measured)
+    clients = []
+    for seed in range(4 - bool(last)):
+        given = [*BULK, *headers]
+        clients.append(
+            await started(to or sidecar, headers=given, **{"seed": seed, "max_tokens": 1900} | body)
+        )
+        await eventually(lambda: len(held.waiting) == len(clients))
+    urgent = await started(sidecar, headers=headers, seed=9, max_tokens=5)
+    await eventually(lambda: sidecar.queued == 2)
+    return clients, urgent
+
+
+async def served(held: Held, *clients: Client) -> list[Any]:
+    """Lets the engine answer all that come. Returns the answers."""
+    answers = [asyncio.ensure_future(client.response()) for client in clients]
+    while not all(answer.done() for answer in answers):
+        held.release_all()
+        await asyncio.sleep(0.005)
+    return [answer.result() for answer in answers]
+
+
+def confirm(engine: ScriptedEngine) -> None:
+    assert engine.faults.holds_aborted is not None
+    engine.faults.holds_aborted.set()
+
+
+async def test_a_restart_of_the_engine_ends_the_wait_for_its_confirmation(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    clients, urgent = await reclaimed(engine, sidecar, held)
+    await engine.stop()
+    held.waiting.clear()
+    await engine.start()
+    answers = await served(held, *clients, urgent)
+    assert answers[4].json() == {"seed": 9}
+    assert answers[3].json() == {"seed": 3}, "it was queued when its engine ended"
+    assert [answer.status for answer in answers[:3]] == [502] * 3
+    await sidecar.idle()
+
+
+@pytest.mark.parametrize("reports_end", [True, False])
+async def test_an_engine_that_confirms_late_loses_no_slot(
+    engine: ScriptedEngine, quick: None, start: Start, held: Held, reports_end: bool
+) -> None:
+    """Without an event the sidecar asks for the ends that it misses."""
+    sidecar = await start()
+    engine.faults.reports_ended = reports_end
+    clients, urgent = await reclaimed(engine, sidecar, held)
+    confirm(engine)
+    answers = await served(held, *clients, urgent)
+    assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9]
+    engine.faults.reports_ended = True
+    await sidecar.idle()
+    assert sidecar.ledger.lease_count == 0
+
+
+async def test_its_key_pays_once(
+    engine: ScriptedEngine, start: Start, held: Held, tmp_path: Path
+) -> None:
+    ring = KeyRing(tmp_path)
+    ring.add("frugal", requests_per_minute=6)
+    sidecar = await start(api_keys_file=ring.path)
+    frugal = [ring.bearer("frugal")]
+    clients, urgent = await reclaimed(engine, sidecar, held, headers=frugal)
+    [share] = sidecar.pool.queues.fair(ServiceClass.BULK).shares.values()
+    confirm(engine)
+    answers = await served(held, *clients, urgent)
+    assert [answer.status for answer in answers] == [200] * 5
+    last = await started(sidecar, headers=frugal, seed=6)
+    [answer] = await served(held, last)
+    assert answer.status == 200, "the sixth request of its budget"
+    await sidecar.idle()
+    assert (share.running, share.running_tokens, len(share.queue)) == (0, 0, 0)
+
+
+async def test_all_clients_of_a_shared_generation_get_the_second_attempt(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    same = {"seed": 3, "max_tokens": 1900, "temperature": 0}
+    clients, urgent = await reclaimed(engine, sidecar, held, temperature=0)
+    joined = await started(sidecar, headers=BULK, **same)
+    await eventually(lambda: len(sidecar.connections) == 6)
+    leaves = await started(sidecar, headers=BULK, **same)
+    await leaves.close()
+    confirm(engine)
+    answers = await served(held, *clients, urgent, joined)
+    assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9, 3]
+    assert len(engine.generating) == 6, "one was given twice"
+    await sidecar.idle()
+
+
+async def test_a_request_of_a_parent_sidecar_keeps_its_one_lease_there(
+    engine: ScriptedEngine, parent_leases: Running, lower: Running, held: Held
+) -> None:
+    """The urgent request comes from elsewhere: the parent knows nothing of the abort."""
+    clients, urgent = await reclaimed(engine, lower, held, to=parent_leases)
+    assert parent_leases.ledger.leased == 4
+    confirm(engine)
+    answers = await served(held, *clients, urgent)
+    assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9]
+    await empty(parent_leases, lower)
+
+
+async def test_a_parent_takes_the_slots_of_a_request_that_waits_below(
+    engine: ScriptedEngine, parent_leases: Running, lower: Running, held: Held
+) -> None:
+    clients, urgent = await reclaimed(engine, parent_leases, held)
+    confirm(engine)
+    answers = await served(held, *clients, urgent)
+    assert [answer.json()["seed"] for answer in answers] == [0, 1, 2, 3, 9]
+    assert parent_leases.pool.gate.status().reclaimed == 1
+    await empty(parent_leases, lower)
+
+
+async def test_its_client_sees_one_request(
+    engine: ScriptedEngine, sidecar: Running, held: Held
+) -> None:
+    """Whatever number of attempts it took."""
+    named = [("X-Request-Id", "mine")]
+    clients, urgent = await reclaimed(engine, sidecar, held, headers=named)
+    await asyncio.sleep(0.05)
+    confirm(engine)
+    answers = await served(held, *clients, urgent)
+    of_it = [each for each in engine.generating if each.json()["seed"] == 3]
+    assert [each.header("x-request-id") for each in of_it] == ["mine", "mine"]
+    leases = {each.header("x-orch-lease") for each in of_it}
+    assert len(leases) == 2, "each attempt has its own"
+    assert answers[3].header("x-request-id") == "mine"
+    timing = (answers[3].header("server-timing") or "").split(",")[0]
+    assert float(timing.split("=")[1]) >= 50
+    metrics = await sidecar.metrics()
+    ended = {"outcome": "ok", "route": "/v1/chat/completions", "status": 200}
+    assert total(metrics, "orch_requests_total", **ended) == 5
+    assert total(metrics, "orch_reclaims_total", pool="cloud") == 1
