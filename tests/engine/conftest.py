@@ -40,9 +40,10 @@ ORDER = (
         "test_update",
     ),
     "test_tenants",
+    "test_failures",  # in the long run it ends and restarts the engine of cloud
     "test_parts",  # goes beyond the slots of the engines, directly
-    # these end and restart the engine of cloud, the last one that of home
-    *("test_failures", "test_pools", "test_stopping"),
+    # these end the engine of cloud, and that of home
+    *("test_pools", "test_stopping"),
 )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.integration import answers
 from tests.integration.client import CHAT, body_of
 from tests.integration.otlp import ERROR, Collect, Span
