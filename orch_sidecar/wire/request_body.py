@@ -156,8 +156,9 @@ class BodyReader:
             if beyond > 0 and (refusal := self.reserve(holder, beyond)) is not None:
                 return refusal
             if outline is not None and size > LARGE_BYTES:
-                for each in parts[-1:] if outline.read_bytes else parts:
-                    await self._outline(each, outline, outline.read_bytes)
+                # The first part may be shorter than the four bytes that tell the encoding.
+                begun = outline.read_bytes
+                await self._outline(parts[-1] if begun else b"".join(parts), outline, begun)
         return b"".join(parts)
 
     def reserve(self, holder: Holder, size: int) -> Refusal | None:

@@ -72,13 +72,21 @@ async def test_large_body_is_outlined_while_the_rest_of_it_has_not_arrived() -> 
     )
 
 
-async def test_large_body_that_cannot_be_read_is_refused_before_all_of_it_has_arrived() -> None:
+@pytest.mark.parametrize("first", [1, 3, LARGE_BYTES])
+@pytest.mark.parametrize(("encoding", "why"), [("utf-8", "digits"), ("utf-16-le", "UTF-8")])
+async def test_large_body_that_cannot_be_read_is_refused_before_all_of_it_has_arrived(
+    first: int, encoding: str, why: str
+) -> None:
+    """An engine reads another encoding as that, and would see other fields."""
     reader, arriving = BodyReader(SidecarSettings()), Arriving()
     reading = asyncio.create_task(reader.rest_of(arriving, Outline()))
-    arriving.content.feed_data(b'{"a": ' + b"9" * (LARGE_BYTES + 1))
+    body = ('{"a": ' + "9" * (LARGE_BYTES + 1)).encode(encoding)
+    for part in (body[:first], body[first:]):
+        arriving.content.feed_data(part)
+        await settled()
     refusal = await reading
     assert isinstance(refusal, Refusal)
-    assert "digits" in refusal.message
+    assert why in refusal.message
 
 
 async def test_bodies_share_the_time_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
