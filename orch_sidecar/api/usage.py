@@ -83,7 +83,7 @@ def read(text: bytes) -> Counts:
         at = text.rfind(_USAGE, 0, at)
         if at < 0:
             break
-        if text[at - 1 : at] == b"\\":
+        if text[at - 1] == _BACKSLASH:
             continue  # the end of a longer name
         usage = _OBJECT.match(text, at)
         if usage is None:
