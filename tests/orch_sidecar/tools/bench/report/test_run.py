@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from orch_sidecar.tools.bench.load.call import ClientHealth
@@ -31,12 +32,18 @@ from tests.orch_sidecar.tools.bench.sample_results import (
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
+
+@cache
+def of_online() -> Page:
+    return Page(run_report(online()).html)
+
+
 TIMES = ["Time to first token", "Time per output token", "Latency, until the last token"]
 
 
 def test_report_states_what_was_measured_and_how() -> None:
     found = online()
-    page = Page(run_report(found).html)
+    page = of_online()
     assert page.loads_nothing()
     for text in (
         found.engine.model_name, "batched_online", "preliminary", "poisson arrivals at 10/s",
@@ -52,14 +59,14 @@ def test_report_shows_the_figures_of_the_result_with_intervals() -> None:
     found = online()
     assert found.figures is not None
     assert found.figures.ttft_ms is not None
-    text = Page(run_report(found).html).text
+    text = of_online().text
     assert f"{found.figures.ttft_ms.p95:.4g}"[:4] in text
     assert f"{found.figures.tokens_per_s:.4g}"[:4] in text
     assert " to " in text
 
 
 def test_report_has_every_picture() -> None:
-    assert Page(run_report(online()).html).charts == [
+    assert of_online().charts == [
         *TIMES, "Wait for a slot, by the sidecar's report", "Throughput", "Batch and queue",
         "Decode steps by batch",
     ]  # fmt: skip
