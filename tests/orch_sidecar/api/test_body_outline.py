@@ -162,6 +162,14 @@ def test_numbers_that_are_not_integers_are_limited_in_any_notation(number: bytes
     assert "more than 20000 fractions or exponents" in refusal.message
 
 
+@pytest.mark.parametrize("cut", [7, 50, None])
+def test_numbers_have_at_most_so_many_digits_wherever_slices_end(cut: int | None) -> None:
+    body = b'{"prompt": "%b", "x": [%b]}' % (b"9" * 99, b"9" * outline.MAX_DIGITS)
+    assert parse(outlined(body, cut), 64, outlined=True)["x"] == [10**outline.MAX_DIGITS - 1]
+    with pytest.raises(InvalidBody, match=f"not have more than {outline.MAX_DIGITS} digits"):
+        outlined(body.replace(b"]", b"9]"), cut)
+
+
 def test_other_encoding_is_rejected() -> None:
     refusal = read_outlined(json.dumps({"prompt": "x"}).encode("utf-16"))
     assert isinstance(refusal, Refusal)
