@@ -76,7 +76,7 @@ def test_flag_is_set_by_presence_or_by_value(value: str, flag: bool) -> None:
 
 
 def test_wait_of_zero_is_valid_and_deadline_of_zero_is_not() -> None:
-    assert options(("X-Orch-Max-Wait-Ms", "0")).max_wait_ms == 0
+    assert options(("X-Orch-Max-Wait-Ms", "0")) == RequestOptions(max_wait_ms=0.0)
     assert "above 0" in refusal(("X-Orch-Deadline-Ms", "0")).message
 
 
