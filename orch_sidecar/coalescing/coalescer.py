@@ -13,7 +13,6 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from orch_sidecar.admission import refusals
 from orch_sidecar.api.refusal import INTERNAL_ERROR, Reason, Refusal
 from orch_sidecar.coalescing.shared_generation import (
     Key,
@@ -65,7 +64,7 @@ class Coalesce:
         self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
-        """Cancels the generations that are left."""
+        """Cancels the generations that are left; their clients have gone."""
         tasks = [shared.task for shared in self._running if shared.task is not None]
         for task in tasks:
             task.cancel()
@@ -146,9 +145,6 @@ class Coalesce:
                 outcome = result.refusal.reason
                 shared.retry_alone = result.retry is not Retry.NO and bool(shared.request.excluded)
                 broadcast.cut_short(result.refusal)
-        except asyncio.CancelledError:
-            broadcast.cut_short(refusals.shutting_down())  # unless its last client has left
-            raise
         except Exception:
             logger.exception("a shared generation failed")
             outcome, status = Reason.INTERNAL_ERROR, 500
