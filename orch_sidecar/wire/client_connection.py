@@ -213,14 +213,16 @@ class ClientConnection(web.RequestHandler):
         self._request_in_progress, self.request = True, request
         try:
             return await handle(request)
+        except web.RequestPayloadError as error:  # of what aiohttp's request reads
+            status, refusal = 400, Refusal(Reason.INVALID_REQUEST, f"the body: {error}")
         except Exception:
             self.logger.exception("Error handling request")
-            endpoint = ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN)
-            return self._error(500, endpoint, INTERNAL_ERROR)
+            status, refusal = 500, INTERNAL_ERROR
         finally:
             self._request_in_progress, self.request = False, None
             if self._handler_waiter is not None:
                 self._handler_waiter.set_result(None)  # of `shutdown`
+        return self._error(status, ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN), refusal)
 
     async def _finish(self, request: ClientRequest, response: web.StreamResponse) -> bool:
         """Has aiohttp send a response. Returns whether it leaves the connection open."""

@@ -19,6 +19,7 @@ from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.wire import Answer
+from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH
 
 WRONG = (("X-Orch-Class", "none"),)
 
@@ -162,14 +163,20 @@ async def test_request_with_a_chunked_body_is_the_last_one_of_its_connection(
     assert [request.body for request in engine.generating[1:]] == [body]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("method", "target", "ahead"),
+    [("POST", CHAT, False), ("POST", CHAT, True), ("PUT", f"{CLAIMS_PATH}a?pool=cloud", False)],
+)
 async def test_body_that_cannot_be_parsed_is_refused_at_once(
-    sidecar: Running, held: Held, ahead: bool
+    sidecar: Running, held: Held, method: str, target: str, ahead: bool
 ) -> None:
     client = await (started(sidecar) if ahead else sidecar.client())
-    client.send_request("POST", CHAT, headers=[("Transfer-Encoding", "chunked")])
+    client.send_request(method, target, headers=[("Transfer-Encoding", "chunked")])
     client.send(b"5\r\n12345\r\n")
-    await eventually(lambda: held.waiting if ahead else sidecar.sidecar.frontend.active)
+    if ahead:
+        await eventually(lambda: held.waiting)
+    else:
+        await eventually(lambda: any(each.request is not None for each in sidecar.connections))
     client.send(b"no size\r\n")
     if ahead:
         (connection,) = sidecar.connections
