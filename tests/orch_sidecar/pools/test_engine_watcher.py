@@ -73,6 +73,16 @@ async def test_few_streams_are_read_as_often_as_they_change(upstream: Upstream) 
         await watching.stop()
 
 
+async def test_peak_of_before_the_stream_is_no_violation(upstream: Upstream) -> None:
+    [pool] = upstream
+    pool.changes = {"document": {**pool.status().document, "peak": 99}}
+    async with aiohttp.ClientSession() as session:
+        watching = Watching(session, upstream, 0.01)
+        await eventually(lambda: watching.watcher.ready)
+        assert watching.gate.ledger.violations == 0
+        await watching.stop()
+
+
 async def test_stream_is_opened_again_once_there_are_many_more_to_read(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
