@@ -14,6 +14,7 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.control import state_feed
 from orch_sidecar.engine_state import report
 from orch_sidecar.pools import engine_watcher
+from orch_sidecar.pools.claim_sender import ClaimSender
 from orch_sidecar.pools.engine_watcher import EngineWatcher
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import CLOUD, grant
@@ -80,6 +81,18 @@ async def test_peak_of_before_the_stream_is_no_violation(upstream: Upstream) -> 
         watching = Watching(session, upstream, 0.01)
         await eventually(lambda: watching.watcher.ready)
         assert watching.gate.ledger.violations == 0
+        await watching.stop()
+
+
+async def test_claim_that_the_upstream_has_is_compared_with_the_one_that_was_sent(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[tuple[object, ...]] = []
+    monkeypatch.setattr(ClaimSender, "reported", lambda _, *known: reported.append(known))
+    async with aiohttp.ClientSession() as session:
+        watching = Watching(session, upstream, 0.01)
+        await eventually(lambda: watching.watcher.ready)
+        assert reported[:1] == [report.claim_of({})]
         await watching.stop()
 
 
