@@ -132,7 +132,7 @@ class Jobs:
         total += len(rows)
         if not problems and (problem := check.end()) is not None:
             problems.append(problem)
-        checked = partial(self._checked, batch_id=batch.id, total=total, models=check.models)
+        checked = partial(self._checked, batch_id=batch.id, total=total, models=[*check.models])
         transact(partial(checked, problems=problems))
 
     def _add(self, batch_id: str, first: int, rows: list[InputRow]) -> None:

@@ -219,15 +219,10 @@ def _end(session: Session, worker: str, row: EndedRow) -> bool:
 
 def _take(session: Session, worker: str, lane: Lane, most: int, after: int) -> list[TakenRow]:
     batch_id, model = lane
-    free = (
-        Row.batch_id == batch_id,
-        Row.model == model,
-        Row.state == RowState.OPEN,
-        Row.taken_by.is_(None),
-    )
+    free = (Row.batch_id == batch_id, Row.model == model, Row.taken_by.is_(None))
     # Others before those that were lost: of two that an engine was lost with, one may be to blame.
-    query = select(*_TAKEN_ROW).where(*free).order_by(Row.lost, Row.number)
-    query = query.with_for_update(skip_locked=True)
+    query = select(*_TAKEN_ROW).where(Row.state == RowState.OPEN, *free)
+    query = query.order_by(Row.lost, Row.number).with_for_update(skip_locked=True)
     rows: list[TakenRow] = []
     for part in (Row.number > after, Row.number <= after):
         found = session.execute(query.where(part).limit(most - len(rows)))

@@ -76,7 +76,7 @@ class InputCheck:
         self._most_rows = most_rows
         self._most_bytes = most_bytes
         self._ids: set[str] = set()
-        self._models: dict[str, None] = {}  # in the order in which they come
+        self.models: dict[str, None] = {}  # of the rows until now, in their order
         self._number = 0
         self._begin = 0
 
@@ -100,16 +100,11 @@ class InputCheck:
                 most = f"the file has more than {self._most_rows} rows, which is the most"
                 return self._problem("too_many_rows", most)
             self._ids.add(row.custom_id)
-            self._models[row.model] = None
-            if len(self._models) > MAX_MODELS:
+            self.models[row.model] = None
+            if len(self.models) > MAX_MODELS:
                 most = f"the file has rows of more than {MAX_MODELS} models, which is the most"
                 return self._problem("too_many_models", most, "body.model")
         return row
-
-    @property
-    def models(self) -> list[str]:
-        """Returns those of the rows until now."""
-        return list(self._models)
 
     def end(self) -> Problem | None:
         """Returns what is wrong with the file as a whole."""

@@ -43,12 +43,7 @@ class RowState(IntEnum):
 class Base(DeclarativeBase):
     """The tables of this package."""
 
-    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own form)
-        int: BigInteger,
-        dict[str, str]: JSON,
-        list[str]: JSON,
-        list[dict[str, Any]]: JSON,
-    }
+    type_annotation_map = {int: BigInteger, dict[str, str]: JSON, list[dict[str, Any]]: JSON}  # noqa: RUF012 (SQLAlchemy's own form)
 
 
 class StoredFile(Base):
@@ -82,7 +77,7 @@ class Batch(Base):
     error_file_id: Mapped[str | None] = mapped_column(String(80))
     errors: Mapped[list[dict[str, Any]]]
     labels: Mapped[dict[str, str]]
-    models: Mapped[list[str]] = mapped_column(server_default='[""]')
+    models: Mapped[list[str]] = mapped_column(JSON, server_default='[""]')
     total: Mapped[int] = mapped_column(default=0)
     completed: Mapped[int] = mapped_column(default=0)
     failed: Mapped[int] = mapped_column(default=0)

@@ -49,7 +49,7 @@ def test_models_of_the_rows_are_told_in_their_order_and_are_not_too_many() -> No
     check = InputCheck(1000, 1000)
     for number, model in enumerate(["b", "a\0", "b", 7, "m" * 300]):
         check.take(line(f"{number}", body={"model": model}))
-    assert check.models == ["b", "a", "", "m" * MAX_MODEL_CHARACTERS]
+    assert list(check.models) == ["b", "a", "", "m" * MAX_MODEL_CHARACTERS]
     found = [check.take(line(f"x{each}", body={"model": f"{each}"})) for each in range(MAX_MODELS)]
     assert isinstance(found[MAX_MODELS - 5], InputRow)
     problem = found[MAX_MODELS - 4]
