@@ -126,6 +126,7 @@ class Reclaim:
             in_the_way = is_overtaken and constraints.idle.is_in_the_way(lease, request, now)
             if excess <= 0 and blocks <= 0 and not in_the_way:
                 continue
+            constraints.idle.cut(lease, request, now)
             lease.closing = lease.reclaimed = True
             request.reclaimed += 1
             excess -= lease.cost

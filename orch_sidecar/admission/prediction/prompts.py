@@ -98,9 +98,9 @@ class UnreadPrompts:
         if unread > 0 and now < self.clears_at:
             self.clears_at -= min(unread, self.left(now)) * self._token_s
 
-    def is_unread(self, lease: Lease, now: float) -> bool:
-        """Whether the engine has yet to read a part of the prompt of a lease."""
-        return self.read(now) < lease.read_to
+    def left_of(self, lease: Lease, now: float) -> float:
+        """Unread tokens of the prompt of a lease."""
+        return max(0.0, lease.read_to - self.read(now))
 
     def may_be_late(
         self, request: AdmissionRequest, times: float, limit_s: float, now: float
