@@ -178,8 +178,8 @@ def test_beside_interactive_requests_prompts_delay_first_tokens_by_a_small_share
         for row in [each.id for each in core.ledger.all() if each.id.startswith("row")]:
             core.release(row, now)
             began += 1
-    # Read for 0.12 s: who comes then waits for half of a step with 500 of its tokens.
-    delay_s, first_token_s = 0.12 * 0.06 / 2, 0.06
+    # Read for 0.12 s: who comes then waits for half of what 500 of its tokens take.
+    delay_s, first_token_s = 0.12 * 0.05 / 2, 0.06
     assert 0.8 <= began * delay_s / seconds / (PROMPTS_SHARE * first_token_s) <= 1
 
 
@@ -246,8 +246,7 @@ def test_a_row_whose_last_part_is_read_stays_for_the_step_would_not_end_earlier(
     core.engine_reports(report(8, **MEASURED), 0.0)
     fill(core, idle(prompt_tokens=400), "row", at=1.0)
     fill(core, interactive(prompt_tokens=10), "i", at=1.001)
-    read_at = 1.0 + STEP.ms(4) / 1000
-    assert core.reclaim.cut_idle(read_at) == []
+    assert core.reclaim.cut_idle(1.0 + STEP.ms(4) / 1000) == []
     assert core.reclaim.cut_idle(1.001) == ["row"], "it waits for the step before to end"
 
 
@@ -255,21 +254,18 @@ def test_a_prompt_costs_the_time_that_the_steps_of_others_take_longer_by() -> No
     core = core_with(8, **MEASURED)
     fill(core, interactive(prompt_tokens=1000, max_tokens=50), "i")
     room, row = core.constraints.idle, idle(prompt_tokens=5000)
-    step_s, read_s = STEP.ms(2) / 1000, 0.5 + 10 * STEP.ms(2) / 1000
+    read_s = 0.5 + 10 * STEP.ms(2) / 1000
 
     def cost(step_tokens: int) -> float:
-        for tenth in range(20):
-            known = MEASURED | {"step_tokens": step_tokens}
-            core.engine_reports(report(8, **known), tenth / 10)
+        core.engine_reports(report(8, **MEASURED | {"step_tokens": step_tokens}), 1.0)
         return room._delay_s(row) / read_s
 
-    # Ten parts of 0.05 s, of which one is met by half. The step of the decodes is none of it.
+    # Ten parts of 0.05 s, of which one is met by half.
     assert cost(500) == pytest.approx(0.5 * 0.05, rel=0.1)
     row.reclaimed = MAX_CUTS
     assert cost(500) == pytest.approx(0.5 * 0.05 + 0.25, rel=0.1), "half of all is waited for"
     # Read beside it: one part in each of the two steps of 1 000 tokens.
     assert cost(1000) == pytest.approx((0.5 + 2 - 0.2) * 0.05, rel=0.1)
-    assert step_s < 0.05
 
 
 def test_what_is_unread_of_a_prompt_that_is_cut_costs_nothing() -> None:
@@ -278,8 +274,7 @@ def test_what_is_unread_of_a_prompt_that_is_cut_costs_nothing() -> None:
         core = core_with(8, **MEASURED)
         fill(core, interactive(prompt_tokens=500, max_tokens=50), "i")
         core.engine_reports(report(8, **MEASURED), 0.1)
-        row = idle(prompt_tokens=50_000)
-        fill(core, row, "row", at=10.0)
+        fill(core, idle(prompt_tokens=50_000), "row", at=10.0)
         if until is not None:
             fill(core, interactive(prompt_tokens=10), "j", at=until)
             assert core.reclaim.cut_idle(until) == ["row"]
