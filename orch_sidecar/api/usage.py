@@ -75,6 +75,7 @@ def read(text: bytes) -> Counts:
     at = text.rfind(_USAGE)
     if at < 0:
         return _NO_COUNTS
+    # At 0 this is the last byte of the text, which is no backslash in an answer that is whole.
     if text[at - 1] != _BACKSLASH and (both := _TOKEN_COUNTS.match(text, at)) is not None:
         return int(both[1]), int(both[2]), None, None
     input_tokens, output_tokens, cached, reasoning = _NO_COUNTS

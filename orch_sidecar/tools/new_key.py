@@ -83,8 +83,9 @@ def main(arguments: list[str]) -> None:
         return
     if options.days is not None:
         usage.error("--days: API keys have no end; it needs --evidence")
+    # Standard error is closed. The key is printed there: it would be lost, and so would a message.
     if sys.stderr is None:
-        sys.exit(2)  # closed: the key would be lost, and nobody can be told
+        sys.exit(2)
     key = new_key(os.urandom(RANDOM_BYTES))
     try:
         entry = entry_of(key, options.name, bulk=bool(options.bulk), **fields)

@@ -59,7 +59,7 @@ class Watching:
         self.record = record_of(endpoint=api, stream=True)
         self.record.queued = self.record.identity.arrived
         self.record.queue_position = 3
-        self.failed: list[Refusal] = []  # what its source was told
+        self.failed: list[Refusal] = []  # with which its source was failed
         self.response = QueueResponse(http_of(self.client, http10=http10), self.record)
 
     def queued(self, position: int, start_ms: int | None = None, now: float = 0.0) -> Watching:
