@@ -14,7 +14,7 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 
 MAX_ID_CHARACTERS: Final = 512
 MAX_MODEL_CHARACTERS: Final = 256  # a longer name is none that an engine has
-MAX_MODELS: Final = 100  # of one file
+MAX_MODELS: Final = 8  # of one file; OpenAI takes one
 _BLANK: Final = b" \t\r\n"
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 

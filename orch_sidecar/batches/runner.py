@@ -15,7 +15,7 @@ import itertools
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from math import inf
@@ -31,7 +31,7 @@ from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.jobs import Jobs
 from orch_sidecar.batches.ledger import EndedRow, Lane, OpenBatch, TakenRow
 from orch_sidecar.batches.progress import Progress
-from orch_sidecar.batches.rows import aborted, answered, body_of
+from orch_sidecar.batches.rows import MAX_MODELS, aborted, answered, body_of
 from orch_sidecar.batches.store import FileStore
 from orch_sidecar.batches.tables import OPEN, Status
 
@@ -248,19 +248,27 @@ class Runner:
 
     def _wanted(self) -> dict[Lane, int]:
         """How many rows to take, by lane: of each model owners take turns, and the oldest of their
-        batches."""
+        batches. Of each owner so many models as one file may have: the names in files are free, and
+        each would have rows in memory."""
         now = time.monotonic()
         here = Counter(batch_id for batch_id, _ in self._rows)
-        first: dict[str, dict[str, Lane]] = {}  # by model and owner
+        first = defaultdict[str, dict[str, Lane]](dict)  # by model and owner
+        models = Counter[str]()  # of owners
         for batch in self.batches.values():
             runs = batch.status == Status.IN_PROGRESS and not _is_expired(batch)
             left = batch.total - batch.completed - batch.failed - here[batch.id]
-            for lane in (Lane(batch.id, each) for each in batch.models if runs and left > 0):
-                if self._paused.get(lane, 0.0) <= now:
-                    first.setdefault(lane.model, {}).setdefault(batch.owner, lane)
+            if not runs or left <= 0 or models[batch.owner] >= MAX_MODELS:
+                continue
+            for lane in (Lane(batch.id, each) for each in batch.models):
+                if self._paused.get(lane, 0.0) <= now and batch.owner not in first[lane.model]:
+                    first[lane.model][batch.owner] = lane
+                    models[batch.owner] += 1
+        sent_of = defaultdict[str, list[_Sent]](list)
+        for each in self._sent.values():
+            sent_of[each.lane.model].append(each)
         wanted = Counter[Lane]()
         for model, lanes in first.items():
-            sent = [each for each in self._sent.values() if each.lane.model == model]
+            sent = sent_of[model]
             has_slots = sum(map(self._has_slots, sent))
             mine = Counter(each.owner for each in sent)
             for _ in range(max(LEAST_WAITING, has_slots) - (len(sent) - has_slots)):

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any, cast
 
 from orch_sidecar.batches.ledger import OpenBatch
-from orch_sidecar.batches.runner import Runner
+from orch_sidecar.batches.rows import MAX_MODELS
+from orch_sidecar.batches.runner import LEAST_WAITING, Runner
 from orch_sidecar.batches.tables import Status
 from tests.patience import HANG_S
 
@@ -50,3 +51,19 @@ async def test_owners_take_turns_and_the_oldest_of_their_batches() -> None:
         await jobs.done.wait()
     working.cancel()
     assert jobs.checked == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+
+def test_made_up_models_of_an_owner_take_no_more_rows_than_one_file_may() -> None:
+    """And those of another owner get theirs."""
+    runner = Runner(*cast(Any, (None, None, lambda _: Jobs(), None, None)))
+    for number in range(20):
+        models = [f"m-{number}-{each}" for each in range(MAX_MODELS)]
+        found = opened(f"a{number}")._replace(
+            status=Status.IN_PROGRESS, models=models, total=len(models)
+        )
+        runner.batches[found.id] = found
+    other = opened("b")._replace(status=Status.IN_PROGRESS, models=["tiny"], total=100)
+    runner.batches[other.id] = other
+    wanted = runner._wanted()
+    assert sum(each.batch_id == other.id for each in wanted) == 1
+    assert sum(wanted.values()) == (MAX_MODELS + 1) * LEAST_WAITING
