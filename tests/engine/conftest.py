@@ -17,6 +17,7 @@ import pytest
 
 from orch_sidecar.tools.local.stack import Plan, Stack
 from orch_sidecar.tools.local.up import tiny_model
+from tests.engine import one_core
 from tests.engine.receivers import GrpcReceiver, HttpReceiver
 from tests.patience import READY_WITHIN_S
 
@@ -66,9 +67,10 @@ def make_plan(
     slots: int | None,
     logs: Path,
     environ: dict[str, str] | None = None,
-    core: int = 0,
+    core: int | None = None,
 ) -> Plan:
-    """A plan for the tiny model; the engine computes on one core, or two would on the same."""
+    """A plan for the tiny model. `core`: the one of a model with a process of its own; None: it is
+    in that of the engine's core."""
     return Plan(
         profile=profile,
         model=str(tiny_model()),
@@ -85,12 +87,13 @@ def make_plan(
             '{"backend": "xgrammar", "disable_any_whitespace": true}',
             # All slots' longest sequences. The default, 1 GiB, takes seconds to be written.
             *("--block-size", "128", "--num-gpu-blocks-override", "300"),
+            *(one_core.ARGUMENTS if core is None else ()),
         ),
         environ={
             "HF_HUB_OFFLINE": "1",
             "OTEL_BSP_SCHEDULE_DELAY": "200",
             "ORCH_PARENTS": "open",  # sidecars of tests are above its own
-            "VLLM_CPU_OMP_THREADS_BIND": str(core),
+            **(one_core.ENVIRON if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core)}),
             **(environ or {}),
         },
         log_directory=logs,
@@ -184,7 +187,7 @@ def cloud(stacks: Stacks, logs: Path, receiver: HttpReceiver, operator_key: Path
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     }
-    return stacks.use("cloud", make_plan("cloud", SLOTS, logs / "cloud", environ, core=1))
+    return stacks.use("cloud", make_plan("cloud", SLOTS, logs / "cloud", environ))
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Idle rows beside a trace of interactive requests, on a real engine on this machine.
 
-One engine (of the CPU build) and one sidecar with the Batch API. Each round sends the same
-interactive requests, at LOAD times what this engine was just seen to do of them, in these arms:
+One engine (of the CPU build, on one core) and one sidecar with the Batch API. Each round sends the
+same interactive requests, at LOAD times what this engine was just seen to do of them, in these
+arms:
 
     none             without a batch
     learned          while a batch of ROWS rows runs
@@ -46,6 +47,7 @@ from tests.benchmarks.proxy import processes
 from tests.benchmarks.traffic.replay import replay
 from tests.benchmarks.traffic.scenarios import bulk_requests, endless, schedule
 from tests.benchmarks.traffic.ways import Way
+from tests.engine import one_core
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE
 
 ROWS: Final = 10_000
@@ -176,7 +178,9 @@ def measure(options: argparse.Namespace) -> None:
     seconds, slots = options.seconds or 30.0, options.slots
     with (
         tempfile.TemporaryDirectory() as folder,
-        rig.Engine("tiny", slots, name="idle", core=options.core) as engine,
+        rig.Engine(
+            "tiny", slots, *one_core.ARGUMENTS, name="idle", environ=one_core.ENVIRON
+        ) as engine,
     ):
         engine.wait()
         many = Path(folder) / "many"

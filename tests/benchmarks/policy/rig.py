@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from orch_sidecar.tools.local import tiny_model
@@ -107,9 +108,10 @@ class Engine:
         profile: str = "cloud",
         name: str = "engine",
         core: int | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`core`: the one that its model computes on; None: vLLM's choice."""
-        environ = {"HF_HUB_OFFLINE": "1"}
+        """`core`: the one that its model computes on; None: vLLM's choice. `environ`: added."""
+        environ = {"HF_HUB_OFFLINE": "1", **environ}
         if core is not None:
             environ["VLLM_CPU_OMP_THREADS_BIND"] = str(core)
         self._stack = Stack(
