@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
 from orch_sidecar.config.installation import VERSION, build
+from orch_sidecar.config.pool_settings import in_home
 from orch_sidecar.config.settings import SidecarSettings
 from vllm_plugin.contracts.profile import ProfileError
 
@@ -163,7 +164,7 @@ def read_settings(arguments: list[str]) -> SidecarSettings:
         __doc__ = _SIDECAR_HELP
 
     if chosen.config is not None:
-        Settings.file_values = _file_values(chosen.config)
+        Settings.file_values = _file_values(in_home(chosen.config))
     try:
         return CliApp.run(Settings, cli_args=rest, cli_settings_source=_source(Settings))
     except ValidationError as error:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os.path
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+_Place = TypeVar("_Place", str, Path, None)
 
 POOL_NAME: Final = r"^[a-z][a-z0-9-]{0,62}$"
 _MAX_HEADLESS_NAME_CHARACTERS: Final = 57
@@ -30,6 +33,14 @@ def header_value(value: SecretStr | None) -> SecretStr | None:
     if any(not "!" <= character <= "~" for character in key):
         raise ValueError("must consist of printable ASCII characters without spaces")
     return value
+
+
+def in_home(value: _Place) -> _Place:
+    """Expands `~` at the beginning of a path: no shell does so in a file, in JSON, in the unit of a
+    service or after the `=` of a flag."""
+    if value is None:
+        return None
+    return type(value)(os.path.expanduser(value))  # noqa: PTH111 (pathlib raises without a home)
 
 
 class PoolSettings(BaseModel):
@@ -66,6 +77,7 @@ class PoolSettings(BaseModel):
 
     _url = field_validator("url")(checked_url)
     _key = field_validator("api_key")(header_value)
+    _paths = field_validator("api_key_file")(in_home)
 
     @model_validator(mode="after")
     def _below_needs_tier(self) -> PoolSettings:

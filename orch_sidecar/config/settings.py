@@ -21,7 +21,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from orch_sidecar.config.pool_settings import PoolSettings, checked_url, header_value
+from orch_sidecar.config.pool_settings import PoolSettings, checked_url, header_value, in_home
 from vllm_plugin.contracts.sidecar_key import parse_keys
 
 _HOST: Final = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
@@ -233,6 +233,7 @@ class SidecarSettings(BaseSettings):
 
     _url = field_validator("engine_url")(checked_url)
     _key = field_validator("engine_api_key")(header_value)
+    _paths = field_validator("api_keys_file", "cache_salt_file", "batches", "request_log")(in_home)
 
     @field_validator("sidecar_key")
     @classmethod

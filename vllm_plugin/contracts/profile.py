@@ -8,6 +8,7 @@ Requirements: BATCHING/ORCH-3900 to 3902, 3912, 3920, 3921.
 
 from __future__ import annotations
 
+import os.path
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -314,7 +315,9 @@ def load(name_or_path: str) -> Profile:
     Raises ProfileError if there is no such profile, or if it cannot be read or used.
     """
     is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
-    path = Path(name_or_path) if is_path else directory() / f"{name_or_path}.yaml"
+    # After the `=` of a flag no shell expands `~`. pathlib would raise where there is no home.
+    given = os.path.expanduser(name_or_path)  # noqa: PTH111
+    path = Path(given) if is_path else directory() / f"{name_or_path}.yaml"
     if not is_path and name_or_path not in shipped():
         raise ProfileError(
             f"profile {name_or_path!r}: no such profile; use one of {', '.join(shipped())}, or "

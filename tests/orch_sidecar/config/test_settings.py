@@ -180,6 +180,22 @@ def test_required_keys_need_a_file(config: Path, monkeypatch: pytest.MonkeyPatch
     assert cli.read_settings(["--api-keys-file", "keys.yaml"]).api_keys_required, "the default"
 
 
+def test_tilde_is_the_home_directory_in_every_path(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shell has expanded it in a file, in JSON or after `=`."""
+    home = config.parent
+    monkeypatch.setenv("HOME", str(home))
+    config.write_text("batches: ~/b\napi_keys_file: ~/k\ncache_salt_file: ~/s\nrequest_log: ~/l\n")
+    pool = {"name": "a", "url": "http://a", "profile": "home", "api_key_file": "~/key"}
+    monkeypatch.setenv("ORCH_POOLS", json.dumps([pool]))
+    settings = cli.read_settings(["--config=~/orch.yaml"])
+    assert settings.batches == f"{home}/b", "as the directory and as the place of SQLite"
+    assert (settings.api_keys_file, settings.cache_salt_file) == (home / "k", home / "s")
+    assert settings.request_log == f"{home}/l"
+    assert [pool.api_key_file for pool in settings.pools or ()] == [home / "key"]
+
+
 def test_all_invalid_values_are_reported_at_once() -> None:
     message = refusal("--port", "-1", "--log-level", "LOUD")
     assert "--port" in message

@@ -55,6 +55,13 @@ def test_bare_file_name_is_a_path(file: Path, monkeypatch: pytest.MonkeyPatch) -
     assert load("mine.yaml").name == "mine"
 
 
+def test_tilde_is_the_home_directory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands it in `--profile=~/mine.yaml`, nor in a file of settings."""
+    file.write_text(yaml.safe_dump(GOOD))
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert load(f"~/{file.name}").name == "mine"
+
+
 @pytest.mark.parametrize("name", ["hoem", "", "..", "home.yml.bak"])
 def test_unknown_name_is_rejected_with_the_known_ones(name: str) -> None:
     with pytest.raises(ProfileError, match="cloud, home, offline"):
