@@ -103,18 +103,18 @@ class Child:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills the process and its children."""
-        if self.exit_code is None:
+        """Kills the process and its children. Of one that is gone, too: the workers of an engine
+        that was killed know nothing of that, and keep their memory."""
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def stop(self, within_s: float) -> int:
-        """Sends SIGTERM, and after `within_s` seconds kills it and its children."""
+        """Sends SIGTERM, and at its end, or after `within_s` seconds, kills it and its children."""
         self.signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self.kill()
         code = self.exit_code
         assert code is not None
         return code
@@ -305,15 +305,19 @@ class Stack:
             self.plan.log_directory / "sidecar.log",
         )
 
+    def exited(self) -> Child | None:
+        """Returns a process that has exited. None: neither has."""
+        children = (self.engine, self.sidecar)
+        return next((each for each in children if each and each.exit_code is not None), None)
+
     def check_alive(self) -> None:
         """Raises StackError with the end of its output if a process has exited."""
-        for child in (self.engine, self.sidecar):
-            if child is not None and child.exit_code is not None:
-                lines = "\n".join(f"  | {line}" for line in child.last_lines(15))
-                raise StackError(
-                    f"the {child.name} exited with code {child.exit_code}; the end of "
-                    f"{child.log}:\n{lines}"
-                )
+        if (child := self.exited()) is not None:
+            lines = "\n".join(f"  | {line}" for line in child.last_lines(15))
+            raise StackError(
+                f"the {child.name} exited with code {child.exit_code}; the end of "
+                f"{child.log}:\n{lines}"
+            )
 
     def wait_ready(self, within_s: float, progress: Callable[[float, str], None]) -> None:
         """Waits until the sidecar admits requests. `progress`: gets the seconds and the reason."""
@@ -335,10 +339,10 @@ class Stack:
 
     def stop(self) -> int:
         """Stops the sidecar, which finishes running requests, then the engine; returns the worse
-        exit code."""
-        codes = [0]
-        if self.sidecar is not None:
-            codes.append(self.sidecar.stop(SIDECAR_STOPS_WITHIN_S))
-        if self.engine is not None:
-            codes.append(self.engine.stop(ENGINE_STOPS_WITHIN_S))
-        return max(codes, key=abs)
+        exit code. Of an engine that has exited, nothing is left to wait for: its workers go first.
+        """
+        children = [(self.sidecar, SIDECAR_STOPS_WITHIN_S), (self.engine, ENGINE_STOPS_WITHIN_S)]
+        if self.engine is not None and self.engine.exit_code is not None:
+            children.reverse()
+        codes = [child.stop(within_s) for child, within_s in children if child is not None]
+        return max(codes, key=abs, default=0)

@@ -236,6 +236,7 @@ Press Ctrl-C to stop.""",
 
 
 def _stop(stack: Stack) -> None:
-    print("\nstopping", flush=True)
+    child = stack.exited()
+    print("\nstopping" if child is None else f"\nthe {child.name} has ended: stopping", flush=True)
     stack.stop()
     print("stopped", flush=True)

@@ -70,6 +70,21 @@ def test_child_is_terminated_and_then_killed(tmp_path: Path) -> None:
         assert child.stop(0.1) == -9
 
 
+@pytest.mark.parametrize("code", ["", "import os; os.kill(os.getpid(), 9)"])
+def test_nothing_is_left_of_a_child_that_ended_by_itself(tmp_path: Path, code: str) -> None:
+    """The workers of an engine that was killed keep its memory, on a GPU too."""
+    worker = "import subprocess as s, sys; w = s.Popen(['sleep', '600']); print(w.pid, flush=True);"
+    with running(tmp_path, worker + code) as child:
+        left = Path(f"/proc/{child.last_lines(1)[0]}/cmdline")
+        child._process.wait(HANG_S)
+        assert left.read_bytes().startswith(b"sleep")
+        child.stop(HANG_S)
+        until = time.monotonic() + HANG_S
+        while left.exists() and left.read_bytes():  # empty: a zombie
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
 def test_start_appends_to_the_log_after_a_line_that_marks_it(tmp_path: Path) -> None:
     log, starts = tmp_path / "8080" / "log", ("first", "second")
     for text in starts:
