@@ -13,7 +13,7 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
-from orch_sidecar.admission.draining import Drain, after_restart, stronger
+from orch_sidecar.admission.draining import Drain, OrderedBy, after_restart, stronger
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
@@ -30,7 +30,7 @@ from orch_sidecar.admission.types import (
     Lease,
     Queued,
 )
-from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
 
 # The shortest time between two timer events, whatever rounding does.
@@ -98,13 +98,15 @@ class AdmissionController:
 
     def engine_unavailable(
         self, refusal: Refusal, now: float, *, expected: bool | None = None
-    ) -> None:
-        """Admits nothing until the engine reports again; queued requests keep waiting. `expected`:
-        whether it will be back by itself, None where nothing new is known of that."""
+    ) -> list[Decision]:
+        """Admits nothing until the engine reports again; queued requests keep waiting, unless this
+        sidecar ends. `expected`: whether it will be back by itself, None where nothing new is known
+        of that."""
         self.unavailable = refusal
         if expected is None and self.draining is not None and self.draining.ends_with_engine:
             expected = True  # its stop was ordered: another takes its place
         self.absence.away(refusal.reason, now, expected=expected)
+        return self._dismissed()
 
     def away(self, now: float) -> Refusal | None:
         """Why nothing can be admitted, and until when as far as that is known; None: it can."""
@@ -257,9 +259,20 @@ class AdmissionController:
             first = changes_at
         return None if first is None else max(first, now + _MIN_SLEEP_S)
 
-    def drain(self, drain: Drain) -> None:
-        """Refuses new requests; queued and running ones are served."""
+    def drain(self, drain: Drain) -> list[Decision]:
+        """Refuses new requests; queued and running ones are served, if the engine is there."""
         self.draining = stronger(self.draining, drain)
+        return self._dismissed()
+
+    def _dismissed(self) -> list[Decision]:
+        """Refuses what waits for an engine that is gone while this sidecar shuts down: whatever
+        starts that engine again, this sidecar will not be there."""
+        gone, draining = self.unavailable, self.draining
+        if draining is None or draining.ordered_by is not OrderedBy.SHUTDOWN:
+            return []
+        if gone is None or gone.reason is not Reason.ENGINE_DOWN or self.absence.expected:
+            return []
+        return self.refuse_queued(gone)
 
     def resume(self) -> None:
         """Accepts requests again."""

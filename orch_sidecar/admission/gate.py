@@ -237,8 +237,8 @@ class Gate:
         self._perform(self.controller.engine_reports(report, self._loop.time()))
 
     def engine_unavailable(self, refusal: Refusal, *, expected: bool | None = None) -> None:
-        self.controller.engine_unavailable(refusal, self._loop.time(), expected=expected)
-        self._perform([])
+        now = self._loop.time()
+        self._perform(self.controller.engine_unavailable(refusal, now, expected=expected))
 
     def offered(self, slots: int, number: int) -> None:
         """The engine has booked so many slots for requests that wait, here or at parents."""
@@ -261,8 +261,7 @@ class Gate:
 
     def drain(self, ordered_by: OrderedBy) -> None:
         """Refuses new requests, until the drain is resumed or ends with the engine."""
-        self.controller.drain(Drain(ordered_by, time.time()))
-        self.notify()
+        self._perform(self.controller.drain(Drain(ordered_by, time.time())))
 
     def resume(self) -> None:
         """Accepts requests again."""

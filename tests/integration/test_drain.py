@@ -88,6 +88,30 @@ async def test_drain_ends_at_its_limit_and_informs_the_clients_it_leaves(
     assert engine.present == 0
 
 
+@pytest.mark.parametrize("gone_first", [True, False])
+async def test_nobody_waits_for_an_engine_that_is_gone_when_the_sidecar_stops(
+    engine: ScriptedEngine, start: Start, held: Held, gone_first: bool
+) -> None:
+    """What starts that engine again would not find this sidecar."""
+    running = await start(drain_timeout_s=4 * HANG_S)
+    client = await started(running, n=4)
+    await eventually(lambda: held.waiting)
+    queued = await started(running)
+    await eventually(lambda: running.queued == 1)
+    running.stopped = True
+    if gone_first:
+        await engine.stop()
+        await eventually(lambda: running.pool.watcher.state == "down")
+        assert running.queued == 1, "it may be started again"
+    stopping = asyncio.ensure_future(running.sidecar.stop())
+    if not gone_first:
+        await eventually(lambda: running.sidecar.state == "draining")
+        await engine.stop()
+    assert_unavailable(await queued.response(), "engine_down")
+    assert (await client.response()).status == 502
+    await asyncio.wait_for(stopping, HANG_S)
+
+
 async def test_drain_of_an_idle_sidecar_is_quick_and_closes_kept_connections(
     engine: ScriptedEngine, start: Start
 ) -> None:
