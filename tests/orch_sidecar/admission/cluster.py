@@ -54,12 +54,18 @@ class Cluster:
             self.engine.leave(attempt.key)
 
     def run(self, milliseconds: int) -> None:
-        """Delivers everything that is due by the millisecond."""
+        """Delivers everything that is due by the millisecond. Those in which nothing is are passed
+        over: what admission and engine say of when they have something to do has to hold."""
+        due = self.now  # whatever was done since the last run
         for _ in range(milliseconds):
             self.now += 0.001
-            self.engine.tick()
-            for sidecar in self.sidecars:
-                self._run(sidecar)
+            if self.now >= due:
+                self.engine.tick()
+                for sidecar in self.sidecars:
+                    self._run(sidecar)
+                due = min(each.due() for each in self.sidecars)
+                if (ticks_at := self.engine.ticks_at()) is not None:
+                    due = min(due, ticks_at)
 
     def _run(self, sidecar: Sidecar) -> None:
         now = self.now

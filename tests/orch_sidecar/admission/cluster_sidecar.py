@@ -69,6 +69,25 @@ class Sidecar:
         self._sent_at = self._called_at = 0.0
         self.connect()
 
+    def due(self) -> float:
+        """When something is: it arrives or ends, a timer runs down, or there is more to say."""
+        now, subscriber = self.cluster.now, self.subscriber
+        if subscriber.ended or subscriber.offers or self.controller.ledger.closing():
+            return now
+        times = [self._called_at + REPEAT_S, *(each.due for each in (*self.sent, *self.running))]
+        times += [answer[0].due for answer in self.answers]
+        if self.stream:
+            times.append(self.stream[0][2])
+        if subscriber.changed:
+            times.append(self._changes_at())
+        if (timer_at := self.controller.next_event(now)) is not None:
+            times.append(timer_at)
+        if self.call is not None:
+            times.append(self.call[1])
+        elif now < self.calling_until:
+            times.append(self.calling_until)
+        return min(times)
+
     # The state stream.
 
     def connect(self) -> None:
@@ -78,7 +97,7 @@ class Sidecar:
         self.subscriber = Subscriber(self.instance, lambda: None)
         engine.subscribe(self.subscriber)
         document = engine.document(self.instance) | {"leases": engine.leases.of(self.instance)}
-        self._sent_fields = engine.change_fields(self.instance)
+        self._sent_fields = engine.look(self.subscriber)
         self._send_event("state", document)
 
     def disconnect(self) -> None:
@@ -91,20 +110,26 @@ class Sidecar:
         self.connect()
 
     def push(self) -> None:
-        """The engine writes to the stream what has changed."""
+        """The engine writes to the stream what has changed, as its endpoint does."""
         engine, subscriber = self.cluster.engine, self.subscriber
         engine.tick()
         if subscriber.ended:
             self._send_event("ended", subscriber.ended)
             subscriber.ended = []
-        fields, now = engine.change_fields(self.instance), self.cluster.now
-        changed = {k: v for k, v in fields.items() if self._sent_fields[k] != v}
+        now = self.cluster.now
         offers, subscriber.offers = subscriber.offers, []
-        if changed and (offers or now - self._sent_at >= changes_every_s(engine.claims.sidecars)):
+        if subscriber.changed and (offers or now >= self._changes_at()):
+            fields = engine.look(subscriber)
+            changed = {k: v for k, v in fields.items() if self._sent_fields[k] != v}
             self._sent_fields, self._sent_at = fields, now
-            self._send_event("change", changed)
+            if changed:
+                self._send_event("change", changed)
         for offer in offers:
             self._send_event("offer", (offer.slots, offer.number))
+
+    def _changes_at(self) -> float:
+        """When the next change may be written."""
+        return self._sent_at + changes_every_s(self.cluster.engine.claims.sidecars)
 
     def _send_event(self, name: str, data: Any) -> None:
         due = self.cluster.now + self.delay_s
