@@ -18,7 +18,7 @@ from tests.integration.held import Held, started
 from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
-WAITING = 20
+WAITING = 8
 MOST_BESIDE_THE_BODY = 16_384
 
 
