@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Final
 
@@ -25,7 +25,7 @@ from orch_sidecar.observability.families.metric_family import (
 )
 from orch_sidecar.observability.families.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
 from orch_sidecar.observability.gen_ai import GenAi
-from orch_sidecar.observability.histogram import Traced
+from orch_sidecar.observability.histogram import Traces
 from orch_sidecar.observability.recent import Ended, RecentRequests
 from orch_sidecar.observability.record import OK, Outcome, RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts
@@ -82,9 +82,32 @@ KeyNames = Callable[[], Mapping[bytes, str]]
 NO_POOL: Final = "none"
 
 
-def _traced(record: RequestRecord, now: int) -> Traced | None:
-    """Returns its trace if that is sampled, as an exemplar. `now`: monotonic clock, ns."""
-    return (record.trace_id, record.at_ns(now) / 1e9) if record.trace_id else None
+def _traces(ended: Sequence[Ended]) -> Traces:
+    """Returns the traces that are sampled, as exemplars."""
+    if not any(record.trace_id for record, _ in ended):
+        return None
+    return [
+        (record.trace_id, record.at_ns(now) / 1e9) if record.trace_id else None
+        for record, now in ended
+    ]
+
+
+def _alike(ended: Iterable[Ended]) -> Iterable[list[Ended]]:
+    """Divides records into groups that count in the same metrics and by the same labels."""
+    groups: dict[tuple[object, ...], list[Ended]] = {}
+    for each in ended:
+        record = each[0]
+        key = (
+            record.pool, record.identity.endpoint, record.outcome, record.status,
+            record.service_class, record.model, record.cost > 0, record.stream, record.shared,
+            record.coalesced, record.admitted is None,
+        )  # fmt: skip
+        group = groups.get(key)
+        if group is None:
+            groups[key] = [each]
+        else:
+            group.append(each)
+    return groups.values()
 
 
 def _span_metrics(spans: SpanCounts) -> Iterable[Metric]:
@@ -137,39 +160,34 @@ class Collector:
         self.recent.add(ended)
         if self.log is not None:
             self.log(ended)
-        for record, now in ended:
-            self._request_ended(record, now)
+        for group in _alike(ended):
+            self._requests_ended(group)
         generations, self.generations = self.generations, []
-        for record, now in generations:
-            self._generation_ended(record, now)
+        for group in _alike(generations):
+            self._generations_ended(group, _traces(group))
 
-    def _generation_ended(self, record: RequestRecord, now: int) -> None:
-        assert record.pool is not None
-        traced = _traced(record, now)
-        self._stats_of(record).generation_ended(record, traced)
-        if record.outcome is OK:
-            self.gen_ai.of(record).generated(record, now, traced)
+    def _generations_ended(self, group: Sequence[Ended], traced: Traces) -> None:
+        first = group[0][0]
+        self._stats_of(first).generations_ended([record for record, _ in group], traced)
+        if first.outcome is OK:
+            self.gen_ai.of(first).generated(group, traced)
 
-    def _request_ended(self, record: RequestRecord, now: int) -> None:
-        key = (record.identity.endpoint.path, record.outcome, record.status)
-        pool = record.pool
+    def _requests_ended(self, group: Sequence[Ended]) -> None:
+        first = group[0][0]
+        key, pool = (first.identity.endpoint.path, first.outcome, first.status), first.pool
         requests = self.requests[pool]
-        requests[key] = requests.get(key, 0) + 1
-        if not record.cost or pool is None:
+        requests[key] = requests.get(key, 0) + len(group)
+        if not first.cost or pool is None:
             return
-        traced = _traced(record, now)
-        operation = self.gen_ai.of(record)
-        operation.ended(record, now, traced)
-        if record.admitted is None:
+        traced = _traces(group)
+        self.gen_ai.of(first).ended(group, traced)
+        if first.admitted is None:
             return
-        stats = self._stats_of(record)
-        if not record.shared:
-            stats.generation_ended(record, traced)
-            if record.outcome is OK:
-                operation.generated(record, now, traced)
-        elif record.coalesced:
-            self.coalesced[pool] += 1
-        stats.request_ended(record, traced)
+        if not first.shared:
+            self._generations_ended(group, traced)
+        elif first.coalesced:
+            self.coalesced[pool] += len(group)
+        self._stats_of(first).requests_ended([record for record, _ in group], traced)
 
     def _stats_of(self, record: RequestRecord) -> ClassStats:
         of_class = record.service_class or INTERACTIVE

@@ -8,12 +8,13 @@ a label only if its pool serves it. `pool`, `class` and `measurement_type` are a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.histogram import Histogram, Traced
+from orch_sidecar.observability.histogram import Histogram, Traces
+from orch_sidecar.observability.recent import Ended
 from orch_sidecar.observability.record import OK, Outcome, RequestRecord
 from vllm_plugin.contracts.profile import INTERACTIVE, ServiceClass
 
@@ -49,6 +50,16 @@ FAMILIES: Final[Mapping[str, str]] = {
 Labelled = tuple[Mapping[str, str], Histogram]
 
 
+def _per_token_s(record: RequestRecord, now: int) -> float | None:
+    """The seconds per token of a stream that ended at `now`; None: they are not counted."""
+    tokens, first_byte = record.output_tokens, record.first_byte
+    if tokens is None or tokens < 2 or first_byte is None:
+        return None
+    if record.cost != 1 or record.client_limited:
+        return None
+    return (now - first_byte) / 1e9 / (tokens - 1)
+
+
 class Operation:
     """Histograms of the requests of one operation and class for one model of one pool."""
 
@@ -61,27 +72,25 @@ class Operation:
         self._first_token = Histogram(_FIRST_TOKEN_BUCKETS)
         self._per_token = Histogram(_PER_TOKEN_BUCKETS)
 
-    def ended(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
-        """Counts a request that ended at `now`, nanoseconds of the monotonic clock."""
-        duration = self._duration
-        if record.outcome is not OK:
-            failed = self._failed.get(record.outcome)
+    def ended(self, ended: Sequence[Ended], traced: Traces) -> None:
+        """Counts requests of one outcome."""
+        duration, outcome = self._duration, ended[0][0].outcome
+        if outcome is not OK:
+            failed = self._failed.get(outcome)
             if failed is None:
-                failed = self._failed[record.outcome] = Histogram(_DURATION_BUCKETS)
+                failed = self._failed[outcome] = Histogram(_DURATION_BUCKETS)
             duration = failed
-        duration.observe((now - record.identity.arrived) / 1e9, traced)
+        seconds = [(now - record.identity.arrived) / 1e9 for record, now in ended]
+        duration.observe(seconds, traced)
 
-    def generated(self, record: RequestRecord, now: int, traced: Traced | None) -> None:
-        """Counts an answer that the engine completed at `now`; once if requests share it."""
-        first_byte = record.first_byte
-        if not record.stream or first_byte is None:
-            return
-        if not record.identity.endpoint.first_byte_is_token:
-            return
-        self._first_token.observe((first_byte - record.identity.arrived) / 1e9, traced)
-        tokens = record.output_tokens
-        if tokens is not None and tokens > 1 and record.cost == 1 and not record.client_limited:
-            self._per_token.observe((now - first_byte) / 1e9 / (tokens - 1), traced)
+    def generated(self, ended: Sequence[Ended], traced: Traces) -> None:
+        """Counts answers of one endpoint that the engine completed, all or none of them streams;
+        once if requests share them."""
+        first = ended[0][0]
+        if first.stream and first.identity.endpoint.first_byte_is_token:
+            seconds = [record.seconds_to(record.first_byte) for record, _ in ended]
+            self._first_token.observe(seconds, traced)
+            self._per_token.observe([_per_token_s(record, now) for record, now in ended], traced)
 
     def histograms(self, name: str) -> Iterable[Labelled]:
         """Returns its histograms in the family of that name, each with its labels."""

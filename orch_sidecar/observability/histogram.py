@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -11,6 +11,9 @@ from orch_sidecar.observability.exposition import escaped, number
 
 # The id of a sampled trace, and when its value was observed: seconds of the wall clock.
 Traced = tuple[int, float]
+
+# Of the values that are observed together, each with its trace; None: none of them has one.
+Traces = Sequence[Traced | None] | None
 
 # Values that wait to be counted. More would save little, and there are thousands of histograms.
 _MAX_VALUES: Final = 64
@@ -32,11 +35,13 @@ class Histogram:
         self._sum = 0.0
         self._values: list[float] = []  # not counted yet
 
-    def observe(self, value: float, traced: Traced | None) -> None:
-        """Adds a value. `traced`: its trace if that is sampled."""
-        self._values.append(value)
+    def observe(self, values: Sequence[float | None], traced: Traces) -> None:
+        """Adds values; None is none. `traced`: their traces, if that are sampled."""
+        self._values += [value for value in values if value is not None]
         if traced is not None:
-            self._exemplars[bisect_left(self._buckets, value)] = (value, traced)
+            for value, trace in zip(values, traced, strict=True):
+                if value is not None and trace is not None:
+                    self._exemplars[bisect_left(self._buckets, value)] = (value, trace)
         if len(self._values) >= _MAX_VALUES:
             self._count()
 

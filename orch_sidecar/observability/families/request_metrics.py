@@ -5,12 +5,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from orch_sidecar.observability.histogram import Histogram, Traced
+from orch_sidecar.observability.histogram import Histogram, Traces
 from orch_sidecar.observability.record import OK, RequestRecord
 
 _WAIT_BUCKETS: Final[tuple[float, ...]] = (
@@ -24,6 +24,26 @@ _ERROR_BUCKETS: Final[tuple[float, ...]] = (
 # The prediction of a shorter wait is always off by a multiple.
 _PREDICTABLE_S: Final = 0.1
 
+Values = Sequence[float | None]
+
+
+def _waits(records: Sequence[RequestRecord]) -> Values:
+    return [
+        None if (at := each.admitted) is None else (at - each.identity.arrived) / 1e9
+        for each in records
+    ]
+
+
+def _first_bytes(records: Sequence[RequestRecord]) -> Values:
+    return [
+        None if (at := each.first_byte) is None else (at - each.identity.arrived) / 1e9
+        for each in records
+    ]
+
+
+def _prediction_errors(records: Sequence[RequestRecord]) -> Values:
+    return [None if each.queued is None else _prediction_error(each) for each in records]
+
 
 def _prediction_error(record: RequestRecord) -> float | None:
     if record.queued is None or record.admitted is None or record.predicted_start_ms is None:
@@ -36,15 +56,16 @@ def _prediction_error(record: RequestRecord) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class HistogramRow:
-    """A histogram of admitted requests, by pool and class. `value`: None is not observed.
+    """A histogram of admitted requests, by pool and class.
 
+    `values`: of many records, which takes a fraction of the time; None is not observed.
     `shared_once`: counts requests that share a generation once.
     """
 
     name: str
     text: str
     buckets: tuple[float, ...]
-    value: Callable[[RequestRecord], float | None]
+    values: Callable[[Sequence[RequestRecord]], Values]
     shared_once: bool = True
 
 
@@ -62,26 +83,26 @@ HISTOGRAMS: Final = (
         "orch_admission_wait_seconds",
         "Time from arrival to the slot, of admitted requests.",
         _WAIT_BUCKETS,
-        lambda record: record.seconds_to(record.admitted),
+        _waits,
     ),
     HistogramRow(
         "orch_time_to_first_byte_seconds",
         "Time from arrival to the first byte of the answer's body, of admitted requests.",
         _WAIT_BUCKETS,
-        lambda record: record.seconds_to(record.first_byte),
+        _first_bytes,
         shared_once=False,
     ),
     HistogramRow(
         "orch_prediction_error_ratio",
         "|predicted - actual wait| / actual wait, of admitted requests that waited over 100 ms.",
         _ERROR_BUCKETS,
-        _prediction_error,
+        _prediction_errors,
     ),
     HistogramRow(
         "orch_fanout_requests",
         "Requests that one generation answered, of generations that several requests can share.",
         _FANOUT_BUCKETS,
-        lambda record: record.fanout or None,
+        lambda records: [record.fanout or None for record in records],
     ),
 )
 COUNTERS: Final = (
@@ -114,30 +135,25 @@ class ClassStats:
     def __init__(self) -> None:
         self.histograms = [Histogram(row.buckets) for row in HISTOGRAMS]
         pairs = list(zip(HISTOGRAMS, self.histograms, strict=True))
-        self.by_generation = [(row.value, each) for row, each in pairs if row.shared_once]
-        self.by_request = [(row.value, each) for row, each in pairs if not row.shared_once]
+        self.by_generation = [(row.values, each) for row, each in pairs if row.shared_once]
+        self.by_request = [(row.values, each) for row, each in pairs if not row.shared_once]
         self.totals = [0] * len(COUNTERS)
         # Complete answers, by whether the number of their output tokens is known.
         self.with_usage = self.without_usage = 0
 
-    def generation_ended(self, record: RequestRecord, traced: Traced | None) -> None:
-        """Counts a generation, once for all requests that share it."""
-        for value_of, histogram in self.by_generation:
-            value = value_of(record)
-            if value is not None:
-                histogram.observe(value, traced)
-        if record.outcome is not OK:
+    def generations_ended(self, records: Sequence[RequestRecord], traced: Traces) -> None:
+        """Counts generations of one outcome, each once for all requests that share it."""
+        for values_of, histogram in self.by_generation:
+            histogram.observe(values_of(records), traced)
+        if records[0].outcome is not OK:
             return
-        if record.output_tokens is None:
-            self.without_usage += 1
-        else:
-            self.with_usage += 1
+        unknown = [record.output_tokens for record in records].count(None)
+        self.without_usage += unknown
+        self.with_usage += len(records) - unknown
         for index, row in enumerate(COUNTERS):
-            self.totals[index] += row.value(record) or 0
+            self.totals[index] += sum(filter(None, map(row.value, records)))
 
-    def request_ended(self, record: RequestRecord, traced: Traced | None) -> None:
-        """Counts a request."""
-        for value_of, histogram in self.by_request:
-            value = value_of(record)
-            if value is not None:
-                histogram.observe(value, traced)
+    def requests_ended(self, records: Sequence[RequestRecord], traced: Traces) -> None:
+        """Counts requests."""
+        for values_of, histogram in self.by_request:
+            histogram.observe(values_of(records), traced)

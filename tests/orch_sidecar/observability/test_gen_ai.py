@@ -63,9 +63,10 @@ def exchange_of(**more: Any) -> RequestRecord:
 def served(gen_ai: GenAi, record: RequestRecord, ms: int = 800) -> None:
     """It ended that long after it came."""
     operation = gen_ai.of(record)
-    operation.ended(record, ARRIVED + ms * MS, None)
+    ended = [(record, ARRIVED + ms * MS)]
+    operation.ended(ended, None)
     if record.outcome is Outcome.OK:
-        operation.generated(record, ARRIVED + ms * MS, None)
+        operation.generated(ended, None)
 
 
 def samples(gen_ai: GenAi, name: str) -> list[Sample]:

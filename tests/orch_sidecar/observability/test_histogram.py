@@ -33,8 +33,8 @@ def value(distribution: Histogram, name: str) -> float:
 
 def test_values_are_counted_up_to_and_including_the_bound() -> None:
     distribution = Histogram(BUCKETS)
-    for each in (0.05, 0.1, 0.100001, 1.0, 2.5, 99.0):
-        distribution.observe(each, None)
+    distribution.observe((0.05, 0.1, 0.100001), None)
+    distribution.observe((1.0, None, 2.5, 99.0), None)
     assert buckets(distribution) == {"0.1": 2, "1.0": 4, "2.5": 5, "+Inf": 6}
     assert value(distribution, "name_count") == 6
     assert value(distribution, "name_sum") == sum((0.05, 0.1, 0.100001, 1.0, 2.5, 99.0))
@@ -55,8 +55,7 @@ def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]])
     each, at_once = Histogram(BUCKETS), Histogram(BUCKETS)
     for number, times in values:
         at_once.observe_times(number, times)
-        for _ in range(times):
-            each.observe(number, None)
+        each.observe([number] * times, None)
     counts = list(buckets(each).values())
     assert counts == sorted(counts)
     assert counts[-1] == value(each, "name_count") == sum(times for _, times in values)
@@ -67,10 +66,9 @@ def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]])
 
 def test_exemplar_is_the_last_value_with_a_trace() -> None:
     distribution = Histogram(BUCKETS)
-    distribution.observe(0.5, (1, 10.0))
-    distribution.observe(0.7, (TRACE, 20.0004))
-    distribution.observe(0.9, None)
-    distribution.observe(7.0, (2, 30.0))
+    distribution.observe((0.5, 0.7, None), ((1, 10.0), (TRACE, 20.0004), (3, 25.0)))
+    distribution.observe((0.9,), None)
+    distribution.observe((0.9, 7.0), (None, (2, 30.0)))
     found = {
         sample.labels["le"]: (
             sample.exemplar.labels["trace_id"],

@@ -226,6 +226,25 @@ async def test_number_of_series_is_bounded(metrics: Metrics) -> None:
     assert len({name for name in durations if "_count" in name}) == 2 * 2 * 3 * 3
 
 
+async def test_records_count_alike_one_by_one_and_many_at_once(pools: PoolRegistry) -> None:
+    chance = random.Random(42)
+    one_by_one, at_once = Metrics(pools), Metrics(pools)
+    for _ in range(300):
+        record = anything(chance)
+        record.shared = chance.random() < 0.3
+        record.coalesced = record.shared and chance.random() < 0.5
+        for metrics in (one_by_one, at_once):
+            metrics.request_ended(record)
+            if record.shared and not record.coalesced:
+                metrics.generation_ended(record)
+        one_by_one.catch_up()
+    wanted, found = await samples_of(one_by_one), await samples_of(at_once)
+    for name, value in wanted.items():  # of the others the clock is read
+        if name.startswith("orch_") or "_count" in name:
+            assert found[name] == pytest.approx(value), name
+    assert found.keys() == wanted.keys()
+
+
 async def test_both_formats_are_valid_and_equal(metrics: Metrics) -> None:
     chance = random.Random(40)
     for _ in range(300):
