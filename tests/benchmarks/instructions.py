@@ -20,6 +20,7 @@ import argparse
 import http.client
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -52,6 +53,15 @@ TOKENS: Final = 32
 READY_S: Final = 300.0
 """A program starts thirty times slower under Valgrind."""
 ANSWER_S: Final = 120.0
+HEAD: Final = """\
+POST /v1/chat/completions HTTP/1.1
+Host: 127.0.0.1:{port}
+Accept-Encoding: identity
+Content-Length: {length}
+Content-Type: application/json
+Authorization: Bearer none
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +167,13 @@ def _engines(cell: Cell, dir: Path) -> tuple[list[processes.Child], list[int]]:
 
 
 class _Client:
-    """A connection, and the request that it sends."""
+    """A connection, and the request that it sends: head and body at once, for how many reads they
+    arrive in would be a matter of chance."""
 
     def __init__(self, port: int, cell: Cell) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+        self._socket = socket.create_connection(("127.0.0.1", port), ANSWER_S)
         text = "Say something about foxes, rivers and the moon. " * (cell.body_bytes // 48 + 1)
-        self._body = json.dumps(
+        body = json.dumps(
             {
                 "model": "tiny",
                 "messages": [{"role": "user", "content": text[: cell.body_bytes]}],
@@ -171,11 +182,13 @@ class _Client:
                 "stream": cell.stream,
             }
         ).encode()
+        head = HEAD.format(port=port, length=len(body)).replace("\n", "\r\n")
+        self._request = head.encode() + body
 
     def ask(self) -> None:
-        headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
-        self._http.request("POST", "/v1/chat/completions", self._body, headers)
-        with self._http.getresponse() as answer:
+        self._socket.sendall(self._request)
+        with http.client.HTTPResponse(self._socket, method="POST") as answer:
+            answer.begin()
             content = answer.read()
         if answer.status != 200:
             raise processes.TargetFailed(f"status {answer.status}: {content[:200]!r}")
