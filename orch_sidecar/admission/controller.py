@@ -232,20 +232,22 @@ class AdmissionController:
         """Learns from the leases that have ended: the lengths and times of requests, and what keys
         have used. Nothing that a request waits for; to be called before what follows from that."""
         ended, self._ended = self._ended, []  # first: an error repeats none of them
+        times, lines, reserve = self.service_times, self.queues.lines, self.constraints.reserve
+        released = self.forecaster.release_rates.released
         for lease, output_tokens, served, now in ended:
-            request, cost = lease.request, lease.cost
+            request = lease.request
             if request is not None:
                 used = 0
                 if served and not lease.reclaimed:
-                    used = self.service_times.tokens_used(lease, request, output_tokens, now)
-                self.queues.fair(request.service_class).settle(lease, request, used)
+                    used = times.tokens_used(lease, request, output_tokens, now)
+                lines[request.service_class.rank].settle(lease, request, used)
                 if output_tokens is None:
-                    self.service_times.prompts.cut(lease, request.prompt_tokens, now)
+                    times.prompts.cut(lease, request.prompt_tokens, now)
                 else:
-                    self.constraints.reserve.completed(request, now - lease.granted_at, now)
-                    self.service_times.completed(lease, request, output_tokens / cost, now)
+                    reserve.completed(request, now - lease.granted_at, now)
+                    times.completed(lease, request, output_tokens / lease.cost, now)
             if served:
-                self.forecaster.release_rates.released(request, cost, now)
+                released(request, lease.cost, now)
 
     # Timer and operator events
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orch_sidecar.admission.types import AdmissionRequest, KvNeed, Lease
-from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 MAX_UNSEEN_PROMPTS: Final = 4096  # no engine has so many prompts in prefill
 
@@ -163,13 +163,14 @@ class Ledger:
         self.leased += cost
         if request is None:
             return
-        if request.service_class is BULK:
+        service_class = request.service_class
+        if service_class is INTERACTIVE:
+            self.interactive += cost
+        elif service_class is BULK:
             self.bulk += cost
             self._bulk_slot_s -= cost * now
-        elif request.service_class is IDLE:
-            self.idle += cost
         else:
-            self.interactive += cost
+            self.idle += cost
         output = kv.output
         if output is None:
             self.kv_unknown += sign

@@ -7,6 +7,7 @@ is never mistaken for counts or for an error.
 from __future__ import annotations
 
 import re
+from math import ceil
 from typing import Final
 
 _NO_EVENT: Final = b"\n"
@@ -197,7 +198,7 @@ class PromptSize:
 
     def estimate(self, body_bytes: int, most: int | None) -> int:
         """Estimates the tokens of all prompts in a body, `most` at most if it is not None."""
-        tokens = int(-(-body_bytes // self.bytes_per_token))  # rounded up
+        tokens = ceil(body_bytes / self.bytes_per_token)
         return tokens if most is None or tokens < most else most
 
     def learn(self, body_bytes: int, prompt_tokens: int) -> None:

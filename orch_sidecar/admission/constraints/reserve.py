@@ -182,7 +182,7 @@ class InteractiveReserve(Constraint):
 
     def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
         """A request had its slots for that long."""
-        pace = self.demand(request.service_class).pace
+        pace = self.demands[request.service_class.rank].pace
         if now < pace.learns_at:
             return
         pace.learns_at = now + LEARN_EVERY_S

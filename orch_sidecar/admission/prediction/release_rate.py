@@ -24,14 +24,15 @@ class ReleaseRate:
     """Slots released per second over the recent past."""
 
     def __init__(self) -> None:
-        self._releases: deque[tuple[float, int]] = deque(maxlen=WINDOW_RELEASES)
+        # When, and how many slots.
+        self.releases: deque[tuple[float, int]] = deque(maxlen=WINDOW_RELEASES)
 
     def released(self, slots: int, now: float) -> None:
-        self._releases.append((now, slots))
+        self.releases.append((now, slots))
 
     def per_second(self, now: float) -> float | None:
         """Slots per second; None until two releases are known."""
-        recent = [(at, slots) for at, slots in self._releases if now - at <= WINDOW_S]
+        recent = [(at, slots) for at, slots in self.releases if now - at <= WINDOW_S]
         if len(recent) < 2:
             return None
         # The first release starts the clock; the time since the last one counts as well.
@@ -54,9 +55,10 @@ class ReleaseRates:
         self._of_class = tuple(ReleaseRate() for _ in ServiceClass)  # by rank
 
     def released(self, request: AdmissionRequest | None, slots: int, now: float) -> None:
-        self.all.released(slots, now)
+        release = now, slots
+        self.all.releases.append(release)
         if request is not None:
-            self.of(request.service_class).released(slots, now)
+            self._of_class[request.service_class.rank].releases.append(release)
 
     def of(self, service_class: ServiceClass) -> ReleaseRate:
         return self._of_class[service_class.rank]
