@@ -83,13 +83,10 @@ NO_POOL: Final = "none"
 
 
 def _traces(ended: Sequence[Ended]) -> Traces:
-    """Returns the traces that are sampled, as exemplars."""
-    if not any(record.trace_id for record, _ in ended):
+    """Returns the traces of records that are alike, as exemplars."""
+    if not ended[0][0].trace_id:
         return None
-    return [
-        (record.trace_id, record.at_ns(now) / 1e9) if record.trace_id else None
-        for record, now in ended
-    ]
+    return [(record.trace_id, record.at_ns(now) / 1e9) for record, now in ended]
 
 
 def _alike(ended: Iterable[Ended]) -> Iterable[list[Ended]]:
@@ -100,7 +97,7 @@ def _alike(ended: Iterable[Ended]) -> Iterable[list[Ended]]:
         key = (
             record.pool, record.identity.endpoint, record.outcome, record.status,
             record.service_class, record.model, record.cost > 0, record.stream, record.shared,
-            record.coalesced, record.admitted is None,
+            record.coalesced, record.admitted is None, record.trace_id == 0,
         )  # fmt: skip
         group = groups.get(key)
         if group is None:

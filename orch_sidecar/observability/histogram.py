@@ -12,8 +12,8 @@ from orch_sidecar.observability.exposition import escaped, number
 # The id of a sampled trace, and when its value was observed: seconds of the wall clock.
 Traced = tuple[int, float]
 
-# Of the values that are observed together, each with its trace; None: none of them has one.
-Traces = Sequence[Traced | None] | None
+# Of values that are observed together; None: none of their traces is sampled.
+Traces = Sequence[Traced] | None
 
 # Values that wait to be counted. More would save little, and there are thousands of histograms.
 _MAX_VALUES: Final = 64
@@ -22,9 +22,10 @@ _BOUND: Final = "le"  # the label of a bucket's bound
 
 
 class Histogram:
-    """Counts by bucket, each with its last value of a sampled trace as exemplar."""
+    """Counts by bucket, each with an exemplar: of its values of sampled traces that were counted
+    last, the largest."""
 
-    __slots__ = ("_buckets", "_counts", "_exemplars", "_sum", "_values")
+    __slots__ = ("_buckets", "_counts", "_exemplars", "_sum", "_traces", "_values")
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
         """`buckets`: their upper bounds, ascending; a last one without bound is added."""
@@ -34,14 +35,13 @@ class Histogram:
         self._exemplars: dict[int, tuple[float, Traced]] = {}
         self._sum = 0.0
         self._values: list[float] = []  # not counted yet
+        self._traces: dict[float | None, Traced] = {}  # of these
 
     def observe(self, values: Sequence[float | None], traced: Traces) -> None:
-        """Adds values; None is none. `traced`: their traces, if that are sampled."""
+        """Adds values; None is none. `traced`: the trace of each."""
         self._values += [value for value in values if value is not None]
         if traced is not None:
-            for value, trace in zip(values, traced, strict=True):
-                if value is not None and trace is not None:
-                    self._exemplars[bisect_left(self._buckets, value)] = (value, trace)
+            self._traces.update(zip(values, traced, strict=True))
         if len(self._values) >= _MAX_VALUES:
             self._count()
 
@@ -69,14 +69,19 @@ class Histogram:
 
     def _count(self) -> None:
         """Counts the values that were observed since the last time."""
-        values, below = sorted(self._values), 0
+        values, traces, below = sorted(self._values), self._traces, 0
         self._values.clear()
         self._sum += sum(values)
-        for at, bound in enumerate(self._buckets):
+        for at, bound in enumerate((*self._buckets, float("inf"))):
             within = bisect_right(values, bound)
             self._counts[at] += within - below
+            if traces:
+                for value in reversed(values[below:within]):
+                    if (trace := traces.get(value)) is not None:
+                        self._exemplars[at] = (value, trace)
+                        break
             below = within
-        self._counts[-1] += len(values) - below
+        traces.clear()
 
     def _exemplar(self, at: int) -> str:
         found = self._exemplars.get(at)

@@ -64,11 +64,13 @@ def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]])
     assert buckets(at_once) == buckets(each)
 
 
-def test_exemplar_is_the_last_value_with_a_trace() -> None:
+def test_exemplar_is_the_largest_of_the_last_values_with_a_trace() -> None:
     distribution = Histogram(BUCKETS)
-    distribution.observe((0.5, 0.7, None), ((1, 10.0), (TRACE, 20.0004), (3, 25.0)))
-    distribution.observe((0.9,), None)
-    distribution.observe((0.9, 7.0), (None, (2, 30.0)))
+    distribution.observe((0.95, 0.5), ((4, 1.0), (5, 2.0)))
+    buckets(distribution)  # which counts them
+    distribution.observe((0.7, 0.5, None), ((TRACE, 20.0004), (1, 10.0), (3, 25.0)))
+    distribution.observe((0.7, 0.9), None)
+    distribution.observe((7.0,), ((2, 30.0),))
     found = {
         sample.labels["le"]: (
             sample.exemplar.labels["trace_id"],
