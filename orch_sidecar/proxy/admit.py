@@ -141,9 +141,12 @@ class Admit:
             record.generated_tokens = generated_tokens(record, response)
         tokens: int | None = None
         if response.status == 200 and response.outcome is OK:
-            counts = response.answer.counts
-            record.input_tokens, record.output_tokens = counts[0], counts[1]
-            record.cached_tokens, record.reasoning_tokens = counts[2], counts[3]
+            (
+                record.input_tokens,
+                record.output_tokens,
+                record.cached_tokens,
+                record.reasoning_tokens,
+            ) = response.answer.counts
             record.client_limited = response.client_limited
             if not response.client_limited:
                 if record.input_tokens is not None:
