@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
@@ -72,7 +72,7 @@ KeyCheck = Callable[[str, MultiMapping[str]], ApiKey | Refusal | None]
 class Stage(Protocol):
     """The next stage for requests that generate."""
 
-    async def handle(self, request: Request) -> Result: ...
+    def handle(self, request: Request) -> Awaitable[Result]: ...
 
 
 class Frontend:
@@ -152,7 +152,8 @@ class Frontend:
                 request = Request(http, endpoint, record, trace, names, key)
                 request.strip_keys = self._authorizer.keys is not None
                 self._in_flight.begin(name, request)
-                result = await self._serve(request, names)
+                served = self._serve(request, names)
+                result = served if isinstance(served, NotSent) else await served
                 if isinstance(result, Sent):
                     outcome = result.outcome
                     return SENT if result.keep_alive else SENT_CLOSE
@@ -230,34 +231,46 @@ class Frontend:
         if request.key_sequences:
             self._leave(request)
 
-    async def _serve(self, request: Request, names: Names) -> Result:
-        """Reads a request, checks its limits, and passes it on."""
-        http, endpoint, outline = request.http, request.endpoint, None
+    def _serve(self, request: Request, names: Names) -> Awaitable[Result] | NotSent:
+        """Reads a request, checks its limits, and passes it on: without a step in between, if its
+        body arrived with its head."""
+        endpoint = request.endpoint
         if names.has_options and (refusal := self._inadmissible(request)) is not None:
             return NotSent(refusal)
         if names.asks and (refusal := self._read_options(request)) is not None:
             return NotSent(refusal)
-        if endpoint.method == "POST":
-            body = self._bodies.at_once(request)
-            if body is None:
-                outline = Outline() if endpoint.admitted and not endpoint.form else None
-                body = await self._bodies.rest_of(request, outline)
-            body = request.cancelled or body
-            if isinstance(body, Refusal):
-                return NotSent(body)
-            request.body, body = body, None  # which a salt may replace: this waits with it
+        body = self._bodies.at_once(request) if endpoint.method == "POST" else b""
+        if isinstance(body, Refusal):
+            return NotSent(body)
+        if body is None or len(body) > LARGE_BYTES or endpoint.form or not endpoint.admitted:
+            return self._serve_slowly(request, body)
+        request.body = body
+        coalesce = self._pools.coalescing and not request.options.no_coalesce
+        wanted = endpoint.read(body, self._max_json_depth, self._pools.longest.ctx_max, coalesce)
+        if isinstance(wanted, Refusal):
+            return NotSent(wanted)
+        stage = self._stage_of(request, wanted)
+        return stage if isinstance(stage, NotSent) else stage.handle(request)
+
+    async def _serve_slowly(self, request: Request, body: bytes | Refusal | None) -> Result:
+        """The same, where the body is still to be read, or takes long to be understood."""
+        endpoint, outline = request.endpoint, None
+        if body is None:
+            outline = Outline() if endpoint.admitted and not endpoint.form else None
+            body = await self._bodies.rest_of(request, outline)
+        body = request.cancelled or body
+        if isinstance(body, Refusal):
+            return NotSent(body)
+        request.body, body = body, None  # which a salt may replace: this waits with it
         if not endpoint.admitted:
             return await self._serve_unadmitted(request)
+        ctx_max = self._pools.longest.ctx_max
         if endpoint.form:
-            content_type = http.headers.get(CONTENT_TYPE, "")
-            wanted = endpoint.read_form(request.body, content_type, self._pools.longest.ctx_max)
+            content_type = request.http.headers.get(CONTENT_TYPE, "")
+            wanted = endpoint.read_form(request.body, content_type, ctx_max)
         elif len(request.body) <= LARGE_BYTES:
-            wanted = endpoint.read(
-                request.body,
-                self._max_json_depth,
-                self._pools.longest.ctx_max,
-                self._pools.coalescing and not request.options.no_coalesce,
-            )
+            coalesce = self._pools.coalescing and not request.options.no_coalesce
+            wanted = endpoint.read(request.body, self._max_json_depth, ctx_max, coalesce)
         else:
             read_outline = partial(self._read_outline, endpoint)
             wanted = await self._bodies.outlined(request.body, read_outline, outline)
