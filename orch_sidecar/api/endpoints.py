@@ -323,6 +323,12 @@ def find(path: str) -> Endpoint | None:
 def why_not(path: str) -> str:
     """Returns the text for a path that is not served."""
     reason = NOT_SERVED.get(path.rstrip("/"))
+    if reason is None and path.endswith(("/drain", "/resume")) and match_resource(path):
+        reason = "operators have a listener of their own (admin_port)"
+    for meant in (f"/v1{path}".rstrip("/"), path.replace("/v1/v1/", "/v1/").rstrip("/")):
+        if reason is None and meant in ENDPOINTS:
+            reason = f"it is {meant}. The base URL of OpenAI's clients ends in /v1, that of "
+            reason += "Anthropic's before it"
     return f"there is no {path[:200]} here" + ("" if reason is None else f": {reason}")
 
 

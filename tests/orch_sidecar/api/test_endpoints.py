@@ -13,6 +13,7 @@ from orch_sidecar.api.endpoints import (
     Endpoint,
     ResourcePath,
     match_resource,
+    why_not,
 )
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
@@ -69,3 +70,21 @@ def test_resource_paths_contain_one_name(resource: ResourcePath) -> None:
     assert nested == ((resource, "a/b") if resource is ResourcePath.MODEL else None)
     # Without a name it is none of them; a slash at the end of a collection's path is ignored.
     assert match_resource(path("")) in (None, (path("").rstrip("/"), ""))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/chat/completions", "it is /v1/chat/completions. The base URL of OpenAI's clients ends"),
+        ("/models/", "it is /v1/models. "),
+        ("/v1/v1/messages", "it is /v1/messages. "),
+        ("/v1/pools/home/drain", "operators have a listener of their own"),
+        ("/sleep", "its operator calls it at the engine"),
+    ],
+)
+def test_path_that_is_not_served_says_what_was_meant_or_why(path: str, text: str) -> None:
+    assert f"there is no {path} here: {text}" in why_not(path)
+
+
+def test_path_that_is_like_none_is_not_explained() -> None:
+    assert why_not("/api/chat") == "there is no /api/chat here"
