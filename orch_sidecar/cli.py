@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +66,9 @@ _SHOWN: Final = {
     "profile": "NAME",
 }
 
+# A letter or a word of two letters more or less; the variables of engines are less like them.
+_ALIKE: Final = 0.88
+
 _SIDECAR_HELP: Final = """Runs the sidecar: admission and proxying in front of vLLM engines.
 
 Each setting is a flag, an environment variable ORCH_<NAME>, or a key of the YAML file given by
@@ -89,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             importlib.import_module(f"orch_sidecar.{module}").main(words[1:])
         if sys.stdout is not None:
             sys.stdout.flush()
+    except KeyboardInterrupt:  # while modules are imported: a sidecar that runs ends by itself
+        sys.exit(f"orch {command}: interrupted")
     except BrokenPipeError:  # `| head` has what it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
@@ -130,8 +136,11 @@ def _sidecar(arguments: list[str]) -> None:
     logging.basicConfig(
         level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logger = logging.getLogger("orch.sidecar")
+    for name, meant in misspelt(os.environ).items():
+        logger.warning("%s has no effect: did you mean %s?", name, meant)
     if not settings.model_fields_set & {"engine_url", "pools"}:
-        logging.getLogger("orch.sidecar").info(
+        logger.info(
             "no engine_url is given: waiting for an engine at %s, which `orch engine --profile %s "
             "MODEL` starts; `orch up` starts both",
             settings.engine_url,
@@ -146,7 +155,8 @@ def _sidecar(arguments: list[str]) -> None:
     except ProfileError:
         raise
     except (OSError, ValueError) as error:
-        sys.exit(f"orch sidecar: {error}")
+        number = f"[Errno {error.errno}] " if isinstance(error, OSError) else ""
+        sys.exit(f"orch sidecar: {str(error).removeprefix(number)}")
     sys.exit(code)
 
 
@@ -176,6 +186,15 @@ def read_settings(arguments: list[str]) -> SidecarSettings:
         variable = f"ORCH_{found[1].upper()}"
         rule = 'must be a list in JSON, such as ["10.0.0.7"]'
         raise InvalidSettings(f"{variable}: {os.environ.get(variable)!r}: {rule}") from error
+
+
+def misspelt(environ: Iterable[str]) -> dict[str, str]:
+    """Returns variables that are like one of a setting and none, with that one: who mistypes that
+    of the key file would serve everybody. Others beginning like them may be anything's."""
+    known = {f"ORCH_{name.upper()}" for name in SidecarSettings.model_fields}
+    others = {name for name in environ if name.startswith("ORCH_")} - known
+    like = {name: difflib.get_close_matches(name, known, 1, _ALIKE) for name in sorted(others)}
+    return {name: found[0] for name, found in like.items() if found}
 
 
 def _source(settings: type[SidecarSettings]) -> CliSettingsSource[Any]:

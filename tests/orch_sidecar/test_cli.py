@@ -47,6 +47,23 @@ def test_help_lists_the_setting_with_default_and_unit(
             assert unit in entry
 
 
+def test_variable_that_is_almost_one_of_a_setting_is_named() -> None:
+    wrong = ("ORCH_API_KEY_FILE", "ORCH_QUEUE_TIMEOUT", "ORCH_POOL", "ORCH_BATCH", "ORCH_ENGINEURL")
+    meant = ("API_KEYS_FILE", "QUEUE_TIMEOUT_S", "POOLS", "BATCHES", "ENGINE_URL")
+    found = cli.misspelt([*wrong, "ORCH_PORT", "ORCH_CONFIG", "ORCH_EVIDENCE_KEY", "ORCH_WARM_UP"])
+    assert found == {name: f"ORCH_{right}" for name, right in zip(wrong, meant, strict=True)}
+
+
+def test_ctrl_c_before_the_sidecar_runs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_sidecar", interrupted)
+    with pytest.raises(SystemExit) as exited:
+        cli.main(["sidecar"])
+    assert exited.value.code == "orch sidecar: interrupted"
+
+
 def test_help_names_no_type_of_python(help_entries: dict[str, str]) -> None:
     shown = {entry.split()[1] for flag, entry in help_entries.items() if flag != "-h,"}
     assert {"KEY", "SECONDS", "JSON", "true|false", "keys|open", "N"} <= shown
