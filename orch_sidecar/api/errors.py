@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -237,8 +238,13 @@ def error_text(error: BaseException) -> str:
     """Returns an error as text, without the request that it may belong to.
 
     That of an HTTP client contains the request: a URL with a lease or an instance, and the engine's
-    key in a header.
+    key in a header. Of a failed connection it is the cause alone: the address has its place in the
+    texts around it.
     """
+    if isinstance(error, OSError) and error.errno:
+        # Below 0: of the name service, with a text of its own.
+        text = os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+        return text[:1].lower() + text[1:]
     if hasattr(error, "request_info"):
         status, message = getattr(error, "status", None), getattr(error, "message", "")
         return f"{type(error).__name__}(status={status}, message={message!r})"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from aiohttp import web
 
+from orch_sidecar.api.errors import error_text
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_connection import ClientConnection, Handler
 from orch_sidecar.wire.client_connections import ClientConnections
@@ -24,6 +26,16 @@ _ABOVE_PORT: Final = 1000
 _LAST_PORT: Final = 65_535
 # They are not counted among the connections of clients.
 _MAX_CONNECTIONS: Final = 64
+
+
+@contextmanager
+def explained(who: str, host: str, port: int, settings: str) -> Iterator[None]:
+    """Adds to the OSError of a listener where it is, for whom, and which settings say so."""
+    try:
+        yield
+    except OSError as error:
+        text = f"cannot listen for {who} on {host}:{port} ({settings}): {error_text(error)}"
+        raise OSError(error.errno, text) from error
 
 
 class AdminListener:
@@ -66,7 +78,7 @@ class AdminListener:
 
     async def _listen(self, host: str, port: int) -> int:
         loop = asyncio.get_running_loop()
-        try:
+        with explained("operators", host, port, "admin_host, admin_port"):
             self._listener = await loop.create_server(
                 lambda: ClientConnection(
                     self._server,
@@ -78,11 +90,5 @@ class AdminListener:
                 host,
                 port,
             )
-        except OSError as error:
-            text = (
-                f"cannot listen for operators on {host}:{port} (admin_host, admin_port): "
-                f"{error.strerror or error}"
-            )
-            raise OSError(error.errno, text) from error
         bound: int = self._listener.sockets[0].getsockname()[1]
         return bound

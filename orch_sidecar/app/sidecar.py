@@ -18,7 +18,7 @@ from orch_sidecar.admission.refusals import shutting_down
 from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.headers import AUTHORIZATION, SERVER, X_MEASUREMENT_TYPE
 from orch_sidecar.app import pipeline
-from orch_sidecar.app.listeners import AdminListener
+from orch_sidecar.app.listeners import AdminListener, explained
 from orch_sidecar.app.reloader import Reloader
 from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback
 from orch_sidecar.auth.authorizer import Authorizer
@@ -200,22 +200,23 @@ class Sidecar:
         """
         settings, loop = self.settings, asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(
-                lambda: ClientConnection(
-                    self._server,
-                    headers=self._headers,
-                    connections=self.connections,
-                    loop=loop,
-                    access_log=None,
-                    auto_decompress=False,
-                    keepalive_timeout=KEEP_ALIVE_S,
-                    max_line_size=self.settings.max_header_bytes,
-                    max_field_size=self.settings.max_header_bytes,
-                ),
-                settings.host,
-                settings.port,
-                backlog=1024,
-            )
+            with explained("clients", settings.host, settings.port, "host, port"):
+                self._listener = await loop.create_server(
+                    lambda: ClientConnection(
+                        self._server,
+                        headers=self._headers,
+                        connections=self.connections,
+                        loop=loop,
+                        access_log=None,
+                        auto_decompress=False,
+                        keepalive_timeout=KEEP_ALIVE_S,
+                        max_line_size=self.settings.max_header_bytes,
+                        max_field_size=self.settings.max_header_bytes,
+                    ),
+                    settings.host,
+                    settings.port,
+                    backlog=1024,
+                )
             self.admin_port = await self.admin.start()
         except OSError:  # `stop` cannot run yet: no tasks
             if self._listener is not None:

@@ -159,7 +159,7 @@ class EngineWatcher:
                 return await self._stream(limit)
         except aiohttp.ClientConnectorError as error:
             known = self.document is not None
-            return states.unreachable(self._engine, str(error), known=known)
+            return states.unreachable(self._engine, error_text(error), known=known)
         except InvalidReport as error:
             return states.stale(f"the report of {self._engine} is invalid: {error}")
         # No error of one attempt may end the watching.

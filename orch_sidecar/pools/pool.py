@@ -18,6 +18,7 @@ from orch_sidecar.admission import refusals
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.api.errors import error_text
 from orch_sidecar.api.headers import (
     AUTHORIZATION,
     HOST,
@@ -168,7 +169,7 @@ class Pool:
         now = self.connections.loop.time()
         if now >= self._unreachable_log_at:
             self._unreachable_log_at = now + _LOG_EVERY_S
-            cause = str(error) or type(error).__name__  # a timeout has no text
+            cause = error_text(error)
             logger.warning("pool %s: no connection to %s: %s", self.name, self.url, cause)
         text = "no connection to the engine could be opened"
         return self.admission.away(now) or Refusal(Reason.ENGINE_DOWN, text)

@@ -42,7 +42,8 @@ def run_command(name: str, work: Callable[[], int]) -> None:
     except Unavailable as error:
         why, code = str(error), 1
     except (OSError, ValueError, ArithmeticError) as error:
-        why, code = str(error), 2
+        named = isinstance(error, OSError) and error.filename
+        why, code = f"{error.filename}: {error.strerror}" if named else str(error), 2
     else:
         why = ""
     if why:

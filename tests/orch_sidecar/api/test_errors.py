@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import Any
+import socket
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -241,6 +244,17 @@ def test_error_is_shown_without_the_request_that_it_belongs_to() -> None:
     request = aiohttp.RequestInfo(url, "DELETE", headers, url)
     error = aiohttp.ContentTypeError(request, (), status=502, message="no JSON")
     assert errors.error_text(error) == "ContentTypeError(status=502, message='no JSON')"
+
+
+def test_failed_connections_are_their_cause_alone() -> None:
+    """The addresses, which aiohttp repeats in them, are in the texts around."""
+    key = SimpleNamespace(host="engine", port=80, ssl=True, is_ssl=False)
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('::1', 80, 0, 0)")
+    error = aiohttp.ClientConnectorError(cast(Any, key), refused)
+    assert errors.error_text(error) == "connection refused"
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    error = aiohttp.ClientConnectorDNSError(cast(Any, key), unknown)
+    assert errors.error_text(error) == "name or service not known"
 
 
 def test_other_errors_are_shown_as_they_are() -> None:

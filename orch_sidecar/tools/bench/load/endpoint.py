@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from orch_sidecar.api.errors import error_text
 from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.call import shown
 
@@ -113,7 +114,7 @@ class Endpoint:
             late = f"no response within {_TIMEOUT_S:g} s"
             raise EndpointError(f"{method} {self.url}{path}: {late}") from error
         except (aiohttp.ClientError, ValueError) as error:
-            cause = str(error) or type(error).__name__
+            cause = error_text(error) if isinstance(error, OSError) else str(error)
             raise EndpointError(f"{method} {self.url}{path}: {cause}") from error
 
     async def model(self) -> str:
