@@ -20,6 +20,8 @@ _TIMEOUT_S: Final = 5.0
 # An engine that is being stopped and has not reported for that long finishes no requests, and
 # waiting for it only delays the start of the next one. A live engine reports every second.
 _SILENT_S: Final = 10.0
+# Without the proxies of the environment, which would be asked for 127.0.0.1, too.
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 _HELP: Final = """Drains the pools of a sidecar: they refuse new requests, and finish those that
 are running or queued. Exits with 0 when all of them have ended; with 1 if some remain after
@@ -146,7 +148,7 @@ def _ask(url: str, method: str = "GET") -> dict[str, Any]:
     """Returns the JSON object of the response; a health page may have the status 503."""
     try:
         request = urllib.request.Request(url, method=method)  # noqa: S310 (an operator's URL)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
+        with _DIRECT.open(request, timeout=_TIMEOUT_S) as response:
             document = json.load(response)
     except urllib.error.HTTPError as refused:
         with refused:

@@ -52,6 +52,15 @@ async def test_command_returns_when_no_request_is_left(sidecar: Running, held: H
     assert (await client.response()).status == 200
 
 
+async def test_command_asks_no_proxy_of_the_environment(
+    sidecar: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may have http_proxy; its hook would drain nothing."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    command = await drain(*admin_of(sidecar), "--within", "30")
+    assert await command.ended() == (0, "")
+
+
 async def test_remaining_requests_after_the_limit_are_listed(sidecar: Running, held: Held) -> None:
     await started(sidecar, n=3)
     await eventually(lambda: held.waiting)

@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from orch_sidecar.observability.otlp.encoder import ENGINE_SPAN, WAIT_SPAN
-from orch_sidecar.tools.local.stack import Stack, get_json
+from orch_sidecar.tools.local.stack import DIRECT, Stack, get_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def ask(url: str, model: str, max_tokens: int) -> Answer:
             "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
         },
     )
-    with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310 (our URL)
+    with DIRECT.open(request, timeout=120) as response:
         document = json.load(response)
     text, tokens = document["choices"][0]["message"]["content"], document["usage"]
     return Answer(text, tokens["completion_tokens"], trace_id)

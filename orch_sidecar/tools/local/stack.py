@@ -140,6 +140,9 @@ SIDECAR_STOPS_WITHIN_S: Final = 90.0
 # in other sessions, stall for 50 to 600 ms at times; not from niceness 3 on (Linux 6.18).
 ENGINE_NICENESS: Final = 5
 _POLL_S: Final = 0.2
+# Opens URLs of this machine, without the proxies of the environment: those would be asked, too,
+# where http_proxy is set and no_proxy is not.
+DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class StackError(Exception):
@@ -192,7 +195,7 @@ def _admin_port(port: int) -> int:
 def get_json(url: str, timeout_s: float = 2.0) -> tuple[int, dict[str, Any]]:
     """Returns status and JSON body of a GET. Raises OSError without a response, or ValueError."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 (our URL)
+        with DIRECT.open(url, timeout=timeout_s) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,24 @@ def test_engine_that_ends_while_it_starts_is_an_error_with_what_it_said(tmp_path
     said = r"the child exited with code 3; the end of .*\n(.*\n)*  \| that is no model"
     with running(tmp_path, ends) as stack.engine, pytest.raises(StackError, match=said):
         stack.wait_ready(HANG_S, lambda waited, why: None)
+
+
+def test_proxies_of_the_environment_are_not_asked_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where http_proxy is set, the stack would never be ready."""
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(b'{"state": "starting"}')
+
+        def log_message(self, *words: object) -> None:
+            """Prints nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Ready) as server:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        answer = processes.get_json(f"http://127.0.0.1:{server.server_port}/readyz", HANG_S)
+    assert answer == (503, {"state": "starting"})
