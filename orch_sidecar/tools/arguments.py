@@ -42,8 +42,9 @@ def run_command(name: str, work: Callable[[], int]) -> None:
     except Unavailable as error:
         why, code = str(error), 1
     except (OSError, ValueError, ArithmeticError) as error:
-        named = isinstance(error, OSError) and error.filename
-        why, code = f"{error.filename}: {error.strerror}" if named else str(error), 2
+        why, code = str(error), 2
+        if isinstance(error, OSError) and error.filename:
+            why = f"{error.filename}: {error.strerror}"
     else:
         why = ""
     if why:
