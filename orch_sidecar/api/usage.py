@@ -35,11 +35,10 @@ _CACHE_READ: Final = re.compile(rb'"(?:cached|cache_read_input)_tokens":\s*([0-9
 _REASONING: Final = re.compile(rb'"reasoning_tokens":\s*([0-9]{1,12})')
 # Anthropic's API counts these apart from the input, vLLM as it does; OpenAI's as a part of it.
 _APART: Final = re.compile(rb'"cache_(?:read|creation)_input_tokens":\s*([0-9]{1,12})')
-# Both counts of an object without others, in the order in which vLLM and Anthropic report them.
+# Both counts of an object without others, as vLLM writes it: in this order, and without spaces.
 _TOKEN_COUNTS: Final = re.compile(
-    rb'"usage":\s*\{\s*"(?:prompt|input)_tokens":\s*([0-9]{1,12}),'
-    rb'(?:\s*"total_tokens":\s*[0-9]{1,12},)?'
-    rb'\s*"(?:completion|output)_tokens":\s*([0-9]{1,12})(?:,\s*"\w+":\s*null)*+\s*\}'
+    rb'\{"(?:prompt|input)_tokens":(\d{1,12}),(?:"total_tokens":\d{1,12},)?'
+    rb'"(?:completion|output)_tokens":(\d{1,12})(?:,"\w+":null)*+\}'
 )
 # Of candidates: a client's JSON, echoed in an answer, may contain many similar names.
 _MAX_CANDIDATES: Final = 8
@@ -77,7 +76,7 @@ def read(text: bytes) -> Counts:
     if at < 0:
         return _NO_COUNTS
     # At 0 this is the last byte of the text, which is no backslash in an answer that is whole.
-    if text[at - 1] != _BACKSLASH and (both := _TOKEN_COUNTS.match(text, at)) is not None:
+    if text[at - 1] != _BACKSLASH and (both := _TOKEN_COUNTS.match(text, at + len(_USAGE))):
         return int(both[1]), int(both[2]), None, None
     input_tokens, output_tokens, cached, reasoning = _NO_COUNTS
     at = len(text)
