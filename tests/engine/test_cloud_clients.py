@@ -79,7 +79,7 @@ def test_tools_pass_both_ways_as_the_engine_takes_and_gives_them(cloud: Stack) -
                 ],
                 tool_choice={"type": "function", "function": {"name": "weather"}},
             )
-        message = done.choices[0].message.model_dump()
+        message: dict[str, Any] = done.choices[0].message.model_dump()
         for call in message["tool_calls"] or []:
             call.pop("id")  # made anew for each answer
         return message | {"finish_reason": done.choices[0].finish_reason}

@@ -45,7 +45,8 @@ class Batches:
 
     async def upload(self, content: bytes) -> str:
         file = await self.client.files.create(file=("in.jsonl", content), purpose="batch")
-        return file.id
+        name: str = file.id
+        return name
 
     async def create(self, content: bytes, endpoint: Any = CHAT, window: Any = WINDOW) -> Batch:
         return await self.client.batches.create(

@@ -54,7 +54,7 @@ async def test_batch_is_completed_and_each_row_is_in_its_output(batches: Batches
     batch = await batches.until(batch)
     assert (batch.status, counts(batch)) == ("completed", (30, 30, 0))
     moments = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
-    assert moments == sorted(moments)  # type: ignore[type-var]
+    assert moments == sorted(moments)
     assert batch.error_file_id is None
     output = await batches.output(batch)
     assert [each["custom_id"] for each in output] == ids(30)
@@ -87,7 +87,7 @@ async def test_metadata_and_lists_of_batches(batches: Batches) -> None:
         (
             await batches.client.batches.create(
                 input_file_id=file,
-                endpoint=CHAT,  # type: ignore[arg-type]
+                endpoint=CHAT,
                 completion_window="24h",
                 metadata={"number": str(number)},
             )

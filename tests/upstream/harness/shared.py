@@ -33,7 +33,7 @@ def _snapshot(self: Any, repo_id: str, **options: Any) -> str:
     return os.environ["ORCH_UPSTREAM_ADAPTER"]  # what these tests take whole
 
 
-huggingface_hub.HfApi.snapshot_download = _snapshot  # type: ignore[assignment, method-assign]
+huggingface_hub.HfApi.snapshot_download = _snapshot
 _get_tokenizer = vllm.tokenizers.get_tokenizer
 
 
