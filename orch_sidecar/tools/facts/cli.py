@@ -1,7 +1,7 @@
 """`orch facts`: the composition of its commands.
 
 Each module of `commands` has a function `add_commands`, which defines the arguments of its commands
-and, for each, a function `run` that returns the exit code.
+and, for each, what does its work and returns the exit code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from typing import Final
 
 from orch_sidecar.tools.arguments import TextParser
 from orch_sidecar.tools.facts.commands import compare, cost, imports, tables, traces, verify
-from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output, print_error
+from orch_sidecar.tools.facts.commands.terminal import (
+    Refused,
+    escape_unencodable_output,
+    print_error,
+)
 from orch_sidecar.tools.facts.tables.files import Conflict
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
@@ -41,6 +45,9 @@ def main(arguments: list[str]) -> None:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print_error(f"orch facts: {what}")
         sys.exit(2)
+    except Refused as error:
+        print_error(error)
+        sys.exit(1)
     except (UnreadableFile, Conflict) as error:
         print_error(f"orch facts: {error}")
         sys.exit(1 if isinstance(error, Conflict) else 2)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.commands.terminal import (
+    Commands,
+    Refused,
     add_command,
-    print_error,
     print_json,
     sound_rows,
 )
@@ -17,9 +18,6 @@ from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
 from orch_sidecar.tools.facts.comparison.compare import compare
 from orch_sidecar.tools.facts.comparison.report import as_document, as_page, charts_of, title_of
 from orch_sidecar.tools.facts.tables.files import read, write
-
-if TYPE_CHECKING:
-    from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _DESCRIPTION: Final = """Compares facts by their batch.
 
@@ -50,15 +48,14 @@ _EPILOG: Final = """examples:
 def add_commands(commands: Commands) -> None:
     """Adds `compare`."""
     summary = "compare throughput by batch: speed-up and efficiency"
-    parser = add_command(commands, "compare", summary, _DESCRIPTION, _EPILOG)
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="tables of facts")
+    add = add_command(
+        commands, "compare", _compare, summary, _DESCRIPTION, _EPILOG, files="tables of facts"
+    ).add_argument
     plot_help = "plot tokens/s, TTFT and speed-up to this file (.png or .svg)"
     add("--plot", type=Path, metavar="FILE", help=plot_help)
     add("--report", type=Path, metavar="HTML", help="write a page with the tables and pictures")
     add("--json", action="store_true", help="print the comparison as JSON")
     add("--trusted", type=Path, metavar="KEYS", help="the keys by which evidence is verified")
-    parser.set_defaults(run=_compare)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -69,8 +66,6 @@ def _compare(options: argparse.Namespace) -> int:
             options.usage.error(f"--plot, --report: {error}")
     tables = [read(path) for path in options.files]
     rows = sound_rows(tables, "files with faults are not compared: fix them")
-    if rows is None:
-        return 1
     found = compare(rows, verifier_of(tables, read_trusted(options.trusted)))
     page = as_page(found)
     if options.json:
@@ -78,8 +73,7 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         print(page.plain)
     if not found.sets:
-        print_error("orch facts compare: the files have no row that can be compared")
-        return 1
+        raise Refused("orch facts compare: the files have no row that can be compared")
     if options.plot is not None:
         picture = drawn(options.plot.suffix, title_of(found), charts_of(found))
         write(options.plot, picture)

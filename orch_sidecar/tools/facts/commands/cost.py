@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orch_sidecar.tools.arguments import positive, share
 from orch_sidecar.tools.facts.commands.terminal import (
+    Commands,
+    Refused,
     add_command,
-    print_error,
     print_json,
     sound_rows,
 )
 from orch_sidecar.tools.facts.commands.verify import beside
-from orch_sidecar.tools.facts.cost.cost import MixedLabels, Prices, priced, total_of
+from orch_sidecar.tools.facts.cost.cost import Prices, priced, total_of
 from orch_sidecar.tools.facts.cost.report import as_document, as_page
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import Label
-
-if TYPE_CHECKING:
-    from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _KWH: Final = "/kwh"
 
@@ -50,9 +47,9 @@ _EPILOG: Final = """examples:
 def add_commands(commands: Commands) -> None:
     """Adds `cost`."""
     summary = "price rows: what a million tokens cost, by label"
-    parser = add_command(commands, "cost", summary, _DESCRIPTION, _EPILOG)
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="tables of facts")
+    add = add_command(
+        commands, "cost", _cost, summary, _DESCRIPTION, _EPILOG, files="tables of facts"
+    ).add_argument
     per_hour = "price of an accelerator's hour: rent, or purchase over the hours of its life"
     add("--per-hour", type=positive, required=True, metavar="PRICE", help=per_hour)
     kwh_help = "if the hour does not include it, such as 0.30/kWh"
@@ -65,7 +62,6 @@ def add_commands(commands: Commands) -> None:
         type=Label, help="price rows with this label only")  # fmt: skip
     add("--total", action="store_true", help="price all rows as one figure; refuses several labels")
     add("--json", action="store_true", help="print the costs as JSON")
-    parser.set_defaults(run=_cost)
 
 
 def _per_kwh(text: str) -> float:
@@ -88,21 +84,17 @@ def _cost(options: argparse.Namespace) -> int:
         options.usage.error(str(error))
     tables = [read(path) for path in options.files]
     rows = sound_rows(tables, "files with faults are not priced: fix them")
-    if rows is None:
-        return 1
     if options.label is not None:
         rows = [each for each in rows if each.row.measurement_type is options.label]
     costs, without = priced(rows, prices, beside(*options.files))
     try:
         total = total_of(costs, prices.used) if options.total else None
-    except (MixedLabels, ValueError) as error:
-        print_error(f"orch facts cost: {error}")
-        return 1
+    except ValueError as error:
+        raise Refused(f"orch facts cost: {error}") from None
     if options.json:
         print_json(as_document(costs, without, prices, total))
     else:
         print(as_page(costs, without, prices, total).plain)
     if not costs:
-        print_error("orch facts cost: the files have no row that can be priced")
-        return 1
+        raise Refused("orch facts cost: the files have no row that can be priced")
     return 0

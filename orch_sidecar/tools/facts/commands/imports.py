@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from orch_sidecar.tools.facts.commands.terminal import (
+    Commands,
     add_command,
     add_output_options,
     add_row_options,
@@ -42,9 +43,6 @@ from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-
-if TYPE_CHECKING:
-    from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _PROOF: Final = """
 A file proves nothing about the engine. Save GET /v1/capabilities before the first request and
@@ -132,26 +130,24 @@ def add_commands(commands: Commands) -> None:
     for tool in _TOOLS:
         _add(commands, tool)
     summary = "make the row of a batch that had an offline engine for itself"
-    parser = add_command(commands, "from-batch", summary, _FROM_BATCH)
+    parser = add_command(commands, "from-batch", _run_batch, summary, _FROM_BATCH)
     add = parser.add_argument
     add("batch", metavar="ID", help="the batch")
     add("--url", type=http_url, default="http://127.0.0.1:8080", help="default: %(default)s")
     add_output_options(parser, "id of the model, served or loaded (default: the answers' own)")
     _add_states(parser, required=True)
-    parser.set_defaults(run=_run_batch)
 
 
 def _add(commands: Commands, tool: _Tool) -> None:
     command, summary = f"from-{tool.command}", f"make rows from files of {tool.name}"
     description = f"Makes rows from {tool.files}\n{_PROOF}"
-    parser = add_command(commands, command, summary, description, _EPILOG.format(command=command))
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help=f"files of {tool.name}")
+    epilog, files = _EPILOG.format(command=command), f"files of {tool.name}"
+    run = partial(_run, tool.read)
+    parser = add_command(commands, command, run, summary, description, epilog, files=files)
     id_help = "id of the model: one that the engine serves or has loaded, if its state is given"
     id_help += " (default: the name in the file)"
     add_row_options(parser, "the engine, without its state", id_help)
     _add_states(parser)
-    parser.set_defaults(run=lambda options: _run(options, tool.read))
 
 
 def _add_states(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -162,7 +158,7 @@ def _add_states(parser: argparse.ArgumentParser, *, required: bool = False) -> N
     proof.add_argument("--pool", help="the measured pool, if there are several")
 
 
-def _run(options: argparse.Namespace, read: Read) -> int:
+def _run(read: Read, options: argparse.Namespace) -> int:
     runs = [run for path in options.files for run in _runs(path, read)]
     known = _known(options, len(runs))
     made: list[tuple[str, Row | Rejection]] = []

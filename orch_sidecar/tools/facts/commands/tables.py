@@ -6,9 +6,15 @@ import argparse
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from orch_sidecar.tools.facts.commands.terminal import add_command, counted, print_error, sound_rows
+from orch_sidecar.tools.facts.commands.terminal import (
+    Commands,
+    Refused,
+    add_command,
+    counted,
+    sound_rows,
+)
 from orch_sidecar.tools.facts.commands.verify import beside
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
 from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
@@ -18,9 +24,6 @@ from orch_sidecar.tools.facts.tables.notes import ENGINE
 from orch_sidecar.tools.facts.tables.publish import csvw_of, data_package_of, named_evidence
 from orch_sidecar.tools.facts.tables.row import MEASUREMENT, Label
 from orch_sidecar.tools.facts.tables.table import Table
-
-if TYPE_CHECKING:
-    from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _CHECK: Final = """Checks tables of facts: the header, the number of fields of each row, each field,
 the fields and notes of a row that must agree, and rows of one run or measurement.
@@ -55,30 +58,21 @@ The table must be without faults, and its evidence beside it."""
 
 def add_commands(commands: Commands) -> None:
     """Adds `check`, `merge` and `publish`."""
-    parser = add_command(
-        commands, "check", "report the faults of tables by line and column", _CHECK, _CHECK_EPILOG
-    )
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="tables of facts")
+    files, summary = "tables of facts", "report the faults of tables by line and column"
+    add = add_command(
+        commands, "check", _check, summary, _CHECK, _CHECK_EPILOG, files=files
+    ).add_argument
     add("--confirmed", action="store_true", help="report rows that are to_be_confirmed, too")
     add("--migrate-legacy", action="store_true", help="migrate the rows of an older file first")
     add("--output", type=Path, metavar="FILE", help="write the migrated table here")
-    parser.set_defaults(run=_check)
 
-    parser = add_command(commands, "merge", "merge several tables into one", _MERGE)
-    add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="tables of facts")
+    summary = "merge several tables into one"
+    add = add_command(commands, "merge", _merge, summary, _MERGE, files=files).add_argument
     add("-o", "--output", type=Path, metavar="OUT", required=True, help="the file to write")
-    parser.set_defaults(run=_merge)
 
-    parser = add_command(
-        commands,
-        "publish",
-        "describe a table by W3C's CSVW, and as a package of Frictionless Data",
-        _PUBLISH,
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a table of facts")
-    parser.set_defaults(run=_publish)
+    summary = "describe a table by W3C's CSVW, and as a package of Frictionless Data"
+    add = add_command(commands, "publish", _publish, summary, _PUBLISH).add_argument
+    add("file", type=Path, metavar="FILE", help="a table of facts")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -122,14 +116,11 @@ def _merge(options: argparse.Namespace) -> int:
 def _publish(options: argparse.Namespace) -> int:
     path: Path = options.file
     rows = sound_rows([read(path)], f"{path} has faults and is not published")
-    if rows is None:
-        return 1
     read_evidence = beside(path)
     digests = named_evidence(located.row for located in rows)
     evidence = {f"{each}{SUFFIX}": read_evidence(each) for each in digests}
     if missing := [name for name, content in evidence.items() if content is None]:
-        print_error(f"{path} is not published: its evidence {missing[0]} is not beside it")
-        return 1
+        raise Refused(f"{path} is not published: its evidence {missing[0]} is not beside it")
     found = {name: content for name, content in evidence.items() if content is not None}
     documents = {
         f"{path.name}-metadata.json": csvw_of(path.name),

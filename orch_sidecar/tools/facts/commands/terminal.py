@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from orch_sidecar.tools.arguments import count_or_zero
@@ -17,8 +17,11 @@ from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
 from orch_sidecar.tools.facts.tables.table import Table, record_text, row_fields
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class Refused(Exception):
+    """What a command does not do, and why, as it is printed; its exit code is then 1."""
 
 
 def escape_unencodable_output() -> None:
@@ -32,11 +35,23 @@ def escape_unencodable_output() -> None:
 
 
 def add_command(
-    commands: Commands, name: str, summary: str, description: str, epilog: str | None = None
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str,
+    epilog: str | None = None,
+    *,
+    files: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Adds a command, whose options name its parser as `usage`."""
+    """Adds a command, whose options name its parser as `usage`.
+
+    `run`: does its work and returns the exit code. `files`: what it reads, if it reads files.
+    """
     parser = commands.add_parser(name, help=summary, description=description, epilog=epilog)
-    parser.set_defaults(usage=parser)
+    parser.set_defaults(usage=parser, run=run)
+    if files is not None:
+        parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files)
     return parser
 
 
@@ -94,14 +109,10 @@ def write_rows(
         print("".join(record_text(each, "\n") for each in records), end="")
 
 
-def sound_rows(tables: Sequence[Table], why: str) -> list[LocatedRow] | None:
-    """Returns all rows; None where a table has a fault, which is printed beside the results.
-
-    `why`: what is not done with such a table.
-    """
+def sound_rows(tables: Sequence[Table], why: str) -> list[LocatedRow]:
+    """Returns all rows. Raises Refused where a table has a fault; `why`: what is not done then."""
     if faults := [fault for table in tables for fault in check(table)]:
-        print_error("\n".join([*map(str, faults), why]))
-        return None
+        raise Refused("\n".join([*map(str, faults), why]))
     return [located for table in tables for located in valid_rows(table)]
 
 

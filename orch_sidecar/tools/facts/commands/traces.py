@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from orch_sidecar.tools.arguments import count, number
 from orch_sidecar.tools.facts.commands.terminal import (
+    Commands,
     add_command,
     add_row_options,
     counted,
@@ -39,9 +39,6 @@ from orch_sidecar.tools.facts.traces.scenarios import (
 )
 from orch_sidecar.tools.facts.traces.span import Span
 from orch_sidecar.tools.terminal import Progress
-
-if TYPE_CHECKING:
-    from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _SCENARIO: Final = f"""A scenario is a set of requests with the same labels (measurement type,
 model, pool, profile, engine and its conditions, precision, GPU), the same id and the same run
@@ -78,7 +75,8 @@ _AGO: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
 def add_commands(commands: Commands) -> None:
     """Adds `from-jaeger` and `from-otlp`."""
     summary = "make rows from traces in Jaeger"
-    parser = add_command(commands, "from-jaeger", summary, _FROM_JAEGER, _FROM_JAEGER_EPILOG)
+    texts = summary, _FROM_JAEGER, _FROM_JAEGER_EPILOG
+    parser = add_command(commands, "from-jaeger", _from_jaeger, *texts)
     add = parser.add_argument
     add(
         "--url",
@@ -95,13 +93,9 @@ def add_commands(commands: Commands) -> None:
     limit_help = "largest number of traces that a search may return (default: 500)"
     add("--limit", type=partial(count, least=2), default=500, help=limit_help)
     _add_common(parser)
-    parser.set_defaults(run=_from_jaeger)
 
-    summary = "make rows from files of traces"
-    parser = add_command(commands, "from-otlp", summary, _FROM_OTLP, _FROM_OTLP_EPILOG)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files of traces")
-    _add_common(parser)
-    parser.set_defaults(run=_from_otlp)
+    texts = "make rows from files of traces", _FROM_OTLP, _FROM_OTLP_EPILOG
+    _add_common(add_command(commands, "from-otlp", _from_otlp, *texts, files="files of traces"))
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

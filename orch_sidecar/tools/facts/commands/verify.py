@@ -9,12 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from orch_sidecar.tools.facts.commands.terminal import (
+    Commands,
+    Refused,
     add_command,
     counted,
-    print_error,
     print_json,
 )
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
@@ -37,9 +38,6 @@ from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import GIVEN
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
-
-if TYPE_CHECKING:
-    from orch_sidecar.tools.facts.commands.terminal import Commands
 
 _DESCRIPTION: Final = """Verifies the evidence of facts, offline: signatures, the certificate of the
 engine's key by a trusted key, both hash chains, and that the row follows from them.
@@ -70,13 +68,12 @@ exit code: 0 only if every row is verified"""
 def add_commands(commands: Commands) -> None:
     """Adds `verify`."""
     summary = "verify the signed evidence of rows"
-    parser = add_command(commands, "verify", summary, _DESCRIPTION, _EPILOG)
-    add = parser.add_argument
-    files_help = "tables of facts, or the evidence of single rows"
-    add("files", nargs="+", type=Path, metavar="FILE", help=files_help)
+    files = "tables of facts, or the evidence of single rows"
+    add = add_command(
+        commands, "verify", _verify, summary, _DESCRIPTION, _EPILOG, files=files
+    ).add_argument
     add("--trusted", type=Path, metavar="KEYS", help="YAML with the public keys of operators")
     add("--json", action="store_true", help="print the verdicts as JSON")
-    parser.set_defaults(run=_verify)
 
 
 def read_trusted(path: Path | None) -> TrustedKeys:
@@ -119,8 +116,7 @@ def _verify(options: argparse.Namespace) -> int:
     tables = [read(path) for path in options.files if path.suffix != SUFFIX]
     headers = [fault for table in tables if (fault := header_fault(table)) is not None]
     if headers:
-        print_error("\n".join(map(str, headers)))
-        return 1
+        raise Refused("\n".join(map(str, headers)))
     verdicts = verdicts_of(tables, trusted)
     for path in options.files:
         if path.suffix == SUFFIX:

