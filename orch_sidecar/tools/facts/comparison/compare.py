@@ -31,8 +31,7 @@ from orch_sidecar.tools.facts.comparison.conditions import (
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, identity
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, EVIDENCE
-from orch_sidecar.tools.facts.tables.row import Label, parse_notes, run_of
-from orch_sidecar.tools.facts.tables.rules import time_note
+from orch_sidecar.tools.facts.tables.row import Label, parse_notes, run_of, time_note
 
 # Whether the evidence that a row names was verified, and is evidence of this row.
 Verifier = Callable[[LocatedRow], bool]
@@ -115,7 +114,7 @@ class Separation:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedRow:
-    """A row that is not compared, and why."""
+    """A row that is not compared, or has no price, and why."""
 
     place: str
     why: str

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orch_sidecar.tools.facts.comparison.compare import ExcludedRow
 from orch_sidecar.tools.facts.comparison.conditions import number_note, remarks_of
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.signing.verdict import verify_row
@@ -100,14 +101,6 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpriced:
-    """A row that has no price, and what it lacks."""
-
-    place: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Total:
     """One figure of several rows with one label: their hours together over their tokens."""
 
@@ -119,15 +112,15 @@ class Total:
 
 def priced(
     rows: Sequence[LocatedRow], prices: Prices, evidence: ReadEvidence
-) -> tuple[list[Cost], list[Unpriced]]:
+) -> tuple[list[Cost], list[ExcludedRow]]:
     """Returns the costs of rows in the order of the labels, and the rows without one."""
     found: list[Cost] = []
-    without: list[Unpriced] = []
+    without: list[ExcludedRow] = []
     for located in rows:
         notes = parse_notes(located.row.scenario_notes)
         lacks = _lacks(located.row.measurement_type, notes)
         if lacks:
-            without.append(Unpriced(located.place, lacks))
+            without.append(ExcludedRow(located.place, lacks))
         else:
             found.append(_cost(located, notes, prices, evidence))
     order = list(Label)

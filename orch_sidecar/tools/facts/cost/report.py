@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.texts import NONE, number_text
-from orch_sidecar.tools.facts.cost.cost import Cost, Prices, Total, Unpriced, by_label
+from orch_sidecar.tools.facts.comparison.compare import ExcludedRow
+from orch_sidecar.tools.facts.cost.cost import Cost, Prices, Total, by_label
 from orch_sidecar.tools.facts.tables.row import Label
 
 _OF_LABELS: Final[Mapping[Label, str]] = {
@@ -42,7 +43,7 @@ _RULE: Final = (
 
 
 def as_page(
-    costs: Sequence[Cost], without: Sequence[Unpriced], prices: Prices, total: Total | None
+    costs: Sequence[Cost], without: Sequence[ExcludedRow], prices: Prices, total: Total | None
 ) -> Page:
     """Returns a table for each label, then the rows without a price."""
     page = Page("What a million tokens cost")
@@ -64,7 +65,7 @@ def as_page(
 
 
 def as_document(
-    costs: Sequence[Cost], without: Sequence[Unpriced], prices: Prices, total: Total | None
+    costs: Sequence[Cost], without: Sequence[ExcludedRow], prices: Prices, total: Total | None
 ) -> dict[str, Any]:
     """Converts costs to JSON values, with the field names of `cost`; rows by their label."""
     return {

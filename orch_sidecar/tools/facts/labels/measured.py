@@ -21,6 +21,7 @@ from orch_sidecar.tools.facts.tables.notes import (
 )
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.row import (
+    BATCHING,
     Label,
     Row,
     format_engine,
@@ -28,7 +29,6 @@ from orch_sidecar.tools.facts.tables.row import (
     is_path,
     last_part,
 )
-from orch_sidecar.tools.facts.tables.rules import BATCHING
 
 
 @dataclass(frozen=True, slots=True)

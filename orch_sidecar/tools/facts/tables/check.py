@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.tables import rules
 from orch_sidecar.tools.facts.tables.contradictions import contradictions
 from orch_sidecar.tools.facts.tables.forms import invisible_rule
 from orch_sidecar.tools.facts.tables.row import (
@@ -18,10 +17,12 @@ from orch_sidecar.tools.facts.tables.row import (
     TABLE,
     Label,
     Row,
+    is_plausible,
     label_of_run,
     makes_one_row,
     measurement_key,
     run_of,
+    violated_rule,
 )
 from orch_sidecar.tools.facts.tables.table import Record, Table, row_fields, with_records
 
@@ -228,7 +229,7 @@ def row_faults(record: Record) -> list[Fault]:
     faults = [
         Fault.at(record, index, rule)
         for index, (name, value) in enumerate(values.items())
-        if (rule := rules.violated_rule(name, value)) is not None
+        if (rule := violated_rule(name, value)) is not None
     ]
     if faults:
         return faults
@@ -255,7 +256,7 @@ def _ragged(record: Record) -> Fault:
     if not found:
         return Fault.at(record, 0, "an empty line is not a row")
     cells = enumerate(zip(COLUMNS, record.fields, strict=False))
-    shifted = (index for index, cell in cells if not rules.is_plausible(*cell))
+    shifted = (index for index, cell in cells if not is_plausible(*cell))
     fields = "1 field" if found == 1 else f"{found} fields"
     rule = "one is missing here or before" if found < expected else "a comma in one must be quoted"
     return Fault.at(

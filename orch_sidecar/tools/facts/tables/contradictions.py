@@ -25,12 +25,17 @@ from orch_sidecar.tools.facts.tables.forms import (
 )
 from orch_sidecar.tools.facts.tables.notes import BATCH_MAX, BATCH_MEAN, Arrivals, arrivals_of
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, least_samples, shortfalls
-from orch_sidecar.tools.facts.tables.row import BENCH, TRACES, Label, label_in, parse_notes, run_of
-from orch_sidecar.tools.facts.tables.rules import (
+from orch_sidecar.tools.facts.tables.row import (
     BATCHING,
+    BENCH,
     PERCENTILES,
     TIMES,
+    TRACES,
+    Label,
     early_note,
+    label_in,
+    parse_notes,
+    run_of,
     time_note,
 )
 

@@ -15,8 +15,14 @@ from dataclasses import replace
 from typing import Final
 
 from orch_sidecar.tools.facts.tables.check import Fault, header_fault, row_faults
-from orch_sidecar.tools.facts.tables.row import COLUMNS, REQUIRED_NOTES, Label, format_notes
-from orch_sidecar.tools.facts.tables.rules import BATCHING, LEGACY_LABELS
+from orch_sidecar.tools.facts.tables.row import (
+    BATCHING,
+    COLUMNS,
+    LEGACY_LABELS,
+    REQUIRED_NOTES,
+    Label,
+    format_notes,
+)
 from orch_sidecar.tools.facts.tables.table import Record, Table, with_records
 
 # The columns that are rewritten; faults in others are not repaired.

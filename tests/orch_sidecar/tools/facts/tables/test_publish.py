@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.publish import csvw_of, data_package_of, named_evidence
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
-from orch_sidecar.tools.facts.tables.rules import violated_rule
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, violated_rule
 from tests.orch_sidecar.tools.facts.labelled_rows import NOTES, altered
 from tests.orch_sidecar.tools.facts.rows import SOUND, fact
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.tools.facts.tables.contradictions import contradictions
-from orch_sidecar.tools.facts.tables.row import COLUMNS
-from orch_sidecar.tools.facts.tables.rules import violated_rule
+from orch_sidecar.tools.facts.tables.row import COLUMNS, violated_rule
 from tests.orch_sidecar.tools.facts.rows import SOUND
 
 NOTES = "input_tokens=512; output_tokens=512; batching="
