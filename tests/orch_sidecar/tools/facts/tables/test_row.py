@@ -1,4 +1,4 @@
-"""The form of the notes."""
+"""The form of the notes, and the rules for fields, alone and where they must agree."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import math
 
 import pytest
 
+from orch_sidecar.tools.facts.tables.contradictions import contradictions
 from orch_sidecar.tools.facts.tables.notes import ENGINE
-from orch_sidecar.tools.facts.tables.row import format_notes, measurement_key, parse_notes
-from tests.orch_sidecar.tools.facts.rows import fact
+from orch_sidecar.tools.facts.tables.row import (
+    COLUMNS,
+    format_notes,
+    measurement_key,
+    parse_notes,
+    violated_rule,
+)
+from tests.orch_sidecar.tools.facts.rows import SOUND, fact
+
+NOTES = "input_tokens=512; output_tokens=512; batching="
+START = "input_tokens=1; output_tokens=1; batching=on"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -32,3 +42,76 @@ def test_measurement_key_does_not_depend_on_the_result() -> None:
 def test_measurement_key_depends_on_the_engines_configuration(name: str) -> None:
     assert measurement_key(fact(notes={name: "2"})) != measurement_key(fact(notes={name: "1"}))
     assert measurement_key(fact(notes={name: "2"})) != measurement_key(fact())
+
+
+def contradicted(**changes: str) -> list[tuple[str, str]]:
+    return [(column, stated) for column, stated, _ in contradictions({**SOUND, **changes})]
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_valid_value_violates_no_rule(name: str) -> None:
+    assert violated_rule(name, SOUND[name]) is None
+    assert violated_rule(name, "") is not None
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("gpu_count", "-1", "at least 0"),
+        ("batch", "0", "at least 1"),
+        ("input_tokens", "-1", "at least 0"),
+        ("output_tokens", "0", "at least 1"),
+        ("measurement_type", "multi_stream", "must be one of single_stream, batched_online, offl"),
+        ("measurement_type", "Offline", "must be one of single_stream, batched_online, offline, "),
+        ("measurement_type", "aggregate", "check --migrate-legacy changes it to to_be_confirmed"),
+        ("measurement_type", "per_user_stream", "is a label of older files"),
+        ("scenario_notes", "", "'' is not key=value"),
+        ("scenario_notes", "one user", "'one user' is not key=value"),
+        ("scenario_notes", "input_tokens=1; output_tokens=1", "must be notes that begin with"),
+        ("scenario_notes", "output_tokens=1; input_tokens=1; batching=on", "in this order"),
+        ("scenario_notes", f"slots=8; {START}", "must be notes that begin with input_tokens, out"),
+        ("scenario_notes", f"{START}; batching=on", "occurs twice"),
+        ("scenario_notes", f"{START};", "'' is not key=value"),
+        ("scenario_notes", f"input_tokens=1;\n{START}", "must be one line"),
+        ("scenario_notes", f"{START}; ttft_p50_ms=~9", "ttft_p50_ms=~9 must be a number of milli"),
+    ],
+)
+def test_invalid_value_is_rejected_with_its_rule(column: str, value: str, expected: str) -> None:
+    assert expected in str(violated_rule(column, value))
+
+
+@pytest.mark.parametrize("more", ["ttft_p50_ms=1.5e+06; gpu_cost=2 a=b", "given=model_id,gpu"])
+def test_notes_can_follow_the_required_ones(more: str) -> None:
+    assert violated_rule("scenario_notes", f"{START}; {more}") is None
+
+
+@pytest.mark.parametrize(
+    ("label", "batch", "batching", "expected"),
+    [
+        ("batched_online", "32", "on", []),
+        ("batched_online", "1", "on", [("batch", "1")]),
+        ("offline", "1", "on", [("batch", "1")]),
+        ("single_stream", "1", "off", []),
+        ("single_stream", "2", "off", [("batch", "2")]),
+        ("single_stream", "1", "on", [("scenario_notes", "batching=on")]),
+        ("to_be_confirmed", "1", "on", []),
+        ("to_be_confirmed", "32", "off", []),
+        ("to_be_confirmed", "32", "unknown", []),
+        ("to_be_confirmed", "32", "maybe", [("scenario_notes", "batching=maybe")]),
+        *[
+            (label, "32", batching, [("scenario_notes", f"batching={batching}")])
+            for label in ("batched_online", "offline")
+            for batching in ("off", "unknown", "On", "")
+        ],
+    ],
+)
+def test_label_batch_and_batching_agree(
+    label: str, batch: str, batching: str, expected: list[tuple[str, str]]
+) -> None:
+    row = {"measurement_type": label, "batch": batch, "scenario_notes": f"{NOTES}{batching}"}
+    assert contradicted(**row) == expected
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "output_tokens"])
+def test_notes_must_equal_the_columns(name: str) -> None:
+    assert contradicted(**{name: "64"}) == [("scenario_notes", f"{name}=512")]
