@@ -18,7 +18,6 @@ from typing import NamedTuple
 from aiohttp import web
 from multidict import MultiMapping
 
-from orch_sidecar.api import errors
 from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint, find
 from orch_sidecar.api.refusal import Refusal
@@ -123,14 +122,9 @@ class OwnEndpoints:
             return web.Response(status=204, headers={**self._common_headers, **preflight})
         fields = self._origins.fields(http.headers)
         http.protocol.origin_fields = fields
+        response: web.StreamResponse
         if isinstance(preflight, Refusal):
-            body = errors.OPENAI.body(preflight)
-            response: web.StreamResponse = web.Response(
-                status=errors.BY_REASON[preflight.reason].status,
-                body=body,
-                content_type="application/json",
-                headers=self._common_headers,
-            )
+            response = await self._refuse(http, preflight)
         else:
             response = await self._handle(http)
         if not response.prepared and response not in (SENT, SENT_CLOSE):
@@ -139,6 +133,8 @@ class OwnEndpoints:
 
     def _handle(self, http: ClientRequest) -> Awaitable[web.StreamResponse]:
         """Serves one request: without a step in between, if an engine is to answer it."""
+        if http.malformed is not None:
+            return self._refuse(http, http.malformed)
         endpoint = ENDPOINTS.get(http.target)
         if endpoint is not None and endpoint.admitted:
             return self._frontend.handle(http, http.target, endpoint)
@@ -160,8 +156,15 @@ class OwnEndpoints:
                     return own
         return await self._frontend.handle(http, path, endpoint)
 
+    def _refuse(self, http: ClientRequest, refusal: Refusal) -> Awaitable[web.StreamResponse]:
+        """Answers a request that is refused before anybody asks for its key, and records it."""
+        path = http.rel_url.raw_path
+        return self._frontend.handle(http, path, ENDPOINTS.get(path), lambda _, __: refusal)
+
     async def administer(self, http: ClientRequest) -> web.StreamResponse:
         """Serves one request of an operator, who needs no key."""
+        if http.malformed is not None:
+            return await self._refuse(http, http.malformed)
         own = await self._control.administer(http.for_aiohttp())
         if own is not None:
             return own

@@ -261,6 +261,7 @@ class Sidecar:
         for pool in pools:
             pool.gate.refuse_queued(shutting_down())
         self.watchdog.end_all(shutting_down())
+        self.connections.refuse_uploads(shutting_down())
         await asyncio.sleep(0)  # lets their handlers respond and release their slots
         self.publisher.streams.close()
         self.live.streams.close()

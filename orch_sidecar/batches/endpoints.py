@@ -23,7 +23,6 @@ from orch_sidecar.api.endpoints import ResourcePath
 from orch_sidecar.api.headers import CONTENT_TYPE
 from orch_sidecar.api.json_body import well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.keys import ApiKey, owner_of
 from orch_sidecar.batches import catalog
 from orch_sidecar.batches.catalog import BatchOrder, Page, Quotas, now_s, over_quota
 from orch_sidecar.batches.database import Database
@@ -32,6 +31,7 @@ from orch_sidecar.batches.rows import serves
 from orch_sidecar.batches.store import FileStore
 from orch_sidecar.batches.tables import Batch, StoredFile
 from orch_sidecar.wire.request_body import invite
+from orch_sidecar.wire.resource_request import ResourceRequest
 
 logger = logging.getLogger("orch.batches")
 
@@ -125,20 +125,13 @@ class Endpoints:
             (ResourcePath.BATCH_CANCEL, "POST"): self._cancel,
         }
 
-    async def answer(
-        self,
-        http: web.BaseRequest,
-        what: ResourcePath,
-        name: str,
-        key: ApiKey | None,
-        headers: Mapping[str, str],
-    ) -> Answer:
-        """Answers a request of a client. `headers`: of a response that is sent here. Raises
-        SQLAlchemyError or OSError where the storage fails."""
-        if what is ResourcePath.FILE_CONTENT:
-            return await self._content(http, owner_of(key), name, headers)
-        method = "GET" if http.method == "HEAD" else http.method
-        return await self._of[what, method](http, owner_of(key), name)
+    async def answer(self, request: ResourceRequest) -> Answer:
+        """Answers a request of a client. Raises SQLAlchemyError or OSError where the storage
+        fails."""
+        if request.what is ResourcePath.FILE_CONTENT:
+            return await self._content(request)
+        method = request.http.method.replace("HEAD", "GET")
+        return await self._of[request.what, method](request.http, request.owner, request.name)
 
     # Files
 
@@ -277,9 +270,8 @@ class Endpoints:
             return deleted
         return web.json_response({"id": name, "object": "file", "deleted": True})
 
-    async def _content(
-        self, http: web.BaseRequest, owner: str, name: str, headers: Mapping[str, str]
-    ) -> Answer:
+    async def _content(self, request: ResourceRequest) -> Answer:
+        http, _, name, owner, headers = request
         file = await self._database.run(partial(catalog.find_file, owner=owner, name=name))
         if isinstance(file, Refusal):
             return file

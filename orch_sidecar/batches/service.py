@@ -12,9 +12,7 @@ from typing import Final
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
-from orch_sidecar.api.endpoints import ResourcePath
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.batches.catalog import Quotas
 from orch_sidecar.batches.connections import RowConnections
 from orch_sidecar.batches.database import Database
@@ -24,6 +22,7 @@ from orch_sidecar.batches.runner import FAULTS, Runner
 from orch_sidecar.batches.store import FileStore
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_connection import Handler
+from orch_sidecar.wire.resource_request import ResourceRequest
 
 logger = logging.getLogger("orch.batches")
 
@@ -96,20 +95,13 @@ class Batches:
         """Closes the storage; no request may be answered after that."""
         await asyncio.to_thread(self._database.close)
 
-    async def answer(
-        self,
-        http: web.BaseRequest,
-        what: ResourcePath,
-        name: str,
-        key: ApiKey | None,
-        headers: Mapping[str, str],
-    ) -> web.StreamResponse | Refusal:
-        """Answers a request with a method that the path supports. `headers`: of a response that is
-        sent here."""
+    async def answer(self, request: ResourceRequest) -> web.StreamResponse | Refusal:
+        """Answers a request for files or batches."""
         try:
-            return await self._endpoints.answer(http, what, name, key, headers)
+            return await self._endpoints.answer(request)
         except FAULTS as error:
-            logger.error("%s %s: the storage of batches failed: %s", http.method, what, error)
+            method, what = request.http.method, request.what
+            logger.error("%s %s: the storage of batches failed: %s", method, what, error)
             text = "files and batches cannot be stored or read now: retry later"
             return Refusal(Reason.STORAGE_FAILED, text, retry_after_ms=5000)
 

@@ -30,7 +30,7 @@ from orch_sidecar.api.headers import ALLOW, HOST, X_MEASUREMENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.allowed_hosts import AllowedHosts
 from orch_sidecar.auth.browsers import MAX_BODY_BYTES, check_browser
-from orch_sidecar.auth.keys import OPERATOR, ApiKey
+from orch_sidecar.auth.keys import OPERATOR, ApiKey, owner_of
 from orch_sidecar.control import request_status, ui
 from orch_sidecar.control.live.stream import LiveStream
 from orch_sidecar.control.pages import Page, Pages
@@ -40,6 +40,8 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.request import Request
+from orch_sidecar.wire.resource_request import ResourceRequest
+from orch_sidecar.wire.unreadable import refusal_of
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -64,16 +66,8 @@ ADMIN: Final[Mapping[ResourcePath, tuple[str, ...]]] = {
 class BatchEndpoints(Protocol):
     """What answers requests of files and batches."""
 
-    async def answer(
-        self,
-        http: web.BaseRequest,
-        what: ResourcePath,
-        name: str,
-        key: ApiKey | None,
-        headers: Mapping[str, str],
-    ) -> web.StreamResponse | Refusal:
-        """Answers a request with a method that the path supports. `headers`: of a response that it
-        sends itself."""
+    async def answer(self, request: ResourceRequest) -> web.StreamResponse | Refusal:
+        """Answers a request."""
 
 
 class Control:
@@ -190,7 +184,11 @@ class Control:
             return Refusal(Reason.NOT_FOUND, text)
         if http.method.replace("HEAD", "GET") not in methods:
             return _wrong_method(what, methods, http)
-        return await self._batches.answer(http, what, name, key, {**self._headers, **ids})
+        try:
+            request = ResourceRequest(http, what, name, owner_of(key), {**self._headers, **ids})
+            return await self._batches.answer(request)
+        except web.RequestPayloadError as error:
+            return refusal_of(error)
 
     def _of_pool(
         self, what: ResourcePath, name: str, http: web.BaseRequest

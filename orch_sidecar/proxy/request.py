@@ -146,6 +146,8 @@ class Request:  # no dataclass: as with an attempt
             response.fail(refusal)
         elif self.attempt.waiting is not None:
             self.attempt.waiting.refuse(refusal)
+        else:
+            self.http.protocol.refuse_upload(refusal)
 
     def place(self, now: float) -> tuple[int, int | None]:
         """Returns how many requests go before it, and in how many milliseconds it gets its slots,

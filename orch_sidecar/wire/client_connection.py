@@ -12,15 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from http import HTTPStatus
 from typing import Any, Final, cast
 
-from aiohttp import HttpVersion, StreamReader, web
+from aiohttp import EMPTY_PAYLOAD, HttpVersion, StreamReader, web
 from aiohttp.http import RawRequestMessage, StreamWriter
-from aiohttp.web_protocol import ERROR
 from multidict import CIMultiDictProxy
 from yarl import URL
 
+from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import ENDPOINTS, UNKNOWN, Endpoint
 from orch_sidecar.api.headers import CONTENT_LENGTH, EXPECT
 from orch_sidecar.api.refusal import INTERNAL_ERROR, Reason, Refusal
@@ -29,6 +28,7 @@ from orch_sidecar.wire.client_connections import (
     ClientConnections,
     undelivered_bytes,
 )
+from orch_sidecar.wire.unreadable import UNREADABLE, BodyRefused, first_line, not_http, refusal_of
 
 # Bodies of pipelined requests on one connection, which the body budget does not cover until they
 # are served. A single read, of at most 256 KiB, may exceed it.
@@ -45,8 +45,9 @@ class ClientRequest:
     """A request of a client: its head, its body, and the connection on which it came.
 
     `target`: as it was sent, with its query. `content`: the body. `keep_alive`: the connection may
-    serve another request afterwards. aiohttp's own request costs several times as much, and is made
-    only for what aiohttp answers (`for_aiohttp`).
+    serve another request afterwards. `malformed`: why it cannot be served, whatever it asks for.
+    aiohttp's own request costs several times as much, and is made only for what aiohttp answers
+    (`for_aiohttp`).
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class ClientRequest:
         "content",
         "headers",
         "keep_alive",
+        "malformed",
         "method",
         "protocol",
         "raw_headers",
@@ -63,7 +65,11 @@ class ClientRequest:
     )
 
     def __init__(
-        self, message: RawRequestMessage, content: StreamReader, protocol: ClientConnection
+        self,
+        message: RawRequestMessage,
+        content: StreamReader,
+        protocol: ClientConnection,
+        malformed: Refusal | None = None,
     ) -> None:
         self._message = message
         self._for_aiohttp: web.BaseRequest | None = None
@@ -78,6 +84,11 @@ class ClientRequest:
         # unknown one (h2c) in the same read: the response has to announce that it is the last one.
         # Its parser (3.14) takes the last trailer of a chunked body for a field of the next head.
         self.keep_alive = not (message.should_close or message.upgrade or message.chunked)
+        self.malformed = malformed
+        if content is EMPTY_PAYLOAD and malformed is None and self.content_length:
+            # aiohttp takes 2^64 - 1 for no length, and discards whatever follows.
+            text = f"{CONTENT_LENGTH} is {self.content_length}, which no body can have"
+            self.malformed, self.keep_alive = Refusal(Reason.INVALID_REQUEST, text), False
 
     @property
     def rel_url(self) -> URL:
@@ -88,7 +99,7 @@ class ClientRequest:
     @property
     def asks_to_close(self) -> bool:
         """Whether the client expects that the connection ends with the response."""
-        return self._message is not ERROR and self._message.should_close
+        return self._message is not UNREADABLE and self._message.should_close
 
     @property
     def transport(self) -> asyncio.Transport | None:
@@ -125,6 +136,7 @@ class ClientConnection(web.RequestHandler):
         "_client",
         "_connections",
         "_headers",
+        "_lingering",
         "_may_hold_back",
         "origin_fields",
         "request",
@@ -138,12 +150,13 @@ class ClientConnection(web.RequestHandler):
         connections: ClientConnections | None = None,
         **kwargs: Any,
     ) -> None:
-        """`headers`: of the responses to malformed requests. `connections`: enforces the limit."""
+        """`headers`: of responses to errors. `connections`: enforces the limit."""
         super().__init__(*args, **kwargs)
         self._headers = headers
         self._connections = connections
         # Like `transport`, which aiohttp drops on close even with bytes still to be sent.
         self._client: asyncio.Transport | None = None
+        self._lingering: asyncio.Future[None] | None = None
         self.request: ClientRequest | None = None
         self.response: ActiveResponse | None = None
         self.origin_fields: Mapping[str, str] = {}  # for pages of other origins
@@ -190,12 +203,9 @@ class ClientConnection(web.RequestHandler):
             self._resume_reading_if_drained()
         if isinstance(message, RawRequestMessage):
             request = ClientRequest(message, payload, self)
-            response = await self._respond(request)
         else:
-            request = ClientRequest(ERROR, payload, self)
-            text = f"not a valid HTTP request: {_first_line(message.message)}"
-            refusal = Refusal(Reason.INVALID_REQUEST, text)
-            response = self._error(message.status, UNKNOWN, refusal)
+            request = ClientRequest(UNREADABLE, payload, self, not_http(message.message))
+        response = await self._respond(request)
         if response is SENT or response is SENT_CLOSE:
             self._keepalive = response is SENT
         else:
@@ -214,15 +224,15 @@ class ClientConnection(web.RequestHandler):
         try:
             return await handle(request)
         except web.RequestPayloadError as error:  # of what aiohttp's request reads
-            status, refusal = 400, Refusal(Reason.INVALID_REQUEST, f"the body: {error}")
+            refusal = refusal_of(error)
         except Exception:
             self.logger.exception("Error handling request")
-            status, refusal = 500, INTERNAL_ERROR
+            refusal = INTERNAL_ERROR
         finally:
             self._request_in_progress, self.request = False, None
             if self._handler_waiter is not None:
                 self._handler_waiter.set_result(None)  # of `shutdown`
-        return self._error(status, ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN), refusal)
+        return self._error(ENDPOINTS.get(request.rel_url.raw_path, UNKNOWN), refusal)
 
     async def _finish(self, request: ClientRequest, response: web.StreamResponse) -> bool:
         """Has aiohttp send a response. Returns whether it leaves the connection open."""
@@ -249,17 +259,24 @@ class ClientConnection(web.RequestHandler):
         once: were it unread, the system would reset the connection, and the client could lose the
         response. Returns False."""
         transport = self.transport
-        if self._force_close or transport is None or transport.is_closing():
+        if transport is None or transport.is_closing():
             return False
         if not (last.asks_to_close and last.content.is_eof()):
             self._close = True  # what arrives is discarded
             transport.write_eof()
             transport.resume_reading()
-            self._waiter = self._loop.create_future()  # ends with the connection
+            self._lingering = self._loop.create_future()  # ends with the connection
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._lingering_time):
-                    await self._waiter
+                    await self._lingering
         return False
+
+    def refuse_upload(self, refusal: Refusal) -> None:
+        """Refuses the request whose body is arriving; nothing if none is."""
+        request = self.request
+        if request is not None and not request.content.is_eof():
+            request.keep_alive = False
+            request.content.set_exception(BodyRefused(refusal))
 
     def pause_reading(self) -> None:
         self._may_hold_back = True
@@ -297,7 +314,7 @@ class ClientConnection(web.RequestHandler):
             assert request is not None  # else there is no body
             content = request.content
         if not content.is_eof():
-            content.set_exception(web.RequestPayloadError(_first_line(error.message)))
+            content.set_exception(web.RequestPayloadError(first_line(error.message)))
 
     @property
     def idle(self) -> bool:
@@ -346,6 +363,8 @@ class ClientConnection(web.RequestHandler):
         if self._connections is not None:
             self._connections.leave(self)
         self._client = None
+        if self._lingering is not None:
+            self._lingering.cancel()
         if self.request is not None:
             self.request.content.set_exception(exc or ConnectionResetError("the client has left"))
         super().connection_lost(exc)
@@ -360,18 +379,13 @@ class ClientConnection(web.RequestHandler):
         if self.response is not None:
             self.response.resume()
 
-    def _error(self, status: int, endpoint: Endpoint, refusal: Refusal) -> web.Response:
-        """Returns the response to a malformed request or after an error of our own."""
+    def _error(self, endpoint: Endpoint, refusal: Refusal) -> web.Response:
+        """Returns the response to a broken body or after an error of our own."""
         response = web.Response(
-            status=status,
+            status=errors.BY_REASON[refusal.reason].status,
             body=endpoint.error_format.body(refusal),
             content_type="application/json",
-            headers=self._headers,
+            headers={**(self._headers or {}), **errors.headers(refusal)},
         )
         response.force_close()
         return response
-
-
-def _first_line(error: str | None) -> str:
-    """Returns what aiohttp's parser found wrong, without the bytes that it shows below."""
-    return (error or HTTPStatus.BAD_REQUEST.phrase).split("\n")[0]

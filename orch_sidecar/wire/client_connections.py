@@ -104,6 +104,9 @@ class Connection(Protocol):
     def close_after_current(self) -> None:
         """Closes after the current request: whatever else the client sends is discarded."""
 
+    def refuse_upload(self, refusal: Refusal) -> None:
+        """Refuses the request whose body is arriving; nothing if none is."""
+
 
 def raise_descriptor_limit() -> None:
     """Raises this process's soft limit of file descriptors to its hard limit.
@@ -174,6 +177,11 @@ class ClientConnections:
             response = connection.response
             if response is not None and response.silence_limit_s is not None:
                 yield response
+
+    def refuse_uploads(self, refusal: Refusal) -> None:
+        """Refuses the requests whose bodies are arriving."""
+        for connection in self._open:
+            connection.refuse_upload(refusal)
 
     def check(self, every_s: float, stall_s: float) -> Iterator[None]:
         """Closes abandoned connections, and those whose clients have read nothing for `stall_s`.

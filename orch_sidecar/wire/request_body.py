@@ -23,6 +23,7 @@ from orch_sidecar.api.json_body import InvalidBody, well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.unreadable import refusal_of
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class BodyReader:
         try:
             body = content.read_nowait()
         except web.RequestPayloadError as error:
-            return _unreadable(error)
+            return refusal_of(error)
         if len(body) > self._most_bytes:
             return self._too_large(f"{len(body)} bytes")
         size = len(body)
@@ -99,7 +100,7 @@ class BodyReader:
         except InvalidBody as unreadable:
             return unreadable.refusal
         except web.RequestPayloadError as error:
-            return _unreadable(error)
+            return refusal_of(error)
 
     def release(self, holder: Holder) -> None:
         """Returns a request's bytes to the budget, when the request has ended."""
@@ -210,7 +211,3 @@ def model_of(body: bytes) -> str:
         return ""
     model = document.get("model") if isinstance(document, dict) else None
     return well_formed(model) if isinstance(model, str) else ""
-
-
-def _unreadable(error: Exception) -> Refusal:
-    return Refusal(Reason.INVALID_REQUEST, f"the body: {error}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.integration.client import CHAT, MESSAGES, Client, body_of
-from tests.integration.running import Running, Start
+from tests.integration.running import Running, Start, total
 from tests.integration.scripted_engine import ScriptedEngine
 
 
@@ -75,9 +76,10 @@ async def test_body_of_just_the_largest_size_passes_and_one_byte_more_does_not(
     ],
 )
 async def test_head_that_is_too_large_or_not_http_is_refused_in_the_envelope(
-    engine: ScriptedEngine, start: Start, head: bytes
+    engine: ScriptedEngine, start: Start, tmp_path: Path, head: bytes
 ) -> None:
-    running = await start(max_header_bytes=4096)
+    path = tmp_path / "requests.jsonl"
+    running = await start(max_header_bytes=4096, request_log=str(path))
     client = await running.client()
     client.send(head)
     response = await client.response()
@@ -88,6 +90,54 @@ async def test_head_that_is_too_large_or_not_http_is_refused_in_the_envelope(
     assert "y" * 200 not in response.body.decode()
     assert await client.rest() == b""
     assert engine.received == []
+    assert total(await running.metrics(), "orch_requests_total", outcome="invalid_request") == 1
+    await running.stop()
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["status"], line["outcome"]) == (400, "invalid_request")
+    assert line["id"] == response.header("x-orch-request-id")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/livez"])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        ("18446744073709551615",),  # 2^64 - 1, which aiohttp takes for none
+        ("18446744073709551616",),
+        ("1" + "0" * 30,),
+        ("-1",),
+        ("+5",),
+        ("5, 5",),
+        ("5, 6",),
+        ("5", "5"),
+        ("5", "6"),
+        ("0x5",),
+        ("5_0",),
+        ("",),
+    ],
+)
+async def test_length_that_no_body_can_have_is_refused_and_ends_the_connection(
+    engine: ScriptedEngine, sidecar: Running, path: str, lengths: tuple[str, ...]
+) -> None:
+    method = "POST" if path == CHAT else "GET"
+    client = await sidecar.client()
+    client.send_request(method, path, None, [("Content-Length", each) for each in lengths])
+    response = await client.response()
+    assert response.status == 400
+    assert response.error["code"] == "invalid_request"
+    client.send(b"{}GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert await client.rest() == b""
+    assert engine.received == []
+
+
+async def test_valid_request_that_comes_with_garbage_is_told_that_it_was_not_served(
+    engine: ScriptedEngine, sidecar: Running
+) -> None:
+    client = await sidecar.client()
+    client.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n\x00\x01\r\n\r\n")
+    response = await client.response()
+    assert response.status == 400
+    assert "nothing that came with it was served" in response.error["message"]
+    assert await client.rest() == b""
 
 
 async def test_header_of_less_than_the_limit_passes(engine: ScriptedEngine, start: Start) -> None:

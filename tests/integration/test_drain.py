@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.integration.answers import EVENT_STREAM
-from tests.integration.client import Client
+from tests.integration.client import CHAT, Client
 from tests.integration.held import Held, started
 from tests.integration.readiness import assert_unavailable, readiness
 from tests.integration.running import Start, eventually
@@ -75,9 +75,18 @@ async def test_drain_ends_at_its_limit_and_informs_the_clients_it_leaves(
     await streaming.seen(b"data: a")
     await cut.seen(b"{")
     await eventually(lambda: len(hold.waiting) == 2)
-    queued = await started(running)
+    queued, uploading = await started(running), await running.client()
     await eventually(lambda: running.queued == 1)
-    await running.stop()
+    uploading.send_request("POST", CHAT, None, [("Content-Length", "100000")])
+    uploading.send(b'{"model": ')
+    await eventually(lambda: running.sidecar.frontend.active == 6)
+    stopping = asyncio.ensure_future(running.stop())
+    response = await uploading.response()
+    assert_unavailable(response, "draining")
+    assert response.header("retry-after") == "1"
+    uploading.send(b"x" * 50_000)
+    assert await uploading.rest() == b""
+    await stopping
     response = await streaming.response()
     assert response.body.startswith(b'data: a\n\ndata: {"error": ')
     assert b"draining" in response.body

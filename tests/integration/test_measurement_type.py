@@ -217,21 +217,6 @@ async def test_pages_have_the_type_of_the_pool_that_they_are_about(mixed: Runnin
     assert b"\r\nx-measurement-type: single_stream\r\n" in head.lower()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"nonsense\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 9000 + b"\r\n\r\n",
-        b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-    ],
-)
-async def test_what_is_no_request_is_answered_with_a_type(mixed: Running, data: bytes) -> None:
-    client = await mixed.client()
-    client.send(data)
-    answer = await client.response("GET")
-    assert (answer.status, type_of(answer)) == (400, NONE)
-
-
 async def test_refusal_of_a_pool_that_is_down_has_a_type(
     mixed: Running, engine: ScriptedEngine
 ) -> None:

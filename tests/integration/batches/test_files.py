@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -179,6 +180,37 @@ async def test_upload_that_breaks_off_leaves_nothing(sidecar: Running, tmp_path:
     await eventually(lambda: list(folder.iterdir()))
     await client.close()
     await eventually(lambda: not list(folder.iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("framing", "rest", "reason"),
+    [
+        (("Transfer-Encoding", "chunked"), b"XYZ\r\n", "invalid_request"),
+        (("Content-Length", "1000"), None, "draining"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+async def test_upload_that_is_broken_or_ended_by_a_shutdown_is_answered_and_counted(
+    sidecar: Running, path: str, framing: tuple[str, str], rest: bytes | None, reason: str
+) -> None:
+    uploading = await sidecar.client()
+    kind = ("Content-Type", "multipart/form-data; boundary=x")
+    uploading.send_request("POST", path, None, [kind, framing])
+    uploading.send(b"5\r\n--x\r\n\r\n")
+    await eventually(lambda: any(each.request for each in sidecar.connections))
+    stopping = None
+    if rest is None:
+        stopping = asyncio.ensure_future(sidecar.stop())
+    else:
+        uploading.send(rest)
+    response = await uploading.response()
+    assert (response.status, response.error["code"]) == (400 if rest else 503, reason)
+    assert response.header("retry-after") == (None if rest else "1")
+    assert await uploading.rest() == b""
+    if stopping is not None:
+        await stopping
+    recent = sidecar.sidecar.metrics.recent()
+    assert [each.outcome for each, _ in recent.all()] == [reason]
 
 
 async def test_form_that_is_wrong_behind_its_file_leaves_nothing(

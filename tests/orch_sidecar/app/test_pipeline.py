@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 
 
 def request(path: str) -> ClientRequest:
-    http = SimpleNamespace(target=path, rel_url=URL(path), headers={}, method="GET")
+    http = SimpleNamespace(target=path, rel_url=URL(path), headers={}, method="GET", malformed=None)
     http.for_aiohttp = lambda: http
     return cast(ClientRequest, http)
 

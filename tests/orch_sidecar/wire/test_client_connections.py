@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.wire.client_connections import (
     CONNECTIONS_PER_TURN,
     ActiveResponse,
@@ -30,6 +31,9 @@ class Unread:
 
     def abort(self) -> None:
         self.aborted = True
+
+    def refuse_upload(self, refusal: Refusal) -> None:
+        raise AssertionError("nothing arrives")
 
 
 async def test_event_loop_runs_between_parts_of_a_check() -> None:
