@@ -24,6 +24,7 @@ class ErrorKind:
 
     `text`: why a request was not served, for a table that people look at: short, and without the
     names of this code. `policy_label`: in the error's body, else it is the reason, as in metrics.
+    `engine_away`: the engine takes no requests, which concerns its pool, and not the request.
     """
 
     reason: Reason
@@ -34,6 +35,7 @@ class ErrorKind:
     anthropic_type: str
     retriable: bool = False
     policy_label: str | None = None
+    engine_away: bool = False
 
 
 def _bad(
@@ -51,9 +53,15 @@ def _taken(reason: Reason, code: str, label: str, text: str) -> ErrorKind:
     return ErrorKind(reason, 429, text, code, "rate_limit_error", "rate_limit_error", True, label)
 
 
-def _unavailable(reason: Reason, text: str) -> ErrorKind:
+def _unavailable(reason: Reason, text: str, *, away: bool = False) -> ErrorKind:
     openai, anthropic = "service_unavailable_error", "overloaded_error"
-    return ErrorKind(reason, 503, text, reason.value, openai, anthropic, retriable=True)
+    return ErrorKind(
+        reason, 503, text, reason.value, openai, anthropic, retriable=True, engine_away=away
+    )
+
+
+def _away(reason: Reason, text: str) -> ErrorKind:
+    return _unavailable(reason, text, away=True)
 
 
 def _failed(
@@ -110,15 +118,15 @@ _KINDS: Final = (
         "its key has used its tokens of this minute"
     ),
     _taken(Reason.READER_LIMIT, "READER_LIMIT", "reader-limit", "too many streams of the state"),
-    _unavailable(Reason.ENGINE_STARTING, "the engine was starting"),
-    _unavailable(Reason.ENGINE_DOWN, "the engine was down"),
-    _unavailable(Reason.ENGINE_STALE, "the engine's state was unknown"),
-    _unavailable(Reason.ENGINE_STALLED, "the engine made no progress"),
-    _unavailable(Reason.ENGINE_PAUSED, "the engine was paused"),
-    _unavailable(Reason.ENGINE_WITHOUT_PLUGIN, "the engine runs without the orch plugin"),
-    _unavailable(Reason.ENGINE_REFUSES_KEY, "the engine rejects the sidecar's key"),
-    _unavailable(Reason.PROFILE_MISMATCH, "engine and sidecar have different profiles"),
-    _unavailable(Reason.API_VERSION_MISMATCH, "engine and sidecar do not fit together"),
+    _away(Reason.ENGINE_STARTING, "the engine was starting"),
+    _away(Reason.ENGINE_DOWN, "the engine was down"),
+    _away(Reason.ENGINE_STALE, "the engine's state was unknown"),
+    _away(Reason.ENGINE_STALLED, "the engine made no progress"),
+    _away(Reason.ENGINE_PAUSED, "the engine was paused"),
+    _away(Reason.ENGINE_WITHOUT_PLUGIN, "the engine runs without the orch plugin"),
+    _away(Reason.ENGINE_REFUSES_KEY, "the engine rejects the sidecar's key"),
+    _away(Reason.PROFILE_MISMATCH, "engine and sidecar have different profiles"),
+    _away(Reason.API_VERSION_MISMATCH, "engine and sidecar do not fit together"),
     _unavailable(Reason.NO_POOL, "no pool could take it"),
     _unavailable(Reason.DRAINING, "the pool was draining"),
     _unavailable(Reason.BODY_BUDGET_FULL, "too many large requests at once"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.contracts.lease_protocol import incompatible
@@ -37,39 +37,32 @@ class PoolState(StrEnum):
 # The fields of a document that `outage_of` reads.
 OUTAGE_FIELDS: Final = frozenset({"api_version", "profile", "measurement_type", "state", "message"})
 
-# In these states the state stream is open, and the engine answers requests for leases.
-ANSWERING_STATES: Final = frozenset(
-    {
-        PoolState.READY,
-        PoolState.DRAINING,
-        PoolState.PAUSED,
-        PoolState.ASLEEP,
-        PoolState.STALLED,
-    }
-)
 
-_REASONS: Final = {
-    PoolState.STARTING: Reason.ENGINE_STARTING,
-    PoolState.DRAINING: Reason.ENGINE_DOWN,
-    PoolState.PAUSED: Reason.ENGINE_PAUSED,
-    PoolState.ASLEEP: Reason.ENGINE_PAUSED,
-    PoolState.STALE: Reason.ENGINE_STALE,
-    PoolState.STALLED: Reason.ENGINE_STALLED,
-    PoolState.DOWN: Reason.ENGINE_DOWN,
-    PoolState.UNUSABLE: Reason.ENGINE_DOWN,
-    PoolState.ABSENT: Reason.ENGINE_DOWN,
+class _Meaning(NamedTuple):
+    """What a state means: the reason for which it refuses; whether the engine answers requests for
+    leases, for then its state stream is open; whether it will take requests again by itself: as one
+    that is starting, is stopping (another will be in its place), or is alive and does not go on.
+    False: somebody has to do something. None: that does not show."""
+
+    reason: Reason | None
+    answers: bool = False
+    back: bool | None = None
+
+
+_MEANINGS: Final = {
+    PoolState.STARTING: _Meaning(Reason.ENGINE_STARTING, back=True),
+    PoolState.READY: _Meaning(None, answers=True),
+    PoolState.DRAINING: _Meaning(Reason.ENGINE_DOWN, answers=True, back=True),
+    PoolState.PAUSED: _Meaning(Reason.ENGINE_PAUSED, answers=True, back=False),
+    PoolState.ASLEEP: _Meaning(Reason.ENGINE_PAUSED, answers=True, back=False),
+    PoolState.STALE: _Meaning(Reason.ENGINE_STALE),
+    PoolState.STALLED: _Meaning(Reason.ENGINE_STALLED, answers=True, back=True),
+    PoolState.DOWN: _Meaning(Reason.ENGINE_DOWN),
+    PoolState.UNUSABLE: _Meaning(Reason.ENGINE_DOWN, back=False),
+    PoolState.ABSENT: _Meaning(Reason.ENGINE_DOWN),
 }
 
-# An engine that is starting, stopping (another will be in its place), or alive and not going on;
-# and those for which somebody has to do something.
-_EXPECTED_BACK: Final = {
-    PoolState.STARTING: True,
-    PoolState.DRAINING: True,
-    PoolState.STALLED: True,
-    PoolState.PAUSED: False,
-    PoolState.ASLEEP: False,
-    PoolState.UNUSABLE: False,
-}
+ANSWERING_STATES: Final = frozenset(each for each, means in _MEANINGS.items() if means.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,14 @@ class Outage:
     def expected_back(self) -> bool | None:
         """Whether the engine will take requests again by itself; None: that does not show, as where
         it is only known to be unreachable."""
-        return _EXPECTED_BACK.get(self.state)
+        return _MEANINGS[self.state].back
+
+
+def _outage(state: PoolState, text: str, detail: str = "") -> Outage:
+    """Returns an outage for the reason that its state has."""
+    reason = _MEANINGS[state].reason
+    assert reason is not None, "a ready engine has no outage"
+    return Outage(state, reason, text, detail)
 
 
 def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Outage | None:
@@ -121,20 +121,19 @@ def outage_of(document: Mapping[str, Any], profile: Profile, engine: str) -> Out
         text = f"{engine} reports that it is {reported[:_STATE_CHARACTERS]}"
     if message := document.get("message"):
         text += f": {message[:_MESSAGE_CHARACTERS]}"
-    return Outage(state, _REASONS[state], text)
+    return _outage(state, text)
 
 
 def unreachable(engine: str, error: str, *, known: bool) -> Outage:
     """Returns the outage of a failed connection. `known`: the engine has reported before."""
     if known:
-        return Outage(PoolState.DOWN, Reason.ENGINE_DOWN, f"{engine} is down", error)
-    text = f"waiting for {engine}"
-    return Outage(PoolState.STARTING, Reason.ENGINE_STARTING, text, error)
+        return _outage(PoolState.DOWN, f"{engine} is down", error)
+    return _outage(PoolState.STARTING, f"waiting for {engine}", error)
 
 
 def stale(text: str, detail: str = "") -> Outage:
     """Returns the outage of an engine whose state is no longer known, for the reason in `text`."""
-    return Outage(PoolState.STALE, Reason.ENGINE_STALE, text, detail)
+    return _outage(PoolState.STALE, text, detail)
 
 
 def refused(engine: str, status: int, message: str, profile: Profile, *, tier: bool) -> Outage:
@@ -156,9 +155,8 @@ def refused(engine: str, status: int, message: str, profile: Profile, *, tier: b
             f"{engine} does not accept this sidecar ({status}): {message}",
         )
     if tier and status in (400, 404):
-        return Outage(
+        return _outage(
             PoolState.UNUSABLE,
-            Reason.ENGINE_DOWN,
             f"{engine} is a sidecar that does not publish this pool ({status}): {message}",
         )
     if status == 404:

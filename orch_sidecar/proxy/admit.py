@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from orch_sidecar.admission.gate import Ticket
 from orch_sidecar.admission.types import AdmissionRequest, Lease
 from orch_sidecar.api.body_outline import LARGE_BYTES
+from orch_sidecar.api.errors import BY_REASON
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import OK, RequestRecord
 from orch_sidecar.pools.parent_leases import ParentLeases
@@ -29,20 +30,6 @@ _BUSY: Final = frozenset(
         Reason.SLO_MISS,
         Reason.DEADLINE_MISS,
         Reason.DO_NOT_QUEUE,
-    }
-)
-# The engine is away, for whatever reason: this concerns the pool, and not the request.
-_AWAY: Final = frozenset(
-    {
-        Reason.ENGINE_STARTING,
-        Reason.ENGINE_DOWN,
-        Reason.ENGINE_STALE,
-        Reason.ENGINE_STALLED,
-        Reason.ENGINE_PAUSED,
-        Reason.ENGINE_WITHOUT_PLUGIN,
-        Reason.ENGINE_REFUSES_KEY,
-        Reason.PROFILE_MISMATCH,
-        Reason.API_VERSION_MISMATCH,
     }
 )
 _ONLY: Final = PlacementReason.ONLY
@@ -198,7 +185,7 @@ def _refused(request: Request, ticket: Ticket, refusal: Refusal) -> NotSent:
     """The pool has no slots for the request."""
     if refusal.retry_after_ms is not None and not refusal.moved:
         ticket.request.identity = _identity(request.body)  # by which its retry is known
-    if refusal.moved or refusal.reason in _AWAY:
+    if refusal.moved or BY_REASON[refusal.reason].engine_away:
         return NotSent(refusal, Retry.ANY_POOL)
     at_once = ticket.queued is None and request.record.lease is None
     elsewhere = at_once and refusal.reason in _BUSY
