@@ -113,7 +113,8 @@ def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, A
             f"the body is not valid JSON: {error.msg if outlined else error}"
         ) from None
     except ValueError as error:  # also UnicodeDecodeError, and integers of thousands of digits
-        raise InvalidBody(f"the body is not valid JSON: {error}") from None
+        text = str(error).partition(";")[0]  # Python's remedy is none for a client
+        raise InvalidBody(f"the body is not valid JSON: {text}") from None
     if not isinstance(document, dict):
         raise InvalidBody(f"the body must be a JSON object, not {kind_of(document)}")
     if isinstance(document, _Repeating):

@@ -100,3 +100,10 @@ def test_bodies_of_the_usual_clients_take_the_fast_parser(document: dict[str, An
     body = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
     assert json_body._parsed_fast(body) == document
     assert json_body._parsed_fast(json.dumps(document, ensure_ascii=False).encode()) == document
+
+
+def test_integer_of_thousands_of_digits_is_refused_without_a_word_about_python() -> None:
+    with pytest.raises(InvalidBody) as caught:
+        parse(b'{"n": %b}' % (b"1" * 5000), 64)
+    assert "5000 digits" in caught.value.refusal.message
+    assert "sys." not in caught.value.refusal.message
