@@ -326,6 +326,7 @@ def _open_storage(settings: SidecarSettings) -> Storage | None:
                 "URL of the files, too"
             )
         return None
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of its parts, and each start
     try:
         from orch_sidecar.batches.service import open_storage
     except ImportError as error:

@@ -7,7 +7,6 @@ is not: each transaction is one function that runs in a thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -81,7 +80,6 @@ def lock(connection: Connection, name: str) -> None:
 
 
 def _migrate(connection: Connection) -> None:
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each start
     config = Config()
     config.set_main_option("script_location", "orch_sidecar.batches:migrations")
     config.attributes["connection"] = connection

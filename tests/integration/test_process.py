@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -172,6 +173,18 @@ async def test_sidecar_without_an_engine_says_what_it_waits_for_and_how_to_start
         await client.close()
         process.process.terminate()
         assert "no engine_url" not in (await process.ended())[1]
+
+
+async def test_sidecar_with_batches_logs_nothing_of_the_libraries_of_its_database(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    async with run(f"--engine-url={engine.url}", f"--batches={tmp_path / 'files'}") as process:
+        client = await process.client()
+        await client.close()
+        process.process.terminate()
+        code, logged = await process.ended()
+    assert code == 0
+    assert {line.split()[3] for line in logged.splitlines()} <= {"orch.sidecar:", "orch.engine:"}
 
 
 async def python(code: str, **environment: str) -> str:
