@@ -87,12 +87,12 @@ def make_plan(
             '{"backend": "xgrammar", "disable_any_whitespace": true}',
             # All slots' longest sequences. The default, 1 GiB, takes seconds to be written.
             *("--block-size", "128", "--num-gpu-blocks-override", "300"),
-            *(one_core.ARGUMENTS if core is None else ()),
         ),
         environ={
             "HF_HUB_OFFLINE": "1",
             "OTEL_BSP_SCHEDULE_DELAY": "200",
             "ORCH_PARENTS": "open",  # sidecars of tests are above its own
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else a process tries the compiler at each start
             **(one_core.ENVIRON if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core)}),
             **(environ or {}),
         },
@@ -205,6 +205,7 @@ def home(stacks: Stacks, logs: Path, grpc_receiver: GrpcReceiver) -> Stack:
     """Profile home, with a prefix cache; VLLM_PLUGINS names something else; traces go out over
     gRPC."""
     environ = {
+        "ORCH_WARM_UP": "off",  # for test_warm_up there is the other engine
         "VLLM_PLUGINS": "lora_filesystem_resolver",
         "OTEL_EXPORTER_OTLP_ENDPOINT": grpc_receiver.endpoint,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",

@@ -1,6 +1,7 @@
 """vLLM's own OpenAI server, which writes what it is made of instead of serving: see test_inert.
 
-It has no engine core: a process of its own, of which nothing is written.
+It has no engine core: a process of its own, of which nothing is written. There are two servers,
+forks of one process that has imported vLLM: the second one finds the plugin.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import json
 import logging
 import os
 import re
+import site
 import sys
 import threading
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -50,9 +53,22 @@ def parts(app: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """`FILE ARGUMENTS`: writes the parts to FILE, of a server with these arguments."""
-    target = Path(sys.argv.pop(1))
+    """`PACKAGES FOLDER ARGUMENTS`: writes `without.json` and `with.json` to FOLDER, of servers with
+    these arguments; the second one has the plugin in PACKAGES, a folder of packages."""
+    packages, folder = sys.argv.pop(1), Path(sys.argv.pop(1))
     from vllm.entrypoints.launchers.api_server import entry
+
+    for name in ("without", "with"):
+        if not (child := os.fork()):
+            if name == "with":
+                site.addsitedir(packages)
+                assert entry_points(group="vllm.general_plugins", name="orch")
+            serve(entry, folder / f"{name}.json", packages)
+            sys.exit()
+        assert not os.waitpid(child, 0)[1], name
+
+
+def serve(entry: Any, target: Path, packages: str) -> None:
     from vllm.v1.engine.core_client import EngineCoreClient
 
     async def never() -> None:
@@ -63,7 +79,9 @@ def main() -> None:
     EngineCoreClient.make_async_mp_client = lambda *_, **__: core
 
     def write(app: Any) -> None:
-        target.write_text(json.dumps(parts(app)), encoding="utf-8")
+        found = parts(app)
+        found["path"] = [path for path in found["path"] if path != packages]
+        target.write_text(json.dumps(found), encoding="utf-8")
 
     async def serve_http(app: Any, **_: Any) -> asyncio.Task[None]:
         write(app)

@@ -11,8 +11,5 @@ from __future__ import annotations
 
 from typing import Final
 
-ARGUMENTS: Final = (
-    "--distributed-executor-backend",
-    "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-)
-ENVIRON: Final = {"OMP_NUM_THREADS": "1"}
+# On CPUs the second one has vLLM keep the model in the process of the engine's core, no more.
+ENVIRON: Final = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

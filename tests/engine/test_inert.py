@@ -8,14 +8,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orch_sidecar.tools.local.stack import free_port
 from orch_sidecar.tools.local.up import tiny_model
 from tests.engine import inert_probe
-from tests.environments import site_packages, without_this_project
+from tests.environments import without_this_project
 from tests.import_graph import ROOT
 from tests.patience import READY_WITHIN_S
 
@@ -31,22 +30,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with vLLM, and without the plugin."""
-    return without_this_project(tmp_path_factory.mktemp("bare"))
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with the plugin."""
-    binaries = without_this_project(tmp_path_factory.mktemp("installed"))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site_packages(binaries))
-    return binaries
-
-
 def run(binaries: Path, *words: str) -> None:
+    """Runs Python there, with nothing set that is ours or vLLM's."""
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -65,27 +50,25 @@ def run(binaries: Path, *words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def parts(binaries: Path, place: Path, port: int) -> dict[str, Any]:
-    """What a server is made of that shows no statistics and exports traces."""
-    found = place / f"{binaries.parent.name}.json"
+def test_without_a_profile_the_engine_is_what_it_is_without_the_plugin(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """One that shows no statistics and exports traces."""
+    packages = tmp_path / "packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
     run(
-        binaries,
+        without_this_project(tmp_path / "environment"),
         inert_probe.__file__,
-        str(found),
-        *("--model", str(tiny_model()), "--port", str(port)),
+        *(str(packages), str(tmp_path)),
+        *("--model", str(tiny_model()), "--port", str(free_port())),
         *("--dtype", "float32", "--enforce-eager", "--disable-log-stats"),
         *("--otlp-traces-endpoint", "http://127.0.0.1:9"),
     )
-    text = found.read_text(encoding="utf-8").replace(str(binaries.parent), "ENVIRONMENT")
-    document: dict[str, Any] = json.loads(text)
-    return document
-
-
-def test_without_a_profile_the_engine_is_what_it_is_without_the_plugin(
-    bare: Path, installed: Path, tmp_path: Path
-) -> None:
-    port = free_port()
-    without, with_plugin = parts(bare, tmp_path, port), parts(installed, tmp_path, port)
+    without, with_plugin = (
+        json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("without", "with")
+    )
     assert without["statistics"] == [False, "None"]
     assert without["stat loggers"] == [], "with a profile there is one: see test_home"
     assert without["routes"]

@@ -26,6 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from orch_sidecar.auth.keys import RANDOM_BYTES, entry_of, new_key
 from orch_sidecar.tools.local.check import ReceivedSpan, decode
 from orch_sidecar.tools.local.up import tiny_model
+from tests.engine import one_core
 from tests.k8s import trace_sink
 from tests.k8s.objects import (
     DEPLOYMENTS,
@@ -147,12 +148,13 @@ def _images(found: list[Manifest], venv: Path) -> dict[str, Image]:
         venv,
         ROOT,
         "orch-sidecar",
-        # The hub cannot be reached; and two engines and their tests share two cores, on which the
-        # threads of an engine spin while they wait for each other.
+        # The hub cannot be reached; and two engines and their tests share two cores. What engines
+        # compile before they are ready is for tests/engine/test_warm_up.
         environment={
             "HF_HUB_OFFLINE": "1",
             "OTEL_BSP_SCHEDULE_DELAY": "200",
-            "OMP_WAIT_POLICY": "passive",
+            "ORCH_WARM_UP": "off",
+            **one_core.ENVIRON,
         },
     )
     sink = "/opt/trace_sink.py"
@@ -169,9 +171,14 @@ def _images(found: list[Manifest], venv: Path) -> dict[str, Image]:
 
 
 def _download(cache: Path, model: str, revision: str) -> None:
-    """Lays the tiny model into a cache of the hub, as the revision of the model that pods load."""
+    """Lays the tiny model into a cache of the hub, as the revision of the model that pods load;
+    and beside it what vLLM has found out of its class here, for which it starts a process."""
     repository = cache / "hub" / f"models--{model.replace('/', '--')}"
     shutil.copytree(tiny_model(), repository / "snapshots" / revision, dirs_exist_ok=True)
+    classes = Path.home() / ".cache" / "vllm" / "modelinfos"
+    if classes.exists():
+        known = cache / "compiled" / "vllm" / "modelinfos"
+        shutil.copytree(classes, known, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
 
 def _secret(key: str) -> dict[str, Any]:

@@ -178,9 +178,7 @@ def measure(options: argparse.Namespace) -> None:
     seconds, slots = options.seconds or 30.0, options.slots
     with (
         tempfile.TemporaryDirectory() as folder,
-        rig.Engine(
-            "tiny", slots, *one_core.ARGUMENTS, name="idle", environ=one_core.ENVIRON
-        ) as engine,
+        rig.Engine("tiny", slots, name="idle", environ=one_core.ENVIRON) as engine,
     ):
         engine.wait()
         many = Path(folder) / "many"
