@@ -35,6 +35,7 @@ from pydantic import BaseModel, BeforeValidator, StrictInt, ValidationError
 from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
 from orch_sidecar.tools.facts.tables.table import UnreadableFile, parse
+from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 # A block of less than one token of a scaled trace still distinguishes prefixes.
 _LEAST_TOKENS: Final = 1
@@ -117,6 +118,15 @@ class Trace:
             ),
             block_tokens=None if self.block_tokens is None else tokens(self.block_tokens),
         )
+
+
+def merged(trace: Trace, bulk: Trace | None) -> list[tuple[TracedRequest, ServiceClass, Trace]]:
+    """Returns the interactive requests of a trace and the bulk ones of another, each with its own,
+    in the order of their arrival."""
+    found = [(each, INTERACTIVE, trace) for each in trace.requests]
+    if bulk is not None:
+        found += [(each, BULK, bulk) for each in bulk.requests]
+    return sorted(found, key=lambda entry: entry[0].at_s)
 
 
 # Of a second: a date as a float is no more exact.
@@ -335,10 +345,14 @@ def add_bulk_clients(group: argparse._ActionsContainer, lengths: str) -> None:
     group.add_argument("--bulk-clients", type=count_or_zero, default=0, metavar="N", help=text)
 
 
-def trace_of(options: argparse.Namespace, path: Path) -> Trace:
-    """Returns the part of a trace that the options define. Raises OSError and InvalidTrace."""
-    return (
-        read(path)
-        .window(*options.trace_window)
-        .scaled(time=options.time_factor, lengths=options.length_factor)
-    )
+def traces_of(options: argparse.Namespace) -> tuple[Trace, Trace | None]:
+    """Returns the parts of the traces that the options define, the second None if not given.
+
+    Raises OSError and InvalidTrace.
+    """
+
+    def part(path: Path) -> Trace:
+        whole = read(path).window(*options.trace_window)
+        return whole.scaled(time=options.time_factor, lengths=options.length_factor)
+
+    return part(options.trace), part(options.bulk_trace) if options.bulk_trace else None

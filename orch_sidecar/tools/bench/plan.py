@@ -33,7 +33,7 @@ from orch_sidecar.tools.bench.results.result import GIVEN, Given
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.traces import add_bulk_clients, add_trace, trace_of
+from orch_sidecar.tools.traces import add_bulk_clients, add_trace, traces_of
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
@@ -229,8 +229,7 @@ def _replay(options: argparse.Namespace, common: dict[str, Any]) -> Scenario:
                 "their rate"
             )
     replay = Replay(
-        trace_of(options, options.trace),
-        None if options.bulk_trace is None else trace_of(options, options.bulk_trace),
+        *traces_of(options),
         options.bulk_clients,
         options.trace_window,
         options.time_factor,

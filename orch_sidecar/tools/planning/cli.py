@@ -43,7 +43,7 @@ from orch_sidecar.tools.planning.fleet import (
 from orch_sidecar.tools.simulate.compare import with_slo
 from orch_sidecar.tools.simulate.traffic import Replay
 from orch_sidecar.tools.terminal import Progress
-from orch_sidecar.tools.traces import add_trace, trace_of
+from orch_sidecar.tools.traces import add_trace, traces_of
 from orch_sidecar.tools.tune.decision import Decision, bounds, decide
 from orch_sidecar.tools.tune.engine_model import EngineModel, FullSlots, MemoryBound
 from vllm_plugin.contracts import profile as profiles
@@ -133,8 +133,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         require(options.plot)
     profile = profiles.load(options.profile)
-    bulk = None if options.bulk_trace is None else trace_of(options, options.bulk_trace)
-    traffic = Replay(trace_of(options, options.trace), bulk)
+    traffic = Replay(*traces_of(options))
     tokens = round(traffic.prompt + traffic.output)
     slo_ms = slo_of(options)
     model = _with_memory(_model(options, tokens), options, tokens)

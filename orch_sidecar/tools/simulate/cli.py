@@ -35,7 +35,7 @@ from orch_sidecar.tools.simulate.compare import (
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay, Traffic, Workload
 from orch_sidecar.tools.terminal import Progress
-from orch_sidecar.tools.traces import add_bulk_clients, add_trace, trace_of
+from orch_sidecar.tools.traces import add_bulk_clients, add_trace, traces_of
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import AdmissionRules, Profile, ServiceClass
 
@@ -126,9 +126,7 @@ def traffic_of(options: argparse.Namespace) -> tuple[Workload | Replay, BulkClie
         if options.bulk_trace is not None:
             raise ValueError(f"--bulk-trace {options.bulk_trace}: it needs --trace beside it")
         return workload, clients
-    bulk = None if options.bulk_trace is None else trace_of(options, options.bulk_trace)
-    trace = trace_of(options, options.trace)
-    return Replay(trace, bulk, options.max_tokens_known), clients
+    return Replay(*traces_of(options), options.max_tokens_known), clients
 
 
 def _add_fields(group: argparse._ArgumentGroup, fields: _Fields, plain: object) -> None:

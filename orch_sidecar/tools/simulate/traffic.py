@@ -14,7 +14,7 @@ from math import log
 from random import Random
 from typing import Final, Protocol
 
-from orch_sidecar.tools.traces import Trace
+from orch_sidecar.tools.traces import Trace, merged
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
 
 # Lengths are capped at this multiple of the mean, so that requests fit a context length and a
@@ -161,8 +161,7 @@ class Replay:
         return [replace(each, at=0.0) for each in islice(cycle(self._arrivals(1.0)), count)]
 
     def _arrivals(self, time: float) -> list[Arrival]:
-        sources = [(INTERACTIVE, self.trace), (BULK, self.bulk)]
-        found = [
+        return [
             Arrival(
                 time * each.at_s,
                 service_class,
@@ -170,11 +169,8 @@ class Replay:
                 each.output_tokens,
                 each.output_tokens if self.max_tokens_known else None,
             )
-            for service_class, trace in sources
-            if trace is not None
-            for each in trace.requests
+            for each, service_class, _ in merged(self.trace, self.bulk)
         ]
-        return sorted(found, key=lambda each: each.at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ async def test_time_to_the_first_token_is_the_servers_and_what_lies_between(
 
 
 async def test_poisson_arrivals_are_sent_when_they_are_due(upstream: Upstream) -> None:
-    due_s = arrivals.until(arrivals.poisson(100.0, 3), 100, 0.0)
+    due_s = arrivals.until(arrivals.gamma(100.0, 1.0, 3), 100, 0.0)
 
     async def late_s() -> float:
         load = made(upstream)

@@ -22,7 +22,7 @@ from orch_sidecar.tools.traces import (
     add_trace,
     factor,
     read,
-    trace_of,
+    traces_of,
     window,
 )
 
@@ -256,7 +256,7 @@ def test_window_is_in_the_seconds_of_the_trace_and_factors_apply_after_it(tmp_pa
     add_trace(parser)
     words = ["--trace", str(file), "--trace-window", "2:5", "--time-factor", "1/2"]
     options = parser.parse_args([*words, "--length-factor", "1/16"])
-    found = trace_of(options, options.trace).requests
+    found = traces_of(options)[0].requests
     assert [(each.at_s, each.prompt_tokens, each.output_tokens) for each in found] == [
         (0.0, 10, 2),
         (0.5, 10, 2),

@@ -24,7 +24,7 @@ from pydantic import Field
 from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.facts.tables.notes import TRACE_DIGITS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from orch_sidecar.tools.traces import Trace, TracedRequest
+from orch_sidecar.tools.traces import Trace, TracedRequest, merged
 from vllm_plugin.contracts.profile import ServiceClass
 
 # 80 MB of times. A mistyped rate, or bursts so large that time never advances, ends in an error
@@ -32,19 +32,12 @@ from vllm_plugin.contracts.profile import ServiceClass
 MAX_REQUESTS: Final = 10_000_000
 
 
-def poisson(rate_per_s: float, seed: int) -> Iterator[float]:
-    """Yields times with exponential intervals of mean 1/rate, as MLPerf's Server scenario; endless.
-
-    `rate_per_s`: above 0, as each rate below.
-    """
-    return gamma(rate_per_s, 1.0, seed)
-
-
 def gamma(rate_per_s: float, burstiness: float, seed: int) -> Iterator[float]:
     """Yields times with gamma-distributed intervals of shape `burstiness` and mean 1/rate; endless.
 
-    The same parameter as `vllm bench serve --burstiness`: 1 is Poisson, below 1 is burstier,
-    above 1 more regular. The coefficient of variation of an interval is 1/sqrt(burstiness).
+    The same parameter as `vllm bench serve --burstiness`: 1 is Poisson, as in MLPerf's Server
+    scenario, below 1 is burstier, above 1 more regular. The coefficient of variation of an interval
+    is 1/sqrt(burstiness). `rate_per_s`: above 0, as that below.
     """
     random = Random(f"{seed} arrivals")  # noqa: S311 (no secret)
     # Two divisions: the product of the divisors may underflow or overflow a float.
@@ -150,24 +143,18 @@ class Replay:
     @property
     def due_s(self) -> tuple[float, ...]:
         """When each request of the schedule is due."""
-        return tuple(request.at_s for request, _, _ in self._schedule())
+        return tuple(request.at_s for request, _, _ in merged(self.trace, self.bulk))
 
     @property
     def classes(self) -> list[ServiceClass]:
         """The class of each request of the schedule."""
-        return [service_class for _, service_class, _ in self._schedule()]
+        return [service_class for _, service_class, _ in merged(self.trace, self.bulk)]
 
     def prompts(self, ids: Sequence[int], seed: int) -> Iterator[Prompt]:
         """Yields the prompt of each request of the schedule, made of these token ids."""
-        for number, (request, _, trace) in enumerate(self._schedule()):
+        for number, (request, _, trace) in enumerate(merged(self.trace, self.bulk)):
             tokens = _tokens(request, trace, number, ids, seed)
             yield Prompt(tuple(tokens), request.prompt_tokens, request.output_tokens)
-
-    def _schedule(self) -> list[tuple[TracedRequest, ServiceClass, Trace]]:
-        found = [(each, ServiceClass.INTERACTIVE, self.trace) for each in self.trace.requests]
-        if self.bulk is not None:
-            found += [(each, ServiceClass.BULK, self.bulk) for each in self.bulk.requests]
-        return sorted(found, key=lambda entry: entry[0].at_s)
 
 
 def _tokens(
@@ -235,12 +222,8 @@ def schedule(scenario: Scenario) -> tuple[float, ...]:
     rate = scenario.rate_per_s
     if rate is None or scenario.loadgen is not None:
         return ()
-    match scenario.arrivals:
-        case Arrivals.CONSTANT:
-            times = constant(rate)
-        case Arrivals.GAMMA:
-            assert scenario.burstiness is not None
-            times = gamma(rate, scenario.burstiness, scenario.seed)
-        case _:
-            times = poisson(rate, scenario.seed)
+    if scenario.arrivals is Arrivals.CONSTANT:
+        times = constant(rate)
+    else:
+        times = gamma(rate, scenario.burstiness or 1.0, scenario.seed)
     return until(times, scenario.least_requests, scenario.least_seconds)

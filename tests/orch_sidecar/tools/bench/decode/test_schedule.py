@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome, run_schedule
-from orch_sidecar.tools.bench.load.scenario import poisson
+from orch_sidecar.tools.bench.load.scenario import gamma
 from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.facts.labels.figures import percentile
 
 
 def poisson_ms(rate_per_s: float, count: int, seed: int) -> list[float]:
-    return [1000 * at_s for at_s in islice(poisson(rate_per_s, seed), count)]
+    return [1000 * at_s for at_s in islice(gamma(rate_per_s, 1.0, seed), count)]
 
 
 def ten_ms(batch: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, islice, pairwise, repeat
 from statistics import fmean, pstdev
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load import scenario as arrivals
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.bench.load.scenario import Replay, constant, gamma, poisson, until
+from orch_sidecar.tools.bench.load.scenario import Replay, constant, gamma, until
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import (
@@ -37,7 +37,7 @@ def gaps(times: Iterator[float]) -> list[float]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("rate", [0.2, 7.0, 1500.0])
 def test_poisson_arrivals_have_the_requested_rate(rate: float, seed: int) -> None:
-    found = gaps(poisson(rate, seed))
+    found = gaps(gamma(rate, 1.0, seed))
     # The mean of n exponential intervals is off by 1/sqrt(n): 0.7 % here.
     assert fmean(found) * rate == pytest.approx(1, abs=0.02)
     assert pstdev(found) / fmean(found) == pytest.approx(1, abs=0.03)
@@ -45,7 +45,7 @@ def test_poisson_arrivals_have_the_requested_rate(rate: float, seed: int) -> Non
 
 def test_poisson_counts_vary_as_much_as_they_are_large() -> None:
     counts: dict[int, int] = {}
-    for at in islice(poisson(10.0, 4), MANY):
+    for at in islice(gamma(10.0, 1.0, 4), MANY):
         counts[int(at)] = counts.get(int(at), 0) + 1
     whole = [counts.get(second, 0) for second in range(max(counts))]
     assert fmean(whole) == pytest.approx(10, rel=0.03)
@@ -62,20 +62,13 @@ def test_gamma_intervals_have_the_mean_of_the_rate_and_vary_by_burstiness(
     assert pstdev(found) / fmean(found) == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
-def test_burstiness_of_one_is_poisson() -> None:
-    assert list(islice(gamma(3.0, 1.0, 7), 100)) == list(islice(poisson(3.0, 7), 100))
-
-
 def test_constant_arrivals_keep_their_interval_and_do_not_drift() -> None:
     assert list(islice(constant(4.0), 4)) == [0.25, 0.5, 0.75, 1.0]
     assert next(islice(constant(3.0), 2_999_999, None)) == 1_000_000.0
 
 
-@pytest.mark.parametrize("draw", [poisson, lambda rate, seed: gamma(rate, 0.5, seed)])
-def test_same_seed_gives_the_same_times_and_another_one_others(
-    draw: Callable[[float, int], Iterator[float]],
-) -> None:
-    first, again, other = (list(islice(draw(5.0, seed), 200)) for seed in (1, 1, 2))
+def test_same_seed_gives_the_same_times_and_another_one_others() -> None:
+    first, again, other = (list(islice(gamma(5.0, 0.5, seed), 200)) for seed in (1, 1, 2))
     assert first == again
     assert not set(first) & set(other)
 
@@ -120,7 +113,7 @@ def test_schedule_of_a_rate_has_the_requests_and_the_seconds() -> None:
 @pytest.mark.parametrize("rate", [1.2, 2.0, 8.0])
 def test_default_run_is_never_too_short_to_be_published(rate: float) -> None:
     """The window is from the first arrival on: long enough even of answers that take no time."""
-    for times in (constant(rate), *(poisson(rate, seed) for seed in range(20))):
+    for times in (constant(rate), *(gamma(rate, 1.0, seed) for seed in range(20))):
         due_s = until(times, MIN_QUERIES[Label.BATCHED_ONLINE], MIN_DURATION_S)
         assert shortfalls(Label.BATCHED_ONLINE, len(due_s), due_s[-1] - due_s[0]) == []
 
