@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative, run_command
 from orch_sidecar.tools.bench.decode import cli as decode
 from orch_sidecar.tools.bench.decode.cli import add_command as add_decode
-from orch_sidecar.tools.bench.load import loadgen
 from orch_sidecar.tools.bench.load.driver import interrupts, unless_interrupted
 from orch_sidecar.tools.bench.plan import (
     InvalidOptions,
@@ -37,6 +36,7 @@ from orch_sidecar.tools.bench.reports import add_commands, add_report, check_fil
 from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of, with_evidence
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound
+from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
 from orch_sidecar.tools.drawing.picture import drawn

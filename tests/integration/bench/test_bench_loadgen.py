@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orch_sidecar.tools.bench.load import loadgen
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.result import Result
+from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import CLOSED, OFFLINE, POISSON, SINGLE, measured, url_of

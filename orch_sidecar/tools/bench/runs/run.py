@@ -32,11 +32,9 @@ from orch_sidecar.tools.bench.load.driver import (
     unless_interrupted,
 )
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
-from orch_sidecar.tools.bench.load.loadgen import Loadgen
 from orch_sidecar.tools.bench.load.scenario import Scenario, schedule
 from orch_sidecar.tools.bench.machine import host
 from orch_sidecar.tools.bench.plan import Plan, logs_beside
-from orch_sidecar.tools.bench.results.loadgen import compared
 from orch_sidecar.tools.bench.results.result import (
     EvidenceDocument,
     Result,
@@ -46,6 +44,7 @@ from orch_sidecar.tools.bench.results.result import (
 )
 from orch_sidecar.tools.bench.results.summary import FinishedRun, result_of
 from orch_sidecar.tools.bench.runs.evidence import StatementsOfRun
+from orch_sidecar.tools.bench.runs.loadgen import Loadgen
 from orch_sidecar.tools.bench.runs.work import RunId, expected, requests_of, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
@@ -171,9 +170,7 @@ async def _measure_once(
             after=None if after is None else after.snapshot,
             unread_reason=unread_reason,
             evidence=evidence,
-            loadgen=None
-            if loadgen is None
-            else compared(str(loadgen.folder), loadgen.detail, load.calls, loadgen.began_s),
+            loadgen=None if loadgen is None else loadgen.document(load.calls),
         )
     )
 

@@ -17,10 +17,10 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.tools.bench.load.call import Request
 from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work
-from orch_sidecar.tools.bench.load.loadgen import Loadgen
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.plan import Plan
+from orch_sidecar.tools.bench.runs.loadgen import Loadgen
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from vllm_plugin.contracts.profile import ServiceClass

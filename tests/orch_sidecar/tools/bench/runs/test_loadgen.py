@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from orch_sidecar.tools.bench.load.call import Call, Fate
-from orch_sidecar.tools.bench.results.loadgen import compared
+from orch_sidecar.tools.bench.runs.loadgen import compared
 
 # Ten requests, issued each second from second 1; the n-th takes n hundred ms, and its first token a
 # tenth of that.

@@ -3,23 +3,32 @@
 It issues queries from a thread of its own. Each first and last token is reported to it at the
 moment at which the client sees it. Each query gets a prompt of its own, whatever it names: one
 that is sent twice would be found in the prefix cache. The package is imported only here.
+
+Its figures are compared with those of the run's calls. Both are of the same moments, but for the
+way between two threads. For the comparison ours are defined as its are: a time counts from when it
+issued the query, a percentile is the value at the rank below, and tokens/s count from when its
+clock began. Where a request was not answered nothing is compared: it knows no failures.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, Request
 from orch_sidecar.tools.bench.load.driver import Demand, LoadGenerator
 from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.results.result import ComparedFigure, LoadgenDocument
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 _PACKAGE: Final = "mlcommons-loadgen"
@@ -41,6 +50,22 @@ _SAMPLE: Final = re.compile(
     r'"name":"Sample".*"sample_seq":(?P<number>\d+),.*"issue_start_ns":(?P<late_ns>\d+)'
 )
 _NS_PER_S: Final = 1e9
+_LINE: Final = ":::MLLOG "
+_NS_PER_MS: Final = 1_000_000
+_PERCENTILES: Final = (50, 90, 95, 99)
+# Its names of mean and percentiles, by ours.
+_TIMES: Final = {
+    "latency": ("result_mean_latency_ns", "result_{}.00_percentile_latency_ns"),
+    "TTFT": (
+        "result_first_token_mean_latency_ns",
+        "result_first_token_{}.00_percentile_latency_ns",
+    ),
+    "TPOT": (
+        "result_time_to_output_token_mean",
+        "result_time_per_output_token_{}.00_percentile_ns",
+    ),
+}
+_TOKENS: Final = ("result_tokens_per_second", "result_completed_tokens_per_second")
 
 
 class LoadgenUnavailable(ValueError):
@@ -64,17 +89,17 @@ def check(scenario: Scenario) -> str:
 
 
 class Loadgen:
-    """One test. `folder`: of its logs; `began_s`: when its clock began, by that of the run."""
+    """One test."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         """`folder`: made if it does not exist."""
         self._lg = importlib.import_module("mlperf_loadgen")
-        self._scenario, self.folder = scenario, folder
-        self.began_s = 0.0
+        self._scenario, self._folder = scenario, folder
+        self._began_s = 0.0  # when its clock began, by that of the run
 
     async def work(self, load: LoadGenerator, requests: Iterator[Request]) -> None:
         """Sends a request for each query until the test has ended."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         if self._scenario.arrivals is Arrivals.AT_ONCE:
             requests = iter(list(islice(requests, self._scenario.least_requests + 1)))
         loop, demands = asyncio.get_running_loop(), asyncio.Queue[Demand | None]()
@@ -97,15 +122,15 @@ class Loadgen:
         if self._scenario.arrivals is Arrivals.POISSON:
             self._as_scheduled(load.calls)
 
-    @property
-    def detail(self) -> str:
-        """The log with its figures; empty without one."""
-        log = self.folder / _DETAIL
-        return log.read_text(encoding="utf-8") if log.is_file() else ""
+    def document(self, calls: Sequence[Call]) -> LoadgenDocument | None:
+        """Returns its figures beside those of the run's calls; None where it did not finish."""
+        log = self._folder / _DETAIL
+        text = log.read_text(encoding="utf-8") if log.is_file() else ""
+        return compared(str(self._folder), text, calls, self._began_s)
 
     def _as_scheduled(self, calls: Sequence[Call]) -> None:
         """Dates calls back by how late it was itself: a query is due when its schedule says so."""
-        trace = self.folder / _TRACE
+        trace = self._folder / _TRACE
         for found in _SAMPLE.finditer(trace.read_text("utf-8") if trace.is_file() else ""):
             call = calls[int(found["number"])]
             assert call.due_s is not None
@@ -113,11 +138,11 @@ class Loadgen:
 
     def _test(self, load: LoadGenerator, issue: Any) -> None:
         def loaded(samples: Sequence[int]) -> None:
-            self.began_s = load.now()
+            self._began_s = load.now()
 
         lg, count = self._lg, self._scenario.least_requests
         log = lg.LogOutputSettings()
-        log.outdir = str(self.folder)
+        log.outdir = str(self._folder)
         settings = lg.LogSettings()
         settings.log_output, settings.enable_trace = log, True
         system = lg.ConstructSUT(issue, lambda: None)
@@ -163,3 +188,63 @@ class Loadgen:
 
         scheduled = self._scenario.arrivals is not Arrivals.ONE_BY_ONE
         return Demand(at_s, scheduled, events, ended)
+
+
+def compared(
+    folder: str, detail: str, calls: Sequence[Call], began_s: float
+) -> LoadgenDocument | None:
+    """Returns its figures beside ours; None where it did not finish.
+
+    `detail`: the log with them, of those in `folder`. `began_s`: when its clock began, by that of
+    the calls.
+    """
+    found = _logged(detail)
+    if "result_validity" not in found:
+        return None
+    return LoadgenDocument(
+        folder=folder,
+        valid=found["result_validity"] == "VALID",
+        figures=list(_figures(found, calls, began_s)),
+    )
+
+
+def _logged(text: str) -> Mapping[str, Any]:
+    """Returns the last value of each key in the detail log."""
+    lines = (line.partition(_LINE)[2] for line in text.splitlines())
+    entries = [json.loads(line) for line in lines if line]
+    return {each["key"]: each["value"] for each in entries}
+
+
+def _figures(
+    found: Mapping[str, Any], calls: Sequence[Call], began_s: float
+) -> Iterator[ComparedFigure]:
+    served = [
+        served
+        if call.free_s is None or call.due_s is not None
+        else replace(served, arrived_s=call.free_s)
+        for call in calls
+        if (served := call.served) is not None
+    ]
+    if not served or len(served) < len(calls):
+        return
+    seconds = max(each.ended_s for each in served) - began_s
+    tokens_per_s = sum(each.output_tokens for each in served) / seconds
+    for key in _TOKENS:
+        if key in found:
+            yield ComparedFigure(name="tokens/s", loadgen=found[key], ours=tokens_per_s)
+    of_calls = {
+        "latency": [each.latency_s for each in served],
+        "TTFT": [each.ttft_s for each in served if each.ttft_s is not None],
+        "TPOT": [each.tpot_s for each in served if each.tpot_s is not None],
+    }
+    for name, (mean_key, percentile_key) in _TIMES.items():
+        times_ms = sorted(1000 * each for each in of_calls[name])
+        if not times_ms:
+            continue
+        ours = {mean_key: (f"{name} mean, ms", fmean(times_ms))}
+        for p in _PERCENTILES:
+            at = len(times_ms) * p // 100
+            ours[percentile_key.format(p)] = (f"{name} p{p}, ms", times_ms[at])
+        for key, (text, value) in ours.items():
+            if found.get(key):
+                yield ComparedFigure(name=text, loadgen=found[key] / _NS_PER_MS, ours=value)
