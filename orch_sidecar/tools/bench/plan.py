@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from orch_sidecar.tools.arguments import (
 )
 from orch_sidecar.tools.bench.load import prompts
 from orch_sidecar.tools.bench.load.capabilities import read_capabilities
-from orch_sidecar.tools.bench.load.endpoint import Endpoint
+from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint, api_key
 from orch_sidecar.tools.bench.load.prompts import Prompt
 from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.results.result import GIVEN, Given
@@ -34,8 +33,6 @@ from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import MIN_DURATION_S, MIN_QUERIES
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.traces import add_bulk_clients, add_trace, traces_of
-
-KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
 # MLPerf requires one query of 24 576 samples, which are requests here; this many keep an engine of
 # 256 slots busy for four rounds.
@@ -170,11 +167,6 @@ def given_of(options: argparse.Namespace) -> dict[str, str | int]:
     """Returns the parts of the engine's identity that were given by hand."""
     found = {name: getattr(options, name, None) for name in GIVEN}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def api_key() -> str | None:
-    """Returns the key from the environment; an option would show up in the process list."""
-    return os.environ.get(KEY_VARIABLE, "").strip() or None
 
 
 def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:

@@ -117,15 +117,16 @@ def of_facts(rows: Sequence[Row], prefill_tokens_per_s: float | None) -> EngineM
             "--prefill-rate"
         )
     points = [point for row in used if (point := _point(row, prefill)) is not None]
+    points.sort(key=lambda point: point.batch)
     found = fit([(point.batch, point.ms) for point in points]) if points else None
     if found is None:
-        batches = ", ".join(str(point.batch) for point in sorted(points, key=_batch)) or "none"
+        batches = ", ".join(str(point.batch) for point in points) or "none"
         raise NoEngine(
             f"the curve of the step time needs rows of three different batches; the table has: "
             f"{batches}. Measure more with `orch bench sweep --facts`"
         )
     [(model, engine, _, gpu, accelerators)] = kinds
-    curve = StepCurve(tuple(sorted(points, key=_batch)), found)
+    curve = StepCurve(tuple(points), found)
     source = f"{len(points)} rows of {model} on {engine}, {gpu}"
     return EngineModel(source, curve, prefill, accelerators=accelerators)
 
@@ -137,10 +138,6 @@ def select(rows: Iterable[Row], model_id: str | None, gpu: str | None) -> list[R
         for row in rows
         if model_id in (None, row.model_id, row.model_name) and gpu in (None, row.gpu)
     ]
-
-
-def _batch(point: Point) -> int:
-    return point.batch
 
 
 def _point(row: Row, prefill_tokens_per_s: float) -> Point | None:

@@ -9,9 +9,10 @@ import sys
 from typing import Final
 
 from orch_sidecar.tools.arguments import TextParser
+from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE
 from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.top.live import InvalidDocument, Live
-from orch_sidecar.tools.top.sidecar import KEY_VARIABLE, Away, NoSidecar, Sidecar
+from orch_sidecar.tools.top.sidecar import Away, NoSidecar, Sidecar
 
 _DESCRIPTION: Final = f"""Shows what a sidecar does: pools, slots, batches, the queue, rates.
 

@@ -12,10 +12,8 @@ from urllib.parse import quote
 import aiohttp
 
 from orch_sidecar.tools.bench.load.call import shown
-from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
+from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE, Endpoint, EndpointError, api_key
 from orch_sidecar.wire.event_stream import EventStream
-
-KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
 _LIVE: Final = "/v1/live"
 _CONNECT_S: Final = 5.0
@@ -50,7 +48,7 @@ class Sidecar:
     def __init__(self, url: str) -> None:
         """Raises NoSidecar for a URL that is none, or a key that no header can hold."""
         try:
-            self._endpoint = Endpoint.of(url, os.environ.get(KEY_VARIABLE, "").strip() or None, {})
+            self._endpoint = Endpoint.of(url, api_key(), {})
         except EndpointError as error:
             raise NoSidecar(str(error)) from error
         self._stack = AsyncExitStack()

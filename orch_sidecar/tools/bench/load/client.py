@@ -64,20 +64,13 @@ class EventStream:
             return False
         if document.get("error"):
             self.error = code_of(document)
-        self._count(document.get("usage"))
+        if document.get("usage"):
+            self.usage = usage.read(data)[:2]
         choices = document.get("choices")
         if not isinstance(choices, list) or not choices:
             return False
         self.generated += 1
         return any(has_tokens(choice) for choice in choices)
-
-    def _count(self, usage: Any) -> None:
-        if isinstance(usage, Mapping):
-            read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-            self.usage = (
-                read if type(read) is int else None,
-                written if type(written) is int else None,
-            )
 
 
 def has_tokens(choice: Any) -> bool:

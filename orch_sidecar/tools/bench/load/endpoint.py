@@ -6,6 +6,7 @@ The API key and the extra header fields appear in no error, result or repr.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,12 +22,19 @@ from orch_sidecar.tools.bench.load.call import shown
 _TIMEOUT_S: Final = 10.0
 _SHOWN: Final = 300  # characters of an error response
 
+KEY_VARIABLE: Final = "OPENAI_API_KEY"
+
 # What a request line or a header field can hold without escaping.
 _VISIBLE: Final = re.compile(r"[!-~]*")
 
 
 class EndpointError(Unavailable):
     """The endpoint cannot be used as requested; the message gives the reason."""
+
+
+def api_key() -> str | None:
+    """Returns the key from the environment; an option would show up in the process list."""
+    return os.environ.get(KEY_VARIABLE, "").strip() or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,13 +232,9 @@ def _figures(
     for key in _TOKENS:
         if key in found:
             yield ComparedFigure(name="tokens/s", loadgen=found[key], ours=tokens_per_s)
-    of_calls = {
-        "latency": [each.latency_s for each in served],
-        "TTFT": [each.ttft_s for each in served if each.ttft_s is not None],
-        "TPOT": [each.tpot_s for each in served if each.tpot_s is not None],
-    }
     for name, (mean_key, percentile_key) in _TIMES.items():
-        times_ms = sorted(1000 * each for each in of_calls[name])
+        known = (each.times_s[name.lower()] for each in served)
+        times_ms = sorted(1000 * each for each in known if each is not None)
         if not times_ms:
             continue
         ours = {mean_key: (f"{name} mean, ms", fmean(times_ms))}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.tools.bench import plan as options
+from orch_sidecar.tools.bench.load.endpoint import api_key
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.plan import (
     InvalidOptions,
@@ -165,8 +166,8 @@ def test_concurrencies_of_a_sweep_are_ascending() -> None:
 
 def test_key_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", " sk-1\n")
-    assert options.api_key() == "sk-1"
+    assert api_key() == "sk-1"
     monkeypatch.setenv("OPENAI_API_KEY", "")
-    assert options.api_key() is None
+    assert api_key() is None
     monkeypatch.delenv("OPENAI_API_KEY")
-    assert options.api_key() is None
+    assert api_key() is None

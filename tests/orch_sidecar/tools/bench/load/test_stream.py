@@ -56,21 +56,6 @@ def test_events_are_the_same_wherever_their_bytes_are_cut(places: list[int], crl
     assert (stream.usage, stream.error, stream.done) == ((7, 3), "", True)
 
 
-def test_event_counts_when_its_last_byte_has_come() -> None:
-    stream = EventStream()
-    whole = event(completion("a"))
-    assert [stream.feed(whole[at : at + 1]) for at in range(len(whole))] == [
-        *([0] * (len(whole) - 1)),
-        1,
-    ]
-
-
-def test_several_events_may_come_at_once() -> None:
-    stream = EventStream()
-    assert stream.feed(event(completion("a")) * 3 + event(completion("b"))[:-1]) == 3
-    assert stream.feed(b"\n") == 1
-
-
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 def test_counts_alone_bring_no_token(separators: tuple[str, str]) -> None:
     stream = EventStream()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from orch_sidecar.tools.bench.load.call import ClientHealth
 from orch_sidecar.tools.bench.report.run import run_report
 from orch_sidecar.tools.bench.results.result import Status, Trial
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.tables.notes import Arrivals
 from tests.orch_sidecar.tools.bench.report.sample_reports import (
     HOSTILE,
     hostile,
@@ -20,13 +17,11 @@ from tests.orch_sidecar.tools.bench.report.sample_reports import (
 )
 from tests.orch_sidecar.tools.bench.sample_results import (
     OFFLINE,
-    ONLINE,
     SINGLE,
     answered,
     in_a_row,
     refused,
     result,
-    run,
     unverified,
 )
 from tests.orch_sidecar.tools.drawing.html_reader import Page
@@ -208,16 +203,6 @@ class TestTerminal:
             assert line in text.splitlines()
         assert "goodput" not in text, "an SLO is not kept by what was not measured"
 
-    def test_arrivals_are_shown(self) -> None:
-        def told(**changes: Any) -> str:
-            return run_report(result(in_a_row(10), replace(ONLINE, **changes))).plain
-
-        assert "poisson arrivals at 10/s, prompts" in told()
-        gamma = told(arrivals=Arrivals.GAMMA, burstiness=0.5)
-        assert "gamma arrivals of burstiness 0.5 at 10/s, prompts" in gamma
-        closed = told(arrivals=Arrivals.CLOSED_LOOP, rate_per_s=None, clients=8)
-        assert "closed loop of 8, prompts" in closed
-
     def test_endpoint_without_capabilities_is_unknown(self) -> None:
         text = run_report(result_of(unverified(in_a_row(10)))).plain
         assert "\nan unknown engine · " in text
@@ -225,8 +210,3 @@ class TestTerminal:
         typed = {"engine": "x 1", "precision": "BF16", "gpu": "H100", "gpu_count": 2}
         text = run_report(result_of(unverified(in_a_row(10), given=typed))).plain
         assert "\nx 1, BF16, 2 x H100 · " in text
-
-    def test_interrupted_run_is_incomplete(self) -> None:
-        text = run_report(result_of(run(in_a_row(10), stopped=True))).plain
-        assert "batched_online: incomplete" in text
-        assert "\nWhy:\n  the user interrupted the run\n" in text

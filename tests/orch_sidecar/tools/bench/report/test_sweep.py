@@ -38,13 +38,6 @@ def test_point_that_is_not_sound_is_drawn_apart() -> None:
     assert "not sound, and not counted: 1, 4 clients" in page.text
 
 
-def test_incomplete_sweep_names_what_ended_it() -> None:
-    found = sweep_of(sweep(clients=(1, 2)).results, "at 4 clients: interrupted")
-    page = Page(sweep_report(found).html)
-    assert "at 4 clients: interrupted" in page.texts
-    assert "was not fitted" in page.text
-
-
 def test_sweep_of_one_point_has_a_report() -> None:
     assert "Throughput" in Page(sweep_report(sweep(clients=(2,))).html).charts
 

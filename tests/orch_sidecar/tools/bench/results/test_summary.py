@@ -29,7 +29,6 @@ from tests.orch_sidecar.tools.bench.sample_results import (
     in_a_row,
     refused,
     result,
-    run,
     unverified,
 )
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
@@ -352,15 +351,3 @@ def test_every_call_has_its_row() -> None:
         "queue_ms": (2.5, None),
         "class": (None, None),
     }
-
-
-def test_result_contains_the_scenario_and_its_seed() -> None:
-    slo = {"ttft": 200.0, "latency": 900.0}
-    scenario = replace(
-        ONLINE, seed=7, burstiness=0.5, warm_up_requests=4, least_seconds=3.0, slo_ms=slo
-    )
-    found = result_of(run(CALLS, scenario)).scenario
-    assert (found.seed, found.burstiness, found.rate_per_s) == (7, 0.5, 10.0)
-    assert (found.warm_up_requests, found.least_seconds) == (4, 3.0)
-    assert found.slo_ms == {"ttft": 200.0, "latency": 900.0}
-    assert found.cache_salt == "20261121T211711Z-x-4037a0"
