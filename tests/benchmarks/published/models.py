@@ -13,14 +13,14 @@ from random import Random
 from statistics import fmean
 from typing import Any, Final, TypeVar
 
-from orch_sidecar.tools.bench.decode.schedule import Outcome, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import Outcome, computed, run_schedule
 from orch_sidecar.tools.bench.results.sweep import Curve
 from tests.benchmarks.published.claims import CLAIMS
 
 T = TypeVar("T")
 
 # The example: 80 requests/s of 32 tokens, at most 16 at once; steps of 0.9 ms for 4 and 1.9 for 16.
-RATE, TOKENS, BMAX, STEP = 80.0, 32, 16, Curve(0.567, 0.0833, 1.0)
+RATE, TOKENS, BMAX, STEP = 80.0, 32, 16, computed(Curve(0.567, 0.0833, 1.0).at)
 # The program's own number of requests and seed.
 REQUESTS, SEED = 200, 123
 
@@ -79,12 +79,12 @@ def of_example() -> dict[str, float]:
     arrivals = list(accumulate(1000 * random.expovariate(RATE) for _ in range(REQUESTS)))
     found: dict[str, float] = {}
     for window in (6, 2):
-        loop = run_schedule(arrivals, TOKENS, BMAX, window, STEP.at, reference=True)
-        schedule = run_schedule(arrivals, TOKENS, BMAX, window, STEP.at)
+        loop = run_schedule(arrivals, TOKENS, BMAX, window, STEP, reference=True)
+        schedule = run_schedule(arrivals, TOKENS, BMAX, window, STEP)
         found |= {
             f"loop{window}": _p95(loop),
             f"ttft{window}": fmean(each.ttft_ms for each in schedule.requests),
-            f"batch{window}": fmean(step.batch for step in schedule.steps),
+            f"batch{window}": fmean(step.timed.batch for step in schedule.steps),
             f"p95{window}": _p95(schedule),
         }
     return found | {"saved": 100 * (1 - found["p952"] / found["p956"])}

@@ -91,20 +91,6 @@ async def test_single_stream_is_rejected_without_capabilities(
     assert engine.generating == []
 
 
-async def test_second_client_in_the_window_makes_it_invalid(
-    home: Running, at_home: ScriptedEngine
-) -> None:
-    client = await home.client()
-    running = asyncio.create_task(measured(url_of(home), SINGLE))
-    await eventually(lambda: len(at_home.generating) > 2)
-    prompt = list(range(5))
-    response = await client.post(COMPLETIONS, stream=True, prompt=prompt, max_tokens=3)
-    assert response.status == 200
-    assert "the engine accepted 13 requests in the window, but this measurement sent 12" in reasons(
-        await running
-    )
-
-
 async def test_engine_that_restarts_in_the_window_makes_it_invalid(
     home: Running, at_home: ScriptedEngine
 ) -> None:

@@ -22,7 +22,7 @@ from orch_sidecar.tools.bench.decode.device import Device, open_device
 from orch_sidecar.tools.bench.decode.measure import Bench
 from orch_sidecar.tools.bench.decode.result import DOCUMENT, Config, DecodeResult, DeviceInfo, Run
 from orch_sidecar.tools.bench.decode.result import run_figures as figures_of
-from orch_sidecar.tools.bench.decode.schedule import run_schedule
+from orch_sidecar.tools.bench.decode.schedule import computed, run_schedule
 from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION, GROUP, ON_CPU, ON_GPU, Shape
 from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.decode import decode_report
@@ -173,10 +173,11 @@ def _by_formula(options: argparse.Namespace) -> DecodeResult:
 
     def run_in(window_ms: float, arrivals_ms: Sequence[float]) -> Run:
         outcome = run_schedule(
-            *(arrivals_ms, config.tokens, config.bmax, window_ms, curve.at),
+            *(arrivals_ms, config.tokens, config.bmax, window_ms),
+            computed(curve.at),
             reference=config.reference,
         )
-        return figures_of(window_ms, outcome, ())
+        return figures_of(window_ms, outcome)
 
     return DecodeResult(config, formula=curve, runs=_runs(options, config, run_in))
 

@@ -17,14 +17,8 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable
-from orch_sidecar.tools.bench.decode.result import (
-    Run,
-    Sweep,
-    TimedStep,
-    run_figures,
-    sweep_figures,
-)
-from orch_sidecar.tools.bench.decode.schedule import run_schedule
+from orch_sidecar.tools.bench.decode.result import Run, Sweep, run_figures, sweep_figures
+from orch_sidecar.tools.bench.decode.schedule import RunStep, TimedStep, run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
 
 # torch is imported by `device` when needed, so its types are not available here.
@@ -167,20 +161,6 @@ class EventTimer:
         return start.elapsed_time(end), gap_ms
 
 
-class Stopwatch:
-    """Runs steps and records the time of each."""
-
-    def __init__(self, step: Callable[[int], None], timer: Timer) -> None:
-        self._step, self._timer = step, timer
-        self.timed: list[TimedStep] = []
-
-    def __call__(self, batch: int) -> float:
-        """Runs one step of that many sequences and returns its milliseconds."""
-        ms, gap_ms = self._timer(lambda: self._step(batch))
-        self.timed.append(TimedStep(batch, ms, gap_ms))
-        return ms
-
-
 class Bench:
     """A warmed-up kernel on a device, for batches up to `bmax`.
 
@@ -200,8 +180,8 @@ class Bench:
 
     def requests_within(self, seconds: float, tokens: int, most: int) -> int:
         """Returns how many requests, at most `most`, steps of `bmax` serve in the given time."""
-        stopwatch = self._warm_up(range(1, self._bmax + 1))
-        full_ms = min(each.ms for each in stopwatch.timed if each.batch == self._bmax)
+        timed = self._warm_up(range(1, self._bmax + 1))
+        full_ms = min(each.ms for each in timed if each.batch == self._bmax)
         return max(1, min(most, int(1000 * seconds * self._bmax / (tokens * full_ms))))
 
     def run(
@@ -209,29 +189,29 @@ class Bench:
     ) -> Run:
         """Runs each step of the schedule, whose virtual time advances by the measured time."""
         self._warm_up(range(1, self._bmax + 1))
-        stopwatch = self._stopwatch()
         outcome = run_schedule(
-            arrivals_ms, tokens, self._bmax, window_ms, stopwatch, reference=reference
+            arrivals_ms, tokens, self._bmax, window_ms, self._timed(), reference=reference
         )
-        return run_figures(window_ms, outcome, stopwatch.timed)
+        return run_figures(window_ms, outcome)
 
     def sweep(self, batches: Sequence[int], steps: int) -> Sweep:
         """Runs `steps` steps of each batch."""
         self._warm_up(batches)
-        stopwatch = self._stopwatch()
-        for done in range(0, steps, _STEPS_IN_A_ROW):
-            for batch in batches:
-                for _ in range(min(_STEPS_IN_A_ROW, steps - done)):
-                    stopwatch(batch)
-        return sweep_figures(stopwatch.timed)
+        run_step = self._timed()
+        return sweep_figures(
+            [
+                run_step(batch)
+                for done in range(0, steps, _STEPS_IN_A_ROW)
+                for batch in batches
+                for _ in range(min(_STEPS_IN_A_ROW, steps - done))
+            ]
+        )
 
-    def _warm_up(self, batches: Sequence[int]) -> Stopwatch:
-        stopwatch = self._stopwatch()
-        for batch in [*[max(batches)] * _WARM_UP_STEPS, *batches]:
-            stopwatch(batch)
-        return stopwatch
+    def _warm_up(self, batches: Sequence[int]) -> list[TimedStep]:
+        return list(map(self._timed(), [*[max(batches)] * _WARM_UP_STEPS, *batches]))
 
-    def _stopwatch(self) -> Stopwatch:
+    def _timed(self) -> RunStep:
+        """Returns what runs steps of the kernel, with the gaps between them."""
         on_host = self._device.kind == "cpu"
         timer: Timer = HostTimer() if on_host else EventTimer(self._device.torch.cuda)
-        return Stopwatch(self._kernel.step, timer)
+        return lambda batch: TimedStep(batch, *timer(lambda: self._kernel.step(batch)))

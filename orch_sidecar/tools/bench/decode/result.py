@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
-from orch_sidecar.tools.bench.decode.schedule import Outcome
+from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep
 from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.results.sweep import Curve, Fit, fit
 from orch_sidecar.tools.facts.labels.figures import Spread, spread
@@ -24,19 +24,6 @@ from orch_sidecar.tools.facts.labels.figures import Spread, spread
 LARGE_BATCH: Final = 8
 # A batch beyond this is a damaged file.
 _MOST_BATCH: Final = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class TimedStep:
-    """A step of `batch` sequences that a device ran.
-
-    `gap_ms`: from the end of the previous step to the start of this one: the time in which the
-    host notices, schedules and launches. None for the first step.
-    """
-
-    batch: int
-    ms: float
-    gap_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +131,12 @@ class DecodeResult:
 DOCUMENT: Final = TypeAdapter(DecodeResult)
 
 
-def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) -> Run:
-    """Returns the figures of a schedule with requests. `timed`: its steps, if a device ran them."""
-    requests, steps = outcome.requests, outcome.steps
-    device_ms = sum(step.ms for step in steps)
-    tokens = sum(step.batch for step in steps)
+def run_figures(window_ms: float, outcome: Outcome) -> Run:
+    """Returns the figures of a schedule with requests."""
+    requests, timed = outcome.requests, [step.timed for step in outcome.steps]
+    device_ms = sum(step.ms for step in timed)
+    tokens = sum(step.batch for step in timed)
     span_ms = max(each.ended_ms for each in requests) - requests[0].arrived_ms
-    timed = timed or [TimedStep(step.batch, step.ms, None) for step in steps]
     return Run(
         window_ms=window_ms,
         device_ms=device_ms,
@@ -159,7 +145,7 @@ def run_figures(window_ms: float, outcome: Outcome, timed: Sequence[TimedStep]) 
         tokens_per_s=1000 * tokens / span_ms,
         ttft_ms=_spread([each.ttft_ms for each in requests]),
         e2e_ms=_spread([each.e2e_ms for each in requests]),
-        steps=len(steps),
+        steps=len(timed),
         points=_points(timed),
         gap_ms=_gaps(timed, 1),
         gap_large_ms=_gaps(timed, LARGE_BATCH),

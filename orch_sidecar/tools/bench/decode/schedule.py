@@ -1,8 +1,8 @@
 """Schedules admissions and decode steps in virtual time.
 
-Time advances by `step_ms` of each step's batch, measured on a device or computed; nothing here
-waits. The policy is that of "Throughput, Latency & Batching Policy" (Poisson arrivals, admission
-window, Bmax, top-up between steps):
+Time advances by that of each step, measured on a device or computed; nothing here waits. The
+policy is that of "Throughput, Latency & Batching Policy" (Poisson arrivals, admission window, Bmax,
+top-up between steps):
 
 - When nothing is running, the first queued request opens a window of `window_ms`; the batch is
   launched when the window closes or Bmax requests are queued, whichever comes first.
@@ -25,8 +25,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-StepTime = Callable[[int], float]
-"""Returns the milliseconds of a step of that many sequences; called once per step, in order."""
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step of `batch` sequences, run or computed.
+
+    `gap_ms`: from the end of the previous step to the start of this one: the time in which the
+    host notices, schedules and launches. None for the first step, and where no device runs it.
+    """
+
+    batch: int
+    ms: float
+    gap_ms: float | None = None
+
+
+RunStep = Callable[[int], TimedStep]
+"""Runs a step of that many sequences, or computes it; called once per step, in order."""
+
+
+def computed(ms: Callable[[int], float]) -> RunStep:
+    """Returns steps that no device runs. `ms`: gives the time of one by its batch."""
+    return lambda batch: TimedStep(batch, ms(batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +71,8 @@ class Step:
     """A step, and the requests (as indices of arrivals) that it generated a token for."""
 
     start_ms: float
-    ms: float
+    timed: TimedStep
     requests: tuple[int, ...]
-
-    @property
-    def batch(self) -> int:
-        return len(self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +88,7 @@ def run_schedule(
     tokens: int,
     bmax: int,
     window_ms: float,
-    step_ms: StepTime,
+    run_step: RunStep,
     *,
     reference: bool = False,
 ) -> Outcome:
@@ -101,9 +116,9 @@ def run_schedule(
         ):
             left[len(admitted)] = tokens
             admitted.append(now)
-        step = Step(now, step_ms(len(left)), tuple(left))
+        step = Step(now, run_step(len(left)), tuple(left))
         steps.append(step)
-        now += step.ms
+        now += step.timed.ms
         for request in step.requests:
             first.setdefault(request, now)
             left[request] -= 1

@@ -11,8 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from orch_sidecar.tools.bench.decode.device import Device, open_device
-from orch_sidecar.tools.bench.decode.measure import EventTimer, HostTimer, Kernel, Stopwatch
-from orch_sidecar.tools.bench.decode.result import TimedStep
+from orch_sidecar.tools.bench.decode.measure import EventTimer, HostTimer, Kernel
 from orch_sidecar.tools.bench.decode.shape import Shape
 
 SHAPE = Shape(layers=2, hidden=64, heads=4, kv_heads=2, context=3)
@@ -183,28 +182,3 @@ def test_event_timer_reads_steps_and_gaps_from_the_gpus_timeline() -> None:
         found.append(timer(lambda: gpu.queue.append(next(work))))
     assert found == [(4.0, 0.25), (3.0, 0.5), (1.0, 0.0)]
     assert gpu.made == 4
-
-
-def test_stopwatch_runs_the_batch_and_keeps_what_each_step_took() -> None:
-    ran: list[int] = []
-    script = iter([(5.0, None), (6.0, 0.25)])
-
-    def timer(launch: object) -> tuple[float, float | None]:
-        assert callable(launch)
-        launch()
-        return next(script)
-
-    stopwatch = Stopwatch(ran.append, timer)
-    assert [stopwatch(4), stopwatch(2)] == [5.0, 6.0]
-    assert ran == [4, 2]
-    assert stopwatch.timed == [TimedStep(4, 5.0, None), TimedStep(2, 6.0, 0.25)]
-
-
-def test_failed_step_is_not_recorded() -> None:
-    def fail(batch: int) -> None:
-        raise RuntimeError("out of memory")
-
-    stopwatch = Stopwatch(fail, HostTimer())
-    with pytest.raises(RuntimeError, match="out of memory"):
-        stopwatch(1)
-    assert stopwatch.timed == []

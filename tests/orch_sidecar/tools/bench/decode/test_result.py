@@ -15,11 +15,10 @@ from orch_sidecar.tools.bench.decode.result import (
     DeviceInfo,
     Run,
     Sweep,
-    TimedStep,
     run_figures,
     sweep_figures,
 )
-from orch_sidecar.tools.bench.decode.schedule import run_schedule
+from orch_sidecar.tools.bench.decode.schedule import Step, TimedStep, run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.results.sweep import Curve
@@ -29,9 +28,14 @@ SHAPE = Shape(layers=1, hidden=64, heads=4, kv_heads=2, context=8)
 RAN = DeviceInfo("cpu", "a processor", "2.13", "bfloat16", 2, 2**20, 2**21, 2048, SHAPE)
 
 # Two requests: the second joins in the second step. Steps of 10 ms from 6 to 36 ms.
-OUTCOME = run_schedule([0.0, 10.0], 2, 16, 6.0, lambda batch: 10.0)
-TIMED = [TimedStep(1, 10.0, None), TimedStep(2, 10.0, 0.5), TimedStep(1, 10.0, 1.5)]
-RUN = run_figures(6.0, OUTCOME, TIMED)
+GAPS_MS = iter([None, 0.5, 1.5])
+OUTCOME = run_schedule([0.0, 10.0], 2, 16, 6.0, lambda b: TimedStep(b, 10.0, next(GAPS_MS)))
+RUN = run_figures(6.0, OUTCOME)
+
+
+def ten_ms(batch: int) -> TimedStep:
+    return TimedStep(batch, 10.0)
+
 
 FORMULA = Curve(0.5, 0.25, 1.0)
 
@@ -63,7 +67,7 @@ def test_gaps_before_steps_of_8_or_more_are_separate() -> None:
         TimedStep(8, 1.0, 0.25),
         TimedStep(16, 1.0, 0.75),
     ]
-    run = run_figures(6.0, OUTCOME, timed)
+    run = run_figures(6.0, replace(OUTCOME, steps=tuple(Step(0.0, each, ()) for each in timed)))
     assert run.gap_large_ms is not None
     assert (run.gap_large_ms.p50, run.gap_large_ms.most) == (0.5, 0.75)
     assert "GAPS at b>=8 median=0.500 ms  p95=0.725 ms  max=0.750 ms" in printed(run)
@@ -94,19 +98,19 @@ def test_first_four_lines_have_the_reference_programs_form() -> None:
 
 
 def test_run_without_a_device_has_no_gaps() -> None:
-    run = run_figures(6.0, OUTCOME, ())
+    run = run_figures(6.0, run_schedule([0.0, 10.0], 2, 16, 6.0, ten_ms))
     assert run.gap_ms is None
     assert "GAPS" not in printed(run)
 
 
 def test_window_line_shows_the_change_of_p95_ttft() -> None:
-    shorter = run_figures(2.0, run_schedule([0.0, 9.0], 2, 16, 2.0, lambda batch: 10.0), ())
+    shorter = run_figures(2.0, run_schedule([0.0, 9.0], 2, 16, 2.0, ten_ms))
     line = "WINDOW 6 -> 2 ms: p95 TTFT 16.000 -> 12.950 ms (-19.1 %)"
     assert printed(RUN, shorter).splitlines()[-1] == line
 
 
 def test_overload_is_said_with_a_rate_that_is_kept_up_with() -> None:
-    full = run_figures(6.0, run_schedule([0.0, 1.0], 2, 2, 6.0, lambda batch: 10.0), ())
+    full = run_figures(6.0, run_schedule([0.0, 1.0], 2, 2, 6.0, ten_ms))
     config = replace(CONFIG, bmax=2)
     assert "OVERLOADED" not in printed(full, config=config)
     line = printed(full, config=replace(config, rate_per_s=100.0)).splitlines()[-1]

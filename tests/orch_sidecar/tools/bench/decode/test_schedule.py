@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.decode.schedule import Outcome, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep, computed, run_schedule
 from orch_sidecar.tools.bench.load.scenario import gamma
 from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.facts.labels.figures import percentile
@@ -19,8 +19,8 @@ def poisson_ms(rate_per_s: float, count: int, seed: int) -> list[float]:
     return [1000 * at_s for at_s in islice(gamma(rate_per_s, 1.0, seed), count)]
 
 
-def ten_ms(batch: int) -> float:
-    return 10.0
+def ten_ms(batch: int) -> TimedStep:
+    return TimedStep(batch, 10.0)
 
 
 def steps_of(outcome: Outcome) -> list[tuple[float, tuple[int, ...]]]:
@@ -72,16 +72,16 @@ def test_no_requests_are_no_steps() -> None:
     assert run_schedule([], 1, 1, 6.0, ten_ms) == Outcome((), ())
 
 
-def test_step_time_is_called_once_per_step_in_order() -> None:
+def test_each_step_is_run_once_in_order() -> None:
     asked: list[int] = []
 
-    def step_ms(batch: int) -> float:
+    def run_step(batch: int) -> TimedStep:
         asked.append(batch)
-        return float(len(asked))
+        return TimedStep(batch, len(asked))
 
-    outcome = run_schedule([0.0, 0.0, 2.5], 2, 3, 0.0, step_ms)
+    outcome = run_schedule([0.0, 0.0, 2.5], 2, 3, 0.0, run_step)
     assert asked == [2, 2, 1, 1]
-    assert [step.ms for step in outcome.steps] == [1, 2, 3, 4]
+    assert [step.timed.ms for step in outcome.steps] == [1, 2, 3, 4]
     assert [step.start_ms for step in outcome.steps] == [0, 1, 3, 6]
 
 
@@ -98,12 +98,12 @@ def test_what_always_holds(
 ) -> None:
     arrivals = [sum(gaps[: index + 1]) for index in range(len(gaps))]
     curve = Curve(t0, c, 1.0)
-    outcome = run_schedule(arrivals, tokens, bmax, window_ms, curve.at)
+    outcome = run_schedule(arrivals, tokens, bmax, window_ms, computed(curve.at))
     made = [0] * len(arrivals)
     for step in outcome.steps:
-        assert 1 <= step.batch <= bmax
-        assert len(set(step.requests)) == step.batch
-        assert step.ms == curve.at(step.batch)
+        assert 1 <= step.timed.batch <= bmax
+        assert len(set(step.requests)) == step.timed.batch
+        assert step.timed.ms == curve.at(len(step.requests))
         for index in step.requests:
             made[index] += 1
             assert outcome.requests[index].admitted_ms <= step.start_ms
@@ -125,8 +125,8 @@ def assert_works_while_there_is_work(outcome: Outcome, bmax: int, window_ms: flo
             for request in outcome.requests
             if request.arrived_ms <= step.start_ms < request.admitted_ms
         ]
-        assert not waiting or step.batch == bmax
-    ends = [0.0, *(step.start_ms + step.ms for step in outcome.steps)]
+        assert not waiting or step.timed.batch == bmax
+    ends = [0.0, *(step.start_ms + step.timed.ms for step in outcome.steps)]
     for end, step in zip(ends, outcome.steps, strict=False):
         assert step.start_ms >= end
         first = outcome.requests[min(step.requests)]
@@ -137,7 +137,7 @@ def assert_works_while_there_is_work(outcome: Outcome, bmax: int, window_ms: flo
 
 
 # 0.9 ms at b = 4 and 1.9 ms at b = 16, as measured in "Throughput, Latency & Batching Policy".
-MEASURED = Curve(0.567, 0.0833, 1.0)
+MEASURED = computed(Curve(0.567, 0.0833, 1.0).at)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -145,7 +145,7 @@ def test_window_of_2_ms_instead_of_6_takes_15_percent_off_the_p95_of_ttft(seed: 
     arrivals = poisson_ms(80.0, 200, seed)
     long, short = (
         percentile([request.ttft_ms for request in outcome.requests], 95)
-        for outcome in (run_schedule(arrivals, 32, 16, ms, MEASURED.at) for ms in (6.0, 2.0))
+        for outcome in (run_schedule(arrivals, 32, 16, ms, MEASURED) for ms in (6.0, 2.0))
     )
     assert long is not None
     assert short is not None
@@ -156,7 +156,7 @@ def test_window_of_2_ms_instead_of_6_takes_15_percent_off_the_p95_of_ttft(seed: 
 def test_reference_has_the_figures_of_the_papers_program(window_ms: float, p95_ms: float) -> None:
     random = Random(123)
     arrivals = list(accumulate(1000 * random.expovariate(80.0) for _ in range(200)))
-    outcome = run_schedule(arrivals, 32, 16, window_ms, MEASURED.at, reference=True)
+    outcome = run_schedule(arrivals, 32, 16, window_ms, MEASURED, reference=True)
     times = sorted(request.ttft_ms for request in outcome.requests)
     assert times[int(0.95 * (len(times) - 1))] == pytest.approx(p95_ms, abs=0.005)  # its percentile
 
@@ -175,7 +175,7 @@ def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
     arrivals = poisson_ms(400.0, 200, 1)
     rates = []
     for bmax in (1, 2, 4, 8, 16):
-        steps = run_schedule(arrivals, 32, bmax, 6.0, MEASURED.at).steps
-        rates.append(sum(step.batch for step in steps) / sum(step.ms for step in steps))
+        steps = run_schedule(arrivals, 32, bmax, 6.0, MEASURED).steps
+        rates.append(sum(step.timed.batch for step in steps) / sum(step.timed.ms for step in steps))
     assert rates == sorted(rates)
     assert rates[-1] > 2 * rates[0]
