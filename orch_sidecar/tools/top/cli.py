@@ -12,7 +12,7 @@ from orch_sidecar.tools.arguments import TextParser
 from orch_sidecar.tools.bench.load.endpoint import KEY_VARIABLE
 from orch_sidecar.tools.facts.commands.terminal import escape_unencodable_output
 from orch_sidecar.tools.top.live import InvalidDocument, Live
-from orch_sidecar.tools.top.sidecar import Away, NoSidecar, Sidecar
+from orch_sidecar.tools.top.sidecar import Away, NoSidecar, Sidecar, sidecar_at
 
 _DESCRIPTION: Final = f"""Shows what a sidecar does: pools, slots, batches, the queue, rates.
 
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> None:
-    async with Sidecar(options.url) as sidecar:
+    async with sidecar_at(options.url) as sidecar:
         if options.json:
             print(json.dumps((await _first(sidecar)).document, indent=2))
             return

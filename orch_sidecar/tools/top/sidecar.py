@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Any, Final, Self
+from contextlib import asynccontextmanager
+from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
@@ -42,37 +42,32 @@ class Away(Exception):
     """The sidecar does not answer now; the message gives the reason."""
 
 
+@asynccontextmanager
+async def sidecar_at(url: str) -> AsyncIterator[Sidecar]:
+    """Yields the sidecar at a URL of its clients' or its operators' listener.
+
+    Raises NoSidecar for a URL that is none, or a key that no header can hold.
+    """
+    try:
+        endpoint = Endpoint.of(url, api_key(), {})
+    except EndpointError as error:
+        raise NoSidecar(str(error)) from error
+    timeout = aiohttp.ClientTimeout(connect=_CONNECT_S, sock_read=_SILENT_S)
+    async with aiohttp.ClientSession(timeout=timeout, headers=endpoint.fields) as session:
+        yield Sidecar(endpoint.url, session)
+
+
 class Sidecar:
-    """One sidecar, by a URL of its clients' or its operators' listener."""
+    """One sidecar."""
 
-    def __init__(self, url: str) -> None:
-        """Raises NoSidecar for a URL that is none, or a key that no header can hold."""
-        try:
-            self._endpoint = Endpoint.of(url, api_key(), {})
-        except EndpointError as error:
-            raise NoSidecar(str(error)) from error
-        self._stack = AsyncExitStack()
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def url(self) -> str:
-        return self._endpoint.url
-
-    async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(connect=_CONNECT_S, sock_read=_SILENT_S)
-        session = aiohttp.ClientSession(timeout=timeout, headers=self._endpoint.fields)
-        self._session = await self._stack.enter_async_context(session)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url, self._session = url, session
 
     async def events(self) -> Events:
         """Yields the events of the live document, with their names, until the stream ends.
 
         Raises Away when it ends or cannot be had, and NoSidecar.
         """
-        assert self._session is not None
         try:
             async with self._session.get(self.url + _LIVE, allow_redirects=False) as response:
                 await self._check(response)
@@ -93,7 +88,6 @@ class Sidecar:
 
     async def order(self, method: str, *path: str) -> str:
         """Sends an order; returns why it was not obeyed, empty if it was."""
-        assert self._session is not None
         url = self.url + "".join(f"/{quote(part, safe='')}" for part in path)
         try:
             timeout = aiohttp.ClientTimeout(total=_CONNECT_S)
