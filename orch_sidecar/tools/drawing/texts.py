@@ -76,19 +76,14 @@ def element(tag: str, *children: Child, **attributes: str) -> Element:
     """Returns an element. In the names of attributes `_` stands for `-`; a last `_` is dropped."""
     names = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
     made = Element(tag, {name: shown(value) for name, value in names.items()})
-    return add(made, *children)
-
-
-def add(parent: Element, *children: Child) -> Element:
-    """Appends elements and texts to an element, and returns it."""
     for child in children:
         if isinstance(child, Element):
-            parent.append(child)
-        elif len(parent):
-            parent[-1].tail = (parent[-1].tail or "") + shown(child)
+            made.append(child)
+        elif len(made):
+            made[-1].tail = (made[-1].tail or "") + shown(child)
         else:
-            parent.text = (parent.text or "") + shown(child)
-    return parent
+            made.text = (made.text or "") + shown(child)
+    return made
 
 
 def shown(text: str) -> str:

@@ -145,16 +145,12 @@ class Replay:
         """When each request of the schedule is due."""
         return tuple(request.at_s for request, _, _ in merged(self.trace, self.bulk))
 
-    @property
-    def classes(self) -> list[ServiceClass]:
-        """The class of each request of the schedule."""
-        return [service_class for _, service_class, _ in merged(self.trace, self.bulk)]
-
-    def prompts(self, ids: Sequence[int], seed: int) -> Iterator[Prompt]:
-        """Yields the prompt of each request of the schedule, made of these token ids."""
-        for number, (request, _, trace) in enumerate(merged(self.trace, self.bulk)):
-            tokens = _tokens(request, trace, number, ids, seed)
-            yield Prompt(tuple(tokens), request.prompt_tokens, request.output_tokens)
+    def prompts(self, ids: Sequence[int], seed: int) -> Iterator[tuple[Prompt, ServiceClass]]:
+        """Yields the prompt of each request of the schedule, made of these token ids, and its
+        class."""
+        for number, (request, service_class, trace) in enumerate(merged(self.trace, self.bulk)):
+            tokens = tuple(_tokens(request, trace, number, ids, seed))
+            yield Prompt(tokens, request.prompt_tokens, request.output_tokens), service_class
 
 
 def _tokens(

@@ -91,10 +91,7 @@ def requests_of(plan: Plan, run: RunId, seed: int) -> Iterator[Request]:
 def _replayed(plan: Plan, run: RunId, replay: Replay) -> list[Request]:
     """Returns the requests of a trace, built before the first one is due: long ones take time."""
     prompts = replay.prompts(plan.ids, plan.scenario.seed)
-    return [
-        _request(plan, run, prompt, service_class)
-        for prompt, service_class in zip(prompts, replay.classes, strict=True)
-    ]
+    return [_request(plan, run, prompt, service_class) for prompt, service_class in prompts]
 
 
 def _request(plan: Plan, run: RunId, prompt: Prompt, service_class: ServiceClass | None) -> Request:

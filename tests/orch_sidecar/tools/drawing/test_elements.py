@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.drawing.texts import add, element, html_of
+from orch_sidecar.tools.drawing.texts import element, html_of
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 
 HOSTILE = """<script>alert(1)</script>"'&<img src=x onerror=alert(1)>]]>--></style></title>"""
@@ -27,7 +27,7 @@ def test_characters_that_hide_or_reorder_text_are_replaced(hidden: str) -> None:
 
 
 def test_texts_after_elements_stay_in_their_order() -> None:
-    made = add(element("p", "a"), element("b", "c"), "d", "e")
+    made = element("p", "a", element("b", "c"), "d", "e")
     assert "".join(made.itertext()) == "acde"
 
 

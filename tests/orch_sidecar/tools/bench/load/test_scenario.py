@@ -186,7 +186,7 @@ def trace(*requests: TracedRequest, block_tokens: int | None = None, sha: str = 
 
 
 def prompts(replay: Replay, seed: int = 1) -> list[Prompt]:
-    return list(replay.prompts(IDS, seed))
+    return [prompt for prompt, _ in replay.prompts(IDS, seed)]
 
 
 def tokens(replay: Replay, seed: int = 1) -> list[tuple[int, ...]]:
@@ -229,7 +229,7 @@ def test_bulk_trace_is_merged_by_time_and_shares_no_prefix() -> None:
         trace(TracedRequest(1.0, 32, 1, (1,)), block_tokens=32, sha="1"),
     )
     assert replay.due_s == (0.0, 1.0, 2.0)
-    assert replay.classes == [INTERACTIVE, BULK, INTERACTIVE]
+    assert [each for _, each in replay.prompts(IDS, 1)] == [INTERACTIVE, BULK, INTERACTIVE]
     first, bulk, last = tokens(replay)
     assert first == last != bulk
 
