@@ -27,7 +27,6 @@ from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
     Declared,
     ScenarioVerdict,
-    format_time,
     judge,
     scenario_name,
 )
@@ -37,7 +36,7 @@ from orch_sidecar.tools.facts.traces.scenarios import (
     group_scenarios,
     margin_s,
 )
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.span import Span, format_time
 from orch_sidecar.tools.terminal import Progress
 
 _SCENARIO: Final = f"""A scenario is a set of requests with the same labels (measurement type,

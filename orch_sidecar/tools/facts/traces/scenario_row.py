@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
@@ -41,6 +40,7 @@ from orch_sidecar.tools.facts.tables.row import (
 from orch_sidecar.tools.facts.traces.observed import observation_of, prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
+from orch_sidecar.tools.facts.traces.span import format_time
 from orch_sidecar.tools.facts.traces.validity import objections
 
 # Fewer requests that follow others, or fewer in all, show no kind of arrivals.
@@ -116,12 +116,6 @@ def judge(scenario: Scenario, traffic: Traffic, declared: Declared, source: str)
 def scenario_name(scenario: Scenario) -> str:
     """Returns the id of a scenario, or when it began (UTC)."""
     return scenario.key.scenario or format_time(scenario.start_ns)
-
-
-def format_time(time_ns: int) -> str:
-    """Formats a time of spans as RFC 3339, to the millisecond."""
-    seconds = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
-    return f"{seconds:%Y-%m-%dT%H:%M:%S}.{time_ns // 1_000_000 % 1000:03}Z"
 
 
 def _columns(

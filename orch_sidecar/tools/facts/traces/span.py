@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
@@ -20,6 +21,13 @@ from orch_sidecar.tools.facts.labels.documents import first_problem
 Value: TypeAlias = "str | bool | int | float | bytes | tuple[Value, ...] | None"
 
 SERVICE = "service.name"
+
+
+def format_time(time_ns: int, digits: int = 3) -> str:
+    """Formats a time as RFC 3339, cut off after so many digits of its second."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    fraction = f"{rest:09}"[:digits]
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction}Z"
 
 
 class Attributes(BaseModel):

@@ -12,7 +12,6 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -21,7 +20,7 @@ from pydantic.alias_generators import to_camel
 from orch_sidecar.tools.facts.labels.documents import parse_all
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers.spans import Malformed, spans_of
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.span import Span, format_time
 
 # The characters of a response that an error message shows.
 _SHOWN_CHARACTERS: Final = 300
@@ -169,8 +168,8 @@ def _ui_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str,
 def _v3_query(service: str, start_us: int, end_us: int, limit: int) -> dict[str, str]:
     values = {
         "service_name": service,
-        "start_time_min": _time(start_us),
-        "start_time_max": _time(end_us),
+        "start_time_min": format_time(1000 * start_us, digits=6),
+        "start_time_max": format_time(1000 * end_us, digits=6),
         "search_depth": str(limit),
         "raw_traces": "true",
     }
@@ -200,12 +199,6 @@ def _spans(body: bytes) -> list[Span]:
             raise Malformed(f"the response is an error: {_shown(json.dumps(error).encode())}")
         found += spans_of(document.get("result", document))
     return found
-
-
-def _time(microseconds: int) -> str:
-    """Formats RFC 3339, exact to the microsecond."""
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:06}Z"
 
 
 def _shown(body: bytes) -> str:

@@ -8,13 +8,10 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
-from orch_sidecar.tools.facts.traces.requests import build_traffic
-from orch_sidecar.tools.facts.traces.scenario_row import Declared, judge
-from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
+from orch_sidecar.tools.facts.traces.scenario_row import Declared
 from orch_sidecar.tools.facts.traces.span import Span
 from tests.orch_sidecar.tools.facts.cheats.alterations import (
     ATTEMPT,
-    SCENARIOS,
     SEQUENCE,
     SERVER,
     Alteration,
@@ -28,18 +25,12 @@ from tests.orch_sidecar.tools.facts.cheats.alterations import (
     set_to,
     verdict,
 )
-from tests.orch_sidecar.tools.facts.spans import real
 
 
 def row_of(recording: str, *alterations: Alteration, given: Declared | None = None) -> Row:
     found = verdict(recording, *alterations, given=given)
     assert found.row is not None, found.objections
     return found.row
-
-
-@pytest.mark.parametrize("recording", SCENARIOS)
-def test_recorded_scenario_has_no_objections(recording: str) -> None:
-    assert reasons(verdict(recording)) == set()
 
 
 def test_attribute_that_is_no_number_is_an_error() -> None:
@@ -122,15 +113,6 @@ def test_time_per_token_of_several_sequences_is_that_of_one() -> None:
         for each in ((), (two,))
     ]
     assert times[1] == pytest.approx(times[0], rel=0.01)
-
-
-def test_requests_outside_of_the_interval_are_a_cut() -> None:
-    traffic = build_traffic(real("cloud"))
-    starts = sorted(each.start_ns for each in traffic.requests if each.scenario == "cloud-1")
-    [scenario] = group_scenarios(traffic, 60.0, first_ns=starts[2], last_ns=starts[4]).scenarios
-    row = judge(scenario, traffic, Declared(), "test").row
-    assert row is not None
-    assert parse_notes(row.scenario_notes)["cut"] == "before,after"
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,6 @@ def test_arrivals_that_take_a_part_of_the_run_are_a_trickle() -> None:
     assert objected(*(offline(n, n / 10, 20) for n in range(8))) == set()
 
 
-def test_burst_with_one_late_request_is_a_trickle() -> None:
-    burst = [offline(n, 0, 1) for n in range(20)]
-    assert objected(*burst, offline(99, 30, 31)) == {"trickle"}
-
-
 def test_few_requests_need_no_more_than_their_own_batch() -> None:
     three = [offline(n, 0, 1, batch=(4, 3, 3.0)) for n in range(3)]
     assert objected(*three) == set()
