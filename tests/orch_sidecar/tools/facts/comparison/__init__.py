@@ -1,0 +1,23 @@
+"""Rows in a table, and what is compared of them."""
+
+from __future__ import annotations
+
+from orch_sidecar.tools.facts.comparison.compare import Comparison, compare
+from orch_sidecar.tools.facts.comparison.report import as_page
+from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
+from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
+from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
+
+
+def located(*rows: Row, name: str = "t.csv") -> list[LocatedRow]:
+    found = valid_rows(with_records(Table(name), [COLUMNS, *map(row_fields, rows)]))
+    assert len(found) == len(rows)
+    return found
+
+
+def compared(*rows: Row) -> Comparison:
+    return compare(located(*rows))
+
+
+def text_of(found: Comparison) -> str:
+    return as_page(found).plain

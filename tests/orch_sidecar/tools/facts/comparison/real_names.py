@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from orch_sidecar.tools.facts.comparison.compare import Comparison, compare
-from orch_sidecar.tools.facts.tables.check import valid_rows
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
-from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
+from orch_sidecar.tools.facts.comparison.compare import Comparison
+from orch_sidecar.tools.facts.tables.row import Label, Row
+from tests.orch_sidecar.tools.facts.comparison import compared
 from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
 
 MODELS: Final = (
@@ -81,6 +80,6 @@ def sets(count: int) -> Comparison:
                 fast=(92.0, 31.0, 55.0, 25.0)[number // 4] * (1, 0.8, 0.4, 0.03)[number % 4],
             )
         ]
-    compared = compare(valid_rows(with_records(Table("t.csv"), [COLUMNS, *map(row_fields, found)])))
-    assert sum(len(each.ways) for each in compared.sets) == count
-    return compared
+    made = compared(*found)
+    assert sum(len(each.ways) for each in made.sets) == count
+    return made

@@ -18,31 +18,15 @@ from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, Loop, ba
 from orch_sidecar.tools.facts.comparison.report import (
     LINEAR,
     as_document,
-    as_page,
     charts_of,
     title_of,
 )
-from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
-from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
+from orch_sidecar.tools.facts.tables.row import Label, Row
+from tests.orch_sidecar.tools.facts.comparison import compared, located, text_of
 from tests.orch_sidecar.tools.facts.comparison.real_names import sets
 from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
 
 SINGLE, ONLINE, OFFLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE
-
-
-def placed(*rows: Row, name: str = "t.csv") -> list[LocatedRow]:
-    found = valid_rows(with_records(Table(name), [COLUMNS, *map(row_fields, rows)]))
-    assert len(found) == len(rows)
-    return found
-
-
-def compared(*rows: Row) -> Comparison:
-    return compare(placed(*rows))
-
-
-def text_of(found: Comparison) -> str:
-    return as_page(found).plain
 
 
 def points(found: Comparison) -> tuple[Point, ...]:
@@ -165,7 +149,7 @@ def test_row_to_be_confirmed_is_excluded_and_reported() -> None:
 
 
 def test_repeated_row_counts_once() -> None:
-    found = compare(placed(at(2, 100)) + placed(at(2, 100), at(4, 180), name="b.csv"))
+    found = compare(located(at(2, 100)) + located(at(2, 100), at(4, 180), name="b.csv"))
     assert [point.rows for point in points(found)] == [1, 1]
     assert [each.place for each in found.left_out] == ["b.csv:2"]
 

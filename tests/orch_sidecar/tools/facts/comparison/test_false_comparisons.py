@@ -12,11 +12,9 @@ import pytest
 
 from orch_sidecar.tools.facts.comparison.compare import Comparison, Point, compare
 from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES, SCHEDULING
-from orch_sidecar.tools.facts.comparison.report import as_page
-from orch_sidecar.tools.facts.tables.check import LocatedRow, valid_rows
 from orch_sidecar.tools.facts.tables.notes import ENGINE
-from orch_sidecar.tools.facts.tables.row import COLUMNS, Label, Row
-from orch_sidecar.tools.facts.tables.table import Table, row_fields, with_records
+from orch_sidecar.tools.facts.tables.row import Row
+from tests.orch_sidecar.tools.facts.comparison import compared, located, text_of
 from tests.orch_sidecar.tools.facts.rows import SETTINGS, fact
 
 EVIDENCE = f"sha256:{64 * 'a'}"
@@ -32,20 +30,6 @@ def measured(tokens_per_s: float, batch: int = 8, **notes: Any) -> Row:
         source_tag=f"{tokens_per_s} {batch} {notes}",
         notes={name: value for name, value in named.items() if value is not None},
     )
-
-
-def located(*rows: Row) -> list[LocatedRow]:
-    found = valid_rows(with_records(Table("t.csv"), [COLUMNS, *map(row_fields, rows)]))
-    assert len(found) == len(rows)
-    return found
-
-
-def compared(*rows: Row) -> Comparison:
-    return compare(located(*rows))
-
-
-def text_of(found: Comparison) -> str:
-    return as_page(found).plain
 
 
 def points(found: Comparison) -> list[Point]:
@@ -300,15 +284,3 @@ class TestText:
     def test_unknown_settings_are_named_once(self) -> None:
         text = text_of(compared(fact(gpu_count=4), measured(100)))
         assert "512 tokens out, engine settings unknown\n" in text
-
-
-def test_single_stream_with_speculation_is_apart_from_single_stream_without() -> None:
-    rows = [
-        fact(
-            Label.SINGLE_STREAM,
-            throughput_tokens_per_sec=each,
-            notes=SETTINGS | {"speculative": how},
-        )
-        for each, how in ((610.0, "ngram:3"), (147.0, "none"))
-    ]
-    assert [each.tokens_per_s.median for each in points(compared(*rows))] == [610, 147]

@@ -15,7 +15,7 @@ from orch_sidecar.tools.facts.cost.cost import Cost, Prices, priced, total_of
 from orch_sidecar.tools.facts.signing.evidence_file import digest, named_by
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import Label, Row
-from tests.orch_sidecar.tools.facts.comparison.test_compare import placed
+from tests.orch_sidecar.tools.facts.comparison import located
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.rows import fact
 from tests.orch_sidecar.tools.facts.signing.signed import (
@@ -41,13 +41,13 @@ def thousand(label: Label = Label.BATCHED_ONLINE, **changes: Any) -> Row:
 
 
 def cost_of(row: Row, prices: Prices = PRICES, contents: Mapping[str, bytes] = NO_EVIDENCE) -> Cost:
-    [found], without = priced(placed(row), prices, contents.get)
+    [found], without = priced(located(row), prices, contents.get)
     assert without == []
     return found
 
 
 def why_not(row: Row) -> str:
-    found, [without] = priced(placed(row), PRICES, NO_EVIDENCE.get)
+    found, [without] = priced(located(row), PRICES, NO_EVIDENCE.get)
     assert found == []
     return without.why
 
@@ -159,12 +159,12 @@ class TestInAndOut:
 
 class TestOneFigure:
     def test_total_is_the_hours_together_over_the_tokens_together(self) -> None:
-        rows = placed(thousand(OFFLINE), thousand(OFFLINE, gpu_count=3, source_tag="run-2"))
+        rows = located(thousand(OFFLINE), thousand(OFFLINE, gpu_count=3, source_tag="run-2"))
         costs, _ = priced(rows, PRICES, NO_EVIDENCE.get)
         assert total_of(costs, PRICES.used).output_with_input == pytest.approx((3.6 + 10.8) / 7.2)
 
     def test_labels_are_never_one_figure(self) -> None:
-        costs, _ = priced(placed(thousand(SINGLE), thousand(OFFLINE)), PRICES, NO_EVIDENCE.get)
+        costs, _ = priced(located(thousand(SINGLE), thousand(OFFLINE)), PRICES, NO_EVIDENCE.get)
         with pytest.raises(match="one figure of offline, single_stream"):
             total_of(costs, 1.0)
 
