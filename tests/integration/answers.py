@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from tests.integration.wire import Answer
@@ -41,26 +40,6 @@ async def answer(answer: Answer) -> None:
         _APIS[request.path](answer, request.json())
     else:
         answer.json({"detail": "Not Found"}, 404)
-
-
-async def disconnect(answer: Answer) -> None:
-    """Closes the connection without an answer."""
-    answer.close()
-
-
-async def break_off(answer: Answer) -> None:
-    """Breaks a stream off after an event."""
-    answer.head(200, EVENT_STREAM)
-    answer.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
-    await asyncio.sleep(0.02)
-    answer.reset()
-
-
-async def break_off_within_an_event(answer: Answer) -> None:
-    answer.head(200, EVENT_STREAM)
-    answer.chunk(b"data: half")
-    await asyncio.sleep(0.02)
-    answer.reset()
 
 
 def _chat(answer: Answer, body: dict[str, Any]) -> None:

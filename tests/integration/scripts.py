@@ -24,3 +24,23 @@ async def closes(answer: Answer) -> None:
 async def resets(answer: Answer) -> None:
     """A TCP reset, without an answer."""
     answer.reset()
+
+
+async def breaks_off(answer: Answer) -> None:
+    """A stream that breaks off after an event."""
+    answer.head(200, EVENT_STREAM)
+    answer.event({"choices": [{"index": 0, "delta": {"content": "x"}}]})
+    await asyncio.sleep(0.02)
+    answer.reset()
+
+
+async def breaks_off_within_an_event(answer: Answer) -> None:
+    answer.head(200, EVENT_STREAM)
+    answer.chunk(b"data: half")
+    await asyncio.sleep(0.02)
+    answer.reset()
+
+
+async def silent(answer: Answer) -> None:
+    """Nothing, until the client or the engine is gone."""
+    await asyncio.Event().wait()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from orch_sidecar.admission.draining import OrderedBy
-from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import AT_ONCE, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Aborted
 from tests.integration.running import Running, Start, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.scripts import closes, resets
+from tests.integration.scripts import breaks_off, closes, resets
 from tests.integration.wire import Answer
 
 HOST = "127.0.0.3"
@@ -133,13 +131,6 @@ def answering(script: Callable[[Answer], Awaitable[None]]) -> Break:
 
 async def no_http(answer: Answer) -> None:
     answer.write(b"SSH-2.0-OpenSSH\r\n\r\n")
-
-
-async def breaks_off(answer: Answer) -> None:
-    answer.head(200, EVENT_STREAM)
-    answer.event("a")
-    await asyncio.sleep(0.01)
-    answer.reset()
 
 
 async def draining(running: Running, engines: list[ScriptedEngine]) -> None:

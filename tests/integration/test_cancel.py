@@ -12,6 +12,7 @@ from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import silent
 from tests.integration.wire import Answer
 
 # One whose decodes are shared, one whose are not.
@@ -129,7 +130,7 @@ async def test_unsent_bytes_of_a_slow_client_are_dropped(
     await sidecar.idle()
 
 
-async def test_request_cancelled_during_its_upload_is_refused_after_it(
+async def test_request_cancelled_during_its_upload_is_refused_at_once(
     sidecar: Running, engine: ScriptedEngine
 ) -> None:
     request_id = new_id()
@@ -138,18 +139,15 @@ async def test_request_cancelled_during_its_upload_is_refused_after_it(
     client.send(head.encode() + b"Content-Length: 20\r\n\r\n{")
     await eventually(lambda: sidecar.sidecar.frontend.active)
     assert (await cancel(sidecar, request_id)).status == 204
-    client.send(b" " * 19)
     assert_cancelled(await client.response())
+    assert await client.rest() == b""
     assert engine.generating == []
 
 
 async def test_request_without_admission_is_cancelled_too(
     sidecar: Running, engine: ScriptedEngine
 ) -> None:
-    async def never(answer: Answer) -> None:
-        await asyncio.sleep(60)
-
-    engine.scripts.append(never)
+    engine.scripts.append(silent)
     request_id = new_id()
     client = await sidecar.client()
     client.send_request("POST", "/tokenize", {"prompt": "x"}, [named(request_id)])

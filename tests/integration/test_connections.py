@@ -13,11 +13,11 @@ from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE
 
 from orch_sidecar.wire import engine_connection
 from orch_sidecar.wire.client_connection import ClientRequest
-from tests.integration.answers import disconnect
 from tests.integration.client import CHAT, body_of
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import closes
 from tests.integration.wire import Answer
 from vllm_plugin.contracts.lease_protocol import CLAIMS_PATH
 
@@ -95,7 +95,7 @@ async def test_post_is_never_sent_twice_even_if_a_reused_connection_fails(
     client = await sidecar.client()
     await client.post()
 
-    engine.scripts.append(disconnect)
+    engine.scripts.append(closes)
     assert (await client.post()).status == 502
     assert len(engine.generating) == 2
     first, second = engine.generating

@@ -10,6 +10,7 @@ from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.scripts import silent
 from tests.integration.wire import Answer
 
 
@@ -36,11 +37,7 @@ async def test_engine_that_is_silent_is_a_504_and_its_lease_waits(
 ) -> None:
     running = await start(engine_silence_s=0.2)
     engine.faults.holds_aborted = asyncio.Event()
-
-    async def silence(answer: Answer) -> None:
-        await asyncio.sleep(60)
-
-    engine.scripts.append(silence)
+    engine.scripts.append(silent)
     client = await running.client()
     response = await client.post()
     assert response.status == 504

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from orch_sidecar.auth.keys import Keys
-from tests.integration.answers import break_off
 from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, Response
 from tests.integration.held import Held, started
@@ -16,7 +15,7 @@ from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
 from tests.integration.scripted_engine import ScriptedEngine
-from tests.integration.wire import Answer
+from tests.integration.scripts import breaks_off, resets
 
 
 @pytest.fixture
@@ -104,9 +103,6 @@ async def test_however_a_request_ends_its_sequences_are_given_back_once(
 ) -> None:
     two, held = [ring.bearer("two")], Held()
 
-    async def reset(answer: Answer) -> None:
-        answer.reset()
-
     client = await keyed.client()
     if end in ("disconnect", "cancel"):
         engine.answer = held
@@ -123,10 +119,10 @@ async def test_however_a_request_ends_its_sequences_are_given_back_once(
         response = await client.post(headers=[*two, ("X-Orch-Pool", "other")])
         assert response.status == 400
     elif end == "fail":
-        engine.answer = reset
+        engine.answer = resets
         assert (await client.post(headers=two, n=2)).status == 502
     else:
-        engine.answer = break_off
+        engine.answer = breaks_off
         client.start(CHAT, two, stream=True, n=2)
         assert b"engine_failed" in (await client.response()).body
     await eventually(lambda: in_use(keyed, "two") == 0)

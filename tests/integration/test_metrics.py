@@ -15,12 +15,12 @@ from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import Outcome
 from tests.documents import ROOT, quoted, rows, section
-from tests.integration.answers import break_off_within_an_event, disconnect
 from tests.integration.client import CHAT, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.otlp import http_collector
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import breaks_off_within_an_event, closes
 from tests.integration.wire import Answer
 from tests.orch_sidecar.openmetrics import openmetrics
 from tests.patience import HANG_S
@@ -118,7 +118,7 @@ async def test_requests_are_counted_by_pool_route_outcome_and_status(
     async def refuse(answer: Answer) -> None:
         answer.json({"error": {}}, 422)
 
-    engine.scripts += [refuse, disconnect, break_off_within_an_event, held]
+    engine.scripts += [refuse, closes, breaks_off_within_an_event, held]
     await client.post()
     await client.post()
     client.start()

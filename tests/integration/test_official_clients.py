@@ -11,10 +11,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.integration.answers import EVENT_STREAM, break_off
+from tests.integration.answers import EVENT_STREAM
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import breaks_off
 from tests.integration.wire import Answer
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -48,7 +49,7 @@ async def test_refusals_are_the_clients_exceptions(
 async def test_failure_in_a_stream_is_the_clients_exception(
     engine: ScriptedEngine, client: openai.AsyncOpenAI
 ) -> None:
-    engine.answer = break_off
+    engine.answer = breaks_off
     for _ in range(2):
         stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
         with pytest.raises(openai.APIError, match="engine closed the connection"):
@@ -143,13 +144,13 @@ async def test_batches_of_messages_are_not_found_in_the_form_of_their_api(
 async def test_failure_in_a_stream_of_messages_is_the_clients_exception(
     engine: ScriptedEngine, claude: anthropic.AsyncAnthropic
 ) -> None:
-    async def break_off(answer: Answer) -> None:
+    async def breaks_off(answer: Answer) -> None:
         answer.head(200, EVENT_STREAM)
         answer.event({"type": "ping"}, "ping")
         await asyncio.sleep(0.02)
         answer.close()
 
-    engine.answer = break_off
+    engine.answer = breaks_off
     stream = await claude.messages.create(
         model="tiny", max_tokens=9, messages=[{"role": "user", "content": "hi"}], stream=True
     )

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.answers import break_off
 from tests.integration.client import CHAT, COMPLETIONS, Response
 from tests.integration.echo import Echo, directly, holding, large_body_of
 from tests.integration.otlp import Collect
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.scripts import breaks_off
 from tests.integration.wire import Answer
 
 DIVIDES = True
@@ -78,7 +78,7 @@ async def test_part_that_breaks_off_ends_the_request_with_an_error(
     engine: ScriptedEngine, start: Start, stream: bool
 ) -> None:
     engine.answer = Echo()
-    engine.scripts.extend([Echo(), break_off])
+    engine.scripts.extend([Echo(), breaks_off])
     sidecar = await start()
     response = await (await sidecar.client()).post(COMPLETIONS, prompt=[*"abcdefg"], stream=stream)
     if stream:

@@ -9,7 +9,6 @@ import socket
 
 import pytest
 
-from tests.integration.answers import break_off_within_an_event, disconnect
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held
 from tests.integration.otlp import (
@@ -25,7 +24,7 @@ from tests.integration.otlp import (
 )
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.scripts import closes
+from tests.integration.scripts import breaks_off_within_an_event, closes
 from tests.integration.wire import Answer
 from tests.patience import HANG_S
 
@@ -81,7 +80,7 @@ async def test_cancelled_and_failed_requests_have_spans(
     async def refuse(answer: Answer) -> None:
         answer.json({"error": {}}, 400)
 
-    engine.scripts += [held, disconnect, break_off_within_an_event, refuse]
+    engine.scripts += [held, closes, breaks_off_within_an_event, refuse]
     traces = [f"{number:032x}" for number in range(1, 5)]
     for number, trace in enumerate(traces):
         client = await running.client()

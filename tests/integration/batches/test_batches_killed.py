@@ -15,12 +15,12 @@ from sqlalchemy import event
 
 from orch_sidecar.engine_state.states import PoolState
 from tests.integration.answers import answer as usual
-from tests.integration.answers import disconnect
 from tests.integration.batches.batching import Batches, counts, ids, lines, row, some
 from tests.integration.batches.conftest import MakeClient
 from tests.integration.held import Held
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.scripts import closes
 from tests.integration.test_process import ready, run
 from tests.integration.wire import Answer
 from tests.patience import HANG_S
@@ -108,7 +108,7 @@ async def test_row_with_which_every_engine_is_lost_is_given_up(
     monkeypatch.setattr("orch_sidecar.batches.runner._MOST_PAUSE_S", 0.01)
 
     async def one_is_lost(answer: Answer) -> None:
-        await (disconnect if answer.request.json()["seed"] == 1 else usual)(answer)
+        await (closes if answer.request.json()["seed"] == 1 else usual)(answer)
 
     engine.answer = one_is_lost
     batch = await batches.ended(some(3))
