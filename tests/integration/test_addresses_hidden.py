@@ -176,7 +176,7 @@ async def test_log_names_the_cause_where_a_connection_takes_too_long(
 ) -> None:
     pool = running.sidecar.pools.all[0]
     pool.unreachable(TimeoutError())
-    assert f"pool {pool.name}: no connection to {pool.url}: TimeoutError" in caplog.messages
+    assert f"pool {pool.name}: no connection to {pool.url}: TimeoutError()" in caplog.messages
 
 
 async def test_log_has_the_address_of_an_engine_that_cannot_be_reached(
