@@ -23,10 +23,10 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
-    at,
     loop_of,
     read_run,
 )
+from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
@@ -102,7 +102,6 @@ def _run(summary: _Summary) -> ImportedRun:
     return ImportedRun(
         tool=f"aiperf {summary.tool}",
         model=summary.models[0].name,
-        claim=None,
         arrivals=phase.arrivals,
         rate_per_s=phase.rate if not sent_when_due else None,
         at_once=phase.concurrency,

@@ -12,7 +12,8 @@ from typing import Literal
 
 from pydantic import AliasChoices, Field
 
-from orch_sidecar.tools.facts.evidence.imported import Count, Fields, ImportedRun, Rejection, at
+from orch_sidecar.tools.facts.evidence.imported import Count, Fields, ImportedRun, Rejection
+from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -60,9 +61,6 @@ def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
         model=models[0],
         claim=Label.OFFLINE,
         arrivals=Arrivals.AT_ONCE,  # all rows are there when the first one runs
-        rate_per_s=None,
-        at_once=None,
-        failed=0,
         totals=Totals(
             requests=len(answers),
             window_s=window_s,
@@ -70,7 +68,6 @@ def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
             output_tokens=output_tokens,
             tokens_per_s=output_tokens / window_s,
         ),
-        latency_ms={},
         notes={"window_is": "the batch in whole seconds"},
         began_at_s=batch.began_at_s,
         ended_at_s=batch.ended_at_s,

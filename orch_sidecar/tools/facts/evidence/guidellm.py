@@ -34,11 +34,11 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
-    at,
     figures_of,
     parse_claim,
     read_run,
 )
+from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 

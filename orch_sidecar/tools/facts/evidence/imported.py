@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures, overlap
@@ -50,11 +50,6 @@ class Fields(BaseModel):
     """The fields of a file that are used; it has more."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-def at(path: str, **more: Any) -> Any:
-    """Declares a field by its place in the file: `config.backend.model`."""
-    return Field(validation_alias=AliasPath(*path.split(".")), **more)
 
 
 class Rejection(ValueError):
@@ -95,13 +90,13 @@ class ImportedRun:
 
     tool: str
     model: str
-    claim: Label | None
     arrivals: Arrivals
-    rate_per_s: float | None
-    at_once: int | None
-    failed: int
     totals: Totals
-    latency_ms: Mapping[str, float]
+    claim: Label | None = None
+    rate_per_s: float | None = None
+    at_once: int | None = None
+    failed: int = 0
+    latency_ms: Mapping[str, float] = field(default_factory=dict)
     served: Sequence[CompletedRequest] = ()
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
     began_at_s: float | None = None

@@ -23,10 +23,10 @@ from orch_sidecar.tools.facts.evidence.imported import (
     Fields,
     ImportedRun,
     Rejection,
-    at,
     loop_of,
     read_run,
 )
+from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
 from orch_sidecar.tools.facts.labels.measured import LATENCIES
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -80,7 +80,6 @@ def _run(summary: _Summary) -> ImportedRun:
     return ImportedRun(
         tool=f"mlperf-endpoints {summary.version}",
         model="",
-        claim=None,
         arrivals=summary.arrivals,
         rate_per_s=summary.rate if scheduled else None,
         at_once=summary.at_once,

@@ -12,13 +12,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn
 
-from pydantic import ValidationError
+from pydantic import AliasPath, Field, ValidationError
 
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 # Those of 64 bits. An integer of more is no count, and may be too large for a float.
 _MOST_DIGITS: Final = 20
 _SHOWN_CHARACTERS: Final = 60
+
+
+def at(path: str, **more: Any) -> Any:
+    """Declares a field by its place in the document: `config.backend.model`."""
+    return Field(validation_alias=AliasPath(*path.split(".")), **more)
 
 
 class Problem(NamedTuple):

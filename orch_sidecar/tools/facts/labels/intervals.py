@@ -26,6 +26,10 @@ class Piece(NamedTuple):
     sequences: int
     intervals: int
 
+    @property
+    def length(self) -> float:
+        return self.end - self.start
+
 
 def pieces(intervals: Iterable[Interval]) -> Iterator[Piece]:
     """Yields the pieces of time from the first start to the last end; some have no length."""
@@ -47,35 +51,24 @@ def most(intervals: Iterable[Interval]) -> int:
 
 def uncovered(intervals: Iterable[Interval], by: Iterable[Interval]) -> float:
     """Returns how long intervals lasted, together, while there was none of the others."""
-    changes = sorted(
-        change
-        for kind, some in ((0, intervals), (1, by))
-        for each in some
-        for change in ((each.start, kind, 1), (each.end, kind, -1))
-    )
-    total, there = 0.0, [0, 0]
-    for (at, kind, change), (until, *_) in pairwise(changes):
-        there[kind] += change
-        total += 0.0 if there[1] else there[0] * (until - at)
-    return total
+    counted = (each._replace(sequences=1) for each in intervals)
+    others = (each._replace(sequences=0) for each in by)
+    alone = (each for each in pieces((*counted, *others)) if each.intervals == each.sequences)
+    return sum((each.intervals * each.length for each in alone), 0.0)
 
 
 def share_together(intervals: Iterable[Interval]) -> float:
     """Returns for which share of the time in which there was one interval there were several."""
-    one = several = 0.0
-    for piece in pieces(intervals):
-        length = piece.end - piece.start
-        one += length if piece.intervals >= 1 else 0
-        several += length if piece.intervals >= 2 else 0
-    return several / one if one else 0.0
+    found = [piece for piece in pieces(intervals) if piece.intervals]
+    length = sum(piece.length for piece in found)
+    return sum(piece.length for piece in found if piece.intervals > 1) / length if length else 0.0
 
 
 def mean(intervals: Iterable[Interval]) -> float:
     """Returns the mean number of intervals, of the time in which there was one; 0 without any."""
     found = [piece for piece in pieces(intervals) if piece.intervals]
-    length = sum(piece.end - piece.start for piece in found)
-    together = sum(piece.intervals * (piece.end - piece.start) for piece in found)
-    return together / length if length else 0.0
+    length = sum(piece.length for piece in found)
+    return sum(piece.intervals * piece.length for piece in found) / length if length else 0.0
 
 
 def missing(intervals: Iterable[Interval], target: float) -> float:
@@ -85,7 +78,7 @@ def missing(intervals: Iterable[Interval], target: float) -> float:
     last = max(each.start for each in known)
     length = max(each.end for each in known) - min(each.start for each in known)
     lacking = sum(
-        max(0.0, target - piece.sequences) * (piece.end - piece.start)
+        max(0.0, target - piece.sequences) * piece.length
         for piece in pieces(known)
         if piece.end <= last
     )

@@ -202,12 +202,7 @@ def _arrivals(seen: Observation) -> _Found:
 def _others(seen: Observation) -> _Found:
     """Compares the requests that the engine accepted with those that were sent."""
     own, accepted = seen.counts, seen.accepted
-    ends = (
-        ()
-        if seen.states is None
-        else (("before", seen.states.before), ("after", seen.states.after))
-    )
-    for when, state in ends:
+    for when, state in () if seen.states is None else seen.states.ends:
         for what, count in (
             ("foreign sequences", state.foreign),
             ("sequences still", state.leased),
@@ -304,12 +299,12 @@ def _stale(seen: Observation) -> _Found:
     own busy seconds: a run cannot be shorter than the work that the engine did in it.
     """
     if seen.times is not None and seen.states is not None:
-        for detail in _of_another_time(seen.times, seen.states.before, seen.states.after):
+        for detail in _of_another_time(seen.times, seen.states):
             yield Objection(Reason.OTHER_TIME, detail)
 
 
-def _of_another_time(run: RunTimes, before: Snapshot, after: Snapshot) -> Iterator[str]:
-    for when, state in (("before", before), ("after", after)):
+def _of_another_time(run: RunTimes, states: States) -> Iterator[str]:
+    for when, state in states.ends:
         if state.state != "ready":
             yield f"the engine was {state.state} {when} the run: it must be ready"
         if state.age_ms > 1000 * MOST_AGE_S:
@@ -317,14 +312,14 @@ def _of_another_time(run: RunTimes, before: Snapshot, after: Snapshot) -> Iterat
                 f"the state {when} the run was {state.age_ms} ms old when it was saved: at most "
                 f"{1000 * MOST_AGE_S:g} ms are allowed"
             )
-    saved_s, saved_again_s, window_s = before.observed_at_s, after.observed_at_s, run.window_s
+    saved_s, saved_again_s = states.before.observed_at_s, states.after.observed_at_s
+    window_s, busy_s = run.window_s, states.busy_s
     if window_s > saved_again_s - saved_s + CLOCKS_AGREE_S:
         yield (
             f"the states are {saved_again_s - saved_s:.1f} s apart, but the run took "
             f"{window_s:.1f} s: one of them was saved during the run, or they are those of another "
             "run"
         )
-    busy_s = after.busy_s - before.busy_s
     if busy_s > window_s * (1 + BUSY_SHARE) + BUSY_S:
         yield (
             f"the engine was busy for {busy_s:.1f} s, but the run took {window_s:.1f} s: its "

@@ -76,6 +76,11 @@ class States:
     after: Snapshot
 
     @property
+    def ends(self) -> tuple[tuple[str, Snapshot], ...]:
+        """Each with the word for when it was."""
+        return ("before", self.before), ("after", self.after)
+
+    @property
     def accepted(self) -> int:
         """The requests that the engine accepted in between."""
         return self.after.requests_total - self.before.requests_total

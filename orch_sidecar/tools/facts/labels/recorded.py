@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
+from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.measured import Measured, Notes
@@ -89,18 +90,54 @@ class _Trace(BaseModel):
         return notes
 
 
-class _Scenario(BaseModel):
-    arrivals: Arrivals
-    clients: int | None = None
-    rate_per_s: float | None = None
-    burstiness: float | None = None
-    seed: int
-    slo_ms: dict[str, float]
-    trace: _Trace | None = None
-    loadgen: str | None = None
+class RecordedRun(BaseModel):
+    """What the client recorded: the load, the model, what it doubts, and each of its requests."""
+
+    measurement_type: Label
+    arrivals: Arrivals = at("scenario.arrivals")
+    clients: int | None = at("scenario.clients", default=None)
+    rate_per_s: float | None = at("scenario.rate_per_s", default=None)
+    burstiness: float | None = at("scenario.burstiness", default=None)
+    seed: int = at("scenario.seed")
+    slo_ms: dict[str, float] = at("scenario.slo_ms")
+    trace: _Trace | None = at("scenario.trace", default=None)
+    loadgen: str | None = at("scenario.loadgen", default=None)
+    model: str = at("engine.model")
+    model_id: str = at("engine.model_id")
+    model_name: str = at("engine.model_name")
+    bottleneck: list[str] = at("client.bottleneck")
+    counted_by_events: int = at("counts.counted_by_events")
+    calls: list[Call] = []
 
     @property
-    def notes(self) -> Notes:
+    def served(self) -> list[CompletedRequest]:
+        """The answers that the figures are of."""
+        return [served for call in self.calls if (served := call.served) is not None]
+
+    @property
+    def of_class(self) -> Sequence[Call]:
+        """The calls that latencies and goodput are of: where bulk work ran, the others."""
+        trace = self.trace
+        if trace is None or not (trace.bulk_clients or trace.bulk_sha256):
+            return self.calls
+        return [call for call in self.calls if call.service_class == ServiceClass.INTERACTIVE]
+
+    def measured(self, **more: Any) -> Measured:
+        """Returns what its row states. `more`: the engine, the figures and the source."""
+        own: dict[str, Any] = {
+            "label": self.measurement_type,
+            "claim": self.measurement_type,
+            "model_id": self.model_id,
+            "model_name": self.model_name,
+            "load": {"tool": "orch bench", **self._load, "seed": self.seed},
+            "outcomes": self.outcomes,
+            "doubts": self._doubts,
+            "served_as": self.model,
+        }
+        return Measured(**own | more)
+
+    @property
+    def _load(self) -> Notes:
         """How the requests came."""
         stated = {
             "loadgen": self.loadgen,
@@ -112,67 +149,13 @@ class _Scenario(BaseModel):
         notes: Notes = {name: value for name, value in stated.items() if value is not None}
         return notes if self.trace is None else notes | self.trace.notes
 
-
-class _Engine(BaseModel):
-    model: str
-    model_id: str
-    model_name: str
-    given: list[str]
-
-
-class _Client(BaseModel):
-    bottleneck: list[str]
-
-
-class _Counts(BaseModel):
-    counted_by_events: int
-
-
-class RecordedRun(BaseModel):
-    """What the client recorded. `calls`: each of its requests."""
-
-    id: str
-    measurement_type: Label
-    scenario: _Scenario
-    engine: _Engine
-    client: _Client
-    counts: _Counts
-    calls: list[Call] = Field(default=[])
-
-    @property
-    def served(self) -> list[CompletedRequest]:
-        """The answers that the figures are of."""
-        return [served for call in self.calls if (served := call.served) is not None]
-
-    @property
-    def of_class(self) -> Sequence[Call]:
-        """The calls that latencies and goodput are of: where bulk work ran, the others."""
-        trace = self.scenario.trace
-        if trace is None or not (trace.bulk_clients or trace.bulk_sha256):
-            return self.calls
-        return [call for call in self.calls if call.service_class == ServiceClass.INTERACTIVE]
-
-    def measured(self, **more: Any) -> Measured:
-        """Returns what its row states. `more`: the engine, the figures and the source."""
-        own: dict[str, Any] = {
-            "label": self.measurement_type,
-            "claim": self.measurement_type,
-            "model_id": self.engine.model_id,
-            "model_name": self.engine.model_name,
-            "load": {"tool": "orch bench", **self.scenario.notes, "seed": self.scenario.seed},
-            "outcomes": self.outcomes,
-            "doubts": self._doubts,
-            "served_as": self.engine.model,
-        }
-        return Measured(**own | more)
-
     @property
     def outcomes(self) -> Notes:
         """How many requests were not answered, which SLO there was, and of which the latencies
         are."""
         fates = Counter(call.fate for call in self.calls)
         notes: Notes = {name: fates[name] for name in ("refused", "failed") if fates[name]}
-        notes |= {f"slo_{name}_ms": bound for name, bound in self.scenario.slo_ms.items()}
+        notes |= {f"slo_{name}_ms": bound for name, bound in self.slo_ms.items()}
         if self.of_class is not self.calls:
             notes[LATENCY_OF] = ServiceClass.INTERACTIVE.value
         return notes
@@ -180,7 +163,7 @@ class RecordedRun(BaseModel):
     @property
     def _doubts(self) -> Notes:
         """The notes that limit the trust in its figures."""
-        notes: Notes = {CLIENT_BOTTLENECK: "yes"} if self.client.bottleneck else {}
-        if self.counts.counted_by_events:
-            notes["counted_by_events"] = self.counts.counted_by_events
+        notes: Notes = {CLIENT_BOTTLENECK: "yes"} if self.bottleneck else {}
+        if self.counted_by_events:
+            notes["counted_by_events"] = self.counted_by_events
         return notes

@@ -10,7 +10,6 @@ from dataclasses import asdict, field
 from typing import Annotated, Any, Final
 
 from pydantic import (
-    AliasPath,
     AwareDatetime,
     BeforeValidator,
     ConfigDict,
@@ -20,7 +19,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from orch_sidecar.tools.facts.labels.documents import first_problem
+from orch_sidecar.tools.facts.labels.documents import at, first_problem
 from orch_sidecar.tools.facts.tables.notes import UNKNOWN
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -108,17 +107,17 @@ class Snapshot:
     preemptions_total: _Count
     kv_tokens_total: Annotated[_Count | None, BeforeValidator(_unless_0)] = None
     steps_by_batch: Mapping[int, tuple[int, float]]
-    busy_s: _Seconds = Field(validation_alias="busy_seconds_total", strict=True)
-    prefix_queries: _Count = Field(validation_alias=AliasPath("prefix_cache", "queries_total"))
-    prefix_hits: _Count = Field(validation_alias=AliasPath("prefix_cache", "hits_total"))
+    busy_s: _Seconds = at("busy_seconds_total", strict=True)
+    prefix_queries: _Count = at("prefix_cache.queries_total")
+    prefix_hits: _Count = at("prefix_cache.hits_total")
     observed_at: AwareDatetime = field(compare=False)  # two reports of the same state are equal
     age_ms: _Count = field(compare=False)
     state: _Text = "ready"
     generation: _Count = 0
     leased: _Count = 0
-    generated_tokens: _Count | None = Field(None, validation_alias="generated_tokens_total")
-    prefilled_tokens: _Count | None = Field(None, validation_alias=AliasPath("prefill", "tokens"))
-    prefill_s: _Seconds | None = Field(None, validation_alias=AliasPath("prefill", "seconds"))
+    generated_tokens: _Count | None = at("generated_tokens_total", default=None)
+    prefilled_tokens: _Count | None = at("prefill.tokens", default=None)
+    prefill_s: _Seconds | None = at("prefill.seconds", default=None)
 
     @property
     def observed_at_s(self) -> float:

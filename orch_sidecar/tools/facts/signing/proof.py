@@ -10,16 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final
 
-from pydantic import (
-    AliasPath,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from orch_sidecar.tools.facts.labels.documents import first_problem, parse_content
+from orch_sidecar.tools.facts.labels.documents import at, first_problem, parse_content
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
@@ -70,8 +64,8 @@ class Statement(BaseModel):
     key_id: str
     wall_s: float
     monotonic_s: float
-    finished: int = Field(validation_alias=AliasPath("finished", "count"))
-    finished_head: _Hash = Field(validation_alias=AliasPath("finished", "head"))
+    finished: int = at("finished.count")
+    finished_head: _Hash = at("finished.head")
     digests: dict[str, dict[str, Any]]
     state: dict[str, Any]
     snapshot: Snapshot
@@ -79,36 +73,27 @@ class Statement(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class SignedRequest:
-    """A finished request in the engine. Times are seconds of its wall clock."""
+class SignedRequest(CompletedRequest):
+    """A finished request in the engine, and its sequences. Times are seconds of its wall clock."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[Leaf, ...] = ()
 
-    @property
-    def arrived_s(self) -> float:
-        return min(leaf.arrived_s for leaf in self.leaves)
+    @classmethod
+    def of(cls, leaves: tuple[Leaf, ...]) -> SignedRequest:
+        """Returns the request that had these sequences, which share its prompt."""
+        return cls(
+            arrived_s=min(leaf.arrived_s for leaf in leaves),
+            first_token_s=min(leaf.ended_s - leaf.decode_s for leaf in leaves),
+            ended_s=max(leaf.ended_s for leaf in leaves),
+            input_tokens=leaves[-1].prompt_tokens,
+            output_tokens=sum(leaf.generated_tokens for leaf in leaves),
+            leaves=leaves,
+        )
 
     @property
     def in_flight(self) -> Interval:
         """In the engine, with as many sequences as it had."""
-        ended_s = max(leaf.ended_s for leaf in self.leaves)
-        return Interval(self.arrived_s, ended_s, len(self.leaves))
-
-    @property
-    def decoding(self) -> Interval:
-        """From its first token to its last."""
-        first_s = min(leaf.ended_s - leaf.decode_s for leaf in self.leaves)
-        return Interval(first_s, self.in_flight.end)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Its sequences share them."""
-        return self.leaves[-1].prompt_tokens
-
-    @property
-    def generated_tokens(self) -> int:
-        """Of all its sequences."""
-        return sum(leaf.generated_tokens for leaf in self.leaves)
+        return Interval(self.arrived_s, self.ended_s, len(self.leaves))
 
 
 @dataclass(frozen=True)
@@ -130,7 +115,7 @@ class Proof:
         leaves: dict[str, list[Leaf]] = {}
         for leaf in self.leaves:
             leaves.setdefault(leaf.request, []).append(leaf)
-        found = (SignedRequest(tuple(each)) for each in leaves.values())
+        found = (SignedRequest.of(tuple(each)) for each in leaves.values())
         return sorted(found, key=lambda request: request.arrived_s)
 
     @property

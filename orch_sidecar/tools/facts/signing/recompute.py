@@ -82,16 +82,16 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
         sent=sum(call.fate != "refused" for call in run.calls),
         answered=len(answered),
         output_tokens=proof.generated_tokens if complete else None,
-        input_tokens=sum(each.prompt_tokens for each in proof.requests) if complete else None,
+        input_tokens=sum(each.input_tokens for each in proof.requests) if complete else None,
     )
     return observed(
         label,
         proof.states,
         counts,
         in_flight=[each.in_flight for each in proof.requests],
-        arrivals=run.scenario.arrivals,
-        at_once=run.scenario.clients,
-        decoding=[each.decoding for each in proof.requests],
+        arrivals=run.arrivals,
+        at_once=run.clients,
+        decoding=[each.generation for each in proof.requests],
         in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],
         clock_slack=proof.adjusted_s + ROUNDING_S,
     )
@@ -142,7 +142,7 @@ def _rounded(name: str, stated: str, value: str) -> bool:
 
 def _goodput(row: Row, run: RecordedRun) -> Iterator[str]:
     """Compares the goodput with the requests; one at a bound may be on either side of it."""
-    stated, calls, bounds = parse_notes(row.scenario_notes), run.of_class, run.scenario.slo_ms
+    stated, calls, bounds = parse_notes(row.scenario_notes), run.of_class, run.slo_ms
     if not bounds:
         if names.GOODPUT_SHARE in stated:
             yield f"{names.GOODPUT_SHARE} is {stated[names.GOODPUT_SHARE]}, there was no SLO"
@@ -158,15 +158,15 @@ def _goodput(row: Row, run: RecordedRun) -> Iterator[str]:
 
 
 def _model(run: RecordedRun, proof: Proof) -> Model:
-    state, known = proof.before.snapshot, run.engine
-    return name_model(known.model_id, known.model_name, state.models, [state.weights])
+    state = proof.before.snapshot
+    return name_model(run.model_id, run.model_name, state.models, [state.weights])
 
 
 def _other_model(run: RecordedRun, proof: Proof) -> Iterator[str]:
-    if run.engine.model not in proof.before.snapshot.models:
-        yield f"the model {run.engine.model!r} is not one that the engine served"
+    if run.model not in proof.before.snapshot.models:
+        yield f"the model {run.model!r} is not one that the engine served"
     if (objection := _model(run, proof).objection) is not None:
-        yield f"model_id is {run.engine.model_id!r}: {objection}"
+        yield f"model_id is {run.model_id!r}: {objection}"
 
 
 def _by_the_engine(whole: Totals, proof: Proof) -> Iterator[str]:
@@ -244,7 +244,7 @@ def _grouped(each: Iterable[_Any], tokens: Callable[[_Any], _Tokens]) -> dict[_T
 
 
 def _tokens(request: SignedRequest) -> _Tokens:
-    return request.prompt_tokens, request.generated_tokens
+    return request.input_tokens, request.output_tokens
 
 
 def _tokens_of(call: Call) -> _Tokens:
@@ -317,11 +317,11 @@ def _impossible(
 
 def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     """Compares the load that is stated with when requests were due, sent and in flight."""
-    kind, scheduled = run.scenario.arrivals, [call for call in run.calls if call.due_s is not None]
+    kind, scheduled = run.arrivals, [call for call in run.calls if call.due_s is not None]
     beside = [call for call in run.calls if call.due_s is None]
-    clients = run.scenario.clients
-    if run.scenario.trace is not None:
-        clients = run.scenario.trace.bulk_clients
+    clients = run.clients
+    if run.trace is not None:
+        clients = run.trace.bulk_clients
     elif kind in _UNSCHEDULED and scheduled:
         yield f"arrivals is {kind}, the client's requests had a schedule"
     if kind not in _UNSCHEDULED and not scheduled:
@@ -333,9 +333,9 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     late_s, most_s = percentile(late, 99) or 0.0, float(CLIENT_LATE_S)
     if kind is Arrivals.AT_ONCE:
         most_s = max(most_s, CLIENT_LATE_SHARE * proof.window_s)
-    if late_s > most_s + ROUNDING_S and not run.client.bottleneck:
+    if late_s > most_s + ROUNDING_S and not run.bottleneck:
         yield f"requests were sent {late_s:.3f} s late (p99), and no client_bottleneck is noted"
-    rate = run.scenario.rate_per_s
+    rate = run.rate_per_s
     if rate is not None and kind in (Arrivals.CONSTANT, Arrivals.POISSON):
         yield from _rate(kind, rate, sorted(each.due_s or 0.0 for each in scheduled))
 

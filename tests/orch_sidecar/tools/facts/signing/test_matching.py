@@ -76,7 +76,7 @@ def changed(change: Callable[[Call], Call]) -> Callable[[RecordedRun], RecordedR
 
 
 def stated(**scenario: Any) -> Callable[[RecordedRun], RecordedRun]:
-    return lambda run: run.model_copy(update={"scenario": run.scenario.model_copy(update=scenario)})
+    return lambda run: run.model_copy(update=scenario)
 
 
 def times(change: Callable[[float, float], float], *names: str) -> Callable[[Call], Call]:
