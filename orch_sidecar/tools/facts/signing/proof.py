@@ -78,22 +78,22 @@ class SignedRequest(CompletedRequest):
 
     leaves: tuple[Leaf, ...] = ()
 
-    @classmethod
-    def of(cls, leaves: tuple[Leaf, ...]) -> SignedRequest:
-        """Returns the request that had these sequences, which share its prompt."""
-        return cls(
-            arrived_s=min(leaf.arrived_s for leaf in leaves),
-            first_token_s=min(leaf.ended_s - leaf.decode_s for leaf in leaves),
-            ended_s=max(leaf.ended_s for leaf in leaves),
-            input_tokens=leaves[-1].prompt_tokens,
-            output_tokens=sum(leaf.generated_tokens for leaf in leaves),
-            leaves=leaves,
-        )
-
     @property
     def in_flight(self) -> Interval:
         """In the engine, with as many sequences as it had."""
         return Interval(self.arrived_s, self.ended_s, len(self.leaves))
+
+
+def _request(leaves: Sequence[Leaf]) -> SignedRequest:
+    """Returns the request that had these sequences, which share its prompt."""
+    return SignedRequest(
+        arrived_s=min(leaf.arrived_s for leaf in leaves),
+        first_token_s=min(leaf.ended_s - leaf.decode_s for leaf in leaves),
+        ended_s=max(leaf.ended_s for leaf in leaves),
+        input_tokens=leaves[-1].prompt_tokens,
+        output_tokens=sum(leaf.generated_tokens for leaf in leaves),
+        leaves=tuple(leaves),
+    )
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,7 @@ class Proof:
         leaves: dict[str, list[Leaf]] = {}
         for leaf in self.leaves:
             leaves.setdefault(leaf.request, []).append(leaf)
-        found = (SignedRequest.of(tuple(each)) for each in leaves.values())
-        return sorted(found, key=lambda request: request.arrived_s)
+        return sorted(map(_request, leaves.values()), key=lambda request: request.arrived_s)
 
     @property
     def states(self) -> States:

@@ -63,13 +63,6 @@ def test_times_per_token_are_the_tools_inter_token_latencies() -> None:
     assert measured(report).latency_ms["tpot_p50_ms"] == pytest.approx(theirs, rel=1e-4)
 
 
-def test_time_per_output_token_of_guidellm_is_not_tpot() -> None:
-    """It includes the prefill and the first token."""
-    report = document("guidellm_cloud")
-    theirs = statistics.median(each["time_per_output_token_ms"] for each in requests_of(report))
-    assert theirs > 1.05 * measured(report).latency_ms["tpot_p50_ms"]
-
-
 def test_ttft_counts_from_the_due_time_of_a_schedule() -> None:
     def late(benchmark: dict[str, Any]) -> None:
         for each in benchmark["requests"]["successful"]:

@@ -79,11 +79,6 @@ def test_without_details_the_tools_own_figures_and_window_are_used() -> None:
     assert found.served == []
 
 
-def test_prompts_are_not_in_the_throughput() -> None:
-    file = document("vllm_bench_cloud")
-    assert measured(file).totals.tokens_per_s < file["total_token_throughput"] / 1.5
-
-
 def test_ttft_counts_from_arrival_where_requests_queued_before_being_sent() -> None:
     """vLLM counts from when `--max-concurrency` let it send the request."""
     file = document("vllm_bench_cloud")
@@ -159,15 +154,9 @@ def test_file_of_the_offline_benchmark_is_rejected_because_it_counts_prompts() -
         ({"completed": True}, "completed", "valid integer"),
         ({"failed": "(left out)"}, "failed", "is missing"),
         ({"backend": "openai-audio"}, "backend", "'vllm', 'openai' or 'openai-chat'"),
-        ({"ramp_up_strategy": "linear"}, "ramp_up_strategy", "must be constant"),
         ({"probe_completed": 3}, "probe_completed", "not counted"),
         ({"total_input_sequences": 9}, "total_input_sequences", "pooling"),
         ({"avg_latency": 9}, "avg_latency", "no tokens"),
-        (
-            {"measurement_type": "single_stream"},
-            "measurement_type",
-            "arrivals=poisson must be one_by_one",
-        ),
         ({"measurement_type": "fast"}, "measurement_type", "must be one of"),
         ({"ttfts": [0.1]}, "ttfts", "for each of 45 requests"),
         ({"output_lens": [32] * 44 + [31]}, "output_lens", "must be 1440 tokens of 45 answers"),
@@ -194,8 +183,3 @@ def test_infinite_time_is_rejected(name: str, value: float) -> None:
     capabilities[name][0] = value
     found = refused(capabilities)
     assert (found.name, found.rule) == (f"{name}.0", "Input should be a finite number")
-
-
-def test_infinite_burstiness_is_a_constant_rate() -> None:
-    found = measured(changed(burstiness=float("inf"), measurement_type=None))
-    assert found.arrivals is Arrivals.CONSTANT

@@ -112,20 +112,17 @@ def test_more_decoded_than_received_means_other_clients() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_sequences_in_the_engine_at_either_end_are_detected(when: str) -> None:
-    before = snapshot(leased=2 * (when == "before"))
-    after = snapshot(requests_total=110, steps_by_batch=BATCHED, leased=2 * (when == "after"))
-    expected = f"sequences still in the engine {when} the measurement: 2"
+@pytest.mark.parametrize(
+    ("name", "what"), [("leased", "sequences still"), ("foreign", "foreign sequences")]
+)
+def test_sequences_in_the_engine_at_either_end_are_detected(
+    when: str, name: str, what: str
+) -> None:
+    counts = {when: {name: 2}}
+    before = snapshot(**counts.get("before", {}))
+    after = snapshot(requests_total=110, steps_by_batch=BATCHED, **counts.get("after", {}))
+    expected = f"{what} in the engine {when} the measurement: 2"
     assert reasons_of(ONLINE, before, after) == expected
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_foreign_sequences_at_either_end_are_detected(when: str) -> None:
-    before = snapshot(foreign=int(when == "before"))
-    after = snapshot(requests_total=110, steps_by_batch=BATCHED, foreign=int(when == "after"))
-    assert f"foreign sequences in the engine {when} the measurement: 1" in reasons_of(
-        ONLINE, before, after
-    )
 
 
 def test_window_without_a_decode_step_is_invalid() -> None:

@@ -186,20 +186,15 @@ def test_evidence_that_two_readers_read_differently_fails(operator: Operator) ->
     )
 
 
-EDITS: dict[str, dict[str, Any]] = {
-    "model_id": {"model_id": "llama"},
-    "model_name": {"model_name": "Tiny"},
-    "engine": {"engine": "vLLM 0.33.0"},
-    "precision": {"precision": "FP16"},
-    "gpu": {"gpu": "NVIDIA B200"},
-    "gpu_count": {"gpu_count": 8},
-    "throughput": {"throughput_tokens_per_sec": 295.0},
-    "source_tag": {"source_tag": "orch-bench:another"},
-    "a note": {"notes": {"ttft_p50_ms": 1.5}},
-}
-
-
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"model_id": "llama"},
+        {"throughput_tokens_per_sec": 295.0},
+        {"source_tag": "orch-bench:another"},
+        {"notes": {"ttft_p50_ms": 1.5}},
+    ],
+)
 def test_row_that_was_edited_in_the_table_fails(operator: Operator, edit: dict[str, Any]) -> None:
     """With the evidence of the row as it was."""
     content, row = evidence_and_row(SigningEngine(operator).measure())
