@@ -61,14 +61,16 @@ def share_together(intervals: Iterable[Interval]) -> float:
     """Returns for which share of the time in which there was one interval there were several."""
     found = [piece for piece in pieces(intervals) if piece.intervals]
     length = sum(piece.length for piece in found)
-    return sum(piece.length for piece in found if piece.intervals > 1) / length if length else 0.0
+    several = sum(piece.length for piece in found if piece.intervals > 1)
+    return several / length if length else 0.0
 
 
 def mean(intervals: Iterable[Interval]) -> float:
     """Returns the mean number of intervals, of the time in which there was one; 0 without any."""
     found = [piece for piece in pieces(intervals) if piece.intervals]
     length = sum(piece.length for piece in found)
-    return sum(piece.intervals * piece.length for piece in found) / length if length else 0.0
+    together = sum(piece.intervals * piece.length for piece in found)
+    return together / length if length else 0.0
 
 
 def missing(intervals: Iterable[Interval], target: float) -> float:

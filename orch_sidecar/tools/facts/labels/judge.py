@@ -202,7 +202,8 @@ def _arrivals(seen: Observation) -> _Found:
 def _others(seen: Observation) -> _Found:
     """Compares the requests that the engine accepted with those that were sent."""
     own, accepted = seen.counts, seen.accepted
-    for when, state in () if seen.states is None else seen.states.ends:
+    ends = () if seen.states is None else seen.states.ends
+    for when, state in ends:
         for what, count in (
             ("foreign sequences", state.foreign),
             ("sequences still", state.leased),

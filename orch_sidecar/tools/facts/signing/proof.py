@@ -92,6 +92,7 @@ def _request(leaves: Sequence[Leaf]) -> SignedRequest:
         ended_s=max(leaf.ended_s for leaf in leaves),
         input_tokens=leaves[-1].prompt_tokens,
         output_tokens=sum(leaf.generated_tokens for leaf in leaves),
+        longest_output_tokens=max(leaf.generated_tokens for leaf in leaves),
         leaves=tuple(leaves),
     )
 
