@@ -185,7 +185,7 @@ async def test_body_that_cannot_be_parsed_is_refused_at_once(
         assert (await client.response()).status == 200
     response = await client.response()
     assert (response.status, response.header("connection")) == (400, "close")
-    assert response.error["message"] == "the body: Invalid character in chunk size:"
+    assert response.error["message"] == "the body: Invalid character in chunk size"
     assert await client.rest() == b""
 
 
