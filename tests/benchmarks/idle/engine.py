@@ -10,7 +10,8 @@ arms:
     bulk, and        the first two beside clients that always have bulk work
     bulk + learned
 
-Clients, sidecar and engine share the machine's cores: each line tells what they took of them.
+Clients, sidecar and engine share the machine's cores: each line tells what they took of them, and
+what a virtual machine's host gave to others.
 How far the p95 of first tokens can be told from chance shows an interval of the ratio: of all
 rounds, drawn anew (the bootstrap), the requests of each round with and without rows together.
 """
@@ -56,7 +57,7 @@ WARM_S: Final = 5.0  # before each window, and for what is under way at its end
 LEARNED: Final = "learned"
 BULK_ARMS: Final = ("bulk", f"bulk + {LEARNED}")
 SAMPLES: Final = 2_000  # of the rounds, for an interval
-CORES: Final = ("sidecar", "clients", "machine")  # whose processor time is read
+CORES: Final = ("sidecar", "clients", "machine", "stolen")  # whose processor time is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +128,13 @@ class Rounds:
         return Turn(summary.counted(own, from_s, until_s), until_s - from_s, came)
 
     def _spent(self) -> Counter[str]:
+        machine_s, stolen_s = processes.machine_cpu_s()
         return Counter(
             cuts=int(self.sidecar.metric("orch_idle_cuts_total")),
             sidecar=round(1000 * processes.cpu_s(self.sidecar.pid)),
             clients=round(1000 * time.process_time()),
-            machine=round(1000 * processes.machine_cpu_s()),
+            machine=round(1000 * machine_s),
+            stolen=round(1000 * stolen_s),
         )
 
     @contextmanager

@@ -106,11 +106,11 @@ def measure(
     watched = [engine] + ([target.child] if target.child else [])
     spin = spin_ms()
     before = [processes.cpu_s(c.process.pid) for c in watched]
-    machine = processes.machine_cpu_s()
+    machine, _ = processes.machine_cpu_s()
     began = time.monotonic()
     report = run_client(client, target, cell, seconds * cell.longer)
     spent = [processes.cpu_s(c.process.pid) - b for c, b in zip(watched, before, strict=True)]
-    others_s = processes.machine_cpu_s() - machine - sum(spent) - report["cpu_s"]
+    others_s = processes.machine_cpu_s()[0] - machine - sum(spent) - report["cpu_s"]
     others_cpu = max(0.0, others_s / (time.monotonic() - began))
     for child in watched:
         if not child.alive():

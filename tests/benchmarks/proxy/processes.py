@@ -144,11 +144,12 @@ def user_and_system_s(pid: int) -> tuple[float, float]:
     return user / TICKS_PER_S, system / TICKS_PER_S
 
 
-def machine_cpu_s() -> float:
-    """CPU seconds the whole machine has spent on anything but idling and waiting for disks."""
+def machine_cpu_s() -> tuple[float, float]:
+    """CPU seconds the whole machine has spent on anything but idling and waiting for disks, and
+    those that it wanted while its host ran something else."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    user, nice, system, _idle, _iowait, irq, softirq, _steal = map(int, fields)
-    return (user + nice + system + irq + softirq) / TICKS_PER_S
+    user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, fields)
+    return (user + nice + system + irq + softirq) / TICKS_PER_S, stolen / TICKS_PER_S
 
 
 def rss_mb(pid: int) -> float:
