@@ -287,9 +287,8 @@ class ClientConnection(web.RequestHandler):
             super().resume_reading(resume_parser)
 
     def data_received(self, data: bytes) -> None:
-        web.RequestHandler.data_received(
-            self, data
-        )  # `super()` would cost as much as the rest of this
+        # `super()` would cost as much as the rest of this.
+        web.RequestHandler.data_received(self, data)
         messages = self._messages
         if len(messages) > 1:
             self._may_hold_back = True
@@ -318,8 +317,9 @@ class ClientConnection(web.RequestHandler):
 
     @property
     def idle(self) -> bool:
-        """Whether it serves no request and has nothing left to send."""
-        waiter, transport = self._waiter, self.transport
+        """Whether it serves no request and has nothing left to send; also while it waits for its
+        client to read the last response."""
+        waiter, transport = self._lingering or self._waiter, self.transport
         if waiter is None or waiter.done() or transport is None:
             return False
         return transport.get_write_buffer_size() == 0

@@ -63,6 +63,20 @@ async def test_new_connection_is_refused_if_none_is_idle(start: Start, held: Hel
     assert (await (await running.client()).get("/livez")).status == 200
 
 
+async def test_clients_that_do_not_leave_after_a_refusal_keep_nobody_out(start: Start) -> None:
+    """Their connections are left open for them to read it, for seconds."""
+    running = await start(max_connections=2)
+    refused = [await running.client() for _ in range(2)]
+    for client in refused:
+        client.send(b"no request\r\n\r\n")
+        assert (await client.response()).status == 400
+    for _ in range(4):
+        newest = await running.client()
+        assert (await newest.get("/livez")).status == 200
+    for client in refused:
+        assert await ended(client)
+
+
 def test_limit_is_at_most_half_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     for descriptors, wanted, most in (
         (1024, None, (1024 - RESERVED_DESCRIPTORS) // 2),
