@@ -170,7 +170,7 @@ class Frontend:
         except Exception:
             outcome, status = Reason.INTERNAL_ERROR, 500
             _interrupt(request)
-            raise  # ClientConnection.handle_error logs it and answers
+            raise  # ClientConnection logs it and answers
         finally:
             self.active -= 1
             if self.request_ended is not None:
@@ -245,11 +245,7 @@ class Frontend:
         if body is None or len(body) > LARGE_BYTES or endpoint.form or not endpoint.admitted:
             return self._serve_slowly(request, body)
         request.body = body
-        coalesce = self._pools.coalescing and not request.options.no_coalesce
-        wanted = endpoint.read(body, self._max_json_depth, self._pools.longest.ctx_max, coalesce)
-        if isinstance(wanted, Refusal):
-            return NotSent(wanted)
-        stage = self._stage_of(request, wanted)
+        stage = self._stage_of(request, None)
         return stage if isinstance(stage, NotSent) else stage.handle(request)
 
     async def _serve_slowly(self, request: Request, body: bytes | Refusal | None) -> Result:
@@ -264,26 +260,29 @@ class Frontend:
         request.body, body = body, None  # which a salt may replace: this waits with it
         if not endpoint.admitted:
             return await self._serve_unadmitted(request)
-        ctx_max = self._pools.longest.ctx_max
+        wanted: GenerationRequest | Refusal | None = None
         if endpoint.form:
             content_type = request.http.headers.get(CONTENT_TYPE, "")
-            wanted = endpoint.read_form(request.body, content_type, ctx_max)
-        elif len(request.body) <= LARGE_BYTES:
-            coalesce = self._pools.coalescing and not request.options.no_coalesce
-            wanted = endpoint.read(request.body, self._max_json_depth, ctx_max, coalesce)
-        else:
+            wanted = endpoint.read_form(request.body, content_type, self._pools.longest.ctx_max)
+        elif len(request.body) > LARGE_BYTES:
             read_outline = partial(self._read_outline, endpoint)
             wanted = await self._bodies.outlined(request.body, read_outline, outline)
             outline = None  # of a body of numbers it is as long as that
-        found = request.cancelled or wanted
-        if isinstance(found, Refusal):
-            return NotSent(found)
-        stage = self._stage_of(request, found)
+        stage = self._stage_of(request, request.cancelled or wanted)
         return stage if isinstance(stage, NotSent) else await stage.handle(request)
 
-    def _stage_of(self, request: Request, wanted: GenerationRequest) -> Stage | NotSent:
+    def _stage_of(
+        self, request: Request, wanted: GenerationRequest | Refusal | None
+    ) -> Stage | NotSent:
         """Returns the stage that serves a request which takes slots, and prepares it for that:
-        its class, the limits of its key, the salt of the prefix cache."""
+        its class, the limits of its key, the salt of the prefix cache. `wanted`: what its body asks
+        for; None: that is JSON and not large, and is read here."""
+        if wanted is None:
+            coalesce = self._pools.coalescing and not request.options.no_coalesce
+            ctx_max = self._pools.longest.ctx_max
+            wanted = request.endpoint.read(request.body, self._max_json_depth, ctx_max, coalesce)
+        if isinstance(wanted, Refusal):
+            return NotSent(wanted)
         record, key, options = request.record, request.key, request.options
         if wanted.joint and self._pools.read_pairs(wanted.model):
             wanted.cost -= wanted.joint
