@@ -212,7 +212,7 @@ def __getattr__(name: str) -> Any:
     if name != "StatLogger":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm_plugin.adapters.stat_logger import SchedulerStatLogger
-    from vllm_plugin.adapters.vllm_config import make_engine_state
+    from vllm_plugin.adapters.vllm_config import make_engine_state, step_timing_of
     from vllm_plugin.state.conditions import tokens_per_step_of
 
     assert _process.profile is not None  # or vLLM could not find it
@@ -228,7 +228,7 @@ def __getattr__(name: str) -> Any:
             _process.evidence = make_evidence(vllm_config, _process.engine_state)
             super().__init__(
                 _process.engine_state,
-                bool(vllm_config.scheduler_config.async_scheduling),
+                step_timing_of(vllm_config),
                 tokens_per_sequence=tokens_per_step_of(vllm_config),
                 finished=_process.evidence.finished.add,
             )

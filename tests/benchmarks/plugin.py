@@ -74,7 +74,7 @@ def step_cost_us() -> tuple[float, float]:
 
     engine_state = engine_state_of_a_bench()
     engine_state.subscribe(Subscriber(None, lambda: None))
-    logger = SchedulerStatLogger(engine_state, async_scheduling=False)
+    logger = SchedulerStatLogger(engine_state)
     details = SchedulerIterationDetails(
         iteration_index=0,
         num_ctx_requests=0,

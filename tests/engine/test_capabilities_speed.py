@@ -7,6 +7,7 @@ of other tests, whose clients are slow, would be in it.
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
 import time
 from typing import Any
@@ -39,6 +40,16 @@ async def prefill(http: aiohttp.ClientSession, stack: Stack) -> None:
     """A prompt that is long enough to tell the rate at which prompts are computed."""
     document = body("completions", 2, stream=False) | {"prompt": [7] * LONG_PROMPT}
     assert (await post(http, stack.engine_url, "completions", document)).status == 200
+
+
+async def decoding_s(http: aiohttp.ClientSession, stack: Stack) -> float:
+    """Seconds for which all sequences so far have decoded, by vLLM's metrics."""
+    async with http.get(f"{stack.engine_url}/metrics") as response:
+        found = re.search(
+            r"^vllm:request_decode_time_seconds_sum\S* (\S+)", await response.text(), re.M
+        )
+    assert found is not None
+    return float(found[1])
 
 
 def means_ms(before: ByBatch, after: ByBatch) -> dict[int, float]:
@@ -108,7 +119,9 @@ async def test_prefill_and_busy_time_are_counted(cloud: Stack) -> None:
     async with session() as http:
         began = time.monotonic()
         before = await engine_state(http, cloud.engine_url)
+        decode_s_before = await decoding_s(http, cloud)
         await decode(http, cloud, 8)
+        decode_s = await decoding_s(http, cloud)
         for _ in range(4):
             await prefill(http, cloud)
 
@@ -130,6 +143,8 @@ async def test_prefill_and_busy_time_are_counted(cloud: Stack) -> None:
     assert 4 * LONG_PROMPT < computed < 4 * LONG_PROMPT + 8 * 20
     prefill_s = after["prefill"]["seconds"] - before["prefill"]["seconds"]
     assert 0 < prefill_s < grew("busy_seconds_total") <= wall_s
+    # By the clock of vLLM's engine core, of eight sequences at the same time.
+    assert grew("busy_seconds_total") - prefill_s > 0.9 * (decode_s - decode_s_before) / 8
     assert after["state"] == "ready"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from vllm_plugin.adapters.vllm_config import StepTiming
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.speed.lora import lora_use_of
 from vllm_plugin.state.engine_state import EngineState
@@ -22,19 +23,20 @@ class SchedulerStatLogger(StatLoggerBase):
     def __init__(
         self,
         engine_state: EngineState,
-        async_scheduling: bool,
+        step_timing: StepTiming = StepTiming.WHOLE,
         tokens_per_sequence: int = 1,
         finished: Callable[[Sequence[Any], float], None] | None = None,
     ) -> None:
         """`finished`: called with the statistics of finished requests, and the time they ended."""
         self._engine_state = engine_state
         self._finished = finished
-        # With asynchronous scheduling `elapsed_ms` times only the blocking wait for the result.
-        self._asynchronous = async_scheduling
+        self._step_timing = step_timing
         # In a decode step, drafts of speculative decoding included.
         self._tokens_per_sequence = tokens_per_sequence
         self._last_at_s: float | None = None
         self._was_idle = True
+        # Prompt tokens of the steps since a pause, while nothing tells how long these took.
+        self._untimed_tokens = 0
 
     def record(
         self,
@@ -70,15 +72,17 @@ class SchedulerStatLogger(StatLoggerBase):
         else:
             decoding = details.num_generation_requests
             decode_only = details.num_ctx_requests == 0
-            elapsed_s = details.elapsed_ms / 1000
-            if self._asynchronous:
+            prompt_tokens, elapsed_s = details.num_ctx_tokens, details.elapsed_ms / 1000
+            if self._step_timing is not StepTiming.WHOLE:
                 since_s = self._since_last_step(intervals, preempted)
-                if since_s is not None:
-                    elapsed_s = since_s
-                elif decode_only:
-                    decode_only = False  # a step of unknown length
+                if since_s is None and not decode_only:
+                    first_tokens = iteration_stats.time_to_first_tokens_iter
+                    since_s = self._since_last_report(at_s, elapsed_s, first_tokens)
+                prompt_tokens += self._untimed_tokens
+                if since_s is None:  # a step of unknown length
+                    self._untimed_tokens, decode_only, prompt_tokens = prompt_tokens, False, 0
                 else:
-                    elapsed_s = self._since_last_report(at_s, elapsed_s)
+                    self._untimed_tokens, elapsed_s = 0, since_s
                 self._last_at_s = at_s
             report = SchedulerReport(
                 at_s,
@@ -89,7 +93,7 @@ class SchedulerStatLogger(StatLoggerBase):
                 batch=details.num_ctx_requests + decoding,
                 decode_only=decode_only,
                 elapsed_s=elapsed_s,
-                prompt_tokens=details.num_ctx_tokens,
+                prompt_tokens=prompt_tokens,
                 decoding=decoding,
                 # vLLM counts the tokens that a preempted sequence computes again as generated.
                 recomputing=details.num_generation_tokens > decoding * self._tokens_per_sequence,
@@ -132,12 +136,18 @@ class SchedulerStatLogger(StatLoggerBase):
         shortest_s = min(intervals)
         return shortest_s if shortest_s < _BACK_TO_BACK_S else None
 
-    def _since_last_report(self, at_s: float, waited_s: float) -> float:
+    def _since_last_report(
+        self, at_s: float, waited_s: float, first_tokens: Sequence[float]
+    ) -> float | None:
         """Returns the seconds of a step in which nothing decoded: the time since the last report,
-        for want of another clock; after a pause, the time for which the result was awaited."""
-        last_at_s = self._last_at_s
+        for want of another clock. After a pause: the time for which the result was awaited, or if
+        it was not, the time to the first token of the request that ended the pause, which is of all
+        steps since then. None: unknown."""
+        last_at_s, awaits = self._last_at_s, self._step_timing is StepTiming.WAIT
         if last_at_s is None or self._was_idle or at_s - last_at_s >= _BACK_TO_BACK_S:
-            return waited_s
+            return waited_s if awaits else max(first_tokens, default=None)
+        if self._untimed_tokens:
+            return max(first_tokens, default=None)
         return max(waited_s, at_s - last_at_s)
 
     def log_engine_initialized(self) -> None:

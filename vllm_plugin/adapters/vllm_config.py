@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,25 @@ _CPUINFO: Final = Path("/proc/cpuinfo")
 
 # As spec sheets and benchmarks write them.
 _PRECISIONS: Final = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
+
+# Executors that run the model in the process of the engine core.
+_IN_PROCESS: Final = ("uni", "external_launcher")
+
+
+class StepTiming(Enum):
+    """What vLLM's `elapsed_ms` of a step is the time of: its clock starts when the executor has
+    been given the step."""
+
+    WHOLE = "the whole step: the model runs in another process"
+    WAIT = "the wait for a result that was asked for before, with asynchronous scheduling"
+    REST = "what follows the model's call, which this process has made by then"
+
+
+def step_timing_of(vllm_config: Any) -> StepTiming:
+    if vllm_config.scheduler_config.async_scheduling:
+        return StepTiming.WAIT
+    in_process = vllm_config.parallel_config.distributed_executor_backend in _IN_PROCESS
+    return StepTiming.REST if in_process else StepTiming.WHOLE
 
 
 def make_engine_state(vllm_config: Any, profile: Profile) -> EngineState:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.vllm_plugin.examples import FACTS
+from vllm_plugin.adapters.vllm_config import StepTiming
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
 
@@ -43,7 +44,7 @@ class Recorder:
     """A stat logger with a manual clock, and its reports."""
 
     module: Any
-    asynchronous: bool = False
+    timing: StepTiming = StepTiming.WHOLE
     tokens_per_sequence: int = 1
     now_s: float = 1000.0
     reports: list[SchedulerReport] = field(default_factory=list)
@@ -59,7 +60,7 @@ class Recorder:
 
         engine_state.record = keep  # type: ignore[method-assign]
         self.logger = self.module.SchedulerStatLogger(
-            engine_state, self.asynchronous, self.tokens_per_sequence
+            engine_state, self.timing, self.tokens_per_sequence
         )
 
     def record(
@@ -71,6 +72,7 @@ class Recorder:
         running: int = 0,
         elapsed_ms: float = 10.0,
         intervals: tuple[float, ...] = (),
+        first_tokens: tuple[float, ...] = (),
         preempted: int = 0,
         generated: int = 0,
         lookups: tuple[int, int] = (0, 0),
@@ -78,7 +80,8 @@ class Recorder:
         sql: int = 0,
     ) -> SchedulerReport:
         """Records a step; `prompts` and `decoding` are (sequences, tokens); neither: no step ran.
-        `intervals`: seconds since the last output of each sequence that decoded. `lookups`: tokens
+        `intervals`: seconds since the last output of each sequence that decoded; `first_tokens`:
+        from arrivals. `lookups`: tokens
         looked up in the prefix cache, and found; `further`: of a connector. `sql`: an adapter's."""
         self.now_s = at_s
         details = None
@@ -107,6 +110,7 @@ class Recorder:
         iteration = SimpleNamespace(
             num_preempted_reqs=preempted,
             inter_token_latencies_iter=list(intervals),
+            time_to_first_tokens_iter=list(first_tokens),
             num_generation_tokens=generated,
             finished_requests=[],
         )
@@ -176,7 +180,7 @@ def test_recomputation_after_a_preemption_is_reported(module: Any) -> None:
 
 def test_asynchronous_steps_are_timed_by_the_engine_core(module: Any) -> None:
     """However late the report: the API server may be busy when it arrives."""
-    recorder = Recorder(module, asynchronous=True)
+    recorder = Recorder(module, timing=StepTiming.WAIT)
     recorder.record(1000.0, decoding=(2, 2), running=2, intervals=(0.02, 0.02))
     found = recorder.record(1000.07, decoding=(2, 2), running=2, intervals=(0.02, 0.02))
     assert (found.elapsed_s, found.decode_only) == (0.02, True)
@@ -189,7 +193,7 @@ def test_asynchronous_steps_are_timed_by_the_engine_core(module: Any) -> None:
 
 
 def test_preempted_sequence_does_not_distort_the_duration_of_a_step(module: Any) -> None:
-    recorder = Recorder(module, asynchronous=True)
+    recorder = Recorder(module, timing=StepTiming.WAIT)
     found = recorder.record(1000.0, decoding=(2, 2), running=2, intervals=(0.9, 0.02), preempted=1)
     assert (found.elapsed_s, found.decode_only) == (0.02, True)
     alone = recorder.record(
@@ -201,7 +205,7 @@ def test_preempted_sequence_does_not_distort_the_duration_of_a_step(module: Any)
 
 
 def test_steps_without_decode_are_timed_between_reports(module: Any) -> None:
-    recorder = Recorder(module, asynchronous=True)
+    recorder = Recorder(module, timing=StepTiming.WAIT)
     found = recorder.record(1000.0, prompts=(1, 9), running=1, elapsed_ms=30.0)
     assert found.elapsed_s == 0.030, "at least the time for which the result was awaited"
     found = recorder.record(1000.05, prompts=(1, 9), running=1, elapsed_ms=1.0)
@@ -210,6 +214,22 @@ def test_steps_without_decode_are_timed_between_reports(module: Any) -> None:
     assert found.elapsed_s == 0.001, "its duration is unknown"
     found = recorder.record(1003.5, prompts=(1, 9), running=1, elapsed_ms=20.0)
     assert found.elapsed_s == 0.020, "the pause does not count"
+
+
+def test_steps_of_a_model_in_the_same_process_are_not_timed_by_what_follows_it(module: Any) -> None:
+    recorder = Recorder(module, timing=StepTiming.REST)
+    begun = recorder.record(1000.0, prompts=(1, 256), running=1, elapsed_ms=1.0)
+    assert begun.prompt_tokens == 0, "how long they took is unknown"
+    read = recorder.record(1000.04, prompts=(1, 9), running=1, elapsed_ms=1.0, first_tokens=(0.1,))
+    assert (read.elapsed_s, read.prompt_tokens) == (0.1, 265), "of both steps"
+    decoded = recorder.record(1000.06, decoding=(1, 1), running=1, intervals=(0.02,))
+    assert (decoded.elapsed_s, decoded.decode_only) == (0.02, True)
+    further = recorder.record(1000.1, prompts=(1, 8), running=0, elapsed_ms=1.0)
+    assert (further.elapsed_s, further.prompt_tokens) == (pytest.approx(0.04), 8)
+    short = recorder.record(
+        1003.0, prompts=(2, 30), running=2, elapsed_ms=1.0, first_tokens=(0.05, 0.03)
+    )
+    assert (short.elapsed_s, short.prompt_tokens) == (0.05, 30)
 
 
 def true_step_s(batch: int) -> float:
@@ -248,7 +268,7 @@ def run_asynchronously(recorder: Recorder, steps: int, drafts: float = 0.0) -> f
 
 
 def test_fit_of_an_asynchronous_engine_is_true_however_late_reports_come(module: Any) -> None:
-    recorder = Recorder(module, asynchronous=True)
+    recorder = Recorder(module, timing=StepTiming.WAIT)
     wall_s = run_asynchronously(recorder, 4000)
     fit = recorder.engine_state.heartbeat_fields(recorder.now_s + 5)["step_time"]
     assert fit["quality"] == "good"
@@ -260,7 +280,7 @@ def test_fit_of_an_asynchronous_engine_is_true_however_late_reports_come(module:
 
 
 def test_busy_time_is_never_above_the_time_that_passed(module: Any) -> None:
-    recorder = Recorder(module, asynchronous=True)
+    recorder = Recorder(module, timing=StepTiming.WAIT)
     run_asynchronously(recorder, 500)
     engine_state, first_s = EngineState(FACTS), recorder.reports[0].at_s
     began_s = first_s - recorder.reports[0].elapsed_s
@@ -271,7 +291,7 @@ def test_busy_time_is_never_above_the_time_that_passed(module: Any) -> None:
 
 def test_several_tokens_per_step_are_reported_with_the_step_time(module: Any) -> None:
     """Speculative decoding: the step time is no time per token."""
-    recorder = Recorder(module, asynchronous=True, tokens_per_sequence=2)
+    recorder = Recorder(module, timing=StepTiming.WAIT, tokens_per_sequence=2)
     run_asynchronously(recorder, 2000, drafts=0.6)
     fit = recorder.engine_state.heartbeat_fields(recorder.now_s + 5)["step_time"]
     assert fit["tokens"] == pytest.approx(1.6, abs=0.03)
@@ -287,7 +307,7 @@ def test_finished_requests_are_passed_on_with_the_time_of_their_step(module: Any
     """Also those of a report without the scheduler's statistics."""
     passed: list[tuple[list[str], float]] = []
     logger = module.SchedulerStatLogger(
-        EngineState(FACTS), False, finished=lambda requests, at_s: passed.append((requests, at_s))
+        EngineState(FACTS), finished=lambda requests, at_s: passed.append((requests, at_s))
     )
     for requests in (["a", "b"], []):
         iteration = SimpleNamespace(finished_requests=requests, iteration_timestamp=1000.5)

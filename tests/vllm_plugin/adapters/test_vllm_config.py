@@ -9,7 +9,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests.vllm_plugin.examples import FACTS
-from vllm_plugin.adapters.vllm_config import cpu_model, hardware_of, precision
+from vllm_plugin.adapters.vllm_config import (
+    StepTiming,
+    cpu_model,
+    hardware_of,
+    precision,
+    step_timing_of,
+)
 from vllm_plugin.state.engine_facts import Hardware
 from vllm_plugin.state.engine_state import EngineState
 
@@ -63,3 +69,23 @@ def test_gpus_are_all_that_one_copy_of_the_model_is_spread_over(
         ),
     )
     assert hardware_of(config) == Hardware("NVIDIA H100", 8, "BF16")
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "executor", "timing"),
+    [
+        (False, "mp", StepTiming.WHOLE),
+        (False, "uni", StepTiming.REST),
+        (False, "external_launcher", StepTiming.REST),
+        (True, "uni", StepTiming.WAIT),
+        (True, "mp", StepTiming.WAIT),
+    ],
+)
+def test_what_vllm_times_of_a_step_depends_on_who_runs_the_model(
+    asynchronous: bool, executor: str, timing: StepTiming
+) -> None:
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
+        parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+    )
+    assert step_timing_of(config) is timing
