@@ -38,6 +38,7 @@ def main() -> None:
     real.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     real.add_argument("--by-hand", default="1,2,4,8,16", help="at once (%(default)s)")
     real.add_argument("--slots", type=int, default=16, help="(%(default)s)")
+    real.add_argument("--paced", type=float, metavar="FACTOR", help="steps take a GPU's time")
     real.add_argument("--length-factor", type=factor, default=1 / 4, help="of all tokens (1/4)")
     options = parser.parse_args()
     if options.engine:

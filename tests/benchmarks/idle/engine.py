@@ -11,7 +11,8 @@ arms:
     bulk + learned
 
 Clients, sidecar and engine share the machine's cores: each line tells what they took of them, and
-what a virtual machine's host gave to others.
+what a virtual machine's host gave to others. With `--paced`, steps take a GPU's time (`paced`), and
+a line tells how many of them took longer.
 How far the p95 of first tokens can be told from chance shows an interval of the ratio: of all
 rounds, drawn anew (the bootstrap), the requests of each round with and without rows together.
 """
@@ -19,12 +20,11 @@ rounds, drawn anew (the bootstrap), the requests of each round with and without 
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -38,7 +38,7 @@ from openai import OpenAI
 from orch_sidecar.tools.drawing.texts import aligned
 from orch_sidecar.tools.simulate.traffic import BulkClients, Replay
 from orch_sidecar.tools.traces import read
-from tests.benchmarks.idle import by_hand, virtual
+from tests.benchmarks.idle import by_hand, paced, virtual
 from tests.benchmarks.idle.virtual import SEED, Outcome, at_share
 from tests.benchmarks.policy import rig, summary
 from tests.benchmarks.policy.call import Answer, Target
@@ -58,6 +58,7 @@ LEARNED: Final = "learned"
 BULK_ARMS: Final = ("bulk", f"bulk + {LEARNED}")
 SAMPLES: Final = 2_000  # of the rounds, for an interval
 CORES: Final = ("sidecar", "clients", "machine", "stolen")  # whose processor time is read
+PACED: Final = ("steps/s", "late")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """What all arms share. `file`: the id of the rows. `many`: the file from which the sidecar
-    has how many run at once. `bulk_clients`: per slot as in `virtual`."""
+    has how many run at once. `bulk_clients`: per slot as in `virtual`. `pace`: of the engine."""
 
     engine: rig.Engine
     sidecar: rig.Sidecar
@@ -103,6 +104,7 @@ class Rounds:
     requests: Sequence[Request]
     bulk_clients: int
     seconds: float
+    pace: paced.Pace | None
 
     def turn(self, arm: str) -> Turn:
         """Runs an arm once."""
@@ -129,7 +131,10 @@ class Rounds:
 
     def _spent(self) -> Counter[str]:
         machine_s, stolen_s = processes.machine_cpu_s()
+        steps, late = self.pace.counts() if self.pace is not None else (0, 0)
         return Counter(
+            steps=steps,
+            late=late,
             cuts=int(self.sidecar.metric("orch_idle_cuts_total")),
             sidecar=round(1000 * processes.cpu_s(self.sidecar.pid)),
             clients=round(1000 * time.process_time()),
@@ -179,10 +184,14 @@ def measure(options: argparse.Namespace) -> None:
     """Runs the rounds, and prints a line for each arm of each, then for all rounds together."""
     trace = Replay(read(options.trace).scaled(lengths=options.length_factor))
     seconds, slots = options.seconds or 30.0, options.slots
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        rig.Engine("tiny", slots, name="idle", environ=one_core.ENVIRON) as engine,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        pace, arguments, environ = None, (), one_core.ENVIRON
+        if options.paced:
+            pace = paced.Pace(options.paced, Path(folder) / "steps")
+            arguments, environ = paced.ARGUMENTS, environ | pace.environ
+        engine = stack.enter_context(
+            rig.Engine("tiny", slots, *arguments, name="idle", environ=environ)
+        )
         engine.wait()
         many = Path(folder) / "many"
         many.touch()
@@ -205,6 +214,7 @@ def measure(options: argparse.Namespace) -> None:
             rounds = Rounds(
                 engine, sidecar, client, client.files.create(file=file, purpose="batch").id, many,
                 schedule(trace, rate, WARM_S + seconds), 24 * slots // 64, seconds,
+                pace,
             )  # fmt: skip
             arms = ("none", LEARNED, *options.by_hand.split(","), *BULK_ARMS)
             every: dict[str, list[Turn]] = {arm: [] for arm in arms}
@@ -267,9 +277,11 @@ def table(name: str, found: dict[str, list[Turn]]) -> str:
     """Returns a line for each arm, held against the one without rows."""
     turns = {arm: together(each) for arm, each in found.items()}
     outcomes = {arm: turn.outcome for arm, turn in turns.items()}
-    lines, head = [], ("round", "arm", *virtual.FIGURES, *CORES, "load average")
+    lines, head = [], ("round", "arm", *virtual.FIGURES, *CORES, *PACED)
     for arm, turn in turns.items():
         cores = (f"{turn.came[each] / 1000 / turn.seconds:.2f}" for each in CORES)
         cells = outcomes[arm].cells(outcomes[without(arm)])
-        lines.append([name, arm, *cells, *cores, f"{os.getloadavg()[0]:.1f}"])
+        steps, late = turn.came["steps"], turn.came["late"]
+        pace = (f"{steps / turn.seconds:.1f}", f"{100 * late / steps:.1f} %") if steps else ("", "")
+        lines.append([name, arm, *cells, *cores, *pace])
     return "\n".join(aligned(head, lines, texts=2))
