@@ -185,10 +185,9 @@ def measure(options: argparse.Namespace) -> None:
     trace = Replay(read(options.trace).scaled(lengths=options.length_factor))
     seconds, slots = options.seconds or 30.0, options.slots
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        pace, arguments, environ = None, (), one_core.ENVIRON
-        if options.paced:
-            pace = paced.Pace(options.paced, Path(folder) / "steps")
-            arguments, environ = paced.ARGUMENTS, environ | pace.environ
+        pace = paced.Pace(options.paced, Path(folder) / "steps") if options.paced else None
+        arguments = paced.ARGUMENTS if pace else ()
+        environ = one_core.ENVIRON | (pace.environ if pace else {})
         engine = stack.enter_context(
             rig.Engine("tiny", slots, *arguments, name="idle", environ=environ)
         )

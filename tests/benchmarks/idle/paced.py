@@ -47,7 +47,7 @@ class Pace:
         return steps, late
 
 
-class PacedWorker(CPUWorker):
+class PacedWorker(CPUWorker):  # type: ignore[misc]
     """The worker of an engine for CPUs, each step of which takes a GPU's time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
