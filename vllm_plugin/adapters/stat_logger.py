@@ -54,6 +54,7 @@ class SchedulerStatLogger(StatLoggerBase):
         waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         preempted = iteration_stats.num_preempted_reqs if iteration_stats else 0
         intervals = iteration_stats.inter_token_latencies_iter if iteration_stats else ()
+        first_tokens = iteration_stats.time_to_first_tokens_iter if iteration_stats else ()
         usage = scheduler_stats.kv_cache_usage
         queries, hits = self._prefix_lookups(scheduler_stats)
         lora = lora_use_of(scheduler_stats)
@@ -76,7 +77,6 @@ class SchedulerStatLogger(StatLoggerBase):
             if self._step_timing is not StepTiming.WHOLE:
                 since_s = self._since_last_step(intervals, preempted)
                 if since_s is None and not decode_only:
-                    first_tokens = iteration_stats.time_to_first_tokens_iter
                     since_s = self._since_last_report(at_s, elapsed_s, first_tokens)
                 prompt_tokens += self._untimed_tokens
                 if since_s is None:  # a step of unknown length

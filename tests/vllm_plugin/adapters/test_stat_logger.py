@@ -114,7 +114,8 @@ class Recorder:
             num_generation_tokens=generated,
             finished_requests=[],
         )
-        self.logger.record(stats, iteration)
+        # vLLM has none of a step without output.
+        self.logger.record(stats, iteration if intervals or first_tokens or generated else None)
         return self.reports[-1]
 
 
