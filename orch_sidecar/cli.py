@@ -139,13 +139,6 @@ def _sidecar(arguments: list[str]) -> None:
     logger = logging.getLogger("orch.sidecar")
     for name, meant in misspelt(os.environ).items():
         logger.warning("%s has no effect: did you mean %s?", name, meant)
-    if not settings.model_fields_set & {"engine_url", "pools"}:
-        logger.info(
-            "no engine_url is given: waiting for an engine at %s, which `orch engine --profile %s "
-            "MODEL` starts; `orch up` starts both",
-            settings.engine_url,
-            settings.profile,
-        )
     import uvloop
 
     from orch_sidecar.app.sidecar import serve

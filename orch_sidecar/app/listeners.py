@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from orch_sidecar.api.errors import error_text
+from orch_sidecar.config.pool_settings import authority
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_connection import ClientConnection, Handler
 from orch_sidecar.wire.client_connections import ClientConnections
@@ -34,7 +35,8 @@ def explained(who: str, host: str, port: int, settings: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        text = f"cannot listen for {who} on {host}:{port} ({settings}): {error_text(error)}"
+        text = f"cannot listen for {who} on {authority(host, port)} ({settings}): "
+        text += error_text(error)
         raise OSError(error.errno, text) from error
 
 
@@ -67,7 +69,7 @@ class AdminListener:
             except OSError as error:
                 logger.warning("%s; listening on a free port instead", error.strerror)
                 port = await self._listen(host, 0)
-        logger.info("listening for operators on %s:%d", host, port)
+        logger.info("listening for operators on %s", authority(host, port))
         return port
 
     async def stop(self) -> None:

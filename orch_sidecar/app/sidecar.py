@@ -24,6 +24,7 @@ from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback
 from orch_sidecar.auth.authorizer import Authorizer
 from orch_sidecar.auth.key_file import KeyFile, read_secret
 from orch_sidecar.config.changes import ReloadState
+from orch_sidecar.config.pool_settings import authority
 from orch_sidecar.config.resolve import common_labels, configuration, load_pools, unplaced_labels
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
@@ -63,6 +64,10 @@ _GC_THRESHOLDS: Final = (20_000, 20, 20)
 _ANY_NAME: Final = (
     "without API keys on %s: a web page that is open anywhere on this network can use this sidecar "
     "by a name of its own; set allowed_hosts (ORCH_ALLOWED_HOSTS) to the names it is called by"
+)
+_NO_ENGINE_URL: Final = (
+    "no engine_url is given: waiting for an engine at %s, which `orch engine --profile %s MODEL` "
+    "starts; `orch up` starts both"
 )
 
 
@@ -239,7 +244,9 @@ class Sidecar:
         gc.freeze()  # objects alive now live on: the collector skips them
         gc.set_threshold(*_GC_THRESHOLDS)
         port: int = self._listener.sockets[0].getsockname()[1]
-        logger.info("listening on %s:%d", settings.host, port)
+        logger.info("listening on %s", authority(settings.host, port))
+        if not settings.model_fields_set & {"engine_url", "pools"}:
+            logger.info(_NO_ENGINE_URL, settings.engine_url, settings.profile)
         return port
 
     async def stop(self) -> None:

@@ -15,6 +15,11 @@ POOL_NAME: Final = r"^[a-z][a-z0-9-]{0,62}$"
 _MAX_HEADLESS_NAME_CHARACTERS: Final = 57
 
 
+def authority(host: str, port: int) -> str:
+    """Returns an address and a port as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def checked_url(value: str) -> str:
     """Validates the URL of an engine. Raises ValueError with the rule."""
     parts = urlsplit(value)

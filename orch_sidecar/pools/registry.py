@@ -22,7 +22,7 @@ from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.config.pool_settings import PoolSettings
+from orch_sidecar.config.pool_settings import PoolSettings, authority
 from orch_sidecar.config.resolve import ConfiguredPools, rules_of
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.engine_state.states import PoolState
@@ -140,8 +140,7 @@ class PoolRegistry:
         """Adds an address of a headless pool, as a pool that is named by group and number."""
         [settings] = [each for each in self.settings if each.name == group]
         parts = urlsplit(settings.url)
-        host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{parts.port or 80}"
+        url = f"http://{authority(address, parts.port or 80)}"
         name = f"{group}-{number}"
         pool = self._pool(settings.model_copy(update={"name": name, "url": url}), group)
         if self.shutting_down:

@@ -30,6 +30,8 @@ KEEP_ALIVE_S: Final = 75.0
 # File descriptors for everything but clients and their engine connections: listeners, state
 # streams, DNS, files, trace export.
 RESERVED_DESCRIPTORS: Final = 128
+# With the limit of open files that Linux begins with, 1024.
+_USUAL_CONNECTIONS: Final = 448
 LOG_EVERY_S: Final = 10.0
 # Connections that are checked before the event loop runs again: a few tenths of a millisecond.
 CONNECTIONS_PER_TURN: Final = 256
@@ -119,7 +121,8 @@ def raise_descriptor_limit() -> None:
 
 
 def connection_limit(configured: int | None) -> int:
-    """Returns the limit of client connections; logs a warning if `configured` exceeds it.
+    """Returns the limit of client connections; logs a warning if it is below what is `configured`,
+    or usual.
 
     At most half of the descriptors: each client connection may need one to an engine.
     """
@@ -127,13 +130,14 @@ def connection_limit(configured: int | None) -> int:
     if descriptors == resource.RLIM_INFINITY:
         descriptors = sys.maxsize
     allowed = max(1, (descriptors - RESERVED_DESCRIPTORS) // 2)
-    if configured is not None and configured > allowed:
+    wanted = _USUAL_CONNECTIONS if configured is None else configured
+    if wanted > allowed:
         logger.warning(
-            "max_connections is %d, but the limit of %d file descriptors allows only %d; "
-            "raise it (ulimit -n) for more",
-            configured,
+            "the limit of open files is %d, which leaves %d client connections of %d; raise it "
+            "(ulimit -n, LimitNOFILE) for more",
             descriptors,
             allowed,
+            wanted,
         )
     return allowed if configured is None else min(configured, allowed)
 

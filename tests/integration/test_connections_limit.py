@@ -77,15 +77,22 @@ async def test_clients_that_do_not_leave_after_a_refusal_keep_nobody_out(start: 
         assert await ended(client)
 
 
-def test_limit_is_at_most_half_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    for descriptors, wanted, most in (
-        (1024, None, (1024 - RESERVED_DESCRIPTORS) // 2),
-        (1024, 10, 10),
-        (1024, 100_000, (1024 - RESERVED_DESCRIPTORS) // 2),
-        (64, None, 1),
+def test_limit_is_at_most_half_of_the_descriptors_and_says_so_where_they_are_few(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    half = (1024 - RESERVED_DESCRIPTORS) // 2
+    for descriptors, wanted, most, said in (
+        (1024, None, half, ""),
+        (1024, 10, 10, ""),
+        (1024, 100_000, half, f"open files is 1024, which leaves {half} client connections"),
+        (64, None, 1, "open files is 64, which leaves 1 client connections"),
+        (64, 1, 1, ""),
     ):
+        caplog.clear()
         monkeypatch.setattr("resource.getrlimit", lambda _, soft=descriptors: (soft, soft))
         assert connection_limit(wanted) == most
+        assert bool(caplog.messages) == bool(said)
+        assert said in caplog.text
 
 
 def ahead(client: Client, *, large: bool) -> None:

@@ -165,14 +165,18 @@ async def test_sidecar_without_an_engine_says_what_it_waits_for_and_how_to_start
         process.process.terminate()
         code, logged = await process.ended()
     assert code == 0
-    first = logged.splitlines()[0]
-    assert "waiting for an engine at http://127.0.0.1:8000, which `orch engine " in first
-    assert "orch up" in first
+    [said] = [line for line in logged.splitlines() if "no engine_url" in line]
+    assert "waiting for an engine at http://127.0.0.1:8000, which `orch engine " in said
+    assert "orch up" in said
     async with run("--engine-url=http://127.0.0.1:1") as process:
         client = await process.client()
         await client.close()
         process.process.terminate()
         assert "no engine_url" not in (await process.ended())[1]
+    async with run("--profile=none") as process:
+        code, logged = await process.ended()
+    assert (code, len(logged.splitlines())) == (2, 1)
+    assert "no such profile" in logged
 
 
 async def test_sidecar_with_batches_logs_nothing_of_the_libraries_of_its_database(

@@ -27,6 +27,7 @@ from importlib.metadata import Distribution, version
 from pathlib import Path
 from typing import Any, Final
 
+from orch_sidecar.config.pool_settings import authority
 from orch_sidecar.tools.local import engine as engine_command
 
 logger = logging.getLogger("orch.local")
@@ -238,7 +239,7 @@ class Stack:
     @property
     def url(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.plan.host, self.plan.host)  # noqa: S104
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"http://{authority(host, self.port)}"
 
     @property
     def admin_url(self) -> str:
