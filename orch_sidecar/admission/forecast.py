@@ -303,13 +303,19 @@ class Forecaster:
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
         """Adds a Retry-After: the time in which what goes before such a request is dispatched at
         the measured rate; where slots are free, that in which the engine reads the prompts that it
-        has."""
+        has. One that would start too late is not asked back before it could be in time."""
         slots = self._queues.before_all(request).sequences + request.cost
         unread_s = self._service_times.prompts.clears_at - now
         if slots <= self._ledger.slots_total - self._ledger.firm and unread_s > 0:
             wait_ms = min(max(int(1000 * unread_s), MIN_RETRY_MS), MAX_RETRY_MS)
         else:
             wait_ms = self.release_rates.all.retry_after_ms(slots / self._share_kept(), now)
+        if refusal.predicted_start_ms is not None:
+            longest_s, _ = refusals.longest_wait(
+                request, self._constraints.rules.of(request.service_class)
+            )
+            late_ms = refusal.predicted_start_ms - int(1000 * longest_s)
+            wait_ms = max(wait_ms, min(late_ms, MAX_RETRY_MS))
         wait_ms = int(wait_ms * (1 + _JITTER_SHARE * self._jitter.random()))
         return replace(refusal, retry_after_ms=wait_ms)
 

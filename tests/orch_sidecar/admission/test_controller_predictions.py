@@ -63,6 +63,18 @@ def test_a_request_that_would_start_too_late_is_refused_at_once() -> None:
     assert reason_of(core.arrive("d", interactive(max_tokens=100), 0.0)) is Reason.QUEUE_TIMEOUT
 
 
+def test_who_would_start_too_late_is_not_asked_back_before_that_has_passed() -> None:
+    core = measured(1, rules(class_rules(max_wait_s=2.0)))
+    fill(core, interactive(max_tokens=3000), "a")
+    outcome = core.arrive("b", interactive(max_tokens=100), 0.0)
+    assert isinstance(outcome, Refusal)
+    start_ms = outcome.predicted_start_ms
+    assert start_ms is not None
+    assert 20_000 < start_ms < 50_000
+    assert outcome.retry_after_ms is not None
+    assert start_ms - 2000 <= outcome.retry_after_ms <= 1.25 * (start_ms - 2000)
+
+
 def test_a_first_token_after_the_deadline_is_refused_at_once() -> None:
     core = measured(1)
     request = interactive(prompt_tokens=500, max_tokens=100, deadline_ms=500.0)
