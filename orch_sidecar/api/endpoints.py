@@ -7,7 +7,7 @@ endpoint of vLLM needs a row, and in `generation` a function that reads what it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -17,7 +17,7 @@ from orch_sidecar.api.errors import ANTHROPIC, COHERE, OPENAI, RESPONSES, ErrorF
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.json_body import Document, InvalidBody
 from orch_sidecar.api.refusal import Refusal
-from vllm_plugin.contracts.lease_protocol import workloads_of
+from vllm_plugin.contracts.lease_protocol import WORKLOADS_BY_PATH, workloads_of
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
 
@@ -52,7 +52,8 @@ class Endpoint:
     `division`: how a request can be divided; None: it cannot.
     `form`: the body is a multipart form, not JSON, and nothing is added to it.
     `stored`: of one thing that one of the engines keeps; its id is in the path.
-    `admitted`: takes slots. `line`: the request line for the engine.
+    `admitted`: takes slots. `json`: vLLM requires `Content-Type` to be that. `workload`: what an
+    engine with this path reports; None: nothing. `line`: the request line for the engine.
     """
 
     path: str
@@ -71,11 +72,17 @@ class Endpoint:
     stored: bool = False
     operation: str = "chat"
     admitted: bool = field(init=False)
+    json: bool = field(init=False)
+    workload: str | None = field(init=False)
     line: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         # Made once, in a frozen object.
         object.__setattr__(self, "admitted", self.generation is not None)
+        object.__setattr__(self, "json", (self.admitted or self.budgeted) and not self.form)
+        # Of a route in several versions an engine's workload names one.
+        of_path = WORKLOADS_BY_PATH.get
+        object.__setattr__(self, "workload", of_path(self.path) or of_path(self.path[len("/v1") :]))
         object.__setattr__(self, "line", f"{self.method} {self.upstream} HTTP/1.1".encode())
 
     def read(
@@ -330,6 +337,12 @@ def why_not(path: str) -> str:
             reason = f"it is {meant}. The base URL of OpenAI's clients ends in /v1, that of "
             reason += "Anthropic's before it"
     return f"there is no {path[:200]} here" + ("" if reason is None else f": {reason}")
+
+
+def no_engine_has(endpoint: Endpoint, unserved: Collection[str]) -> str:
+    """Returns the text for an endpoint whose workload is among those that no engine serves."""
+    served = [each for each in WORKLOADS_BY_PATH.values() if each not in unserved]
+    return f"no engine has {endpoint.path}: their models are for {', '.join(served)}"
 
 
 def unknown(path: str) -> Endpoint:

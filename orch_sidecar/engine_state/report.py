@@ -12,7 +12,7 @@ from typing import Any, Final
 from orch_sidecar.admission.types import EngineReport, StepTime
 from orch_sidecar.engine_state.document import InvalidReport
 from vllm_plugin.contracts.kv_cache import KvCache, KvGroup
-from vllm_plugin.contracts.lease_protocol import POOLING, Claim
+from vllm_plugin.contracts.lease_protocol import POOLING, WORKLOADS_BY_PATH, Claim
 
 # What `report_of` reads; changes of other fields do not concern admission.
 FIELDS: Final = frozenset(
@@ -80,6 +80,12 @@ def _generates(document: Mapping[str, Any]) -> bool:
     token that a batch could make too long."""
     workloads = document.get("supported_workloads")
     return not workloads or not POOLING.issuperset(workloads)
+
+
+def unserved_of(document: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the workloads that the engine does not serve; empty where it reports none."""
+    workloads = document.get("supported_workloads")
+    return frozenset(WORKLOADS_BY_PATH.values()).difference(workloads) if workloads else frozenset()
 
 
 def _adapters(lora: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -106,6 +106,7 @@ class EngineWatcher:
         self.resident: frozenset[str] = frozenset()  # those in use, or used last
         self._most_adapters = 0
         self.ctx_max: int | None = None
+        self.unserved: frozenset[str] = frozenset()  # workloads, as long as it is ready
         self.document: Document | None = None
         self.failed = False  # to read its stream, at least once
         self.state = PoolState.STARTING
@@ -289,6 +290,7 @@ class EngineWatcher:
                 new.epoch,
             )
             self.since_s = time.time()
+            self.unserved = report.unserved_of(self.document or {})
         self.state, self.message = PoolState.READY, ""
         self.ctx_max, self._reported = new.ctx_max, new
         before = self._gate.controller.constraints.batch.limits.out_of_reach
@@ -315,7 +317,7 @@ class EngineWatcher:
             logger.warning("engine at %s %s: %s", self._url, state, shown)
         if self.ready:
             self.since_s = time.time()
-        self._detail = detail
+        self._detail, self.unserved = detail, frozenset()
         self.state, self.message, self._reported = state, message, None
         refusal = Refusal(outage.reason, message)
         self._gate.engine_unavailable(refusal, expected=outage.expected_back)

@@ -22,14 +22,16 @@ class Shortlist:
         self._by_name: dict[str, Pool] = {}
         self._candidates = Candidates(Random())  # noqa: S311 (it spreads load, and keeps no secret)
         self._with_adapters: set[Pool] = set()
-        self._contexts: dict[str, int | None] = {}
+        # Of each pool its context and the workloads that it does not serve; and those of all.
+        self._known: dict[str, tuple[int | None, frozenset[str]]] = {}
         self._ctx_max: int | None = None
+        self._unserved: frozenset[str] = frozenset()
 
     def replace(self, pools: Sequence[Pool]) -> None:
         """These are the pools from now on."""
         for name in self._by_name.keys() - {pool.name for pool in pools}:
             self._candidates.update(name, None)
-            self._contexts.pop(name, None)
+        self._known.clear()
         self._all, self._by_name = pools, {pool.name: pool for pool in pools}
         self._with_adapters.clear()
         self.changed.update(pools)
@@ -40,6 +42,13 @@ class Shortlist:
         if self.changed:
             self._update()
         return self._ctx_max
+
+    @property
+    def unserved(self) -> frozenset[str]:
+        """The workloads that no pool serves."""
+        if self.changed:
+            self._update()
+        return self._unserved
 
     def home_of(self, model: str) -> str | None:
         """The pool whose engine has, or has room for, the LoRA adapter that is this model; of
@@ -98,19 +107,20 @@ class Shortlist:
 
     def _update(self) -> None:
         """Looks at the pools that have changed."""
-        new_contexts, many = False, len(self._all) > MAX_POOLS_COMPARED
+        learned, many = False, len(self._all) > MAX_POOLS_COMPARED
         for pool in self.changed:
-            name, ctx_max = pool.name, pool.watcher.ctx_max
+            name, known = pool.name, (pool.watcher.ctx_max, pool.watcher.unserved)
             if self._by_name.get(name) is not pool:
                 continue  # it has been removed, and ends its last requests
             if many:
                 self._candidates.update(name, pool.standing())
             if pool.watcher.adapters:
                 self._with_adapters.add(pool)
-            if name not in self._contexts or self._contexts[name] != ctx_max:
-                self._contexts[name], new_contexts = ctx_max, True
+            if self._known.get(name) != known:
+                self._known[name], learned = known, True
         self.changed.clear()
-        if new_contexts:
-            known = set(self._contexts.values())
-            longest = max((each for each in known if each), default=None)
-            self._ctx_max = None if None in known else longest
+        if learned:
+            contexts, unserved = zip(*self._known.values(), strict=True)
+            longest = max((each for each in contexts if each), default=None)
+            self._ctx_max = None if None in contexts else longest
+            self._unserved = frozenset.intersection(*unserved)

@@ -19,7 +19,7 @@ from multidict import MultiMapping
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES, Outline
 from orch_sidecar.api.cache_salt import CacheSalts
-from orch_sidecar.api.endpoints import Endpoint, unknown, why_not
+from orch_sidecar.api.endpoints import Endpoint, no_engine_has, unknown, why_not
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     CONTENT_TYPE,
@@ -54,7 +54,7 @@ from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE, ClientRequest
 from orch_sidecar.wire.forwarding import Names, names_of
-from orch_sidecar.wire.request_body import BodyReader, encoding_refusal
+from orch_sidecar.wire.request_body import JSON, BodyReader, headers_refusal
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
@@ -235,7 +235,8 @@ class Frontend:
         """Reads a request, checks its limits, and passes it on: without a step in between, if its
         body arrived with its head."""
         endpoint = request.endpoint
-        if names.has_options and (refusal := self._inadmissible(request)) is not None:
+        unusual = names.has_options or request.http.headers.get(CONTENT_TYPE) != JSON
+        if unusual and (refusal := self._inadmissible(request)) is not None:
             return NotSent(refusal)
         if names.asks and (refusal := self._read_options(request)) is not None:
             return NotSent(refusal)
@@ -277,6 +278,8 @@ class Frontend:
         """Returns the stage that serves a request which takes slots, and prepares it for that:
         its class, the limits of its key, the salt of the prefix cache. `wanted`: what its body asks
         for; None: that is JSON and not large, and is read here."""
+        if request.endpoint.workload in (unserved := self._pools.longest.unserved):
+            return NotSent(Refusal(Reason.NOT_FOUND, no_engine_has(request.endpoint, unserved)))
         if wanted is None:
             coalesce = self._pools.coalescing and not request.options.no_coalesce
             ctx_max = self._pools.longest.ctx_max
@@ -294,10 +297,8 @@ class Frontend:
         if not options.empty or wanted.service_tier or wanted.priority:
             service_class = service_class_of(options, wanted.service_tier, wanted.priority)
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
-        if key is not None:
-            refusal = self._enter_with(key, request, call)
-            if refusal is not None:
-                return NotSent(refusal)
+        if key is not None and (refusal := self._enter_with(key, request, call)) is not None:
+            return NotSent(refusal)
         if wanted.cost > 1:
             return self._split
         return self._route if wanted.coalescing_key is None else self._coalesce
@@ -382,7 +383,7 @@ class Frontend:
 
     def _inadmissible(self, request: Request) -> Refusal | None:
         """Takes the lease of a parent sidecar; leases of other clients are ignored. A Refusal: it
-        is spent, or the encoding is unreadable, and the body is not to be read."""
+        is spent, or the body is of a kind that is not read."""
         headers, endpoint, key = request.http.headers, request.endpoint, request.key
         lease = headers.get(X_ORCH_LEASE) if endpoint.admitted else None
         if lease is not None and self._authorizer.permits(key, parent=True):
@@ -390,7 +391,7 @@ class Frontend:
             if request.parent_lease is None:
                 text = f"the {X_ORCH_LEASE} is spent: it has been used or revoked"
                 return Refusal(Reason.LEASE_SPENT, text)
-        return encoding_refusal(headers) if endpoint.method == "POST" else None
+        return headers_refusal(headers, json=endpoint.json) if endpoint.method == "POST" else None
 
 
 def _interrupt(request: Request | None) -> None:

@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import web
 
 from orch_sidecar.api.body_outline import LARGE_BYTES, SLICE_BYTES, Outline
-from orch_sidecar.api.headers import CONTENT_ENCODING, EXPECT, TRANSFER_ENCODING
+from orch_sidecar.api.headers import CONTENT_ENCODING, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING
 from orch_sidecar.api.json_body import InvalidBody, well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import SidecarSettings
@@ -31,6 +31,7 @@ T = TypeVar("T")
 # on a busy loop each takes a millisecond, and a large body has a thousand slices.
 _TURN_AFTER_S: Final = 0.002
 
+JSON: Final = "application/json"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -188,16 +189,21 @@ def invite(http: ClientRequest | web.BaseRequest) -> None:
             transport.write(_CONTINUE)
 
 
-def encoding_refusal(headers: Mapping[str, str]) -> Refusal | None:
-    """Returns why a body with these headers is refused; None: it is not."""
+def headers_refusal(headers: Mapping[str, str], *, json: bool) -> Refusal | None:
+    """Returns why a body with these headers is refused; None: it is not. `json`: only of that type,
+    which vLLM compares in this way once the request has its slots."""
     encoding = headers.get(CONTENT_ENCODING, "identity")
     framing = headers.get(TRANSFER_ENCODING, "chunked")
     if framing.lower() != "chunked":
         encoding = framing  # `gzip, chunked`: what the chunks hold is compressed
-    if encoding.lower() == "identity":
+    if encoding.lower() != "identity":
+        text = f"encoding {encoding[:40]!r} is not accepted; send the body as it is"
+        return Refusal(Reason.UNSUPPORTED_ENCODING, text)
+    given = headers.get(CONTENT_TYPE)
+    if not json or (given or "").lower().split(";", 1)[0] == JSON:
         return None
-    text = f"encoding {encoding[:40]!r} is not accepted; send the body as it is"
-    return Refusal(Reason.UNSUPPORTED_ENCODING, text)
+    found = "it is missing" if given is None else f"not {given[:100]!r}"
+    return Refusal(Reason.INVALID_REQUEST, f"{CONTENT_TYPE} must be {JSON}, {found}")
 
 
 def model_of(body: bytes) -> str:

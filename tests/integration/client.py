@@ -140,6 +140,8 @@ class Client:
         else:
             content = json.dumps(body).encode() if isinstance(body, dict) else body or b""
         lines = [f"{method} {target} HTTP/{version}", "Host: localhost"]
+        if method == "POST" and "content-type" not in (name.lower() for name, _ in headers):
+            lines.append("Content-Type: application/json")
         lines += [f"{name}: {value}" for name, value in headers]
         if length and body is not None:
             lines.append(f"Content-Length: {len(content)}")

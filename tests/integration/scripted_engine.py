@@ -26,7 +26,6 @@ from vllm_plugin.contracts.lease_protocol import (
     NO_SLOT,
     parse_claim,
     parse_lease,
-    workloads_of,
 )
 from vllm_plugin.contracts.lora import NO_ADAPTER, parse_adapter
 from vllm_plugin.contracts.sidecar_key import NOT_A_SIDECAR, SidecarKeys
@@ -279,7 +278,6 @@ class ScriptedEngine:
             conditions=Conditions("none", "none", "float32", "off", "CPU_ATTN", 1, 1, **SETTINGS),
         )
         engine_state = EngineState(facts)
-        engine_state.workloads = workloads_of(GENERATING)
         engine_state.kv_cache = KvCache(4096, (KvGroup(16),))
         engine_state.set_models(self.models, self.adapters)
         return engine_state

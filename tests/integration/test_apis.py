@@ -15,8 +15,8 @@ from tests.integration.echo import (
     holding,
     large_body_of,
 )
-from tests.integration.running import Running, Start, eventually
-from tests.integration.scripted_engine import ScriptedEngine
+from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.scripted_engine import Engine, ScriptedEngine
 
 DIVIDES = True
 
@@ -121,3 +121,38 @@ async def test_engine_that_dies_is_an_error_of_the_api(
     assert response.status == 502
     await engine.start()
     await sidecar.idle()
+
+
+async def test_path_that_no_engine_has_is_refused_without_a_slot(
+    start: Start, engine: ScriptedEngine, another: Engine
+) -> None:
+    """Of one engine, or of several; the next one at its address may have it."""
+    b = await another()
+    engine.answer, b.answer = Echo(), Echo()
+    engine.state_fields["supported_workloads"] = ["completion", "chat"]
+    b.state_fields["supported_workloads"] = ["chat", "score"]
+    one, two = await start(), await all_ready(await start(**pools(a=engine, b=b)))
+    for running, path, status in (
+        (one, "/v1/score", 404),
+        (two, "/v1/score", 200),
+        (one, "/v1/embeddings", 404),
+        (two, "/v1/embeddings", 404),
+        (one, "/v1/completions", 200),
+    ):
+        reached = len(engine.received) + len(b.received)
+        response = await (await running.client()).request("POST", path, body_of(path))
+        assert response.status == status, path
+        if status == 404:
+            assert response.error["code"] == "not_found"
+            text = f"no engine has {path}: their models are for completion, chat"
+            assert response.error["message"].startswith(text)
+            assert len(engine.received) + len(b.received) == reached
+    await engine.stop()
+    await eventually(lambda: not one.pool.watcher.ready)
+    assert not one.pool.watcher.unserved, "it is not known what comes"
+    engine.state_fields["supported_workloads"] = ["embedding"]
+    await engine.start()
+    client = await one.client()
+    for path, status in (("/v1/embeddings", 200), ("/v1/chat/completions", 404)):
+        await eventually(lambda: one.pool.watcher.ready)
+        assert (await client.request("POST", path, body_of(path))).status == status

@@ -202,3 +202,21 @@ async def test_client_that_leaves_within_its_body_leaves_nothing_behind(
     assert engine.received == []
     assert sidecar.sidecar.frontend.active == 0
     assert not sidecar.connections
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/tokenize"])
+@pytest.mark.parametrize("given", ["", "text/plain", "application/json ; charset=utf-8"])
+async def test_body_of_another_type_is_refused_before_it_waits(
+    engine: ScriptedEngine, sidecar: Running, path: str, given: str
+) -> None:
+    """As vLLM compares it."""
+    client = await sidecar.client()
+    for accepted in ("application/json", "Application/JSON;charset=utf-8"):
+        fields = [("Content-Type", accepted)]
+        assert (await client.request("POST", path, body_of(CHAT), fields)).status == 200
+    reached = len(engine.received)
+    response = await client.request("POST", path, body_of(CHAT), [("Content-Type", given)])
+    assert (response.status, response.header("connection")) == (400, None)
+    message = response.error["message"]
+    assert message == f"Content-Type must be application/json, not {given!r}"
+    assert len(engine.received) == reached

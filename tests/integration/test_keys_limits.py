@@ -166,4 +166,3 @@ async def test_capabilities_show_the_limits_of_the_requesting_key(
     for name, limit in (("free", None), ("two", 2)):
         [entry] = (await client.get("/v1/capabilities", [ring.bearer(name)])).json()["engines"]
         assert entry["rate_limits"]["key_concurrency"] == limit
-        assert entry["supported_workloads"] == ["completion", "chat", "responses", "messages"]

@@ -297,7 +297,7 @@ def timestamp(at_s: float) -> str:
 
 # What an engine reports as `supported_workloads`, by the routes that it has: vLLM has those of its
 # tasks.
-_WORKLOADS: Final = {
+WORKLOADS_BY_PATH: Final = {
     "/v1/completions": "completion",
     "/v1/chat/completions": "chat",
     "/v1/responses": "responses",
@@ -319,4 +319,4 @@ POOLING: Final = frozenset({"embedding", "pooling", "score", "rerank", "classifi
 def workloads_of(paths: Iterable[str]) -> tuple[str, ...]:
     """Returns the workloads for these paths, always in the same order."""
     served = set(paths)
-    return tuple(workload for path, workload in _WORKLOADS.items() if path in served)
+    return tuple(workload for path, workload in WORKLOADS_BY_PATH.items() if path in served)
