@@ -36,7 +36,8 @@ async def called(
     content, method = (json.dumps(body_of(path)).encode(), "POST") if post else (b"", "GET")
     version, name = ("1.0", "") if host is None else ("1.1", f"Host: {host}\r\n")
     head = (
-        f"{method} {path} HTTP/{version}\r\n{name}{headers}Content-Length: {len(content)}\r\n\r\n"
+        f"{method} {path} HTTP/{version}\r\n{name}{headers}"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     client.send(head.encode() + content)
     response = await client.response(method)

@@ -65,6 +65,7 @@ async def test_waiting_request_holds_its_body_once_and_16_kib_at_most(
     path, more = prompt(size)
     body = json.dumps(body_of(path, **more)).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Orch-Class: bulk\r\n"
+    head += "Content-Type: application/json\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     with ExitStack() as clients:
 

@@ -136,7 +136,8 @@ async def test_request_cancelled_during_its_upload_is_refused_at_once(
     request_id = new_id()
     client = await sidecar.client()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nX-Orch-Request-Id: {request_id}\r\n"
-    client.send(head.encode() + b"Content-Length: 20\r\n\r\n{")
+    head += "Content-Type: application/json\r\nContent-Length: 20\r\n\r\n{"
+    client.send(head.encode())
     await eventually(lambda: sidecar.sidecar.frontend.active)
     assert (await cancel(sidecar, request_id)).status == 204
     assert_cancelled(await client.response())

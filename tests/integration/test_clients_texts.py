@@ -52,6 +52,8 @@ _TARGETS = (
 
 def _request(method: bytes, target: bytes, lines: bytes = b"", body: bytes = b"") -> bytes:
     host = b"" if lines.lower().startswith(b"host:") else b"Host: localhost\r\n"
+    if b"content-type:" not in lines.lower():
+        lines += b"Content-Type: application/json\r\n"
     return b"%b %b HTTP/1.1\r\n%bConnection: close\r\n%bContent-Length: %d\r\n\r\n%b" % (
         method, target, host, lines, len(body), body,
     )  # fmt: skip

@@ -229,7 +229,8 @@ async def test_more_pipelined_requests_than_are_parsed_ahead_are_answered(
     if method == "GET":
         another = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     else:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
         another = head.encode() + body
     client.send(body + another * (MAX_MSG_QUEUE_SIZE + 8))
     assert (await client.response()).status == 200

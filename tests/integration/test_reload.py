@@ -106,7 +106,8 @@ async def test_settings_that_changed_hold_for_what_comes(
     assert (refused.status, refused.error["code"]) == (413, "body_too_large")
     client = await sidecar.client()
     client.send(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n{"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
     )
     assert (await client.response()).status == 413
     assert sidecar.sidecar.watchdog._engine_silence_s == 7.0

@@ -36,7 +36,7 @@ def request_of(client: Transport | None = None, **more: Any) -> Request:
     """A chat request of this client."""
     http: Any = http_of(client or Client())
     http.raw_headers = ((b"Host", b"sidecar"),)
-    http.headers = CIMultiDict({"Host": "sidecar"})
+    http.headers = CIMultiDict({"Host": "sidecar", "Content-Type": "application/json"})
     record = record_of()
     record.service_class = interactive().service_class
     request = Request(http, ENDPOINT, record, Tracing().begin(record, {}))
