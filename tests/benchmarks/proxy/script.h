@@ -46,7 +46,7 @@ static const char *state_json(int slots, bool speed) {
         "\"peak\":0,\"foreign\":0,\"leased\":0,\"kv_tokens_total\":%d,\"kv_cache_usage\":0.0,"
         "\"kv_blocks_total\":%d,\"kv_groups\":[{\"count\":1,\"block_tokens\":16}],"
         "\"preemptions_total\":0,\"steps_by_batch\":{},\"state\":\"ready\",\"epoch\":\"bench-1\","
-        "\"observed_at\":\"2026-01-01T00:00:00.000Z\",\"supported_workloads\":[\"completion\"],"
+        "\"observed_at\":\"2026-01-01T00:00:00.000Z\",\"supported_workloads\":[\"completion\",\"chat\"],"
         "\"rate_limits\":{},\"features\":{},\"leases\":[]}",
         measured, slots, slots, slots * TOKENS_PER_SLOT, slots * TOKENS_PER_SLOT / 16);
     return s;
