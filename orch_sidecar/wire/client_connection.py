@@ -263,7 +263,8 @@ class ClientConnection(web.RequestHandler):
             return False
         if not (last.asks_to_close and last.content.is_eof()):
             self._close = True  # what arrives is discarded
-            transport.write_eof()
+            with contextlib.suppress(OSError):  # it has left; uvloop's does not say so
+                transport.write_eof()
             transport.resume_reading()
             self._lingering = self._loop.create_future()  # ends with the connection
             with contextlib.suppress(TimeoutError):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from types import SimpleNamespace
+from typing import Any, cast
 
 from orch_sidecar.api.refusal import Refusal
+from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import (
     CONNECTIONS_PER_TURN,
     ActiveResponse,
@@ -53,3 +57,20 @@ async def test_event_loop_runs_between_parts_of_a_check() -> None:
     assert len(list(check)) == 2
     assert connections.closed_stalled == 2 * CONNECTIONS_PER_TURN - 1
     assert not unread[0].aborted
+
+
+async def test_client_that_has_left_does_not_fail_the_end_of_its_connection() -> None:
+    """asyncio's own event loop says that nobody is there."""
+
+    def gone() -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    connection = SimpleNamespace(
+        transport=SimpleNamespace(
+            is_closing=lambda: False, write_eof=gone, resume_reading=lambda: None
+        ),
+        _loop=asyncio.get_running_loop(),
+        _lingering_time=0.0,
+    )
+    last = SimpleNamespace(asks_to_close=False)
+    assert not await ClientConnection._linger(cast(Any, connection), cast(Any, last))
