@@ -104,6 +104,8 @@ class SchedulerStatLogger(StatLoggerBase):
                 lora=lora,
             )
         self._was_idle = not running and not waiting
+        if self._was_idle:
+            self._untimed_tokens = 0  # of a request that was aborted
         self._engine_state.record(report)
 
     @staticmethod

@@ -48,6 +48,7 @@ class StepTiming(Enum):
 
 
 def step_timing_of(vllm_config: Any) -> StepTiming:
+    """Returns what `elapsed_ms` is the time of in an engine with this configuration."""
     if vllm_config.scheduler_config.async_scheduling:
         return StepTiming.WAIT
     in_process = vllm_config.parallel_config.distributed_executor_backend in _IN_PROCESS

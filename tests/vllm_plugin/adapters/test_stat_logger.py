@@ -228,6 +228,8 @@ def test_steps_of_a_model_in_the_same_process_are_not_timed_by_what_follows_it(m
     further = recorder.record(1000.1, prompts=(1, 8), running=0, elapsed_ms=1.0)
     assert further.elapsed_s == pytest.approx(0.04)
     assert further.prompt_tokens == 8
+    recorder.record(1002.0, prompts=(1, 256), running=1, elapsed_ms=1.0)
+    recorder.record(1002.1, running=0)  # it is aborted
     short = recorder.record(
         1003.0, prompts=(2, 30), running=2, elapsed_ms=1.0, first_tokens=(0.05, 0.03)
     )
