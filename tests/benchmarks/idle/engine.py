@@ -7,12 +7,14 @@ arms:
     none             without a batch
     learned          while a batch of ROWS rows runs
     1, 2, 4, 8, 16   the same, but that so many rows run at once, whatever the engine does
-    bulk, and        the first two beside clients that always have bulk work
-    bulk + learned
+    bulk             without a batch, beside clients that always have bulk work
+    bulk + ...       with one, beside them: learned, and by hand
 
 Clients, sidecar and engine share the machine's cores: each line tells what they took of them, and
 what a virtual machine's host gave to others. With `--paced`, steps take a GPU's time (`paced`), and
-a line tells how many of them took longer.
+a line tells how many of them took longer: an arm is run again at once while those are too many, up
+to TRIES times, and the one with the fewest counts, whatever it measured; each try that does not
+count is told.
 How far the p95 of first tokens can be told from chance shows an interval of the ratio: of all
 rounds, drawn anew (the bootstrap), the requests of each round with and without rows together.
 """
@@ -55,7 +57,9 @@ ROWS: Final = 10_000
 LOAD: Final = 0.5
 WARM_S: Final = 5.0  # before each window, and for what is under way at its end
 LEARNED: Final = "learned"
-BULK_ARMS: Final = ("bulk", f"bulk + {LEARNED}")
+BESIDE: Final = "bulk"  # the arm without rows beside bulk clients
+LATE: Final = 0.03  # of the steps of an arm: beyond it, the machine had not the time for it
+TRIES: Final = 3
 SAMPLES: Final = 2_000  # of the rounds, for an interval
 CORES: Final = ("sidecar", "clients", "machine", "stolen")  # whose processor time is read
 PACED: Final = ("steps/s", "late")
@@ -72,6 +76,11 @@ class Turn:
 
     def __add__(self, other: Turn) -> Turn:
         return Turn(self.own + other.own, self.seconds + other.seconds, self.came + other.came)
+
+    @property
+    def late(self) -> float:
+        """The share of its steps that took longer than by the curve; 0 where none is paced."""
+        return self.came["late"] / max(1, self.came["steps"])
 
     @property
     def outcome(self) -> Outcome:
@@ -107,10 +116,23 @@ class Rounds:
     pace: paced.Pace | None
 
     def turn(self, arm: str) -> Turn:
-        """Runs an arm once."""
+        """Runs an arm, again while too many of its steps were late."""
+        found: list[Turn] = []
+        while len(found) < TRIES:
+            found.append(self._turn(arm))
+            if found[-1].late <= LATE:
+                break
+        best = min(found, key=lambda each: each.late)
+        for each in found:
+            if each is not best:
+                print(f"{arm}, not counted: {100 * each.late:.1f} % of its steps were late")
+        return best
+
+    def _turn(self, arm: str) -> Turn:
         marks: list[Counter[str]] = []
-        self.many.write_text(arm if arm.isdecimal() else "")
-        has_rows = arm.isdecimal() or arm.endswith(LEARNED)
+        rows = arm.removeprefix(f"{BESIDE} + ")
+        self.many.write_text(rows if rows.isdecimal() else "")
+        has_rows = rows.isdecimal() or rows == LEARNED
         with self._batch() if has_rows else nullcontext(lambda: 0) as done:
 
             def mark() -> rig.Counters:
@@ -119,7 +141,7 @@ class Rounds:
 
             found = replay(
                 Way(target(self.sidecar.port)), self.requests, bulk_requests(),
-                self.bulk_clients if arm in BULK_ARMS else 0, mark,
+                self.bulk_clients if arm.startswith(BESIDE) else 0, mark,
                 warm_s=WARM_S, seconds=self.seconds, grace_s=WARM_S,
             )  # fmt: skip
         self.engine.rest()
@@ -215,7 +237,8 @@ def measure(options: argparse.Namespace) -> None:
                 schedule(trace, rate, WARM_S + seconds), 24 * slots // 64, seconds,
                 pace,
             )  # fmt: skip
-            arms = ("none", LEARNED, *options.by_hand.split(","), *BULK_ARMS)
+            ways = (LEARNED, *options.by_hand.split(","))
+            arms = ("none", *ways, BESIDE, *(f"{BESIDE} + {each}" for each in ways))
             every: dict[str, list[Turn]] = {arm: [] for arm in arms}
             for number in range(options.rounds):
                 # Each arm is at every place in turn: what drifts is of no arm.
@@ -230,7 +253,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def without(arm: str) -> str:
     """Returns the arm that an arm is held against."""
-    return BULK_ARMS[0] if arm in BULK_ARMS else "none"
+    return BESIDE if arm.startswith(BESIDE) else "none"
 
 
 def together(turns: Sequence[Turn]) -> Turn:
@@ -257,15 +280,22 @@ def interval(none: Sequence[Turn], turns: Sequence[Turn]) -> tuple[float, float]
 
 
 def judged(every: dict[str, list[Turn]]) -> Iterator[str]:
-    """Says which hand-set number does most within the bound, and how the learned one compares."""
+    """Says which hand-set numbers do most within the bound, and how the learned ones compare."""
     of = {arm: together(turns).outcome for arm, turns in every.items()}
-    kept = [arm for arm in of if arm.isdecimal() and of[arm].keeps_bound(of["none"])]
-    best = max(kept, key=lambda arm: of[arm].rows_per_s, default=None)
-    if best is None:
-        yield "no number by hand keeps the bound"
-    else:
-        ratio = of[LEARNED].rows_per_s / of[best].rows_per_s
-        yield f"{LEARNED}: {ratio:.2f} of the rows/s of {best} by hand, the best within the bound"
+    for learned in (arm for arm in of if arm.endswith(LEARNED)):
+        plain = without(learned)
+        kept = [
+            arm
+            for arm in of
+            if arm.split()[-1].isdecimal() and without(arm) == plain
+            if of[arm].keeps_bound(of[plain])
+        ]
+        best = max(kept, key=lambda arm: of[arm].rows_per_s, default=None)
+        if best is None:
+            yield f"no number by hand keeps the bound over {plain}"
+        else:
+            ratio = of[learned].rows_per_s / of[best].rows_per_s
+            yield f"{learned}: {ratio:.2f} of the rows/s of {best} by hand, the best in the bound"
     for arm, turns in every.items():
         if arm != without(arm):
             low, high = interval(every[without(arm)], turns)
