@@ -187,11 +187,14 @@ class Coalesce:
             subscriber.start()
             await subscriber.done
             failure = subscriber.failure
-            if failure is None:
-                return Sent(writer.keep_alive, broadcast.outcome)
-            if writer.started:
-                return Sent(writer.keep_alive, failure.reason)
+            if failure is None or writer.started:
+                outcome = broadcast.outcome if failure is None else failure.reason
+                return Sent(writer.keep_alive, outcome)
             return NotSent(failure)
+        except asyncio.CancelledError:
+            if subscriber.finish_early():  # its client left with all of it
+                attempt.response = shared.request.attempt.response
+            raise
         finally:
             attempt.failure = subscriber.failure
             subscriber.close()

@@ -133,11 +133,13 @@ class Subscriber:
             self._left = True
             self._broadcast.leave(self)
 
-    def fail(self, refusal: Refusal) -> None:
-        if self.done.done():
-            return
+    def finish_early(self) -> bool:
+        """Ends the response if its client has the last event. Returns whether it did."""
         at_end = not self.writer.paused and self.position == self._log.end
-        if at_end and self._broadcast.finish_early():
+        return at_end and self._broadcast.finish_early()
+
+    def fail(self, refusal: Refusal) -> None:
+        if self.done.done() or self.finish_early():
             return
         self.failure = refusal
         self._finish()

@@ -183,8 +183,24 @@ class EngineResponse:
     def finish_early(self) -> bool:
         """Ends a stream of which the sink has the last event, before the engine has ended the body.
         Returns whether it did. The engine has to confirm the end of the request's lease."""
+        if self.done.done() or not self._end_early():
+            return False
+        if isinstance(self._body, ChunkedBody):
+            self._sink.write(LAST_CHUNK)
+        self.done.set_result(None)
+        self._sink.finish(self.outcome)
+        return True
+
+    def abandon(self) -> None:
+        """Ends it: its handler is gone, as its client is, which may have the last event."""
+        if self._connection is not None:  # else it had gone before something was written
+            self._end_early()
+        self.stop()
+
+    def _end_early(self) -> bool:
+        """Stops a stream of which the sink has the last event; returns whether it has."""
         body = self._body
-        if self.done.done() or self._paused or not self._sink.started or self.status != 200:
+        if self._paused or not self._sink.started or self.status != 200:
             return False
         if isinstance(body, LengthBody) or (isinstance(body, ChunkedBody) and body.within_chunk):
             return False
@@ -193,10 +209,6 @@ class EngineResponse:
         self.stop()
         self.answer.end()
         self.outcome = ENGINE_ERROR if self.answer.failed else OK
-        if isinstance(body, ChunkedBody):
-            self._sink.write(LAST_CHUNK)
-        self.done.set_result(None)
-        self._sink.finish(self.outcome)
         return True
 
     # Receiver of the engine's connection

@@ -84,7 +84,7 @@ class Forward:
             if (sent := attempt.response) is not None:
                 attempt.failure = sent.failure
                 if not sent.complete:
-                    sent.stop()
+                    sent.abandon()
             elif connection is not None:
                 connection.close()
             if sink is not None:

@@ -164,8 +164,8 @@ class Frontend:
             outcome, status = refusal.reason, errors.BY_REASON[refusal.reason].status
             return response_to(http, record, refusal, endpoint, self._common_headers)
         except asyncio.CancelledError:
-            if request is not None and (failure := request.attempt.failure) is not None:
-                outcome = failure.reason  # for which the connection was reset
+            if request is not None:
+                outcome = request.attempt.outcome_of_left
             raise
         except Exception:
             outcome, status = Reason.INTERNAL_ERROR, 500

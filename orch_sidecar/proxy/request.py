@@ -12,7 +12,7 @@ from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.budgets import Reservation
 from orch_sidecar.auth.keys import ApiKey
-from orch_sidecar.observability.record import RequestRecord
+from orch_sidecar.observability.record import CANCELLED, OK, Outcome, RequestRecord
 from orch_sidecar.observability.tracing import Trace
 from orch_sidecar.pools.parent_leases import ParentLease
 from orch_sidecar.pools.placement.routing import GenerationCall
@@ -52,6 +52,14 @@ class Attempt:  # no dataclass: nearly all that is made keeps its first values
 
     def __init__(self) -> None:
         self.waiting: Waiting | None = None  # no value of the class: mypyc gives a protocol none
+
+    @property
+    def outcome_of_left(self) -> Outcome | Reason:
+        """The outcome of a request whose client is gone: by a reset, with all of it, or without."""
+        if self.failure is not None:
+            return self.failure.reason
+        whole = self.response is not None and self.response.outcome is OK
+        return OK if whole else CANCELLED
 
 
 class Request:  # no dataclass: as with an attempt

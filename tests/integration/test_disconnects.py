@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from typing import Any
 
 import pytest
 from aiohttp.web import BaseRequest
 
 from orch_sidecar.wire.client_connection import ClientRequest
+from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, Client, body_of
 from tests.integration.held import Held, started
-from tests.integration.running import Running, eventually
+from tests.integration.running import Running, eventually, total
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
+from tests.integration.wire import Answer
 
 
 async def leave(client: Client, *, reset: bool) -> None:
@@ -71,6 +74,37 @@ async def test_client_that_leaves_ends_the_engines_request_and_its_lease_waits_f
     assert (await waiting.response()).status == 200
     await sidecar.idle()
     assert engine.revoked == []  # the stream's word was enough
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("shared", [{}, {"temperature": 0}], ids=["alone", "coalescing"])
+@pytest.mark.parametrize(("last", "outcome"), [("[DONE]", "ok"), ({}, "cancelled")])
+async def test_client_that_leaves_with_the_last_event_has_its_answer(
+    engine: ScriptedEngine,
+    sidecar: Running,
+    last: str | dict[str, str],
+    outcome: str,
+    shared: dict[str, Any],
+    reset: bool,
+) -> None:
+    """The engine ends the body in a write of its own, which comes later."""
+
+    async def ends_late(answer: Answer) -> None:
+        answer.head(200, EVENT_STREAM)
+        answer.event({"usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+        answer.event(last)
+        await asyncio.Event().wait()
+
+    engine.scripts.append(ends_late)
+    client = await sidecar.client()
+    client.start(CHAT, **shared)
+    await client.seen(f"data: {last}\n\n".encode())
+    await leave(client, reset=reset)
+    await sidecar.idle()
+    metrics = await sidecar.metrics()
+    assert total(metrics, "orch_requests_total", outcome=outcome, route=CHAT) == 1
+    generated = total(metrics, "orch_output_tokens_total")
+    assert generated == (2 if outcome == "ok" else 0)
 
 
 @pytest.mark.parametrize(
