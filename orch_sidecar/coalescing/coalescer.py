@@ -28,7 +28,7 @@ from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.proxy.route import Route
+from orch_sidecar.proxy.route import Route, nowhere
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -214,7 +214,9 @@ class Coalesce:
         request.excluded = groups - shared.request.excluded
         request.lost = shared.request.lost
         result = await self._route.handle(request)
-        return result if isinstance(result, Sent) else NotSent(request.lost or failed.refusal)
+        if isinstance(result, Sent):
+            return result
+        return nowhere(request, failed.refusal, result.refusal)
 
     def _with_time_left(
         self,

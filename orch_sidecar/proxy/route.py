@@ -130,7 +130,7 @@ class Route:
                 tried.add(pool.name)
             again = await self._choose(request, call, tried)
             if isinstance(again, Refusal):
-                return _nowhere(request, refusal, again)
+                return nowhere(request, refusal, again)
             chosen = again
             request.begin_attempt(result.refusal.reason)
 
@@ -183,7 +183,7 @@ def _is_last(request: Request, result: NotSent) -> bool:
     return result.retry is Retry.NO or bool(request.lost or request.parent_lease)
 
 
-def _nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotSent:
+def nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotSent:
     """The refusal of a request that no pool takes, after that of one which was tried."""
     if request.cancelled is not None:
         return NotSent(request.cancelled)

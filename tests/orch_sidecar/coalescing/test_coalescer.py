@@ -170,16 +170,38 @@ async def test_failed_generation_is_refused_to_every_client(error: Exception | N
         assert result.refusal.reason is reason
 
 
-async def test_client_that_leaves_after_a_shared_failure_left_of_itself() -> None:
-    """The generation failed; this client's own attempt, which follows, was not reset by that."""
-    refusal = Refusal(Reason.ENGINE_FAILED, "lost")
-    stage = NextStage(NotSent(refusal, Retry.OTHER_POOL), asyncio.CancelledError())
-    shared, request = coalesce(stage), wants()
+def beside_a_pool_that_does_not_coalesce(stage: NextStage) -> Coalesce:
+    shared = coalesce(stage)
     pools = [SimpleNamespace(group=name, admission=MagicMock()) for name in ("a", "b")]
     for pool in pools:
         pool.admission.rules.coalescing = pool.group == "a"
     shared._pools = cast(Any, MagicMock(draining=False, one=None))
     shared._pools.__iter__.side_effect = lambda: iter(pools)  # type: ignore[attr-defined]
+    return shared
+
+
+@pytest.mark.parametrize(
+    ("alone", "answered"),
+    [
+        (Reason.QUEUE_FULL, Reason.QUEUE_FULL),  # a pool works: the client should come back
+        (Reason.ENGINE_DOWN, Reason.ENGINE_STALE),
+    ],
+)
+async def test_refusal_of_the_pool_that_works_counts_where_those_that_coalesce_are_away(
+    alone: Reason, answered: Reason
+) -> None:
+    away = NotSent(Refusal(Reason.ENGINE_STALE, "silent"), Retry.ANY_POOL)
+    stage = NextStage(away, NotSent(Refusal(alone, "busy or away")))
+    result = await beside_a_pool_that_does_not_coalesce(stage).handle(wants())
+    assert isinstance(result, NotSent)
+    assert result.refusal.reason is answered
+
+
+async def test_client_that_leaves_after_a_shared_failure_left_of_itself() -> None:
+    """The generation failed; this client's own attempt, which follows, was not reset by that."""
+    refusal = Refusal(Reason.ENGINE_FAILED, "lost")
+    stage = NextStage(NotSent(refusal, Retry.OTHER_POOL), asyncio.CancelledError())
+    shared, request = beside_a_pool_that_does_not_coalesce(stage), wants()
     with pytest.raises(asyncio.CancelledError):
         await shared.handle(request)
     assert len(stage.calls) == 2
