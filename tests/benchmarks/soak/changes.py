@@ -19,9 +19,9 @@ from tests.benchmarks.soak.responses import ask
 from tests.benchmarks.soak.scenes import Scene
 from tests.benchmarks.soak.trouble import Kind, Trouble
 from tests.benchmarks.soak.verdict import QUEUE_TIMEOUT_S
+from tests.patience import HANG_S
 
 _PROFILES: Final = Path(__file__).parents[3] / "profiles"
-_RELOADS_WITHIN_S: Final = 60.0
 
 
 class Configuration:
@@ -129,7 +129,7 @@ class Changes:
         """Waits until what /readyz shows is so."""
         document: dict[str, Any] = {}
         try:
-            async with asyncio.timeout(_RELOADS_WITHIN_S):
+            async with asyncio.timeout(HANG_S):
                 # Another process is looked at: it sets no event.
                 while not holds(document := await self._readiness()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
@@ -168,7 +168,7 @@ class Changes:
         several times as long as it waits between two looks at the file."""
         header, known = f"Authorization: Bearer {key.value}\r\n", None
         try:
-            async with asyncio.timeout(_RELOADS_WITHIN_S):
+            async with asyncio.timeout(HANG_S):
                 while key.changes == changes and known is not key.known:
                     await asyncio.sleep(0.1)
                     answer = await ask(self._sidecar.port, "GET", "/v1/capabilities", header)

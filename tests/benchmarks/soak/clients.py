@@ -15,9 +15,7 @@ from tests.benchmarks.soak.report import Report
 from tests.benchmarks.soak.requests import Request, Requests
 from tests.benchmarks.soak.responses import Connection, Left, NotHttp, Response, ask
 from tests.benchmarks.soak.verdict import Judge, Under
-
-# The longest wait in a queue, an engine that hangs, one that is stopped, and as much again.
-ANSWERED_WITHIN_S: Final = 40.0
+from tests.patience import HANG_S
 
 _BACKS_OFF_MS: Final = 20.0  # at most: those who are refused must not be all that comes
 _LONG: Final = 300  # tokens, at 20 ms: what is left of it is work for nobody
@@ -47,7 +45,10 @@ class Client:
         self._report = report
         self._chance = chance
         self._kept: Connection | None = None
-        self._current = self._behaviour = ""
+        self._current: Request | str = ""
+        self._behaviour = ""
+        self._limit: asyncio.Timeout | None = None
+        self._since = 0.0  # it asks, or has got the answer before
         self._behaviours: dict[str, tuple[float, Callable[[], Awaitable[None]]]] = {
             "stays": (42, self._stay),
             "leaves at once": (7, self._leave_at_once),
@@ -79,11 +80,12 @@ class Client:
 
     async def _live(self, name: str, behave: Callable[[], Awaitable[None]]) -> None:
         try:
-            async with asyncio.timeout(ANSWERED_WITHIN_S):
+            async with asyncio.timeout(HANG_S) as self._limit:
+                self._since = time.monotonic()
                 await behave()
         except TimeoutError:
             detail = f"{self._current} of a client that {name}"
-            self._report.breach(f"no answer within {ANSWERED_WITHIN_S:g} s", detail)
+            self._report.breach(f"no answer within {HANG_S:g} s", detail)
             self._drop()
         except NotHttp as error:
             self._report.breach("an answer that is not HTTP", f"{self._current}: {error}")
@@ -112,7 +114,7 @@ class Client:
     def _next(self, order: Order | None = None, *headers: str, last: bool = True) -> Request:
         self._report.lifecycles += 1
         request = self._requests.next(order, headers, last=last)
-        self._current, request.behaviour = request.id, self._behaviour
+        self._current, request.behaviour = request, self._behaviour
         return request
 
     async def _pause(self, most_ms: float) -> None:
@@ -125,6 +127,11 @@ class Client:
     async def _judged(self, request: Request, response: Response, under: Under) -> None:
         under.end = time.monotonic()
         self._judge.judge(request, response, under)
+        self._report.answered(under.end - self._since, request)
+        self._since = under.end
+        # Those that were sent together are served one after the other.
+        assert self._limit is not None
+        self._limit.reschedule(asyncio.get_running_loop().time() + HANG_S)
         if response.status >= 400:
             await self._pause(_BACKS_OFF_MS)
 
@@ -172,7 +179,7 @@ class Client:
         connection.send(b"".join(each.head + each.body for each in requests))
         sent = left = sum(len(each.head) + len(each.body) for each in requests)
         for request in requests:
-            self._current = request.id
+            self._current = request
             if not connection.open:
                 return  # the answer before this one was the last of its connection
             response = await connection.response()

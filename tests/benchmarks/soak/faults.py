@@ -12,14 +12,8 @@ from typing import Any, Final
 from tests.benchmarks.soak.processes import Engine, SidecarProcess
 from tests.benchmarks.soak.report import Report
 from tests.benchmarks.soak.trouble import Kind, Trouble
-
-# An engine that reports again serves again: 0.25 s between two looks, and its first event; the rest
-# is for a machine whose cores are taken.
-BACK_WITHIN_S: Final = 30.0
-# A command to an engine takes effect there, and is heard of or looked for again by the sidecar.
-_TAKES_EFFECT_S: Final = 0.5
-# Stale is 3 s after the last good event; the rest is for a machine whose cores are taken.
-STALE_WITHIN_S: Final = 30.0
+from tests.patience import HANG_S
+from vllm_plugin.contracts.lease_protocol import timestamp
 
 _FRAMING: Final = (
     "zz\r\n", "-1\r\n", "5\nabcde\n", "\0\0\0\0", "event: change\ndata: {}\n\n", "5\r\nabcdefgh",
@@ -114,12 +108,16 @@ class Faults:
         self._report.remember(f"{engine.plan.name}: over")
 
     async def _back(self, engine: Engine, fault: str) -> None:
-        """Waits until the sidecar takes requests for the engine again."""
-        await asyncio.sleep(_TAKES_EFFECT_S)
-        state, began = "", time.monotonic()
-        while (state := await self._sidecar.state(engine.plan.name)) not in ("ready", "draining"):
-            if time.monotonic() - began > BACK_WITHIN_S:
-                detail = f"{engine.plan.name} is {state} {BACK_WITHIN_S:g} s after: {fault}"
+        """Waits until the sidecar takes requests for the engine again, by a report that the engine
+        made when the fault was over: on a busy machine both are seconds behind."""
+        await engine.count()  # behind all commands
+        over, began = timestamp(time.time()), time.monotonic()
+        while True:
+            state, reported = await self._sidecar.pool(engine.plan.name)
+            if state in ("ready", "draining") and reported >= over:
+                return
+            if time.monotonic() - began > HANG_S:
+                detail = f"{engine.plan.name} is {state} {HANG_S:g} s after: {fault}"
                 self._report.breach("a pool does not come back", detail)
                 return
             await asyncio.sleep(0.05)
@@ -127,9 +125,9 @@ class Faults:
     async def _must_go_stale(self, engine: Engine, fault: str) -> None:
         """The last good event came just now: the pool must not stay ready."""
         began = time.monotonic()
-        while await self._sidecar.state(engine.plan.name) == "ready":
-            if time.monotonic() - began > STALE_WITHIN_S:
-                detail = f"{engine.plan.name} is ready {STALE_WITHIN_S:g} s after: {fault}"
+        while (await self._sidecar.pool(engine.plan.name))[0] == "ready":
+            if time.monotonic() - began > HANG_S:
+                detail = f"{engine.plan.name} is ready {HANG_S:g} s after: {fault}"
                 self._report.breach("a state stream that is broken goes unnoticed", detail)
                 return
             await asyncio.sleep(0.05)
@@ -189,8 +187,8 @@ class Faults:
         # Behind such bytes an end may not be seen either: then the stream is dropped as silent.
         began = time.monotonic()
         while (await engine.count())["followed"] == followed:
-            if time.monotonic() - began > BACK_WITHIN_S:
-                detail = f"{engine.plan.name}, {BACK_WITHIN_S:g} s after: framing {text!r}"
+            if time.monotonic() - began > HANG_S:
+                detail = f"{engine.plan.name}, {HANG_S:g} s after: framing {text!r}"
                 self._report.breach("an engine is not followed anew", detail)
                 return
             await asyncio.sleep(0.05)

@@ -13,12 +13,8 @@ from tests.benchmarks.soak.processes import Engine, Metrics, SidecarProcess
 from tests.benchmarks.soak.report import Readings, Report
 from tests.benchmarks.soak.responses import ask
 from tests.benchmarks.soak.verdict import Judge
+from tests.patience import HANG_S
 
-# The ends of leases are pushed within 20 ms; the rest is for a lease whose end has to be asked for,
-# and for a machine whose cores are taken. What leaks stays for ever.
-QUIET_WITHIN_S: Final = 30.0
-# Idle engine connections are closed after 2 s, by a look each second.
-CLOSED_WITHIN_S: Final = 30.0
 # The connection on which the ends of leases are asked for stays for 15 s, one per pool.
 _DESCRIPTORS_PER_POOL: Final = 1
 # Files are read in a thread, of which a pool of threads makes a few.
@@ -46,7 +42,7 @@ async def quiet(sidecar: SidecarProcess, engines: list[Engine], report: Report) 
     """Waits until nothing is in sidecar and engines; reports what still is after the time."""
     began = time.monotonic()
     while left := _left(await sidecar.metrics()):
-        if time.monotonic() - began > QUIET_WITHIN_S:
+        if time.monotonic() - began > HANG_S:
             report.breach("something is left when all is quiet", ", ".join(left))
             break
         await asyncio.sleep(0.05)
@@ -68,13 +64,14 @@ def _left(metrics: Metrics) -> list[str]:
     ]
 
 
-async def settled(sidecar: SidecarProcess, least: Readings) -> Readings:
-    """Readings once tasks and descriptors are down to `least`, or the time is over."""
+async def settled(sidecar: SidecarProcess, start: Readings, pools: int) -> Readings:
+    """Readings once tasks and descriptors are no more than they may be, or do not come down."""
     began = time.monotonic()
     while True:
         now = await sidecar.readings()
-        fine = now.tasks <= least.tasks and now.descriptors <= least.descriptors
-        if fine or time.monotonic() - began > CLOSED_WITHIN_S:
+        most = start.descriptors + _DESCRIPTORS_PER_POOL * pools
+        fine = now.tasks <= start.tasks and now.descriptors <= most
+        if fine or time.monotonic() - began > HANG_S:
             return now
         await asyncio.sleep(0.25)
 

@@ -147,11 +147,12 @@ class SidecarProcess:
                         raise
                 await asyncio.sleep(0.05)
 
-    async def state(self, pool: str) -> str:
-        """As the page for operators has it, which asks for no API key."""
-        response = await ask(self.admin_port, "GET", f"/v1/pools/{pool}/health")
-        state: str = json.loads(response.body)["state"]
-        return state
+    async def pool(self, name: str) -> tuple[str, str]:
+        """Its state, and when its engine made the last report that was read. From the listener for
+        operators, which asks for no API key."""
+        response = await ask(self.admin_port, "GET", "/v1/capabilities")
+        entries = {each["pool"]: each for each in json.loads(response.body)["engines"]}
+        return entries[name]["state"], entries[name].get("observed_at", "")
 
     async def metrics(self) -> Metrics:
         response = await ask(self.port, "GET", "/metrics")

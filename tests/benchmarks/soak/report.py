@@ -53,11 +53,18 @@ class Report:
         self._lately: deque[str] = deque(maxlen=_REMEMBERED)
         self._loaded_s = 0.0
         self._scene_began: tuple[float, int] = (0.0, 0)
+        self._slowest: tuple[float, str] = (0.0, "")
 
     def begin(self, scene: str) -> None:
         self.scene = scene
         self._scene_began = time.monotonic(), self.lifecycles
+        self._slowest = 0.0, ""
         print(f"{scene} ...", flush=True)
+
+    def answered(self, took_s: float, request: object) -> None:
+        """A request has its answer, so many seconds after it was sent or its turn came."""
+        if took_s > self._slowest[0]:
+            self._slowest = took_s, str(request)
 
     def loaded(self) -> None:
         """The clients of this scene have ended."""
@@ -66,6 +73,8 @@ class Report:
         self._loaded_s += seconds
         done = self.lifecycles - lifecycles
         self.note(f"{done} lifecycles in {seconds:.0f} s")
+        took_s, request = self._slowest
+        self.note(f"the slowest answer took {took_s:.1f} s: {request}")
 
     def note(self, text: str) -> None:
         self.notes.append(f"{self.scene}: {text}")

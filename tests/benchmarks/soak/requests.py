@@ -56,6 +56,14 @@ class Request:
     def bulk(self) -> bool:
         return self.key.bulk or self.sent_class == "bulk"
 
+    def __str__(self) -> str:
+        """As breaches name it."""
+        pools = ",".join(self.pools) or "none"
+        return (
+            f"{self.id} {self.path} {self.behaviour} stream={self.stream} n={self.choices} "
+            f"bulk={self.bulk} shared={self.shared} fault={self.order.fault} pools={pools}"
+        )
+
 
 class Requests:
     """Makes requests for one scene."""

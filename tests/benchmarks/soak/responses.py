@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tests.patience import HANG_S
+
 _CHUNK_SIZE: Final = re.compile(rb"[0-9a-f]{1,8}\r\n")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2}) [^\r\n]*")
 _LIMIT_BYTES: Final = 2**20
@@ -136,11 +138,9 @@ class Connection:
             self._writer.close()
 
 
-async def ask(
-    port: int, method: str, path: str, headers: str = "", *, within_s: float = 10.0
-) -> Response:
+async def ask(port: int, method: str, path: str, headers: str = "") -> Response:
     """One request without a body on a connection of its own. Raises TimeoutError, OSError."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(HANG_S):
         connection = await Connection.to(port)
         try:
             lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Connection: close"]

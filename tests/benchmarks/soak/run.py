@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.benchmarks.soak import final
 from tests.benchmarks.soak.changes import Changes, Configuration
-from tests.benchmarks.soak.clients import ANSWERED_WITHIN_S, Client
+from tests.benchmarks.soak.clients import Client
 from tests.benchmarks.soak.ends import Ends
 from tests.benchmarks.soak.faults import Faults
 from tests.benchmarks.soak.keys import Keys
@@ -23,6 +23,7 @@ from tests.benchmarks.soak.scenes import Scene
 from tests.benchmarks.soak.trouble import Trouble
 from tests.benchmarks.soak.verdict import Judge
 from tests.benchmarks.soak.watch import Watch
+from tests.patience import HANG_S
 
 # Clients go on for so long when the faults have ended: leases whose ends were lost come back.
 _CALM_S: Final = 2.5
@@ -98,11 +99,11 @@ async def _play(
         warm, left_s = start, scene.seconds
         if scene.seconds >= _WITHOUT_WARM_UP_S:
             await _load(part, _WARM_UP_S)
-            warm = await final.settled(sidecar, start)
+            warm = await final.settled(sidecar, start, len(engines))
             left_s -= _WARM_UP_S
         await _load(part, left_s)
         report.loaded()
-        end = await final.settled(sidecar, start)
+        end = await final.settled(sidecar, start, len(engines))
         final.compare(start, None if warm is start else warm, end, len(engines), report)
         await final.check_capabilities(sidecar, keys.steady[0].value, report)
         metrics = await sidecar.metrics()
@@ -130,6 +131,6 @@ async def _load(part: _Played, seconds: float) -> None:
         await asyncio.wait(disturbing)
         await asyncio.sleep(_CALM_S)
         loaded.set()
-        await asyncio.wait(clients, timeout=ANSWERED_WITHIN_S + 5.0)
+        await asyncio.wait(clients, timeout=2 * HANG_S)
         await final.quiet(part.sidecar, part.engines, part.report)
         watched.set()

@@ -73,12 +73,7 @@ class Judge:
         self._report.outcomes[outcome] += 1
 
     def _breach(self, kind: str, request: Request, response: Response, more: str = "") -> None:
-        pools = ",".join(request.pools) or "none"
-        detail = (
-            f"{request.id} {request.path} {request.behaviour} stream={request.stream} "
-            f"n={request.choices} fault={request.order.fault} pools={pools}: "
-            f"{response.status} {more or bytes(response.body[-300:])!r}"
-        )
+        detail = f"{request}: {response.status} {more or bytes(response.body[-300:])!r}"
         self._report.breach(kind, detail)
 
     def _unanswered(self, request: Request, response: Response, under: Under) -> str:
