@@ -24,86 +24,86 @@ class Threshold(float):
 # What a label requires.
 SHARED_STEPS: Final = Threshold(
     0.5, "of the decode steps",
-    "`batched_online` and `offline` need at least this share with sequences of several requests: "
-    "with fewer the column `batch` rounds to the 1 of a single user. The recorded runs that share "
-    "the least have 0.63 (`vllm_bench_cloud`) and 0.85 (traced, `offline`)",
+    "`batched_online` and `offline` need at least this share of steps with several requests: with "
+    "fewer the column `batch` would round to 1, as for a single user. The lowest recorded runs "
+    "have 0.63 (`vllm_bench_cloud`) and 0.85 (traced, `offline`)",
 )  # fmt: skip
 LACKING: Final = Threshold(
     0.1, "of the sequences",
-    "of those that slots, work and memory allow an offline run, as many may be missing until the "
-    "last one arrives: requests do not arrive in one instant, and a client takes a moment between "
-    "two of them",
+    "an offline run may lack this share of the sequences that slots, work and memory allow, until "
+    "the last one arrives: requests do not arrive in one instant, and a client takes a moment "
+    "between two of them",
 )  # fmt: skip
 DECODED_SHARE: Final = Threshold(
     0.5, "of the tokens",
-    "an offline batch below slots and work is explained by prompts where fewer of the tokens after "
+    "prompts explain an offline batch below slots and work if a smaller share of the tokens after "
     "the first came from steps that only decode",
 )  # fmt: skip
 QUEUED_STEPS: Final = Threshold(
-    2, "steps", "a longer wait in the engine is a queue, a shorter one is for the step that runs"
+    2, "steps", "a longer wait in the engine is a queue; a shorter one is for the running step"
 )
 UNEXPLAINED_WAIT: Final = Threshold(
     0.05, "of the latencies",
-    "a single-stream run may wait as long for admission while nothing traced is in the engine: a "
-    "longer wait is for somebody else's request (the recorded `home` has 0.01)",
+    "a single-stream run may wait this share for admission while no traced request is in the "
+    "engine: a longer wait is for somebody else's request (the recorded `home` has 0.01)",
 )  # fmt: skip
 
 # Whose work it was.
 CHUNK_ENDS: Final = Threshold(
     0.02, "of the prompt tokens",
-    "as many may be the only one of their prompt in a step, which vLLM counts like a generated one",
+    "this share may be the only token of its prompt in a step, which vLLM counts as generated",
 )  # fmt: skip
 FAILED_SHARE: Final = Threshold(
     0.01, "of the generated tokens",
-    "as many of finished sequences may be of answers that failed on their way to the client: the "
-    "engine aborts all other failed requests",
+    "this share may belong to answers that failed on their way to the client: the engine aborts "
+    "all other failed requests",
 )  # fmt: skip
 
 # Clocks.
 CLOCKS_AGREE_S: Final = Threshold(
-    1.0, "s", "clocks of two hosts, and two clocks of one engine, agree: NTP keeps milliseconds"
+    1.0, "s", "clocks of two hosts, or two clocks of one engine, may differ: NTP keeps milliseconds"
 )
 FUTURE_S: Final = Threshold(
     300, "s",
-    "by so much a statement may be ahead of the machine that verifies it: hosts without NTP are "
-    "minutes off, and a run of a later day has not happened",
+    "a statement may be ahead of the verifying machine's clock: hosts without NTP are minutes off, "
+    "and a run of a later day has not happened",
 )  # fmt: skip
 CLOCK_RATE: Final = Threshold(
-    0.001, "of a time", "two clocks run at rates that differ less: NTP slews one by 0.05 %"
+    0.001, "of a time", "the rates of two clocks may differ: NTP slews one by 0.05 %"
 )
-ROUNDING_S: Final = Threshold(0.001, "s", "times of spans and of signed sequences are as exact")
+ROUNDING_S: Final = Threshold(0.001, "s", "times of spans and signed sequences are this exact")
 MOST_AGE_S: Final = Threshold(
     3.0, "s",
-    "a saved state of an engine is no older: engines report each second, and are stale after this",
+    "greatest age of a saved engine state: engines report each second, and are stale after this",
 )  # fmt: skip
 BUSY_SHARE: Final = Threshold(
-    0.02, "of the window", "by so much an engine may have been busy for longer than a run took"
+    0.02, "of the window", "an engine may have been busy for longer than the run took by this"
 )
 BUSY_S: Final = Threshold(0.25, "s", "and by this: its last step may outlast the last token")
 
 # A client at the far end of a network.
 WINDOW_SHARE: Final = Threshold(
-    0.02, "of the window", "the client's window and throughput are those of the engine but for this"
+    0.02, "of the window", "the client's window and throughput may differ from the engine's by this"
 )
-WINDOW_S: Final = Threshold(0.5, "s", "and its window may be longer by this")
+WINDOW_S: Final = Threshold(0.5, "s", "and the client's window may be longer by this")
 LAST_STEP_TOKENS: Final = Threshold(
     8, "tokens",
-    "of a last step, or one step as slow as these: a client may have seen an answer end so much "
-    "earlier, as a token without text makes no event",
+    "a client may see an answer end earlier by these tokens of a last step, or by one step as slow "
+    "as them: a token without text makes no event",
 )  # fmt: skip
 NOTED_LATE_S: Final = Threshold(
     0.1, "s",
-    "an engine notes arrivals and ends late by no more: it takes them from when it read the "
-    "results of a step",
+    "an engine may note arrivals and ends late by this: it notes them when it reads the results of "
+    "a step",
 )  # fmt: skip
 CLIENT_LATE_S: Final = Threshold(
-    0.01, "s", "a client that sends its requests later (p99) did not keep its schedule"
+    0.01, "s", "a client that sends its requests later than this (p99) missed its schedule"
 )
 CLIENT_LATE_SHARE: Final = Threshold(
-    0.01, "of the window", "but one that sends everything at once may take as long"
+    0.01, "of the window", "but a client that sends everything at once may take this long"
 )
 UNLIKELY: Final = Threshold(
-    1e-9, "chance", "arrivals that an honest run has more rarely are not believed"
+    1e-9, "chance", "arrivals that are rarer than this in an honest run are not believed"
 )
 
 THRESHOLDS: Final = {
