@@ -143,13 +143,16 @@ BY_REASON: Final[dict[Reason, ErrorKind]] = {each.reason: each for each in _KIND
 
 # For a retriable refusal without an estimate.
 _DEFAULT_RETRY_MS: Final = 1000
+# Clients ignore a minute and more, and retry within seconds (Vercel's AI SDK; litellm above one).
+LONGEST_RETRY_MS: Final = 59_000
 
 
 def retry_after_ms(refusal: Refusal) -> int | None:
     """Returns after how many milliseconds to retry; None if a retry cannot succeed."""
     if not BY_REASON[refusal.reason].retriable:
         return None
-    return _DEFAULT_RETRY_MS if refusal.retry_after_ms is None else refusal.retry_after_ms
+    wait_ms = refusal.retry_after_ms
+    return _DEFAULT_RETRY_MS if wait_ms is None else min(wait_ms, LONGEST_RETRY_MS)
 
 
 def headers(refusal: Refusal) -> dict[str, str]:

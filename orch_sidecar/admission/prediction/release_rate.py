@@ -17,7 +17,8 @@ WINDOW_S: Final = 60.0
 
 DEFAULT_RETRY_MS: Final = 1000  # before anything was measured
 MIN_RETRY_MS: Final = 50
-MAX_RETRY_MS: Final = 60_000
+# With jitter of a quarter, below what clients heed (`LONGEST_RETRY_MS` of api.errors).
+MAX_RETRY_MS: Final = 47_000
 
 
 class ReleaseRate:

@@ -13,6 +13,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from orch_sidecar.admission.prediction.release_rate import MAX_RETRY_MS
 from orch_sidecar.api import errors
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -154,6 +155,16 @@ def test_retriable_refusal_without_an_estimate_has_one_second() -> None:
     refusal = Refusal(Reason.ENGINE_DOWN, "gone")
     assert errors.headers(refusal)["retry-after-ms"] == "1000"
     assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] == 1000
+
+
+def test_long_retry_is_one_that_clients_heed() -> None:
+    """Vercel's AI SDK waits for less than a minute, litellm for a minute at most; beyond it they
+    retry after a few seconds."""
+    refusal = Refusal(Reason.ENGINE_STARTING, "why", retry_after_ms=75_000)
+    assert errors.headers(refusal)["Retry-After"] == "59"
+    assert errors.headers(refusal)["retry-after-ms"] == "59000"
+    assert json_of(apis.CHAT, refusal)["error"]["retry_after_ms"] == 59_000
+    assert MAX_RETRY_MS * 1.25 < errors.LONGEST_RETRY_MS, "or the jitter is lost"
 
 
 def test_openai_envelope_names_the_field() -> None:
