@@ -174,7 +174,7 @@ class AdmissionController:
         lease = self.ledger.get(lease_id)
         for each in self.constraints.all:
             if each.rejection == kind:
-                each.reject(None if lease is None else lease.request, now)
+                each.rejected(None if lease is None else lease.request, now)
 
     def requeue(
         self, ticket: str, request: AdmissionRequest, since: float, now: float

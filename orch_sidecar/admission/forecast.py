@@ -53,7 +53,7 @@ class Forecaster:
     ) -> Schedule | None:
         """The slots as the queued requests of a class will find them. None: unknown."""
         ledger, is_bulk = self._ledger, service_class is BULK
-        free = max(0, ledger.slots_total - ledger.firm)
+        free = max(0, ledger.slots_total - ledger.non_idle)
         reserved = ledger.slots_total - self._constraints.bulk_batch(now) if is_bulk else 0
         only = None
         if blocked_by is not None:
@@ -306,7 +306,7 @@ class Forecaster:
         has. One that would start too late is not asked back before it could be in time."""
         slots = self._queues.before_all(request).sequences + request.cost
         unread_s = self._service_times.prompts.clears_at - now
-        if slots <= self._ledger.slots_total - self._ledger.firm and unread_s > 0:
+        if slots <= self._ledger.slots_total - self._ledger.non_idle and unread_s > 0:
             wait_ms = min(max(int(1000 * unread_s), MIN_RETRY_MS), MAX_RETRY_MS)
         else:
             wait_ms = self.release_rates.all.retry_after_ms(slots / self._share_kept(), now)
@@ -325,7 +325,7 @@ def _later(
 ) -> float | None:
     """Corrects the start of a request that would have its slots now, but is blocked by something
     else: it starts when that clears without an event. None: unknown."""
-    if starts_in_s is None or starts_in_s > 0 or blocked_by.for_slots:
+    if starts_in_s is None or starts_in_s > 0 or blocked_by.lacks_slots:
         return starts_in_s
     at = blocked_by.clears_at(request, now)
     return None if at is None else max(0.0, at - now)

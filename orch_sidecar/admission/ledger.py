@@ -52,7 +52,7 @@ class Ledger:
         return self.slots_total - self.leased - self.foreign
 
     @property
-    def firm(self) -> int:
+    def non_idle(self) -> int:
         """Sequences in the engine, but for idle requests: those leave when others need the room."""
         return self.leased + self.foreign - self.idle
 
@@ -76,11 +76,11 @@ class Ledger:
         self.unseen_blocks += need.prompt
         self.unseen_reading += need.reading
         if len(self.unseen) > MAX_UNSEEN_PROMPTS:
-            self.see_oldest()
+            self.count_oldest_as_seen()
         self._add(lease, 1, now)
         return lease
 
-    def see_oldest(self) -> None:
+    def count_oldest_as_seen(self) -> None:
         """The reported usage includes the first of the prompts that it missed."""
         _, need = self.unseen.popleft()
         self.unseen_blocks -= need.prompt

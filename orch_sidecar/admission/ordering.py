@@ -50,7 +50,7 @@ class QueueOrder:
             if blocked_by is None:
                 return head
             shared = self._constraints.offers.shared and service_class is not IDLE
-            if shared and blocked_by.for_slots:
+            if shared and blocked_by.lacks_slots:
                 blocked_by = self._claim(head.request, blocked_by, now, due=due)
             if self.blocked is None:
                 self.blocked_by, self.blocked = blocked_by, head
@@ -93,7 +93,7 @@ class QueueOrder:
         waiting: list[tuple[tuple[bool, int, float], int, Group]] = []
         for service_class in _BY_RANK:
             for group in self._queues.aside(service_class):
-                if group.constraint.takes(request) and now >= group.ends_at(slots_total):
+                if group.constraint.is_used_by(request) and now >= group.ends_at(slots_total):
                     due = service_class is BULK and self._reserve.is_due(group.first, now)
                     if due or service_class.rank <= rank:
                         order = not due, service_class.rank, group.since

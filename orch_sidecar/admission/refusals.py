@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orch_sidecar.admission.constraints.batch import MARGIN
+from orch_sidecar.admission.constraints.batch import SLO_MARGIN
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -150,10 +150,10 @@ def late(
         return None
     slo = f"{expected}, and the SLO of {request.service_class} requests is {slo_ms:g} ms"
     if waited_s:
-        missed = first_token_ms > slo_ms * (1 + MARGIN)
+        missed = first_token_ms > slo_ms * (1 + SLO_MARGIN)
         return Refusal(Reason.SLO_MISS, f"{slo}: retry later") if missed else None
-    if first_token_ms + 1000 * again_s > slo_ms * (1 - MARGIN):
-        left, remedy = f"{slo_ms * MARGIN:.0f} ms are left for prediction errors", "retry later"
+    if first_token_ms + 1000 * again_s > slo_ms * (1 - SLO_MARGIN):
+        left, remedy = f"{slo_ms * SLO_MARGIN:.0f} ms are left for prediction errors", "retry later"
         if again_ms := round(1000 * again_s):
             left += f", and {again_ms} ms for the many shorter prompts that arrive"
             remedy += f", with a shorter prompt than of {request.prompt_tokens} tokens, or as bulk"

@@ -110,7 +110,7 @@ def status_of(
     """Returns the current state of an admission with these parts."""
     ledger, queues = constraints.ledger, constraints.queues
     reserve, limits = constraints.reserve, constraints.batch.limits
-    demand_ratio = reserve.ratio(limits, now)
+    demand_ratio = reserve.demand_ratio(limits, now)
     closed = draining is not None or unavailable is not None
 
     def of(service_class: ServiceClass) -> ClassStatus:
@@ -121,7 +121,7 @@ def status_of(
             queues.size(service_class),
             ledger.of(service_class),
             ledger.granted[service_class],
-            0 if blocked else constraints.free(service_class, now),
+            0 if blocked else constraints.free_slots(service_class, now),
             reserve.demand(service_class).slots,
         )
 

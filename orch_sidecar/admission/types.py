@@ -29,7 +29,7 @@ class KvNeed:
     swing: int = 0
 
     @property
-    def counted(self) -> int:
+    def at_end(self) -> int:
         """Blocks at its end, as far as they are known."""
         return self.prompt + (self.output or 0)
 

@@ -212,7 +212,7 @@ class Pool:
 
     def fits(self, service_class: ServiceClass, cost: int) -> bool:
         """Whether so many sequences of a class can start now."""
-        free = self.admission.constraints.free(service_class, self.connections.loop.time())
+        free = self.admission.constraints.free_slots(service_class, self.connections.loop.time())
         return not self.queues.urgent and free >= cost
 
     def standing(self) -> Standing | None:
@@ -223,7 +223,7 @@ class Pool:
         # What the next request of the most urgent class has to expect.
         pace_s, now = admission.service_times.pace_s(), self.connections.loop.time()
         urgent = BULK if admission.rules.interactive is None else INTERACTIVE
-        free = admission.constraints.free(urgent, now)
+        free = admission.constraints.free_slots(urgent, now)
         waiting = self.queues.urgent if self.queues.depth else 0
         kind, models = self._kind, watcher.models
         if (

@@ -85,7 +85,7 @@ class EngineClaims:
         if not queues.passed or not self.offers.shared or self._controller.unavailable is not None:
             return ()
         names = (
-            group.constraint.wanted(group.first.request)
+            group.constraint.engine_name(group.first.request)
             for service_class in CLAIMING_CLASSES
             for group in queues.aside(service_class)
         )
@@ -99,9 +99,9 @@ class EngineClaims:
     def update(self) -> None:
         """Reports what has changed. To be called after each change of the admission."""
         offers = self.offers
-        if self.on_change is None or not (
-            offers.sidecars > 1 or offers.rejected or offers.unused or self._reported != NO_CLAIM
-        ):
+        if self.on_change is None:
+            return
+        if not (offers.shared or offers.unused or self._reported != NO_CLAIM):
             return
         offers.set_parents_wait(offers.sidecars > 1 and self.parents.has_demand)
         before, self._reported = self._reported, self.all

@@ -1,10 +1,10 @@
 """Decides whether the engine has room for the LoRA adapter of a request.
 
 Pure: times are seconds of a monotonic clock. vLLM runs sequences of at most `max_loras` adapters at
-once; one of another adapter waits inside the engine, in a slot that it does not use, until all of
-one adapter have ended. So an adapter is taken by the first lease that has it, and given back by the
-last. Requests of the base model, and of adapters that are in use, need none of that room. The
-engine counts the adapters of all its users, and says which of them others wait for
+once; a sequence of another adapter waits inside the engine, in a slot that it does not use, until
+all sequences of one adapter have ended. So the first lease with an adapter takes room for it, and
+the last one gives the room back. Requests of the base model, and of adapters that are in use, need
+no room. The engine counts the adapters of all its users, and reports which of them others wait for
 (`vllm_plugin.state.adapter_use`).
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from heapq import heapify, heapreplace
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint, Scope
+from orch_sidecar.admission.constraints.constraint import POLL_S, Constraint, Occupancy, Scope
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
@@ -23,14 +23,14 @@ from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease
 from vllm_plugin.contracts.lora import NO_ADAPTER, PASSED_S
 from vllm_plugin.contracts.profile import ServiceClass
 
-# By how much the length of a turn follows each of them, and what one counts at most: requests may
-# have left that waited for it.
+# The weight of the last turn in the mean length of turns, and the longest that counts: the requests
+# that waited for its end may have left.
 _TURN_WEIGHT: Final = 0.25
 _MAX_TURN_S: Final = 4 * PASSED_S
 
 
 class Adapters(Constraint):
-    """The adapters that the engine runs, and for which requests wait."""
+    """Limits the adapters that the engine runs at once."""
 
     reason: ClassVar[str] = "adapter"
     scope: ClassVar[Scope] = Scope.REQUEST
@@ -39,15 +39,15 @@ class Adapters(Constraint):
 
     def __init__(self, ledger: Ledger, queues: Queues, service_times: ServiceTimes) -> None:
         self.inactive = True
-        self._most = 0
+        self._most = 0  # adapters at once
         self._sequences = Counter[str]()  # of this sidecar's leases, by adapter
         self._foreign: frozenset[str] = frozenset()  # adapters that others use
-        self._wanted: frozenset[str] = frozenset()  # for which others wait, and did before
-        self._joinable = True  # by requests of adapters that are in use
-        # Rejected by the engine, until when: its next report says why.
+        self._wanted: frozenset[str] = frozenset()  # adapters that others have waited for longer
+        self._joinable = True  # requests of adapters that are in use may start
+        # Until when the engine's rejection of an adapter counts: its next report says why.
         self._rejected: dict[str | None, float] = {}
-        self._turn_s: float | None = None  # between the beginnings of turns for which others wait
-        self._waited = False  # others, since the last one began
+        self._turn_s: float | None = None  # the mean length of turns that others waited for
+        self._has_waiters = False  # somebody has waited since the last turn began
         self._ledger = ledger
         self._queues = queues
         self._service_times = service_times
@@ -56,16 +56,16 @@ class Adapters(Constraint):
         """The adapters that run now."""
         return {*self._sequences, *self._foreign}
 
-    def takes(self, request: AdmissionRequest) -> bool:
+    def is_used_by(self, request: AdmissionRequest) -> bool:
         return request.adapter is not None
 
     def group(self, request: AdmissionRequest) -> Hashable:
         return request.adapter
 
-    def wanted(self, request: AdmissionRequest) -> str | None:
+    def engine_name(self, request: AdmissionRequest) -> str | None:
         return request.adapter
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
         adapter = request.adapter
         if adapter is None:
             return False
@@ -75,7 +75,7 @@ class Adapters(Constraint):
             return not self._joinable
         if len({*self._sequences, *self._foreign, *self._wanted} - {adapter}) < self._most:
             return False
-        self._waited = True
+        self._has_waiters = True
         return True
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
@@ -83,8 +83,8 @@ class Adapters(Constraint):
         return at if at > now else None
 
     def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
-        """When all sequences of one adapter have ended, and those that wait for longer have had
-        their turns, each as long as turns take lately."""
+        """Predicts the end of all sequences of one adapter, and then the turns of those that have
+        waited longer, each as long as recent ones."""
         if request.adapter is None:
             return 0.0
         free_s, turn_s = self._drained_in_s(now), self._turn_s
@@ -109,16 +109,16 @@ class Adapters(Constraint):
         return starts_s
 
     def _drained_in_s(self, now: float) -> list[float]:
-        """Seconds until each adapter has no running sequences; empty: unknown."""
+        """Returns the seconds until each adapter has no running sequence; empty: unknown."""
         ends: dict[str, float] = {}
         for lease in self._ledger.all():
-            of = lease.request
-            if of is None or of.adapter is None:
+            request = lease.request
+            if request is None or request.adapter is None:
                 continue
-            remaining_s = self._service_times.remaining_s(lease, of, now)
+            remaining_s = self._service_times.remaining_s(lease, request, now)
             if remaining_s is None:
                 return []
-            ends[of.adapter] = max(ends.get(of.adapter, 0.0), remaining_s)
+            ends[request.adapter] = max(ends.get(request.adapter, 0.0), remaining_s)
         found = [*ends.values()]
         heapify(found)
         return found
@@ -134,15 +134,15 @@ class Adapters(Constraint):
         self.inactive = not report.max_loras
         if self.inactive:
             return
-        # Its statistics lag behind; only they tell of what this sidecar knows by its lease alone.
+        # The engine's statistics lag, but nothing else tells the adapters of adopted leases.
         adopted = report.adapters_running if self._ledger.adopted > 0 else frozenset()
         if not report.adapters_foreign <= self._foreign.union(self._sequences):
-            self._begin_turn(now)  # of another user
+            self._begin_turn(now)  # another user's
         self._foreign = report.adapters_foreign | adopted
         self._wanted, self._joinable = report.adapters_wanted, report.adapters_joinable
         self._rejected.clear()
 
-    def reject(self, request: AdmissionRequest | None = None, now: float = 0.0) -> None:
+    def rejected(self, request: AdmissionRequest | None = None, now: float = 0.0) -> None:
         if request is not None:
             self._rejected[request.adapter] = now + POLL_S
 
@@ -156,11 +156,11 @@ class Adapters(Constraint):
 
     def _begin_turn(self, now: float) -> None:
         """An adapter came into use."""
-        if self._waited:
+        if self._has_waiters:
             turn_s = min(now - self.turn_at, _MAX_TURN_S)
             before_s = turn_s if self._turn_s is None else self._turn_s
             self._turn_s = before_s + _TURN_WEIGHT * (turn_s - before_s)
-        self.turn_at, self._waited = now, False
+        self.turn_at, self._has_waiters = now, False
 
     def ended(self, request: AdmissionRequest, now: float) -> None:
         adapter = request.adapter

@@ -1,11 +1,11 @@
 """Decides how many sequences run at once, from the SLOs and the measured time per token.
 
 Pure. A batch b keeps an SLO while k * fit(b) is within it: fit is the engine's own measurement of
-decode-only steps, t0 + c * b^alpha, and k what real traffic adds to it (prompts between the
+decode-only steps, t0 + c * b^alpha, and k is the factor of real traffic (prompts between the
 decodes, long contexts, a shared machine), measured over the last seconds. A batch that the engine
-has not been seen with is approached by doubling. An SLO that is null bounds nothing. Nor does one
-that even a single sequence misses: fewer sequences would not help, so the SLO of the first token
-alone decides, and without it the throughput, which grows with the batch (alpha is at most 1).
+has not run yet is approached by doubling. An SLO that is null bounds nothing. Nor does one that
+even a single sequence misses: fewer sequences would not help, so only the SLO of the first token
+decides, and without that the throughput, which grows with the batch (alpha is at most 1).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import ClassVar, Final
 from orch_sidecar.admission.constraints.constraint import (
     POLL_S,
     UNLIMITED,
-    Beside,
     Constraint,
+    Occupancy,
     Scope,
 )
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
@@ -27,18 +27,18 @@ from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import AdmissionRequest, StepTime
 from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules, ClassRules, ServiceClass
 
-# The first batch of an engine of which nothing is known; any engine worth batching keeps it.
+# The first batch of an unknown engine; any engine worth batching keeps the SLO with it.
 FIRST_BATCH: Final = 8
-# A fit is trusted up to this multiple of the largest batch that the engine has been seen with.
-EXTRAPOLATION: Final = 2
+# A fit is trusted up to this multiple of the largest batch that the engine has run.
+EXTRAPOLATION_FACTOR: Final = 2
 # A smaller change of a limit is noise of the measurement.
 DEAD_BAND: Final = 0.1
-# So is this difference between the steps of two batches: where twice the sequences cost no more
-# than that, they are worth more than a step that may not even be shorter.
+# So is a smaller difference between the steps of two batches: where twice the sequences cost no
+# more than that, they are worth more than a step that may not even be shorter.
 FIT_NOISE: Final = 0.1
 # The share of the SLO left for what the step time does not include: the queue, the network, a
 # slow step.
-MARGIN: Final = 0.1
+SLO_MARGIN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ def limits_for(
 ) -> Limits:
     """Computes the limits of an engine with `slots_total` slots.
 
-    `batch_seen`: the largest batch that the engine has been seen with. `bulk_prompts`: the share
-    of bulk requests in the prompts of late. What their prompts add to the time per token is no
-    reason for fewer streams: fewer bulk prompts are (`prefill`). `before`: the limits so far, of
-    the same rules and slots; None: of others.
+    `batch_seen`: the largest batch that the engine has run. `bulk_prompts`: the share of bulk
+    requests in recent prompts. What these add to the time per token is a reason for fewer bulk
+    prompts (`prefill`), not for fewer streams. `before`: the limits so far, if they are of the same
+    rules and slots.
     """
     interactive, bulk = rules.of(ServiceClass.INTERACTIVE), rules.bulk
     k = 1.0
@@ -87,7 +87,7 @@ def limits_for(
         return _batch(of_class, fitting_ms, slots_total, step_time, batch_seen)
 
     def misses(step_ms: float | None, share: float = 1.0) -> bool:
-        """Whether a single sequence takes longer than this share of it."""
+        """Whether a single sequence takes longer than this share of `step_ms`."""
         if step_ms is None or step_time is None:
             return False
         return k * step_time.ms(1) > share * step_ms
@@ -95,7 +95,7 @@ def limits_for(
     interactive_ms, bulk_ms = _step_ms(interactive, step_time), _step_ms(bulk, step_time)
     # A first token takes the rest of the current step, and the next one.
     first_ms = interactive.ttft_p95_ms
-    two_steps_ms = None if first_ms is None else first_ms * (1 - MARGIN) / 2
+    two_steps_ms = None if first_ms is None else first_ms * (1 - SLO_MARGIN) / 2
     was_out_of_reach = before is not None and before.out_of_reach
     out_of_reach = misses(interactive_ms, 1 - DEAD_BAND if was_out_of_reach else 1.0)
     if out_of_reach:
@@ -117,7 +117,7 @@ def limits_for(
 
 
 def _step_ms(rules: ClassRules, step_time: StepTime | None) -> float | None:
-    """The longest step within the SLO per token; a step can generate several of a sequence."""
+    """Returns the longest step within the SLO per token, of which a step may generate several."""
     tpot_ms = rules.tpot_p95_ms
     if tpot_ms is None or step_time is None:
         return tpot_ms
@@ -131,14 +131,14 @@ def _batch(
     step_time: StepTime | None,
     batch_seen: int,
 ) -> int:
-    """The largest batch with a step of at most `step_ms`, within the profile's bounds and the
-    slots."""
+    """Returns the largest batch with a step of at most `step_ms`, within the profile's bounds and
+    the slots."""
     most = min(rules.batch.most or slots_total, slots_total)
     if step_ms is None:
         return most
     least = min(rules.batch.least, most)
     low = least
-    high = longest = min(most, max(least, FIRST_BATCH, EXTRAPOLATION * batch_seen))
+    high = longest = min(most, max(least, FIRST_BATCH, EXTRAPOLATION_FACTOR * batch_seen))
     if step_time is None:
         return high
     while low < high:  # the step time grows with the batch
@@ -154,19 +154,19 @@ def _batch(
 
 
 def _steady(batch: int, before: int, slots_total: int) -> int:
-    """The batch, or the one before where that is as good."""
+    """Returns the batch, or the one before if that is as good."""
     same = abs(batch - before) <= DEAD_BAND * before and batch < slots_total
     return before if same and before <= slots_total else batch
 
 
 class BatchLimit(Constraint):
-    """No more sequences than keep the SLO of the time per token.
+    """Admits no more sequences than keep the SLO of the time per token.
 
-    Interactive requests count among themselves; others may fill what the bulk SLO allows, and
-    only what the interactive one allows while there is interactive traffic: some runs or is
-    expected, because they keep their slots for long. Others' interactive sequences count
-    as this sidecar's own. A sidecar may have its equal share of that in any case, so that none is
-    kept out by others which refill their places first: until these have ended, there are too many.
+    Interactive requests count only each other. The others may fill what the bulk SLO allows; while
+    interactive requests run or are expected, only what the interactive SLO allows, because bulk
+    ones keep their slots for long. Interactive sequences of other sidecars count like this one's.
+    Each sidecar may have its equal share in any case, so that none is kept out by others that
+    refill their places first: until these have ended, there are too many.
     """
 
     reason: ClassVar[str] = "batch"
@@ -182,23 +182,23 @@ class BatchLimit(Constraint):
         self._offers = offers
         self._traffic = traffic
 
-    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
+    def room(self, service_class: ServiceClass, occupancy: Occupancy, now: float) -> int:
         limits, total = self.limits, self._ledger.slots_total
         if service_class is not INTERACTIVE:
-            limit = limits.bulk if beside.due or not self._traffic(now) else limits.mixed
-            return UNLIMITED if limit >= total else limit - beside.taken_for(service_class)
+            limit = limits.bulk if occupancy.due or not self._traffic(now) else limits.mixed
+            return UNLIMITED if limit >= total else limit - occupancy.taken_for(service_class)
         limit, others = limits.interactive, self._ledger.foreign_interactive
         if limit >= total:
             return UNLIMITED
-        room = limit - beside.interactive - others
-        return max(room, limit // self._offers.sidecars - beside.interactive) if others else room
+        room = limit - occupancy.interactive - others
+        return max(room, limit // self._offers.sidecars - occupancy.interactive) if others else room
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
         if request.service_class is INTERACTIVE and (
-            not beside.interactive or self.limits.interactive >= self._ledger.slots_total
+            not occupancy.interactive or self.limits.interactive >= self._ledger.slots_total
         ):
-            return False  # alone, to wait would not help
-        return request.cost > self.room(request.service_class, beside, now)
+            return False  # it is alone, so that waiting would not help
+        return request.cost > self.room(request.service_class, occupancy, now)
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return now + POLL_S

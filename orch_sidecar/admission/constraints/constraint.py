@@ -1,9 +1,9 @@
-"""A constraint: one reason for which a request has to wait, and all that follows from it.
+"""Defines what a constraint is: one reason for a request to wait, and all that follows from it.
 
-Pure: times are seconds of a monotonic clock. A constraint is one module, and one row of the tuple
-in `rules`; outside of both nothing names it. It says what it blocks now, whom else a blocked
-request keeps waiting, and when it lets one in; it follows the leases that take something of what it
-limits. Order of dispatch, predictions, claims, texts, metrics and the simulator follow from that.
+Pure: times are seconds of a monotonic clock. A constraint is one module and one row of the tuple in
+`rules`; nothing outside of these two names it. It says what it blocks now, whom else a blocked
+request keeps waiting, and when it lets one in; it follows the leases that use what it limits. The
+order of dispatch, predictions, claims, texts, metrics and the simulator are derived from that.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from vllm_plugin.contracts.profile import IDLE, ServiceClass
 
 # The room of a constraint that limits nothing.
 UNLIMITED: Final = 1 << 30
-# What changes without an event is looked at so often.
+# How often to look at what changes without an event.
 POLL_S: Final = 0.25
 
 
 class Scope(Enum):
-    """Whom a blocked request keeps waiting beside itself."""
+    """The requests that a blocked one keeps waiting behind it."""
 
-    ENGINE = auto()  # all behind it: what it waits for is what they would take
-    CLASS = auto()  # those of its class: only the ends of such requests let it in
+    ENGINE = auto()  # all: they would take what it waits for
+    CLASS = auto()  # those of its class: only the end of such a request lets it in
     REQUEST = auto()  # those that need the same; all others pass, within bounds (`set_aside`)
 
 
 @dataclass(slots=True)
-class Beside:
-    """The sequences beside which a request would run: all but idle ones, and the interactive ones
-    of this sidecar. `freed`: how many of those that run now are taken to have ended. `idle`: those
-    that leave for any other request; they count only for what is theirs until they have. `due`: it
-    is a bulk request that goes before interactive ones."""
+class Occupancy:
+    """The sequences that a request would join.
+
+    `taken`: all but idle ones. `interactive`: those of this sidecar. `freed`: how many of the
+    running ones are assumed to have ended. `idle`: those that give way to any other request.
+    `due`: the request is a bulk one that goes before interactive ones.
+    """
 
     taken: int = 0
     interactive: int = 0
@@ -44,73 +46,76 @@ class Beside:
     due: bool = False
 
     def taken_for(self, service_class: ServiceClass) -> int:
-        """The sequences beside which a request of a class has to find room."""
+        """Returns the sequences that leave a request of this class no room."""
         return self.taken + self.idle if service_class is IDLE else self.taken
 
 
 class Constraint:
-    """A reason to wait. What a constraint does not define limits nothing.
+    """A reason to wait. A method that a constraint does not override limits nothing.
 
-    `reason`: its name in the API, metrics and on the page. `absolute`: it holds for a request that
-    would be alone in the engine, too; others would have that wait for ever. `for_slots`: what it
-    lacks are slots, so these are claimed where the engine has other users, and a bulk request that
-    ends would give it some. `wastes_slots`: while it blocks, free slots are of no use.
-    `of_free_slots`: it says whose the free slots are; one that comes free may be of the same class.
-    `classes`: those that it limits; it gets the events of their leases only.
-    `inactive`: it limits nothing now: nobody calls it until it is active. `rejection`: the type of
-    the error with which an engine rejects a request for want of it. `turn_at`: when it last let in
-    a group of which none ran (of REQUEST scope).
+    `reason`: its name in the API, in metrics and on the page. `absolute`: it also blocks a request
+    that would be alone in the engine, which the other constraints would keep waiting for ever.
+    `lacks_slots`: a request that it blocks waits for slots: they are claimed where the engine has
+    other users, and the end of a bulk request would provide some. `wastes_slots`: free slots are of
+    no use while it blocks. `divides_free_slots`: it decides whose the free slots are, so that the
+    next one to come free may be for the same class. `classes`: those that it limits; it gets the
+    events of their leases only. `inactive`: it limits nothing now, and is not called until it does.
+    `rejection`: the type of the error with which an engine rejects a request that lacks what it
+    limits. `turn_at`: when it last let in a group of which none was running (scope REQUEST).
     """
 
     reason: ClassVar[str]
     scope: ClassVar[Scope] = Scope.ENGINE
     absolute: ClassVar[bool] = False
     wastes_slots: ClassVar[bool] = False
-    of_free_slots: ClassVar[bool] = False
+    divides_free_slots: ClassVar[bool] = False
     classes: ClassVar[tuple[ServiceClass, ...]] = tuple(ServiceClass)
     rejection: ClassVar[str | None] = None
     inactive: bool = False
     turn_at: float = float("-inf")
 
     @property
-    def for_slots(self) -> bool:
+    def lacks_slots(self) -> bool:
         return False
 
     # What it lets in
 
-    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
-        """How many more sequences of a class it lets in."""
+    def room(self, service_class: ServiceClass, occupancy: Occupancy, now: float) -> int:
+        """Returns how many more sequences of a class it lets in."""
         return UNLIMITED
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
         """Whether a request has to wait."""
-        return request.cost > self.room(request.service_class, beside, now)
+        return request.cost > self.room(request.service_class, occupancy, now)
 
     def guaranteed(self, service_class: ServiceClass) -> int:
-        """Sequences that a class gets in the long run, although it has no room for them now."""
+        """Returns the sequences that a class gets in the long run, even if it has no room now."""
         return 0
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
-        """When it may let a request in that it blocks, without any event; None: unpredictable."""
+        """Returns when it may let in a request that it blocks now, without any event. None: nobody
+        knows."""
         return None
 
     def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
-        """Seconds for which it will block a request at least; None: unknown. `before`: prompt
-        tokens of those of its class that go before it."""
+        """Returns for how many seconds it will at least block a request; None: unknown.
+
+        `before`: prompt tokens of the requests of its class that go before it.
+        """
         return 0.0
 
     # Scope.REQUEST
 
-    def takes(self, request: AdmissionRequest) -> bool:
-        """Whether a request takes something of what is limited, and so delays one that waits."""
+    def is_used_by(self, request: AdmissionRequest) -> bool:
+        """Whether a request uses some of what is limited, and so delays those that wait for it."""
         return False
 
     def group(self, request: AdmissionRequest) -> Hashable:
-        """Requests of one group need the same: they are let in one after the other."""
+        """Returns what the request needs: those that need the same are let in one by one."""
         return None
 
-    def wanted(self, request: AdmissionRequest) -> str | None:
-        """The name by which the engine knows what a request waits for; None: it need not know."""
+    def engine_name(self, request: AdmissionRequest) -> str | None:
+        """Returns the engine's name for what a request waits for; None: it need not know."""
         return None
 
     # Events
@@ -121,8 +126,8 @@ class Constraint:
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its state; the ledger has its slots."""
 
-    def reject(self, request: AdmissionRequest | None = None, now: float = 0.0) -> None:
-        """The engine rejected a request that was granted a lease, for want of what this limits."""
+    def rejected(self, request: AdmissionRequest | None = None, now: float = 0.0) -> None:
+        """The engine rejected a request with a lease: it lacks what this limits."""
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """A request was granted a lease."""
@@ -133,5 +138,5 @@ class Constraint:
     # People
 
     def text(self) -> str:
-        """Completes "it waits for"."""
+        """Returns what completes the sentence "it waits for"."""
         raise NotImplementedError

@@ -9,36 +9,36 @@ from __future__ import annotations
 from math import ceil
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint
+from orch_sidecar.admission.constraints.constraint import POLL_S, Constraint, Occupancy
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, EngineReport, KvNeed
 from vllm_plugin.contracts.kv_cache import KvCache
 
-# The engine preempts when the cache is full. The rest is a margin for what cannot be predicted.
+# The engine preempts when the cache is full: the rest is a margin for what cannot be predicted.
 FULL_USAGE: Final = 0.9
-QUIET_S: Final = 1.0
+# For how long the usage is not trusted after a preemption.
+BACK_OFF_S: Final = 1.0
 # From a grant to the first report that includes it: the way to the engine, a step, the way back.
 UNSEEN_S: Final = 0.05
-# A preemption costs a whole prefill: back off by a quarter, and recover over half a minute.
+# A preemption costs a whole prefill: shrink by a quarter, and recover over half a minute.
 SHRINK_FACTOR: Final = 0.75
 RECOVERY_S: Final = 30.0
-# A cache that is half full shows how far usage exceeds the estimates, and leaves time to react.
-# Blocks of a lease that ended may stay in the usage for some steps.
+# A cache that is half full shows how far usage exceeds the estimates, and leaves time to react. The
+# blocks of a lease that ended may count as used for some more steps.
 MIN_SHOWN_USAGE: Final = 0.5
 SETTLING_S: Final = 0.5
 
 
 class KvBudget(Constraint):
-    """The KV blocks that all leases are expected to take by their ends.
+    """Keeps the KV blocks that all leases will have taken by their ends within the cache.
 
-    A request fits while these blocks and its own stay within the cache. Prompts that share a
-    prefix take less than that: so it also fits if the current usage, and all that is still to be
-    generated, stay within the cache, unless the cache is nearly full or the engine preempted a
-    moment ago.
+    A request fits while these blocks and its own stay within the cache. Prompts that share a prefix
+    take less than that: so it also fits if the current usage and all that is still to be generated
+    stay within the cache, unless the cache is nearly full or the engine preempted a moment ago.
 
-    Where the engine takes more than estimated (its groups of layers are unknown, outputs are
-    longer than earlier ones), the usage shows it: then the estimates may only fill the same
-    share of the cache.
+    Where the engine takes more than estimated (its groups of layers are unknown, or outputs are
+    longer than earlier ones), its usage shows that: then the estimates may fill only the
+    corresponding share of the cache.
     """
 
     reason: ClassVar[str] = "kv"
@@ -48,14 +48,14 @@ class KvBudget(Constraint):
         self.cache: KvCache | None = None
         self.preemptions = 0  # observed since the sidecar started
         self._ledger = ledger
-        self._bounded = False  # some of the cache's groups
-        self._block_tokens = 0  # where the blocks of a sequence follow from them alone
+        self._has_bounded_groups = False  # of layers, in the cache
+        self._block_tokens = 0  # above 0 where the blocks of a sequence follow from it alone
         self._usage = 0.0
         self._known_preemptions: int | None = None
         self._preempted_at = self._shrunk_at = float("-inf")
-        self._share = 1.0  # of the cache that estimates may fill, when it was last lowered
+        self._share = 1.0  # of the cache that estimates may fill: as it was last lowered
         self._lowered_at = float("-inf")
-        # Since when usage has exceeded the estimates, and the largest ratio of them since then.
+        # Since when usage has exceeded the estimates, and the largest ratio of both since then.
         self._exceeded_from: float | None = None
         self._exceeded = 0.0
 
@@ -76,7 +76,7 @@ class KvBudget(Constraint):
         reading, swing, output = 0, 0, None
         if output_tokens is not None:
             output = sequences * (cache.blocks_of(each + output_tokens) - prompt)
-        if self._bounded:
+        if self._has_bounded_groups:
             reading = cache.blocks_of(each, reading=True) - prompt
             swing = cache.swing(each + (output_tokens or 0))
         return KvNeed(sequences * prompt, sequences * reading, output, sequences * swing)
@@ -94,25 +94,27 @@ class KvBudget(Constraint):
         cache = self.cache = report.kv
         self.inactive = cache is None
         self._usage = report.kv_usage
-        self._bounded = cache is not None and any(each.blocks_most for each in cache.groups)
+        self._has_bounded_groups = cache is not None and any(
+            each.blocks_most for each in cache.groups
+        )
         arriving = 0  # sequences of leases that are on their way to the engine's scheduler
         if report.scheduled is not None:
             arriving = max(0, self._ledger.leased - report.scheduled)
         self._forget_seen(report.prefilling + arriving, now)
-        before = self._factor(now)
-        self._compare(self._share_of_taken(report, report.waiting + arriving), now)
+        before = self._usable_share(now)
+        self._compare(self._estimated_share(report, report.waiting + arriving), now)
         known, preemptions = self._known_preemptions, report.preemptions_total
         if known is not None and preemptions > known:
             self.preemptions += preemptions - known
             self._preempted_at = now
-            if now - self._shrunk_at >= QUIET_S:  # what follows is not yet an effect of that
+            if now - self._shrunk_at >= BACK_OFF_S:  # before that, it has had no effect yet
                 self._shrunk_at = now
-                self._lower(min(self._factor(now), before * SHRINK_FACTOR), now)
+                self._lower_share(min(self._usable_share(now), before * SHRINK_FACTOR), now)
         self._known_preemptions = preemptions
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
-        # Those that have ended to make room for it have left their blocks, too.
-        return not beside.freed and not self.fits(request.kv, now)
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
+        # The leases that are assumed to have ended have freed their blocks, too.
+        return not occupancy.freed and not self.fits(request.kv, now)
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return now + POLL_S  # a lowered share recovers without any event
@@ -121,24 +123,24 @@ class KvBudget(Constraint):
         return "room in the KV cache: the running requests are expected to fill it"
 
     def fits(self, need: KvNeed, now: float) -> bool:
-        """Whether a request fits."""
+        """Whether a request with this need fits."""
         cache = self.cache
         if cache is None:
             return True
         limit = float(cache.blocks_total)
         if self._share != 1.0:
-            limit *= self._factor(now)
-        own = need.prompt + (need.output or 0) + self._reading(cache, need.reading)
+            limit *= self._usable_share(now)
+        own = need.prompt + (need.output or 0) + self._reading_blocks(cache, need.reading)
         if need.output is not None and self._ledger.kv_committed + own <= limit:
             return True
-        if self._usage >= FULL_USAGE or now - self._preempted_at < QUIET_S:
+        if self._usage >= FULL_USAGE or now - self._preempted_at < BACK_OFF_S:
             return False
         in_cache = self._usage * cache.blocks_total + self._ledger.unseen_blocks
         return in_cache + self._ledger.kv_growth + own <= limit
 
     def _compare(self, share: float | None, now: float) -> None:
-        """Lowers the share that estimates may fill, if usage exceeds them for long enough."""
-        if share is None or share >= self._factor(now):
+        """Lowers the share that estimates may fill once usage has exceeded them for long enough."""
+        if share is None or share >= self._usable_share(now):
             self._exceeded_from = None
         elif self._exceeded_from is None:
             self._exceeded_from, self._exceeded = now, share
@@ -146,25 +148,25 @@ class KvBudget(Constraint):
             self._exceeded = max(self._exceeded, share)
             if now - self._exceeded_from >= SETTLING_S:
                 self._exceeded_from = None
-                self._lower(self._exceeded, now)
+                self._lower_share(self._exceeded, now)
 
-    def _share_of_taken(self, report: EngineReport, unbegun: int) -> float | None:
-        """The ratio of estimated to used blocks; None while the usage does not show it.
+    def _estimated_share(self, report: EngineReport, unbegun: int) -> float | None:
+        """Returns the ratio of estimated to used blocks; None while the usage does not show it.
 
         `unbegun`: sequences of leases that have no block yet.
         """
         ledger, cache = self._ledger, self.cache
         if cache is None or self._usage < MIN_SHOWN_USAGE or ledger.kv_unknown:
             return None
-        if report.foreign or ledger.adopted:  # they may have blocks, or be unbegun, too
+        if report.foreign or ledger.adopted:  # these may have blocks, or none yet, too
             return None
-        counted = ledger.kv_committed - (_counted_least(ledger, unbegun) if unbegun else 0)
+        counted = ledger.kv_committed - (_fewest_blocks(ledger, unbegun) if unbegun else 0)
         if counted <= 0:
             return None
-        taken = self._usage * cache.blocks_total - self._reading(cache)
+        taken = self._usage * cache.blocks_total - self._reading_blocks(cache)
         return counted / taken if taken > 0 else None
 
-    def _lower(self, share: float, now: float) -> None:
+    def _lower_share(self, share: float, now: float) -> None:
         self._share, self._lowered_at = share, now
 
     def _forget_seen(self, unread: int, now: float) -> None:
@@ -172,29 +174,29 @@ class KvBudget(Constraint):
         `unread` sequences."""
         ledger = self._ledger
         while len(ledger.unseen) > unread and now - ledger.unseen[0][0] > UNSEEN_S:
-            ledger.see_oldest()
+            ledger.count_oldest_as_seen()
 
-    def _reading(self, cache: KvCache, more: int = 0) -> int:
-        """Blocks that prompts take during prefill, beyond those that they keep."""
+    def _reading_blocks(self, cache: KvCache, more: int = 0) -> int:
+        """Returns the blocks that prompts take during prefill beyond those that they keep."""
         reading = self._ledger.unseen_reading + more
         return min(reading, cache.reading_most) if reading else 0
 
-    def _factor(self, now: float) -> float:
+    def _usable_share(self, now: float) -> float:
         if self._share == 1.0:
             return 1.0
         recovered = (now - self._lowered_at) / RECOVERY_S
         return min(1.0, self._share + (1 - self._share) * min(1.0, recovered))
 
 
-def _counted_least(ledger: Ledger, sequences: int) -> int:
-    """The estimated blocks of `sequences` leased sequences, those with the fewest.
+def _fewest_blocks(ledger: Ledger, sequences: int) -> int:
+    """Returns the estimated blocks of those `sequences` leased sequences that have the fewest.
 
-    Which of them the engine has not begun is unknown: a long prompt in prefill must not look like
+    Nobody knows which ones the engine has not begun: a long prompt in prefill must not look like
     many short ones that exceed their estimates.
     """
     leases = (lease for lease in ledger.all() if lease.request is not None)
     counted = 0
-    for blocks, cost in sorted((lease.kv.counted // lease.cost, lease.cost) for lease in leases):
+    for blocks, cost in sorted((lease.kv.at_end // lease.cost, lease.cost) for lease in leases):
         counted += blocks * min(cost, sequences)
         sequences -= cost
         if sequences <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside, Constraint
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Constraint, Occupancy
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.types import AdmissionRequest
 from vllm_plugin.contracts.profile import ServiceClass
@@ -14,7 +14,7 @@ _MAX_PAUSE_S: Final = 1.0
 
 
 class Pause(Constraint):
-    """A pause that ends at its time. What comes under an offer of the engine is dispatched."""
+    """Blocks until its time is over all that does not come under an offer of the engine."""
 
     reason: ClassVar[str] = "pause"
     absolute: ClassVar[bool] = True
@@ -23,24 +23,24 @@ class Pause(Constraint):
         self.until = float("-inf")
         self.inactive = True
         self._offers = offers
-        self._for_slots = False
+        self._lacks_slots = False
 
     @property
-    def for_slots(self) -> bool:
-        return self._for_slots and self._offers.shared
+    def lacks_slots(self) -> bool:
+        return self._lacks_slots and self._offers.shared
 
     def begin(self, pause_s: float, now: float, *, offered: bool) -> None:
-        """Pauses for `pause_s`, within bounds. `offered`: the request that the upstream rejected
-        came under an offer. Then it lacks something else than slots, and none are claimed."""
+        """Pauses for `pause_s`, within bounds. `offered`: the rejected request came under an offer,
+        so that it lacks something other than slots, and none are claimed."""
         pause_s = min(max(pause_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
         self.until = max(self.until, now + pause_s)
-        self._for_slots = not offered
+        self._lacks_slots = not offered
         self.inactive = False
 
-    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
+    def room(self, service_class: ServiceClass, occupancy: Occupancy, now: float) -> int:
         return 0 if now < self.until and not self._offers.left else UNLIMITED
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
         self.inactive = now >= self.until
         return not self.inactive and not self._offers.left
 

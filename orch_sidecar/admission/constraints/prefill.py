@@ -9,54 +9,54 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.batch import BatchLimit
-from orch_sidecar.admission.constraints.constraint import POLL_S, Beside, Constraint, Scope
+from orch_sidecar.admission.constraints.constraint import POLL_S, Constraint, Occupancy, Scope
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass
 
-# Prefill of bulk prompts may delay interactive requests by this: a quarter of what their queue
-# leaves of the SLO of their first token, and never long enough for a reader to notice.
+# By how much the prefill of bulk prompts may delay interactive requests: a quarter of what their
+# queue leaves of the SLO of their first token, and never so long that a reader would notice.
 STALL_SHARE: Final = 0.25
 MAX_STALL_S: Final = 0.5
-# While they make the time per token miss its SLO, the delay halves with each fit of the engine
-# (one a second), down to one prompt at a time; then it recovers within a quarter of a minute.
+# While bulk prompts make the time per token miss its SLO, that delay is halved with each fit of the
+# engine (one a second), down to one prompt at a time; then it recovers within 15 s.
 PACE_DECREASE: Final = 0.5
 PACE_INCREASE: Final = 1.2
 MIN_PACE: Final = 1 / 16
-# Prompts are forgotten at this share per fit.
+# The share of the counted prompts that is forgotten with each fit.
 FORGOTTEN_SHARE: Final = 0.1
 
 
 class PrefillBudget:
-    """Tokens of bulk prompts that the engine has been sent and has yet to prefill.
+    """The tokens of bulk prompts that the engine has been sent and has yet to prefill.
 
-    Drains at the engine's measured rate; while that is unknown, one prompt at a time.
+    They drain at the engine's measured rate; while that is unknown, one prompt is sent at a time.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.tokens_per_s: float | None = None
         self._ledger = ledger
-        self._level = 0.0
-        self._at = 0.0
-        self._pace = 1.0  # share of the delay that is used
-        self._bulk_tokens = self._interactive_tokens = 0.0  # of prompts granted of late
-        self._counted = 0  # of the interactive ones, by the ledger's count at the last fit
+        self._sent_tokens = 0.0
+        self._updated_at = 0.0
+        self._pace = 1.0  # the share of the allowed delay that is used
+        self._bulk_tokens = self._interactive_tokens = 0.0  # of recent prompts
+        self._counted = 0  # the ledger's count of interactive prompt tokens at the last fit
 
     @property
     def bulk_prompts(self) -> float:
-        """The share of bulk requests in the prompts that were granted of late."""
+        """The share of bulk requests in the tokens of recent prompts."""
         since = self._ledger.interactive_prompts - self._counted
         tokens = self._bulk_tokens + self._interactive_tokens + since
         return self._bulk_tokens / tokens if tokens else 0.0
 
     def begin_epoch(self) -> None:
         """The engine restarted, with nothing to prefill."""
-        self._level = 0.0
+        self._sent_tokens = 0.0
 
     def reported(self, report: EngineReport, leased: int) -> None:
-        """The engine reported how fast it prefills: one prompt, between the decodes of `leased`
+        """The engine reported how fast it prefills one prompt between the decodes of `leased`
         sequences."""
         rate, chunk, step_time = (
             report.prefill_tokens_per_s,
@@ -68,8 +68,8 @@ class PrefillBudget:
         self.tokens_per_s = rate
 
     def measured(self, step_time: StepTime | None, tpot_ms: float | None, leased: int) -> None:
-        """The engine compared its time per token with the fit: prompts of bulk requests slow down
-        where they make `leased` sequences miss the SLO."""
+        """The engine compared its time per token with its fit: fewer bulk prompts are sent if they
+        make `leased` sequences miss the SLO."""
         since = self._ledger.interactive_prompts - self._counted
         self._counted += since
         self._interactive_tokens = (self._interactive_tokens + since) * (1 - FORGOTTEN_SHARE)
@@ -88,50 +88,52 @@ class PrefillBudget:
 
     def granted(self, tokens: float, now: float) -> None:
         """A bulk request was granted a lease."""
-        self._level = self._left(now) + tokens
-        self._at = now
+        self._sent_tokens = self._unread_tokens(now) + tokens
+        self._updated_at = now
         self._bulk_tokens += tokens
 
     def released(self) -> None:
-        """A bulk request ended: while the rate is unknown, this shows that its prefill did."""
+        """A bulk request ended: while the rate is unknown, only this shows that it was
+        prefilled."""
         if self.tokens_per_s is None:
-            self._level = 0.0
+            self._sent_tokens = 0.0
 
     def fits(self, tokens: float, stall_s: float, now: float) -> bool:
-        """Whether a prompt may be admitted beside interactive requests; a single one always may,
-        unless bulk prompts yield."""
+        """Whether a prompt may be sent beside interactive requests. A single one always may, unless
+        `stall_s` is 0."""
         if stall_s <= 0:
             return False
-        left = self._left(now)
+        left = self._unread_tokens(now)
         rate = self.tokens_per_s
         return left <= 0 or (rate is not None and left + tokens <= rate * stall_s * self._pace)
 
     def fits_at(self, tokens: float, stall_s: float, now: float) -> float | None:
-        """When it will fit, at the latest; None while that is unknown: no rate, or they yield."""
+        """Returns when the prompt will fit, at the latest; None: the rate is unknown, or `stall_s`
+        is 0."""
         rate = self.tokens_per_s
         if rate is None or stall_s <= 0:
             return None
-        left = self._left(now)
+        left = self._unread_tokens(now)
         return now + min(left, max(0.0, left + tokens - rate * stall_s * self._pace)) / rate
 
     def fits_in_s(self, ahead: float, tokens: float, stall_s: float, now: float) -> float:
-        """Seconds until a prompt will fit behind `ahead` tokens of others; 0 while unknown."""
+        """Returns the seconds until a prompt fits behind `ahead` tokens of others; 0: unknown."""
         rate = self.tokens_per_s
         if rate is None:
             return 0.0
         spare = min(0.0, tokens - rate * stall_s * self._pace)
-        return max(0.0, self._left(now) + ahead + spare) / rate
+        return max(0.0, self._unread_tokens(now) + ahead + spare) / rate
 
-    def _left(self, now: float) -> float:
-        drained = (now - self._at) * (self.tokens_per_s or 0.0)
-        return max(0.0, self._level - drained)
+    def _unread_tokens(self, now: float) -> float:
+        drained = (now - self._updated_at) * (self.tokens_per_s or 0.0)
+        return max(0.0, self._sent_tokens - drained)
 
 
 def stall_s(ttft_p95_ms: float | None, waits_s: float) -> float:
-    """How long prefill of bulk prompts may occupy the engine, given the interactive SLO.
+    """Returns how long bulk prompts may occupy the engine, given the SLO of interactive requests.
 
-    `waits_s`: the predicted wait of the next interactive request, of which every queued one is a
-    part. 0: the queue uses up the SLO, and bulk prompts yield until it is shorter.
+    `waits_s`: the predicted wait of the next interactive request. Where the queue uses up the SLO,
+    it is 0, and no bulk prompt is sent until the queue is shorter.
     """
     if ttft_p95_ms is None:
         return MAX_STALL_S
@@ -139,7 +141,7 @@ def stall_s(ttft_p95_ms: float | None, waits_s: float) -> float:
 
 
 class PrefillLimit(Constraint):
-    """While there is interactive traffic, no more bulk prompts than are read in a moment."""
+    """Limits bulk prompts, while there is interactive traffic, to what is read in a moment."""
 
     reason: ClassVar[str] = "prefill"
     scope: ClassVar[Scope] = Scope.CLASS
@@ -163,8 +165,8 @@ class PrefillLimit(Constraint):
         self._batch = batch
         self._traffic = traffic
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
-        if beside.due or not self._traffic(now):
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
+        if occupancy.due or not self._traffic(now):
             return False
         return not self.budget.fits(request.prompt_tokens, self._stall_s(), now)
 
@@ -196,8 +198,9 @@ class PrefillLimit(Constraint):
         return stall_s(self.rules.of(INTERACTIVE).ttft_p95_ms, self._interactive_wait_s())
 
     def _interactive_wait_s(self) -> float:
-        """The predicted wait of the next interactive request: the work queued before it, by the
-        measured step time and output lengths, over the sequences that run at once. 0: unknown."""
+        """Returns the predicted wait of the next interactive request: the work queued before it by
+        the measured step time and output lengths, over the sequences that run at once; 0: unknown.
+        """
         head = self._queues.head(INTERACTIVE)
         if head is None:
             return 0.0

@@ -1,17 +1,18 @@
-"""Decides which bulk request gives its slots back to an interactive one, and which idle ones do.
+"""Decides which bulk and idle requests give their slots back to others.
 
-Pure: times are seconds of a monotonic clock. An idle request of which its client has seen nothing
-is aborted, and queued again at the head of its class, as soon as another request needs its slot or
-its part of the KV cache, idle ones have more than they may (`idle`), or an interactive request
-comes while its prompt is read. The last ones go first: they lose least.
+Pure: times are seconds of a monotonic clock. Only a request whose client has seen nothing of the
+response is aborted, and then queued again at the head of its class.
 
-A bulk request of which its client has seen nothing may be aborted and queued again, at the head of
-its class, for an interactive one that would miss its SLO otherwise. What it has generated is lost:
-so it is the request with the least work done, and none with more than the interactive one will
-take; each is taken at most MAX_RECLAIMS, and all that is lost is at most LOST_SHARE of the slots'
-time, and so of the tokens. Bulk requests keep what they are guaranteed: none is taken while one
-that waits, or the taken one itself, would get the slots again before the interactive one. Nor is
-one with a time limit of its own.
+An idle one is, as soon as another request needs its slot or its part of the KV cache, idle requests
+have more than they may (`idle`), or an interactive request arrives while its prompt is read. The
+last ones go first: they lose least.
+
+A bulk one may be for an interactive request that would miss its SLO otherwise. What it has
+generated is lost: so the request with the least work done is chosen, and none with more than the
+interactive one will take. Each is aborted at most MAX_RECLAIMS times, and all losses together are
+at most LOST_SHARE of the slots' time, and so of the tokens. Bulk requests keep what they are
+guaranteed: none is aborted while another that waits, or it itself, would get the slots again before
+the interactive one; nor one with a time limit of its own.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRule
 
 MAX_RECLAIMS: Final = 2
 LOST_SHARE: Final = 0.05
-# All leases are looked at; when that was in vain, not at once again.
+# A search looks at all leases: after one in vain, the next has to wait.
 SEARCH_EVERY_S: Final = 0.05
 
 
 class Order(Protocol):
-    """Which request keeps others waiting, and for what."""
+    """The request that keeps others waiting, and what it waits for."""
 
     blocked: QueuedRequest | None
     blocked_by: Constraint | None
 
 
 class Reclaim:
-    """Chooses bulk requests to abort, and keeps account of what that costs."""
+    """Chooses bulk and idle requests to abort, and accounts for what that costs."""
 
     def __init__(self, constraints: AdmissionConstraints, order: Order) -> None:
         self.count = self.cut = 0  # bulk requests, and idle ones, since the start
@@ -51,7 +52,7 @@ class Reclaim:
         self._constraints, self._order = constraints, order
         self._reserve, self._offers = constraints.reserve, constraints.offers
         self._allowed = 0.0  # slot-seconds that may be lost
-        self._at: float | None = None
+        self._updated_at: float | None = None
         self._in_vain_at = float("-inf")
         self._chosen: list[str] = []
 
@@ -63,14 +64,14 @@ class Reclaim:
         rules: AdmissionRules,
         now: float,
     ) -> Lease | None:
-        """Chooses a lease whose end would make room for an interactive request; None: there is
-        none, or the `outcome` is not a refusal because it would miss its SLO for want of a slot.
+        """Chooses a lease whose end would make room for an interactive request. None: there is
+        none, or the `outcome` is no refusal for an SLO that it misses because it lacks a slot.
 
-        Until `settle` it counts as about to end, for predictions.
+        Until `settle`, predictions count it as about to end.
         """
         if self._ledger.idle and type(outcome) is Refusal and request.service_class is not IDLE:
             self._constraints.idle.keep_free(request.cost, now)
-        if not rules.reclaim or not blocked_by.for_slots or self._offers.contended:
+        if not rules.reclaim or not blocked_by.lacks_slots or self._offers.contended:
             return None  # what others claim might go to them
         if not isinstance(outcome, Refusal) or outcome.reason is not Reason.SLO_MISS:
             return None
@@ -94,7 +95,7 @@ class Reclaim:
         return found
 
     def settle(self, lease: Lease, now: float, *, kept: bool) -> None:
-        """The lease of `victim` is to be aborted; `kept`: not so, for that would not suffice."""
+        """Has the lease of `victim` aborted; `kept`: it is not, because that would not suffice."""
         self._service_times.invalidate()
         if kept:
             lease.closing = False
@@ -108,16 +109,16 @@ class Reclaim:
         self._chosen.append(lease.id)
 
     def cut_idle(self, now: float) -> list[str]:
-        """Returns the leases of the idle requests that have to leave: they are to be aborted, and
-        queued again. To be called after each change while some run."""
+        """Returns the leases of the idle requests to be aborted and queued again. To be called
+        after each change while some run."""
         constraints, blocked, blocks = self._constraints, self._order.blocked, 0  # of the KV cache
         if self._order.blocked_by is constraints.kv and blocked and self._queues.urgent:
-            blocks = 0 if blocked.request.service_class is IDLE else blocked.request.kv.counted
-        excess = constraints.excess(now)
+            blocks = 0 if blocked.request.service_class is IDLE else blocked.request.kv.at_end
+        excess = constraints.excess_idle(now)
         leases = [(each, each.request) for each in self._ledger.all() if each.request is not None]
         idle = [each for each, of in leases if of.service_class is IDLE]
         excess -= sum(each.cost for each in idle if each.closing)
-        blocks -= sum(each.kv.counted for each in idle if each.closing)
+        blocks -= sum(each.kv.at_end for each in idle if each.closing)
         chosen, is_overtaken = [], False
         for lease, request in reversed(leases):
             is_overtaken |= request.service_class is INTERACTIVE
@@ -130,7 +131,7 @@ class Reclaim:
             lease.closing = lease.reclaimed = True
             request.reclaimed += 1
             excess -= lease.cost
-            blocks -= lease.kv.counted
+            blocks -= lease.kv.at_end
             chosen.append(lease.id)
         self.cut += len(chosen)
         if chosen:
@@ -138,7 +139,7 @@ class Reclaim:
         return chosen
 
     def take(self) -> list[str]:
-        """Returns the leases that are to be aborted, once: their requests are queued again."""
+        """Returns each lease to be aborted once: its request is queued again."""
         chosen, self._chosen = self._chosen, []
         return chosen
 
@@ -172,7 +173,7 @@ class Reclaim:
         return found
 
     def _refill(self, now: float) -> None:
-        passed_s = ACCOUNT_S if self._at is None else max(0.0, now - self._at)
-        self._at = now
+        passed_s = ACCOUNT_S if self._updated_at is None else max(0.0, now - self._updated_at)
+        self._updated_at = now
         most = LOST_SHARE * ACCOUNT_S / 2 * self._ledger.slots_total
         self._allowed = min(most, self._allowed + LOST_SHARE * self._ledger.leased * passed_s)

@@ -21,8 +21,8 @@ from orch_sidecar.admission.constraints.batch import Limits
 from orch_sidecar.admission.constraints.constraint import (
     POLL_S,
     UNLIMITED,
-    Beside,
     Constraint,
+    Occupancy,
     Scope,
 )
 from orch_sidecar.admission.ledger import Ledger
@@ -32,55 +32,55 @@ from orch_sidecar.admission.types import AdmissionRequest, EngineReport, QueuedR
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass
 
-# For how long bulk's share is guaranteed; the share of the tokens that idle slots may cost, and for
-# how long that is saved, so that bursts may cost more for a while.
+# The period over which bulk's share is guaranteed; the share of the tokens that unused slots may
+# cost, and for how long that is saved up, so that a burst may cost more for a while.
 ACCOUNT_S: Final = 60.0
-IDLE_SHARE: Final = 0.03
-IDLE_SAVED_S: Final = 30.0
+UNUSED_SHARE: Final = 0.03
+UNUSED_SAVED_S: Final = 30.0
 
-# For how long a slot that is lent to a bulk request is gone: as measured, within these bounds.
+# Bounds of the measured time for which a slot that is lent to a bulk request is gone.
 LENT_BOUNDS_S: Final[tuple[float, float]] = (1.0, 60.0)
 
-# A hundred responses a second are as informative as all of them.
+# A hundred responses a second teach as much as all of them.
 LEARN_EVERY_S: Final = 0.01
 
 
 class DelayClock:
-    """Accumulates by how much interactive traffic has delayed bulk requests, in seconds.
+    """A clock that shows by how many seconds interactive traffic has delayed bulk requests.
 
     It runs while bulk requests wait, at the share of their slots that interactive traffic takes
-    from them (the reserve is not theirs): where it takes a quarter, they are delayed by a second
-    in four. So it shows how much longer a bulk request has waited than it would have alone,
-    whatever else blocks it; one whose delay reaches the bound goes next.
+    from them (the reserve is not theirs): where it takes a quarter, they lose one second in four.
+    So it shows how much longer a bulk request has waited than it would have alone, whatever else
+    blocks it; one whose delay reaches the bound goes next.
     """
 
     def __init__(self) -> None:
         self.delay_s = 0.0
-        self._at = 0.0
+        self._updated_at = 0.0
         self._share = 0.0
 
     def set_share(self, share: float, now: float) -> None:
-        """From now on interactive traffic takes `share` (0 to 1) of the slots of bulk requests."""
-        self.delay_s += max(0.0, now - self._at) * self._share
-        self._at, self._share = now, share
+        """Sets the share (0 to 1) of bulk requests' slots that interactive traffic takes now."""
+        self.delay_s += max(0.0, now - self._updated_at) * self._share
+        self._updated_at, self._share = now, share
 
     def value(self, now: float) -> float:
-        """The accumulated delay."""
-        return self.delay_s + max(0.0, now - self._at) * self._share
+        """Returns the accumulated delay."""
+        return self.delay_s + max(0.0, now - self._updated_at) * self._share
 
     def reaches_at(self, delay_s: float) -> float | None:
-        """When the delay will be `delay_s` if the share stays; None: never."""
+        """Returns when the delay will be `delay_s` if the share stays; None: never."""
         missing = delay_s - self.delay_s
         if missing <= 0:
-            return self._at
-        return self._at + missing / self._share if self._share else None
+            return self._updated_at
+        return self._updated_at + missing / self._share if self._share else None
 
 
 class BulkGuarantee:
-    """What bulk requests that wait have had less than their share, in slot-seconds.
+    """The slot-seconds by which bulk requests have had less than their share: `owed`.
 
-    Earned while bulk requests wait, spent by all that run. While no interactive request contends,
-    nothing is: a debt from then would keep bulk requests out when that changes.
+    It grows while bulk requests wait, and shrinks with all that run. Without interactive requests
+    nothing counts: a debt from then would keep bulk requests out when some come.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -88,14 +88,14 @@ class BulkGuarantee:
         self._ledger = ledger
         self._earning = 0.0  # slots: now, while bulk requests wait
         self.used = 0.0  # the ledger's sum, when it was last looked at
-        self._at = 0.0
+        self._updated_at = 0.0
 
     def update(self, share: float, waiting: bool, contended: bool, now: float) -> None:
-        """To be called before what changes these. `contended`: interactive requests have, or
-        claim, some of the slots."""
-        earned = self._earning * max(0.0, now - self._at)
+        """Brings `owed` up to date; call it before these arguments change. `contended`:
+        interactive requests have or claim some of the slots."""
+        earned = self._earning * max(0.0, now - self._updated_at)
         used_in_all = self._ledger.bulk_slot_s(now)
-        used, self.used, self._at = used_in_all - self.used, used_in_all, now
+        used, self.used, self._updated_at = used_in_all - self.used, used_in_all, now
         used = max(0.0, used)  # the sum begins anew with each start of the engine
         slots = share * self._ledger.slots_total
         self._earning = slots if waiting and contended else 0.0
@@ -105,46 +105,47 @@ class BulkGuarantee:
             self.owed = 0.0
 
     def reaches_at(self, owed: float) -> float | None:
-        """When that much will be owed if nothing changes; None: not before something does."""
+        """Returns when `owed` will be reached if nothing changes; None: not before that."""
         rate = self._earning - self._ledger.bulk
-        return None if rate <= 0 else self._at + (owed - self.owed) / rate
+        return None if rate <= 0 else self._updated_at + (owed - self.owed) / rate
 
 
-class IdleAccount:
-    """The tokens that reserved slots may cost while bulk requests wait for them.
+class UnusedSlotsAccount:
+    """The tokens that reserved but unused slots may cost while bulk requests wait for them.
 
-    In seconds of the engine's whole throughput: a share of it is saved, what is idle is spent.
+    Counted in seconds of the engine's whole throughput: a share of it is saved, and unused slots
+    spend it.
     """
 
     def __init__(self) -> None:
-        self._saved = self._most = IDLE_SHARE * IDLE_SAVED_S
+        self._saved = self._most = UNUSED_SHARE * UNUSED_SAVED_S
         self._spending = 0.0
-        self._at = 0.0
+        self._updated_at = 0.0
 
     @property
-    def left(self) -> float:
-        """From 1 (nothing was spent of late) to 0 and below (more than may be)."""
+    def left_share(self) -> float:
+        """From 1 (nothing was spent recently) to 0 and below (more than allowed)."""
         return self._saved / self._most
 
     @property
     def is_full(self) -> bool:
-        """Nothing more is saved."""
+        """Whether nothing more can be saved."""
         return self._saved == self._most
 
     def update(self, spending: float, now: float) -> None:
-        """From now on idle slots cost `spending` of the tokens (0 to 1)."""
-        saved = self._saved + (IDLE_SHARE - self._spending) * max(0.0, now - self._at)
+        """Sets the share (0 to 1) of the tokens that unused slots cost from now on."""
+        saved = self._saved + (UNUSED_SHARE - self._spending) * max(0.0, now - self._updated_at)
         self._saved = min(self._most, saved)
-        self._spending, self._at = spending, now
+        self._spending, self._updated_at = spending, now
 
 
 class InteractiveReserve(Constraint):
-    """The slots of interactive requests, and the claims of bulk requests on all of them."""
+    """Keeps slots for interactive requests, and knows what bulk requests are owed."""
 
     reason: ClassVar[str] = "reserve"
     scope: ClassVar[Scope] = Scope.CLASS
     classes: ClassVar[tuple[ServiceClass, ...]] = (BULK, IDLE)
-    of_free_slots: ClassVar[bool] = True
+    divides_free_slots: ClassVar[bool] = True
 
     def __init__(self, rules: AdmissionRules, ledger: Ledger, queues: Queues) -> None:
         self.rules = rules
@@ -155,9 +156,9 @@ class InteractiveReserve(Constraint):
         self.step_time: StepTime | None = None
         self.sidecars = 1  # at this engine: each guarantees its part of bulk's share
         self.others_claim = False  # other sidecars claim slots, maybe for interactive requests
-        self._idle = IdleAccount()
+        self._unused = UnusedSlotsAccount()
         self._at_rest = False  # nothing accumulates, unless bulk requests come
-        self._most = 0  # slots that interactive requests can use
+        self._usable = 0  # slots that interactive requests can use
         self._ledger = ledger
         self._queues = queues
 
@@ -168,10 +169,11 @@ class InteractiveReserve(Constraint):
     # Demand
 
     def resized(self, slots_total: int, interactive: int) -> None:
-        """The engine has so many slots, of which interactive requests can use `interactive`."""
+        """The engine has `slots_total` slots, of which interactive requests can use
+        `interactive`."""
         for demand in self.demands:
             demand.slots_total = slots_total
-        self._most = min(slots_total, interactive)
+        self._usable = min(slots_total, interactive)
 
     def demand(self, service_class: ServiceClass) -> Demand:
         return self.demands[service_class.rank]
@@ -181,7 +183,7 @@ class InteractiveReserve(Constraint):
             demand.fold()
 
     def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
-        """A request had its slots for that long."""
+        """A request completed after it had its slots for `elapsed_s`."""
         pace = self.demands[request.service_class.rank].pace
         if now < pace.learns_at:
             return
@@ -192,8 +194,8 @@ class InteractiveReserve(Constraint):
             self.interactive.lent_s = self.bulk.lent_s = lent_s
 
     def refused(self, request: AdmissionRequest, reason: Reason) -> bool:
-        """A request was refused. Returns whether that was for a limit of its own, not of
-        the engine; it then does not count as demand."""
+        """A request was refused. Returns whether a limit of its own was the cause: then it does
+        not count as demand."""
         if self._has_stricter_limit(request, reason):
             return True
         share = self._bulk_share * self._ledger.slots_total
@@ -208,8 +210,8 @@ class InteractiveReserve(Constraint):
             demand = self.demand(request.service_class)
             demand.withdrawn(request, now - queued.arrived, now)
 
-    def ratio(self, limits: Limits, now: float) -> float:
-        """What is asked for over what can be served within the SLOs: 1 is full."""
+    def demand_ratio(self, limits: Limits, now: float) -> float:
+        """Returns the demand as a multiple of what can be served within the SLOs: 1 is full."""
         total = 0.0
         for service_class in (INTERACTIVE, BULK):  # no engine is added for idle requests
             running = self._ledger.of(service_class) + self._queues.cost(service_class)
@@ -219,8 +221,8 @@ class InteractiveReserve(Constraint):
         return total
 
     def _has_stricter_limit(self, request: AdmissionRequest, reason: Reason) -> bool:
-        """Whether a request was refused for a limit of its own that its class does not have, or
-        only a wider one."""
+        """Whether a request was refused for a limit of its own that is stricter than its
+        class's."""
         if reason is Reason.DO_NOT_QUEUE:
             return True
         rules, own_ms, class_ms = self.rules.of(request.service_class), None, None
@@ -235,12 +237,13 @@ class InteractiveReserve(Constraint):
     # Slots
 
     def reserved(self, now: float) -> int:
-        """Slots of interactive requests: no more than sqrt(D) beyond those that they use and wait
-        for, and the fewer, the more these have cost of late."""
+        """Returns the slots of interactive requests: at most sqrt(D) more than they use and wait
+        for, and fewer the more these have cost recently."""
         demand = self.interactive.update(now)
         deviation = sqrt(demand)
-        spare = max(0.0, self._idle.left) * deviation
-        return min(self._most, int(min(demand + deviation, self._claimed() + spare) + 0.5))
+        spare = max(0.0, self._unused.left_share) * deviation
+        own = self._ledger.interactive + self._queues.cost(INTERACTIVE)
+        return min(self._usable, int(min(demand + deviation, own + spare) + 0.5))
 
     def has_traffic(self, now: float) -> bool:
         """Whether there are interactive requests, or will be soon."""
@@ -248,19 +251,19 @@ class InteractiveReserve(Constraint):
         return ledger.interactive + ledger.foreign_interactive > 0 or self.reserved(now) > 0
 
     def lendable(self, now: float) -> int:
-        """Slots that bulk requests and foreign sequences may have together."""
+        """Returns the slots that bulk requests and foreign sequences may have together."""
         return self._ledger.slots_total - self.reserved(now)
 
-    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
-        if beside.due or service_class is INTERACTIVE:
+    def room(self, service_class: ServiceClass, occupancy: Occupancy, now: float) -> int:
+        if occupancy.due or service_class is INTERACTIVE:
             return UNLIMITED
-        return self.lendable(now) - (beside.taken_for(service_class) - beside.interactive)
+        return self.lendable(now) - (occupancy.taken_for(service_class) - occupancy.interactive)
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
-        if beside.due:
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
+        if occupancy.due:
             return False
-        taken = beside.taken_for(request.service_class)
-        return request.cost > self.lendable(now) - (taken - beside.interactive)
+        taken = occupancy.taken_for(request.service_class)
+        return request.cost > self.lendable(now) - (taken - occupancy.interactive)
 
     def guaranteed(self, service_class: ServiceClass) -> int:
         if service_class is not BULK:
@@ -274,47 +277,46 @@ class InteractiveReserve(Constraint):
         return "a slot of its own class: the free ones are reserved for interactive requests"
 
     def kept_free(self, now: float) -> int:
-        """Free slots that bulk requests wait for, and that are kept for interactive ones."""
+        """Returns the free slots that are kept for interactive requests while bulk ones wait."""
         head, ledger = self._queues.head(BULK), self._ledger
         if head is None or self.is_due(head, now):
             return 0
-        lent = ledger.firm - ledger.interactive
+        lent = ledger.non_idle - ledger.interactive
         if lent + head.request.cost <= self.lendable(now):
             return 0
-        return max(0, ledger.slots_total - ledger.firm)
+        return max(0, ledger.slots_total - ledger.non_idle)
 
     # Bulk requests
 
     def is_due(self, bulk: QueuedRequest, now: float) -> bool:
-        """Whether the head of bulk requests goes before interactive ones: it is owed slots, or one
-        of all that wait, which may be behind those of other keys, was delayed for as long as it
-        may be."""
+        """Whether the head of bulk requests goes before interactive ones: it is owed slots, or any
+        waiting bulk request, perhaps behind those of other keys, has been delayed too long."""
         owed, running = self.guarantee.owed, self._ledger.bulk
-        if owed > 0 and owed >= self._claim(bulk.request.cost, running):
+        if owed > 0 and owed >= self._debt_to_start(bulk.request.cost, running):
             return True
         return self._is_delayed(self._queues.longest_delay(), now)
 
     def would_be_due(self, request: AdmissionRequest, now: float) -> bool:
         """Whether a running bulk request would go before interactive ones if it waited again."""
         owed, others = self.guarantee.owed, self._ledger.bulk - request.cost
-        if owed > 0 and owed >= self._claim(request.cost, others):
+        if owed > 0 and owed >= self._debt_to_start(request.cost, others):
             return True
         return self._is_delayed(request.delay_s, now)
 
     def due_at(self, bulk: QueuedRequest, now: float) -> float | None:
-        """When the head of bulk requests will be due, if nothing changes; None: unpredictable."""
+        """Returns when the head of bulk requests will be due if nothing changes; None: unknown."""
         if self.is_due(bulk, now):
             return None
         times, since_s = [], self._queues.longest_delay()
         if self._is_contended(now):
-            claim = self._claim(bulk.request.cost, self._ledger.bulk)
-            times.append(self.guarantee.reaches_at(claim))
+            debt = self._debt_to_start(bulk.request.cost, self._ledger.bulk)
+            times.append(self.guarantee.reaches_at(debt))
         if self.rules.aging_s is not None and since_s is not None:
             times.append(self.clock.reaches_at(since_s + self.rules.aging_s))
         return min((at for at in times if at is not None), default=None)
 
     def update(self, now: float) -> None:
-        """To be called after each change while requests are queued."""
+        """Brings clock and accounts up to date, after each change while requests are queued."""
         waiting, ledger = self._queues.size(BULK) > 0, self._ledger
         if self._at_rest and not waiting and ledger.bulk_slot_s(now) == self.guarantee.used:
             return
@@ -324,26 +326,26 @@ class InteractiveReserve(Constraint):
         self._at_rest = False
         if head is None or not contended:
             self.clock.set_share(0.0, now)
-            self._idle.update(0.0, now)
-            self._at_rest = not waiting and not self.guarantee.owed and self._idle.is_full
+            self._unused.update(0.0, now)
+            self._at_rest = not waiting and not self.guarantee.owed and self._unused.is_full
             return
         slots = max(1, ledger.slots_total - ledger.foreign)
         theirs = max(ledger.interactive, ledger.slots_total - self.lendable(now))
-        # A request larger than what is left would wait for ever.
+        # A request larger than the rest of the slots would wait for ever.
         too_large = head.request.cost > slots - theirs and theirs > 0
         self.clock.set_share(1.0 if too_large else min(1.0, theirs / slots), now)
-        self._idle.update(self._cost(self.kept_free(now)), now)
+        self._unused.update(self._unused_cost(self.kept_free(now)), now)
 
-    def _claim(self, cost: int, running: int) -> float:
-        """What must be owed for a request of `cost` to be next, in slot-seconds: half of what it
-        will take, so that bulk requests have neither more nor less than their share on average;
-        and what those that are `running` are still to take."""
+    def _debt_to_start(self, cost: int, running: int) -> float:
+        """Returns the slot-seconds that must be owed for a request of `cost` to be next: half of
+        what it and those that are `running` will take, so that bulk requests have neither more nor
+        less than their share on average."""
         most = self._bulk_share * self._ledger.slots_total * ACCOUNT_S
         return min((cost + running) * self.bulk.lent_s, most) / 2
 
     def _is_delayed(self, since_s: float | None, now: float) -> bool:
-        """Whether a bulk request was delayed for as long as it may be. `since_s`: the delay clock
-        when it was queued first."""
+        """Whether a bulk request has been delayed for as long as it may be. `since_s`: what the
+        delay clock showed when it was first queued."""
         aging_s = self.rules.aging_s
         if aging_s is None or since_s is None:
             return False
@@ -352,15 +354,12 @@ class InteractiveReserve(Constraint):
     def _is_contended(self, now: float) -> bool:
         return self.others_claim or self._queues.size(INTERACTIVE) > 0 or self.has_traffic(now)
 
-    def _claimed(self) -> int:
-        return self._ledger.interactive + self._queues.cost(INTERACTIVE)
-
-    def _cost(self, idle: int) -> float:
-        """The share of the tokens that `idle` more sequences would generate."""
+    def _unused_cost(self, unused: int) -> float:
+        """Returns the share of the tokens that sequences in `unused` slots would generate."""
         batch = self._ledger.leased + self._ledger.foreign
-        if not idle:
+        if not unused:
             return 0.0
-        with_them = batch + idle
+        with_them = batch + unused
         step = self.step_time
         slower = 1.0 if step is None or not batch else step.ms(with_them) / step.ms(batch)
         return max(0.0, 1 - slower * batch / with_them)

@@ -1,8 +1,8 @@
-"""The constraints of one engine, in the order of their evaluation, and what follows from all.
+"""Lists the constraints of one engine in the order of their evaluation, and combines them.
 
-Pure: times are seconds of a monotonic clock. A bulk request that is due (it is owed slots, or was
-delayed for as long as it may be) is blocked neither by the reserve, nor by the interactive SLO of
-the batch, nor by prefill.
+Pure: times are seconds of a monotonic clock. A bulk request that is due (it is owed slots, or has
+been delayed for as long as it may be) is blocked neither by the reserve, nor by the interactive SLO
+of the batch, nor by prefill.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from orch_sidecar.admission.constraints.adapter import Adapters
 from orch_sidecar.admission.constraints.batch import BatchLimit, Limits, limits_for
-from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside, Constraint
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Constraint, Occupancy
 from orch_sidecar.admission.constraints.idle import IdleRoom
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.constraints.pause import Pause
@@ -27,8 +27,8 @@ from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRule
 
 
 class AdmissionConstraints:
-    """The constraints of one engine, and what they are about: its leases (`ledger`), the requests
-    that wait, and how long requests take."""
+    """The constraints of one engine, and what they look at: its leases (`ledger`), its queues, and
+    how long requests take."""
 
     def __init__(
         self,
@@ -61,19 +61,20 @@ class AdmissionConstraints:
             self.kv,
             self.offers,
         )
-        # By the rank of a class: those that limit it, and of these those that follow its leases.
+        # By the rank of a class: the constraints that limit it; then only those that override one
+        # method.
         self._of_class = tuple(
-            tuple(each for each in self.all if of in each.classes) for of in ServiceClass
+            tuple(each for each in self.all if one in each.classes) for one in ServiceClass
         )
         self._absolute = tuple(
             tuple(each for each in of_class if each.absolute) for of_class in self._of_class
         )
-        self._rooms = _following("room", self._of_class)
-        self.granting = _following("granted", self._of_class)
-        self.ending = _following("ended", self._of_class)
-        # What the limits were computed from: slots, the largest batch seen, the step time.
+        self._limiting_room = _overriding("room", self._of_class)
+        self.granting = _overriding("granted", self._of_class)
+        self.ending = _overriding("ended", self._of_class)
+        # Slots, the largest batch seen and the step time from which the limits were computed.
         self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
-        self._now_beside = Beside()  # made once: it is needed for each request
+        self._current_occupancy = Occupancy()  # reused: each request needs one
         self.ledger = ledger
         self.queues = queues
         self.service_times = service_times
@@ -129,44 +130,44 @@ class AdmissionConstraints:
     def blocking(
         self, request: AdmissionRequest, now: float, *, due: bool = False
     ) -> Constraint | None:
-        """The first constraint that blocks a request now; None: it can be dispatched.
+        """Returns the first constraint that blocks a request now; None: it can be dispatched.
 
-        Its `kv` has to be set. `due`: a bulk request that goes before interactive ones.
+        Its `kv` has to be set. `due`: it is a bulk request that goes before interactive ones.
         """
-        beside = self._beside()
-        beside.due = due
-        of_class = self._of_class if beside.taken or beside.idle else self._absolute
+        occupancy = self._occupancy()
+        occupancy.due = due
+        of_class = self._of_class if occupancy.taken or occupancy.idle else self._absolute
         for each in of_class[request.service_class.rank]:
-            if not each.inactive and each.blocks(request, beside, now):
+            if not each.inactive and each.blocks(request, occupancy, now):
                 return each
         return None
 
     def obstacle(
         self, request: AdmissionRequest, now: float, *, due: bool = False
     ) -> Constraint | None:
-        """The constraint that would block a request which waits for slots even if just these came
-        free: they would be booked for it in vain. None: there is none."""
+        """Returns the constraint that would still block a request if the slots that it waits for
+        came free, so that they would be booked for it in vain. None: there is none."""
         ledger = self.ledger
-        taken, others = ledger.firm, ledger.slots_total - request.cost
+        taken, others = ledger.non_idle, ledger.slots_total - request.cost
         freed = max(0, taken - others)
-        beside = Beside(taken - freed, min(ledger.interactive, others), freed, due=due)
+        occupancy = Occupancy(taken - freed, min(ledger.interactive, others), freed, due=due)
         of_class = self._of_class[request.service_class.rank]
-        for each in of_class if beside.taken else ():
-            if not each.absolute and each.blocks(request, beside, now):
+        for each in of_class if occupancy.taken else ():
+            if not each.absolute and each.blocks(request, occupancy, now):
                 return each
         return None
 
     def room_to_claim(self, request: AdmissionRequest, now: float, *, due: bool) -> int:
-        """Slots that the head of a queue, which waits for some, and those behind it could take:
-        at most twice those of the engine, so that a long queue still claims some, and others see
-        that it does, when all were offered."""
+        """Returns the slots that the head of a queue, which lacks some, and those behind it could
+        take: at most twice those of the engine. So a long queue still has a claim that other
+        sidecars see, even after it was offered all slots."""
         if due and request.service_class is BULK:
             return request.cost
-        full, beside = self.ledger.room <= 0, self._beside()
+        full, occupancy = self.ledger.room <= 0, self._occupancy()
         rooms = [
-            each.room(request.service_class, beside, now)
+            each.room(request.service_class, occupancy, now)
             for each in self.all
-            if not each.absolute and not (full and each.of_free_slots)
+            if not each.absolute and not (full and each.divides_free_slots)
         ]
         return max(request.cost, min(MAX_CLAIMED_SHARE * self.ledger.slots_total, *rooms))
 
@@ -176,50 +177,50 @@ class AdmissionConstraints:
         request.kv = self.kv.need(request.prompt_tokens, each, request.cost)
 
     def bulk_batch(self, now: float) -> int:
-        """The batch of all classes up to which bulk requests may fill the engine in the long
+        """Returns up to which batch of all classes bulk requests may fill the engine in the long
         run."""
-        ledger, beside = self.ledger, self._beside()
+        ledger, occupancy = self.ledger, self._occupancy()
         return min(
             ledger.slots_total,
             *(
                 max(
                     each.guaranteed(BULK) + ledger.interactive,
-                    each.room(BULK, beside, now) + beside.taken,
+                    each.room(BULK, occupancy, now) + occupancy.taken,
                 )
                 for each in self.all
                 if not each.absolute
             ),
         )
 
-    def free(self, service_class: ServiceClass, now: float) -> int:
-        """Slots that the next requests of a class could get now, if none waits before them. One
-        that is alone may get more."""
-        beside, least = self._beside(), UNLIMITED
-        for each in self._rooms[service_class.rank]:
-            if not each.inactive and (room := each.room(service_class, beside, now)) < least:
+    def free_slots(self, service_class: ServiceClass, now: float) -> int:
+        """Returns the slots that the next requests of a class could get now if none waited before
+        them. A request that is alone may get more."""
+        occupancy, least = self._occupancy(), UNLIMITED
+        for each in self._limiting_room[service_class.rank]:
+            if not each.inactive and (room := each.room(service_class, occupancy, now)) < least:
                 least = room
         return max(0, least)
 
-    def excess(self, now: float) -> int:
-        """Sequences of idle requests that have to leave."""
-        beside = self._beside()
-        rooms = (each.room(IDLE, beside, now) for each in self._rooms[IDLE.rank])
-        return self.idle.excess(beside, min(rooms), now)
+    def excess_idle(self, now: float) -> int:
+        """Returns the sequences of idle requests that have to leave."""
+        occupancy = self._occupancy()
+        rooms = (each.room(IDLE, occupancy, now) for each in self._limiting_room[IDLE.rank])
+        return self.idle.excess(occupancy, min(rooms), now)
 
-    def _beside(self) -> Beside:
-        """All that run now. The next call changes what it returns."""
-        ledger, beside = self.ledger, self._now_beside
-        beside.idle = idle = ledger.idle
-        beside.taken = ledger.leased + ledger.foreign - idle
-        beside.interactive = ledger.interactive
-        beside.due = False
-        return beside
+    def _occupancy(self) -> Occupancy:
+        """Returns all sequences that run now, in an object that the next call changes."""
+        ledger, occupancy = self.ledger, self._current_occupancy
+        occupancy.idle = idle = ledger.idle
+        occupancy.taken = ledger.leased + ledger.foreign - idle
+        occupancy.interactive = ledger.interactive
+        occupancy.due = False
+        return occupancy
 
 
-def _following(
+def _overriding(
     method: str, classes: tuple[tuple[Constraint, ...], ...]
 ) -> tuple[tuple[Constraint, ...], ...]:
-    """Of the constraints of each class, those that define a method; most do not."""
+    """Returns the constraints of each class that override a method; most do not."""
     nothing = getattr(Constraint, method)
     return tuple(
         tuple(each for each in of_class if getattr(type(each), method) is not nothing)

@@ -91,7 +91,7 @@ class SetAside:
         """A request got its slots: of a group, whose turn begins again, or before one."""
         for key, group in list(self._groups.items()):
             constraint, name = key
-            if not constraint.takes(request):
+            if not constraint.is_used_by(request):
                 continue
             if constraint.group(request) == name:
                 group.passed, group.since = 0, now

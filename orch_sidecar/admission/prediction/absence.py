@@ -53,23 +53,23 @@ class Absence:
             self._lasted_s[reason] = now - since
         self._since.clear()
 
-    def left_s(self, now: float) -> float:
+    def remaining_s(self, now: float) -> float:
         """Seconds until it is back; 0 if it is not away."""
         since = self._since.get(self._reason)
         if since is None:
             return 0.0
         has_lasted_s = max(0.0, now - since)
-        left_s = self._lasted_s.get(self._reason, 0.0) - has_lasted_s
-        return left_s if left_s > 0 else max(FIRST_ABSENCE_S, has_lasted_s)
+        remaining_s = self._lasted_s.get(self._reason, 0.0) - has_lasted_s
+        return remaining_s if remaining_s > 0 else max(FIRST_ABSENCE_S, has_lasted_s)
 
     def refusal(self, refusal: Refusal, now: float) -> Refusal:
         """Adds to the refusal of a request when to come again, and if it is expected back also that
         a request would start then."""
-        left_s = self.left_s(now)
+        remaining_s = self.remaining_s(now)
         return replace(
             refusal,
-            retry_after_ms=round(1000 * min(left_s, MAX_RETRY_S)),
-            predicted_start_ms=round(1000 * left_s) if self.expected else None,
+            retry_after_ms=round(1000 * min(remaining_s, MAX_RETRY_S)),
+            predicted_start_ms=round(1000 * remaining_s) if self.expected else None,
         )
 
     def last_s(self, reason: Reason) -> float:

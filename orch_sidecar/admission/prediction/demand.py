@@ -84,7 +84,7 @@ class Demand:
         self._within_shares = 1.0  # see `_part_within_shares`
         self._work = self._squares = 0.0  # of each request, since the last update
         self._slow = self._fast = self._variance = 0.0
-        self._at = 0.0
+        self._updated_at = 0.0
         # When requests arrived that are not counted yet; but for those that are retries.
         self.arrivals: list[tuple[float, AdmissionRequest]] = []
         # By key and client: until when a request counts as a retry of one that was refused.
@@ -94,7 +94,7 @@ class Demand:
         """Counts those that have arrived. O(1) each."""
         for at, request in self.arrivals:
             if (
-                at - self._at > UPDATE_EVERY_S
+                at - self._updated_at > UPDATE_EVERY_S
             ):  # else it would count as spread over a pause before it
                 self._roll(at)
             work = request.work
@@ -139,12 +139,12 @@ class Demand:
         """
         if self.arrivals:
             self.fold()
-        if now - self._at >= UPDATE_EVERY_S:
+        if now - self._updated_at >= UPDATE_EVERY_S:
             self._roll(now)
         return self.slots
 
     def _roll(self, now: float) -> None:
-        passed_s, self._at = now - self._at, now
+        passed_s, self._updated_at = now - self._updated_at, now
         token_s = self.pace.token_s
         slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_WINDOW_S)
         per_s = token_s / passed_s

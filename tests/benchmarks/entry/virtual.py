@@ -127,7 +127,7 @@ class Sidecar:
         new = standing(
             self._kinds[pool],
             core.service_times.pace_s(),
-            core.constraints.free(ServiceClass.INTERACTIVE, now),
+            core.constraints.free_slots(ServiceClass.INTERACTIVE, now),
             core.queue_depth,
             core.ledger.room,
         )

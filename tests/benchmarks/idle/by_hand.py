@@ -23,14 +23,14 @@ class ByHand(IdleRoom):
 
     many: int | None = None
 
-    def _batch(self, firm: int, now: float) -> int:
-        return super()._batch(firm, now) if self.many is None else self.many
+    def _batch(self, others: int, now: float) -> int:
+        return super()._batch(others, now) if self.many is None else self.many
 
     def is_in_the_way(self, lease: Lease, request: AdmissionRequest, now: float) -> bool:
         return self.many is None and super().is_in_the_way(lease, request, now)
 
-    def _reads_at(self, now: float) -> float:
-        return super()._reads_at(now) if self.many is None else now
+    def _prompt_fits_at(self, now: float) -> float:
+        return super()._prompt_fits_at(now) if self.many is None else now
 
 
 class FromFile(ByHand):

@@ -238,7 +238,7 @@ class Sidecar:
             self.waits.append(attempt.granted - attempt.arrived)
             self._perform(controller.release(attempt.ticket, now, 10))
             return
-        controller.constraints.offers.reject()
+        controller.constraints.offers.rejected()
         self._perform(controller.release(attempt.ticket, now, served=False))
         ticket = self._new_ticket(attempt.request, attempt.arrived)
         controller.requeue(ticket, attempt.request, attempt.arrived, now)

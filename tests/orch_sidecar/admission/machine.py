@@ -239,7 +239,7 @@ class Checked(RuleBasedStateMachine):
         ledger = self.core.ledger
         known = [lease for lease in ledger.all() if lease.request is not None]
         assert ledger.adopted == sum(lease.cost for lease in ledger.all() if lease not in known)
-        assert ledger.kv_committed == sum(lease.kv.counted for lease in known)
+        assert ledger.kv_committed == sum(lease.kv.at_end for lease in known)
         assert ledger.kv_growth == sum((lease.kv.output or 0) + lease.kv.swing for lease in known)
         assert ledger.kv_unknown == sum(lease.kv.output is None for lease in known)
 

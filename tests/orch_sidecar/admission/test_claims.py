@@ -186,7 +186,7 @@ def test_sidecar_may_have_its_share_of_the_batch_whatever_the_others_have(
     fill(core, interactive(), *"abc"[:share])
     queue(core, interactive(), "d")
     assert reason(core.blocked_by) == "batch"
-    assert core.constraints.free(INTERACTIVE, 0.0) == 0
+    assert core.constraints.free_slots(INTERACTIVE, 0.0) == 0
 
 
 def test_bulk_requests_yield_to_the_interactive_traffic_of_other_sidecars() -> None:
@@ -198,11 +198,11 @@ def test_bulk_requests_yield_to_the_interactive_traffic_of_other_sidecars() -> N
     core.engine_reports(
         report(64, foreign=taken, sidecars=2, step_time=STEP_TIME, batch_seen=64), 1.0
     )
-    assert core.constraints.free(BULK, 1.0) > 0
+    assert core.constraints.free_slots(BULK, 1.0) > 0
     core.engine_reports(
         report(
             64, foreign=taken, foreign_interactive=1, sidecars=2, step_time=STEP_TIME, batch_seen=64
         ),
         2.0,
     )
-    assert core.constraints.free(BULK, 2.0) == 0
+    assert core.constraints.free_slots(BULK, 2.0) == 0

@@ -191,7 +191,7 @@ def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
 def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
     core = measured(4)
     core.constraints.reserve.interactive.slots = 1.0
-    core.constraints.reserve.interactive._at = 0.1
+    core.constraints.reserve.interactive._updated_at = 0.1
     fill(core, bulk(3, max_tokens=100), "b", at=0.1)
     assert queue(core, bulk(max_tokens=100), "b2", at=0.1) == [Queued(0, 1300)]
     assert reason(core.blocked_by) == "reserve"

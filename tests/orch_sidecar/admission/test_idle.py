@@ -13,10 +13,10 @@ from orch_sidecar.admission.constraints.idle import (
     BULK_SHARE,
     DECODES_SHARE,
     MAX_CUTS,
+    MAX_SAVED_S,
     PROMPTS_SHARE,
     QUIET_S,
-    SAVED_S,
-    Savings,
+    DelayBudget,
 )
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, Queued, StepTime
@@ -184,11 +184,11 @@ def test_beside_interactive_requests_prompts_delay_first_tokens_by_a_small_share
 
 
 def test_what_was_spent_too_early_is_earned_first() -> None:
-    savings = Savings()
+    savings = DelayBudget()
     savings.spend(2.0, 0.5, 0.0)
     assert savings.ready_at(0.5, 1.0) == 4.0
     assert savings.ready_at(0.5, 100.0) == 100.0
-    savings.spend(0.5 * SAVED_S, 0.5, 100.0)
+    savings.spend(0.5 * MAX_SAVED_S, 0.5, 100.0)
     assert savings.ready_at(0.5, 100.0) == 100.0, "it was saved, and no more than that"
     savings.spend(0.5, 0.5, 100.0)
     assert savings.ready_at(0.5, 100.0) == 101.0
@@ -279,7 +279,7 @@ def test_what_is_unread_of_a_prompt_that_is_cut_costs_nothing() -> None:
             fill(core, interactive(prompt_tokens=10), "j", at=until)
             assert core.reclaim.cut_idle(until) == ["row"]
         room = core.constraints.idle
-        return room._delays.ready_at(room._earned(), 10.6)
+        return room._delay_budget.ready_at(room._delay_allowance(), 10.6)
 
     assert sends_again_at(10.5) < sends_again_at(None) / 2
 

@@ -89,7 +89,7 @@ def test_none_is_free_while_others_are_to_be_offered_slots_first(what: str) -> N
     core = core_of(4)
     core.engine_reports(report(4, sidecars=2), 0.0)
     offers = core.constraints.offers
-    offers.set_parents_wait(True) if what == "parents_wait" else offers.reject()
+    offers.set_parents_wait(True) if what == "parents_wait" else offers.rejected()
     assert free(core) == (0, 0)
     assert not starts(core, interactive())
 

@@ -224,10 +224,10 @@ async def test_claim_that_the_engine_kept_of_a_rejection_is_withdrawn_when_nothi
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
     gate.engine_reports(report(SLOTS, sidecars=1))
-    gate.offers.reject()
+    gate.offers.rejected()
     sender.reported(Claim(1, urgent=True), False, 0)
     await eventually(lambda: engine.claims == [None])
-    assert not gate.offers.rejected, "the next request needs no offer"
+    assert not gate.offers.was_rejected, "the next request needs no offer"
     lease_at_once(gate)
 
 

@@ -34,7 +34,7 @@ class Address:
 
     @property
     def ledger(self) -> Any:
-        return SimpleNamespace(slots_total=self.room, firm=0)
+        return SimpleNamespace(slots_total=self.room, non_idle=0)
 
     @property
     def gate(self) -> Any:

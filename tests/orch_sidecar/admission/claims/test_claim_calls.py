@@ -6,7 +6,7 @@ import pytest
 
 from orch_sidecar.admission.claims.claim_calls import ClaimCalls
 from orch_sidecar.admission.claims.engine_claims import EngineClaims
-from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Occupancy
 from orch_sidecar.admission.controller import AdmissionController
 from tests.orch_sidecar.admission.examples import (
     INTERACTIVE,
@@ -121,11 +121,11 @@ def test_next_request_needs_no_offer_of_an_engine_that_takes_no_claims(
     """What the engine kept of a rejected request is gone when its offer was not taken in time."""
     queue(core, interactive(), "a")
     offers = core.constraints.offers
-    offers.reject()
+    offers.rejected()
     calls.next(again=False)
-    assert offers.room(INTERACTIVE, Beside(0, 0), 0.0) == 0
+    assert offers.room(INTERACTIVE, Occupancy(0, 0), 0.0) == 0
     calls.failed()
-    assert offers.room(INTERACTIVE, Beside(0, 0), 0.0) == UNLIMITED
+    assert offers.room(INTERACTIVE, Occupancy(0, 0), 0.0) == UNLIMITED
 
 
 def test_unused_slots_are_given_back_once(core: AdmissionController, calls: ClaimCalls) -> None:
@@ -141,9 +141,9 @@ def test_unused_slots_are_given_back_once(core: AdmissionController, calls: Clai
 def test_rejection_is_over_when_nothing_is_claimed(
     core: AdmissionController, calls: ClaimCalls
 ) -> None:
-    core.constraints.offers.reject()
+    core.constraints.offers.rejected()
     calls.next(again=False)
-    assert not core.constraints.offers.rejected
+    assert not core.constraints.offers.was_rejected
 
 
 def test_engine_knows_that_more_waits_than_is_claimed() -> None:

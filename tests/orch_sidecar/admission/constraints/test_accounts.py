@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from orch_sidecar.admission.constraints.reserve import (
     ACCOUNT_S,
-    IDLE_SAVED_S,
-    IDLE_SHARE,
+    UNUSED_SAVED_S,
+    UNUSED_SHARE,
     BulkGuarantee,
     DelayClock,
-    IdleAccount,
+    UnusedSlotsAccount,
 )
 from orch_sidecar.admission.ledger import Ledger
 from tests.orch_sidecar.admission.bench import Bench
@@ -22,22 +22,22 @@ from tests.orch_sidecar.admission.examples import BULK, bulk, interactive, rules
 
 
 def test_idle_account_is_in_balance_at_its_share() -> None:
-    account = IdleAccount()
-    assert account.left == 1
-    account.update(IDLE_SHARE, 0.0)
+    account = UnusedSlotsAccount()
+    assert account.left_share == 1
+    account.update(UNUSED_SHARE, 0.0)
     account.update(0.0, 1000.0)
-    assert account.left == pytest.approx(1)
+    assert account.left_share == pytest.approx(1)
 
 
 def test_idle_account_is_spent_and_saved() -> None:
-    account = IdleAccount()
-    account.update(2 * IDLE_SHARE, 0.0)
-    account.update(2 * IDLE_SHARE, IDLE_SAVED_S / 2)
-    assert account.left == pytest.approx(0.5)
-    account.update(0.0, IDLE_SAVED_S + 1.0)
-    assert account.left < 0
+    account = UnusedSlotsAccount()
+    account.update(2 * UNUSED_SHARE, 0.0)
+    account.update(2 * UNUSED_SHARE, UNUSED_SAVED_S / 2)
+    assert account.left_share == pytest.approx(0.5)
+    account.update(0.0, UNUSED_SAVED_S + 1.0)
+    assert account.left_share < 0
     account.update(0.0, 1000.0)
-    assert account.left == 1
+    assert account.left_share == 1
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1)), max_size=60))
@@ -45,14 +45,14 @@ def test_idle_slots_cost_no_more_than_their_share_and_what_was_saved(
     periods: list[tuple[float, float]],
 ) -> None:
     """As long as spending stops when nothing is left."""
-    account, now, spent = IdleAccount(), 0.0, 0.0
+    account, now, spent = UnusedSlotsAccount(), 0.0, 0.0
     for seconds, cost in periods:
-        spending = cost if account.left > 0 else 0.0
+        spending = cost if account.left_share > 0 else 0.0
         account.update(spending, now)
         now += seconds
         spent += spending * seconds
         account.update(0.0, now)
-    assert spent <= IDLE_SHARE * (now + IDLE_SAVED_S) + 5, "the last period may overdraw it"
+    assert spent <= UNUSED_SHARE * (now + UNUSED_SAVED_S) + 5, "the last period may overdraw it"
 
 
 # The guarantee

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orch_sidecar.admission.constraints.batch import (
-    EXTRAPOLATION,
+    EXTRAPOLATION_FACTOR,
     FIRST_BATCH,
     FIT_NOISE,
     Limits,
@@ -149,7 +149,7 @@ def test_batch_keeps_the_slo_within_its_bounds_and_no_larger_one_would(
     by_slo = class_rules(tpot_p95_ms=slo_ms, batch=BatchBounds(least=least, most=least + more))
     batch = limits_for(rules(by_slo, by_slo), slots, step_time).bulk
     assert min(least, most) <= batch <= most
-    known = max(EXTRAPOLATION * step_time.largest, FIRST_BATCH)
+    known = max(EXTRAPOLATION_FACTOR * step_time.largest, FIRST_BATCH)
     if step_time.ms(1) > slo_ms:
         assert batch == min(most, max(least, known)), "the throughput decides"
         return

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orch_sidecar.admission.constraints.constraint import UNLIMITED, Beside, Constraint, Scope
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Constraint, Occupancy, Scope
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
@@ -39,20 +39,20 @@ FAST: dict[str, Any] = {"step_time": STEP_TIME, "prefill_tokens_per_s": 1e7}
 
 
 class AtMost(Constraint):
-    """At most `most` requests of some kind at once; `takes` says of which."""
+    """At most `most` requests of some kind at once; `is_used_by` says of which."""
 
     def __init__(self, most: int = 1) -> None:
         self.most = most
         self.running = 0
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
-        return self.takes(request) and self.running >= self.most
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
+        return self.is_used_by(request) and self.running >= self.most
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
-        self.running += self.takes(request)
+        self.running += self.is_used_by(request)
 
     def ended(self, request: AdmissionRequest, now: float) -> None:
-        self.running -= self.takes(request)
+        self.running -= self.is_used_by(request)
 
     def begin_epoch(self) -> None:
         self.running = 0
@@ -67,7 +67,7 @@ class LongPrompts(AtMost):
     reason: ClassVar[str] = "long_prompt"
     scope: ClassVar[Scope] = Scope.REQUEST
 
-    def takes(self, request: AdmissionRequest) -> bool:
+    def is_used_by(self, request: AdmissionRequest) -> bool:
         return request.prompt_tokens > LONG
 
 
@@ -81,7 +81,7 @@ class FewInteractive(AtMost):
     def __init__(self) -> None:
         super().__init__(3)
 
-    def takes(self, request: AdmissionRequest) -> bool:
+    def is_used_by(self, request: AdmissionRequest) -> bool:
         return request.service_class is INTERACTIVE
 
 
@@ -93,7 +93,7 @@ class Nights(Constraint):
     absolute: ClassVar[bool] = True
     wastes_slots: ClassVar[bool] = True
 
-    def room(self, service_class: ServiceClass, beside: Beside, now: float) -> int:
+    def room(self, service_class: ServiceClass, occupancy: Occupancy, now: float) -> int:
         return 0 if now % 120 >= 60 else UNLIMITED
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
@@ -116,13 +116,13 @@ class Colours(Constraint):
     def __init__(self) -> None:
         self.running: dict[int, int] = {}
 
-    def takes(self, request: AdmissionRequest) -> bool:
+    def is_used_by(self, request: AdmissionRequest) -> bool:
         return request.prompt_tokens > 0
 
     def group(self, request: AdmissionRequest) -> Hashable:
         return request.prompt_tokens
 
-    def blocks(self, request: AdmissionRequest, beside: Beside, now: float) -> bool:
+    def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
         colour = request.prompt_tokens
         return bool(colour and self.running and colour not in self.running)
 
@@ -352,7 +352,7 @@ def test_client_that_waits_for_something_else_than_slots_is_shown_no_immediate_s
 def test_nobody_waits_whom_it_does_not_concern(made_up: type[Constraint]) -> None:
     core = core_with(made_up())
     went, _ = play(core, mixture(1, 60.0, 5.0), 200.0)
-    others = [each for each in went if not core.constraints.all[1].takes(each.request)]
+    others = [each for each in went if not core.constraints.all[1].is_used_by(each.request)]
     assert others
     assert max(each.waited_s for each in others) == 0.0, "there are more slots than requests"
 
@@ -382,13 +382,13 @@ def test_every_constraint_of_an_engine_says_what_it_is_and_keeps_nothing() -> No
     assert len(names) == len(set(names)) + 1, "slots are of the engine, and offered by it"
     assert core.constraints.reasons == list(dict.fromkeys(names))
     request = bulk(prompt_tokens=100, max_tokens=10)
-    before = [each.room(BULK, Beside(0, 0), 0.0) for each in core.constraints.all]
+    before = [each.room(BULK, Occupancy(0, 0), 0.0) for each in core.constraints.all]
     for each in core.constraints.all:
         assert isinstance(each.scope, Scope)
         assert each.text()
         assert (each.starts_in_s(request, 0.0, 0.0) or 0.0) >= 0.0
         at = each.clears_at(request, 5.0)
-        assert at is None or at > 5.0 or not each.blocks(request, Beside(0, 0), 5.0)
+        assert at is None or at > 5.0 or not each.blocks(request, Occupancy(0, 0), 5.0)
     core.arrive("a", request, 0.0)
     core.release("a", 1.0, 10)
-    assert [each.room(BULK, Beside(0, 0), 0.0) for each in core.constraints.all] == before
+    assert [each.room(BULK, Occupancy(0, 0), 0.0) for each in core.constraints.all] == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orch_sidecar.admission.constraints.kv_cache import QUIET_S, RECOVERY_S, SETTLING_S
+from orch_sidecar.admission.constraints.kv_cache import BACK_OFF_S, RECOVERY_S, SETTLING_S
 from tests.orch_sidecar.admission.constraints.kv_budgets import (
     LeasedBudget,
     budget_of,
@@ -41,9 +41,9 @@ def test_preemptions_of_one_moment_shrink_it_once() -> None:
 def test_each_moment_with_preemptions_shrinks_what_is_left() -> None:
     kv = budget_of(1000)
     for count in range(1, 21):
-        kv.reports(kv_of(1000), 0.0, count, 10.0 + count * QUIET_S)
-    assert limit(kv, 10.0 + 20 * QUIET_S) < 100
-    assert limit(kv, 10.0 + 20 * QUIET_S + RECOVERY_S) == 1000
+        kv.reports(kv_of(1000), 0.0, count, 10.0 + count * BACK_OFF_S)
+    assert limit(kv, 10.0 + 20 * BACK_OFF_S) < 100
+    assert limit(kv, 10.0 + 20 * BACK_OFF_S + RECOVERY_S) == 1000
 
 
 def test_reports_without_another_preemption_shrink_nothing() -> None:
@@ -57,8 +57,8 @@ def test_just_after_a_preemption_only_what_surely_fits_goes() -> None:
     kv = budget_of(1000)
     kv.grant(need(700, 0), 0.0)
     kv.reports(kv_of(1000), 0.1, 1, 10.0)
-    assert not kv.fits(need(60, 0), 10.0 + QUIET_S / 2)
-    assert kv.fits(need(60, 0), 10.0 + QUIET_S)
+    assert not kv.fits(need(60, 0), 10.0 + BACK_OFF_S / 2)
+    assert kv.fits(need(60, 0), 10.0 + BACK_OFF_S)
 
 
 def taking(

@@ -24,7 +24,7 @@ from tests.orch_sidecar.admission.examples import (
 def asked_for(bench: Bench, slots: float, now: float = 0.0) -> None:
     """So many slots are asked for, and nothing else is measured."""
     demand = bench.constraints.reserve.interactive
-    demand._slow, demand.slots, demand._at, demand.lent_s = slots, slots, now, 1e9
+    demand._slow, demand.slots, demand._updated_at, demand.lent_s = slots, slots, now, 1e9
 
 
 def reserved(bench: Bench, now: float = 0.0) -> int:
@@ -83,7 +83,7 @@ def test_idle_slots_are_bounded_by_the_deviation(
 ) -> None:
     bench = Bench(16)
     asked_for(bench, demand)
-    bench.constraints.reserve._idle._saved = left * bench.constraints.reserve._idle._most
+    bench.constraints.reserve._unused._saved = left * bench.constraints.reserve._unused._most
     if used:
         bench.grant(interactive(used))
     if waiting:
@@ -116,16 +116,18 @@ def test_free_slots_are_what_the_next_requests_of_a_class_would_get() -> None:
     bench = Bench(16)
     bench.limit(interactive=6, bulk=12, mixed=10)
     constraints = bench.constraints
-    assert constraints.free(interactive().service_class, 0.0) == 6, "and no more than its batch"
-    assert constraints.free(BULK, 0.0) == 12
+    assert constraints.free_slots(interactive().service_class, 0.0) == 6, (
+        "and no more than its batch"
+    )
+    assert constraints.free_slots(BULK, 0.0) == 12
     assert bench.blocked_by(bulk(16)) is None, "though one that is alone gets all that it needs"
     asked_for(bench, 4.0)
     bench.grant(interactive(2))
     bench.grant(bulk(3))
-    assert constraints.free(interactive().service_class, 0.0) == 4
-    assert constraints.free(BULK, 0.0) == 5, "up to the mixed batch"
+    assert constraints.free_slots(interactive().service_class, 0.0) == 4
+    assert constraints.free_slots(BULK, 0.0) == 5, "up to the mixed batch"
     bench.grant(bulk(5))
-    assert constraints.free(BULK, 0.0) == 0
+    assert constraints.free_slots(BULK, 0.0) == 0
     assert reason(bench.blocked_by(bulk())) == "batch"
 
 

@@ -61,7 +61,7 @@ def test_bulk_beside_interactive_traffic_keeps_the_interactive_slo() -> None:
     assert reason(bench.blocked_by(bulk())) == "batch"
     assert bench.blocked_by(bulk(), due=True) is None
     demand = bench.constraints.reserve.interactive
-    demand.slots, demand._at = 1.0, 1.0
+    demand.slots, demand._updated_at = 1.0, 1.0
     bench.release(run, 1.0)
     assert reason(bench.blocked_by(bulk(2), 1.0)) == "batch", "the next one is expected"
     assert bench.blocked_by(bulk(2), 61.0) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.constraints.constraint import Beside
+from orch_sidecar.admission.constraints.constraint import Occupancy
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.types import Lease
@@ -32,7 +32,7 @@ def offers() -> SlotOffers:
 
 
 def blocks(offers: SlotOffers, slots: int) -> bool:
-    return offers.blocks(interactive(slots), Beside(0, 0), 0.0)
+    return offers.blocks(interactive(slots), Occupancy(0, 0), 0.0)
 
 
 def grant(offers: SlotOffers, slots: int) -> bool:
@@ -74,13 +74,13 @@ def test_rest_of_an_offer_is_given_back_and_so_are_slots_of_requests_that_are_no
 
 
 def test_rejection_lasts_until_a_request_is_dispatched_under_an_offer(offers: SlotOffers) -> None:
-    offers.reject()
-    assert offers.rejected
+    offers.rejected()
+    assert offers.was_rejected
     grant(offers, 1)
-    assert offers.rejected, "there was no offer"
+    assert offers.was_rejected, "there was no offer"
     offers.offer(1, 1)
     grant(offers, 1)
-    assert not offers.rejected
+    assert not offers.was_rejected
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_offer_is_needed_while_requests_wait_elsewhere_or_after_a_rejection(
     offers = SlotOffers(Ledger())
     offers.reported(report(SLOTS, sidecars=sidecars, contended=contended), 0.0)
     if rejected:
-        offers.reject()
+        offers.rejected()
     assert blocks(offers, 1) is waits
 
 
@@ -114,7 +114,7 @@ def test_rest_of_an_offer_is_kept_for_requests_on_their_way_where_nobody_else_wa
 def test_rejections_are_counted() -> None:
     offers = SlotOffers(Ledger())
     for _ in range(3):
-        offers.reject()
+        offers.rejected()
     offers.begin_epoch()
     offers.withdraw()
     assert offers.rejections == 3
@@ -122,13 +122,13 @@ def test_rejections_are_counted() -> None:
 
 def test_rejection_ends_when_nothing_waits_and_when_the_engine_restarts() -> None:
     offers = SlotOffers(Ledger())
-    offers.reject()
+    offers.rejected()
     offers.withdraw()
-    assert not offers.rejected
-    offers.reject()
+    assert not offers.was_rejected
+    offers.rejected()
     offers.give_back(1)
     offers.begin_epoch()
-    assert not offers.rejected
+    assert not offers.was_rejected
     assert (offers.left, offers.taken, offers.unused) == (0, 0, 0), "they ended with the engine"
 
 
@@ -139,7 +139,7 @@ def test_engine_knows_what_waits_only_where_that_concerns_others() -> None:
     assert offers.shared
     offers.reported(report(SLOTS, sidecars=0), 0.0)  # its own stream is not counted yet
     assert (offers.sidecars, offers.shared) == (1, False)
-    offers.reject()
+    offers.rejected()
     assert offers.shared
 
 
@@ -183,7 +183,7 @@ def test_rejected_request_waits_for_an_offer_before_all_others() -> None:
     core = core_of(SLOTS)
     fill(core, interactive(), "sent")
     queue(core, interactive(SLOTS), "behind", at=0.5)
-    core.constraints.offers.reject()
+    core.constraints.offers.rejected()
     assert granted(core.release("sent", 1.0, served=False)) == []
     core.requeue("again", interactive(), 0.0, 1.0)
     assert core.dispatch(1.0) == []

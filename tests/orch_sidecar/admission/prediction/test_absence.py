@@ -11,24 +11,29 @@ STALLED = Reason.ENGINE_STALLED
 
 def test_first_time_it_is_away_as_long_again_as_it_has_been() -> None:
     absence = Absence(10.0)
-    assert [absence.left_s(now) for now in (10.0, 10.5, 13.0, 40.0)] == [
+    assert [absence.remaining_s(now) for now in (10.0, 10.5, 13.0, 40.0)] == [
         FIRST_ABSENCE_S,
         1.0,
         3.0,
         30.0,
     ]
     absence.back(50.0)
-    assert absence.left_s(51.0) == 0.0
+    assert absence.remaining_s(51.0) == 0.0
 
 
 def test_next_time_it_is_away_as_long_as_the_last_time_and_then_as_long_again() -> None:
     absence = Absence(0.0)
     absence.back(90.0)
     absence.away(STARTING, 100.0, expected=True)
-    assert [absence.left_s(now) for now in (100.0, 130.0, 189.0, 200.0)] == [90.0, 60.0, 1.0, 100.0]
+    assert [absence.remaining_s(now) for now in (100.0, 130.0, 189.0, 200.0)] == [
+        90.0,
+        60.0,
+        1.0,
+        100.0,
+    ]
     absence.back(120.0)
     absence.away(STARTING, 200.0, expected=True)
-    assert absence.left_s(200.0) == 20.0, "the last time counts"
+    assert absence.remaining_s(200.0) == 20.0, "the last time counts"
 
 
 def test_each_way_of_being_away_has_its_own_time_from_its_beginning_to_the_end() -> None:
@@ -38,9 +43,9 @@ def test_each_way_of_being_away_has_its_own_time_from_its_beginning_to_the_end()
         absence.away(reason, at, expected=True)
     absence.back(150.0)
     absence.away(STALE, 200.0, expected=True)
-    assert absence.left_s(200.0) == 50.0
+    assert absence.remaining_s(200.0) == 50.0
     absence.away(DOWN, 201.0, expected=True)
-    assert absence.left_s(201.0) == 47.0
+    assert absence.remaining_s(201.0) == 47.0
     assert (absence.last_s(STALE), absence.last_s(STALLED)) == (50.0, 0.0)
 
 
@@ -74,4 +79,4 @@ def test_refusal_says_when_to_come_again_and_whether_a_request_would_start_then(
 def test_addresses_of_a_pool_learn_together() -> None:
     lasted: dict[Reason, float] = {}
     Absence(0.0, lasted).back(70.0)
-    assert Absence(100.0, lasted).left_s(110.0) == 60.0
+    assert Absence(100.0, lasted).remaining_s(110.0) == 60.0
