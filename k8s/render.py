@@ -191,7 +191,7 @@ def _on_one_line(found: re.Match[str]) -> str:
 
 
 def sizes() -> Iterator[str]:
-    """Yields what docs/reference/kubernetes.md compares: the code of pods, packed and as it is."""
+    """Yields what the page on code in manifests compares: the code of pods, packed and as it is."""
     members = [item for archive in runtime().values() for item in archive.items()]
     plain = sum(len(data) for _, data in members)
     lines = sum(data.count(b"\n") for _, data in members)

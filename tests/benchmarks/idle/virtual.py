@@ -1,7 +1,7 @@
 """Idle rows beside a trace of interactive requests, in virtual time.
 
 The sidecar's own admission in front of a model of an engine, with the step time and prefill rate
-that an H200 was measured with (`tests/benchmarks/README.md`). Each way gets the same requests:
+that an H200 was measured with (`docs/measurements/engine.md`). Each way gets the same requests:
 
     none      no rows: what interactive requests get
     learned   rows of the class `idle`
