@@ -48,6 +48,7 @@ _SCHEDULED: Final = (Arrivals.CONSTANT, Arrivals.POISSON, Arrivals.REPEATED_GAPS
 # The wall clock may be adjusted while a run begins.
 _EARLY_S: Final = 1.0
 
+_UnixTime = Annotated[float, Field(gt=-1e9, lt=1e11)]  # years from 1938 to 5138
 _Limit = Annotated[int, Field(ge=1)] | None
 
 
@@ -66,11 +67,11 @@ class _Request(Fields):
     """`due_s`: by the strategy. `sent_s`: its head was written to the socket. First and last token:
     of lines of the stream with text; None where it was not streamed."""
 
-    due_s: float = at("info.timings.targeted_start")
-    sent_s: float = at("info.timings.request_start")
-    first_token_s: float | None = at("info.timings.first_token_iteration")
-    last_token_s: float | None = at("info.timings.last_token_iteration")
-    closed_s: float = at("info.timings.request_end")
+    due_s: _UnixTime = at("info.timings.targeted_start")
+    sent_s: _UnixTime = at("info.timings.request_start")
+    first_token_s: _UnixTime | None = at("info.timings.first_token_iteration")
+    last_token_s: _UnixTime | None = at("info.timings.last_token_iteration")
+    closed_s: _UnixTime = at("info.timings.request_end")
     prompt_tokens: Count
     output_tokens: Annotated[int, Field(ge=1)]
 
@@ -78,8 +79,8 @@ class _Request(Fields):
         """Returns it as `figures` need it. Raises Rejection."""
         first_s, last_s = self.first_token_s, self.last_token_s
         ended_s = self.closed_s if last_s is None else last_s
-        if first_s is not None and first_s > ended_s:
-            rule = f"must not be after the last token, at {ended_s}"
+        if first_s is not None and not self.sent_s <= first_s <= ended_s:
+            rule = f"must be from {self.sent_s}, when it was sent, to the last token at {ended_s}"
             raise Rejection("info.timings.first_token_iteration", first_s, rule)
         arrived_s = self.due_s if arrivals in _SCHEDULED else self.sent_s
         return CompletedRequest(arrived_s, first_s, ended_s, self.prompt_tokens, self.output_tokens)

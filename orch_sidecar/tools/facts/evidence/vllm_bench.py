@@ -103,7 +103,9 @@ class _Result(Fields):
     start_times: _Seconds = Field(default=None, strict=False)
     ttfts: _Seconds = Field(default=None, strict=False)
     latencies: _Seconds = Field(default=None, strict=False)
-    queue_times: _Seconds = Field(default=None, strict=False)
+    queue_times: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
+        default=None, strict=False
+    )
 
     @property
     def scheduled(self) -> bool:

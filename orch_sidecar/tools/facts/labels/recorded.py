@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
@@ -27,8 +27,10 @@ from orch_sidecar.tools.facts.tables.notes import (
     TRACE_WINDOW,
     Arrivals,
 )
-from orch_sidecar.tools.facts.tables.row import Label
+from orch_sidecar.tools.facts.tables.row import TIMES, Label
 from vllm_plugin.contracts.profile import ServiceClass
+
+_Time = Annotated[str, Field(pattern=f"^({'|'.join(TIMES)})$")]
 
 
 class Call(NamedTuple):
@@ -93,13 +95,15 @@ class _Trace(BaseModel):
 class RecordedRun(BaseModel):
     """What the client recorded: the load, the model, what it doubts, and each of its requests."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     measurement_type: Label
     arrivals: Arrivals = at("scenario.arrivals")
     clients: int | None = at("scenario.clients", default=None)
     rate_per_s: float | None = at("scenario.rate_per_s", default=None)
     burstiness: float | None = at("scenario.burstiness", default=None)
     seed: int = at("scenario.seed")
-    slo_ms: dict[str, float] = at("scenario.slo_ms")
+    slo_ms: dict[_Time, float] = at("scenario.slo_ms")
     trace: _Trace | None = at("scenario.trace", default=None)
     loadgen: str | None = at("scenario.loadgen", default=None)
     model: str = at("engine.model")

@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from orch_sidecar.tools.facts.labels.documents import at, first_problem
 from orch_sidecar.tools.facts.tables.notes import UNKNOWN
+from orch_sidecar.tools.facts.tables.row import Label
 
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=0, strict=True)]
@@ -93,7 +94,7 @@ class Snapshot:
     engine_version: _Text
     pool: _Text
     profile: _Text
-    measurement_type: _Text
+    measurement_type: Label
     models: Annotated[tuple[str, ...], Field(min_length=1)]
     gpu: _Text
     gpu_count: _Count

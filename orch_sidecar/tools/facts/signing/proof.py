@@ -54,7 +54,7 @@ class Statement(BaseModel):
     """A statement whose signature has been verified, with what its state means and the digest of
     its bytes. Times are seconds."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
     run: str
     nonce: str | None

@@ -69,6 +69,7 @@ def contradictions(row: Row, run: RecordedRun, proof: Proof) -> list[str]:
         *_other_model(run, proof),
         *_differences(row, anew, rebuilt.totals.window_s),
         *_goodput(row, run),
+        *_left_out(run),
         *_by_the_engine(rebuilt.totals, proof),
         *impossible_times(run, proof),
     ]
@@ -155,6 +156,19 @@ def _goodput(row: Row, run: RecordedRun) -> Iterator[str]:
     share = stated.get(names.GOODPUT_SHARE)
     if share is None or not least - 1e-4 <= float(share) <= most + 1e-4:
         yield f"{names.GOODPUT_SHARE} is {share or 'absent'}, the evidence gives {most:.4g}"
+
+
+def _left_out(run: RecordedRun) -> Iterator[str]:
+    """Yields what is missing of the client's requests: figures without the slowest are better."""
+    answered = [call for call in run.calls if call.fate == "answered"]
+    if others := {call.fate for call in run.calls} - {"answered", "refused", "failed"}:
+        yield f"requests of a complete run are answered, refused or failed, not {min(others):.80}"
+    if unknown := sum(call.served is None for call in answered):
+        yield f"{unknown} answers have no length, or no end"
+    # All tokens of a short one may have come with its end.
+    long = [call.first_s for call in answered if (call.output_tokens or 0) > LAST_STEP_TOKENS]
+    if 0 < (unknown := long.count(None)) < len(long):
+        yield f"{unknown} of {len(long)} answers have no first token"
 
 
 def _model(run: RecordedRun, proof: Proof) -> Model:

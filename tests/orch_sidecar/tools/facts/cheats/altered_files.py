@@ -161,6 +161,23 @@ def first_token_after_the_last(given: Files) -> None:
     given.file["ttfts"][3] = given.file["latencies"][3] + 1.0
 
 
+def _timings(given: Files) -> Any:
+    return given.file["benchmarks"][0]["requests"]["successful"][0]["info"]["timings"]
+
+
 def first_token_after_the_last_in_guidellm(given: Files) -> None:
-    timings = given.file["benchmarks"][0]["requests"]["successful"][0]["info"]["timings"]
+    timings = _timings(given)
     timings["first_token_iteration"] = timings["last_token_iteration"] + 1.0
+
+
+def first_token_before_its_request_in_guidellm(given: Files) -> None:
+    timings = _timings(given)
+    timings["first_token_iteration"] = timings["request_start"] - 1.0
+
+
+def first_token_in_a_million_years_in_guidellm(given: Files) -> None:
+    _timings(given)["last_token_iteration"] = 3e13
+
+
+def waited_less_than_nothing(given: Files) -> None:
+    given.file["queue_times"][3] = -1.0

@@ -169,6 +169,10 @@ FORGERIES = (
     Forgery("a name that no note can hold", "must be one line without a semicolon",
             result={"engine": result_of(row_of())["engine"] | {"model": "tiny; batch_max=9"}}),
     Forgery("no requests", "no request was answered", result={"calls": []}),
+    Forgery("a slow request that is said to be none", "answered, refused or failed, not cut",
+            result={"calls": [call(fate="cut", ended_s=9.0), call(), call()]}),
+    Forgery("a slow answer of unknown length", "1 answers have no length, or no end",
+            result={"calls": [call(output=None, ended_s=9.0), call(), call()]}),
     Forgery("requests that took no time", "has no length", result=calls(ended_s=0.0, first_s=0.0)),
 )  # fmt: skip
 

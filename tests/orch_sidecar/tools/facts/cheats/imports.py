@@ -17,6 +17,8 @@ from tests.orch_sidecar.tools.facts.cheats.altered_files import (
     files,
     first_token_after_the_last,
     first_token_after_the_last_in_guidellm,
+    first_token_before_its_request_in_guidellm,
+    first_token_in_a_million_years_in_guidellm,
     half_cut,
     longer_than_the_states_are_apart,
     offline_burst_that_never_filled_the_slots,
@@ -29,6 +31,7 @@ from tests.orch_sidecar.tools.facts.cheats.altered_files import (
     shortened,
     swapped,
     twice_the_tokens,
+    waited_less_than_nothing,
 )
 
 CONDITIONS: Final = {
@@ -96,8 +99,21 @@ IMPORTS: Final[tuple[tuple[str, str, Callable[[Files], None], str], ...]] = (
         "a first token after the last",
         GUIDE,
         first_token_after_the_last_in_guidellm,
-        "must not be after the last token",
+        "to the last token at",
     ),
+    (
+        "a first token before its request",
+        GUIDE,
+        first_token_before_its_request_in_guidellm,
+        "when it was sent, to the last token",
+    ),
+    (
+        "a first token at no time",
+        GUIDE,
+        first_token_in_a_million_years_in_guidellm,
+        "should be less than 100000000000",
+    ),
+    ("a wait of less than nothing", CLOUD, waited_less_than_nothing, "greater than or equal to 0"),
     (
         "drafts of an engine that makes none",
         CLOUD,

@@ -11,7 +11,7 @@ from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.signing.recompute import contradictions
 from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_evidence
-from tests.orch_sidecar.tools.facts.cheats.evidence import GIVES, call, calls
+from tests.orch_sidecar.tools.facts.cheats.evidence import GIVES, call, calls, scenario
 from tests.orch_sidecar.tools.facts.signing.signed import (
     Operator,
     SigningEngine,
@@ -48,7 +48,15 @@ def test_slow_row_is_rounded_and_an_older_record_has_no_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    "result", [{}, {"calls": [], "client": {"bottleneck": []}}, {"calls": [[1, 2]]}]
+    "result",
+    [
+        {},
+        {"calls": [], "client": {"bottleneck": []}},
+        {"calls": [[1, 2]]},
+        result_of(row_of()) | {"calls": [call(first_s="nan"), call(), call()]},
+        result_of(row_of()) | scenario(slo_ms={"itl": 20.0}),
+    ],
+    ids=range(5),
 )
 def test_evidence_without_the_clients_record_is_none(result: dict[str, Any]) -> None:
     operator = Operator()
@@ -68,6 +76,15 @@ def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_h
         engine.decode(4, 6, of_one_request=True, prompts=prompts)
     found = reasons(engine.signed(before, engine.ask(since=1)), row_of())
     assert "the requests came one by one" in "; ".join(found)
+
+
+def test_first_tokens_of_a_part_of_the_answers_are_no_figures() -> None:
+    signed, row = SigningEngine().measure(tokens=16), row_of(tokens=16)
+    result = result_of(row)
+    assert reasons(signed, row, result) == []
+    slow = call(first_s=None, ended_s=0.162, output=16)
+    result["calls"] = [slow, *result["calls"][1:]]
+    assert reasons(signed, row, result) == ["1 of 3 answers have no first token"]
 
 
 def test_failed_request_allows_no_other_lengths() -> None:
