@@ -57,8 +57,8 @@ _FROM_JAEGER_EPILOG: Final = """examples:
 
 _FROM_OTLP: Final = f"""Makes rows from files of traces.
 
-The files are those of the OpenTelemetry collector's file exporter, in JSON. The spans of one
-request may be in several lines and files.
+The files are those of the OpenTelemetry collector's file exporter, in JSON, or what Jaeger's page
+or query service gives. The spans of one request may be in several lines and files.
 
 {_SCENARIO}"""
 
@@ -180,7 +180,8 @@ def _make_rows(
     if not judged:
         which = "" if options.scenario is None else f" {options.scenario!r}"
         requests = counted(len(traffic.requests), "request")
-        print_error(f"no scenario{which} in {place} ({requests})")
+        both = f"{counted(len(spans), 'span')}: both sidecar and engine must be traced"
+        print_error(f"no scenario{which} in {place} ({requests} in {both})")
     return 0 if rows else 1
 
 

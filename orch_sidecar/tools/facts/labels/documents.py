@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, NoReturn
 
 from pydantic import AliasPath, Field, ValidationError
@@ -62,18 +62,24 @@ def parse_json(payload: bytes) -> Any:
 
 
 def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:
-    """Parses a file with at least one document in UTF-8, with or without a byte order mark.
+    """Returns what `documents_in` yields."""
+    return list(documents_in(name, content))
 
-    Returns each with the line in which it begins, from 1. Raises UnreadableFile.
+
+def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
+    """Parses a file with at least one document in UTF-8, with or without byte order marks.
+
+    Yields each with the line in which it begins, from 1: a file may be larger than what is made of
+    it. Raises UnreadableFile.
     """
-    text, at, line, documents = "", 0, 1, list[tuple[int, Any]]()
+    text, at, line = "", 0, 1
     try:
         text = content.decode("utf-8-sig")
-        while (found := _NO_SPACE.search(text, at)) is not None or not documents:
+        while (found := _NO_SPACE.search(text, at)) is not None or not at:
             begin = len(text) if found is None else found.start()
             line, at = line + text.count("\n", at, begin), begin
             document, end = _parsed(_DECODER.raw_decode, text, at)
-            documents.append((line, document))
+            yield line, document
             line, at = line + text.count("\n", at, end), end
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
@@ -83,7 +89,7 @@ def parse_all(name: str, content: bytes) -> list[tuple[int, Any]]:
     except ValueError as error:  # of int(), a name that is there twice, or too deep
         rule = str(error)
     else:
-        return documents
+        return
     raise UnreadableFile(f"{name}:{line}: invalid JSON: {rule}")
 
 
@@ -112,7 +118,7 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_NO_SPACE: Final = re.compile(r"\S")
+_NO_SPACE: Final = re.compile(r"[^\s\ufeff]")
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_of_different_names)
 _STRICT: Final = json.JSONDecoder(
     parse_int=_integer, parse_constant=_no_number, object_pairs_hook=_of_different_names

@@ -252,7 +252,7 @@ def _beside(seen: Observation) -> _Found:
     if seen.label is Label.SINGLE_STREAM and found.waited_s > UNEXPLAINED_WAIT * found.took_s:
         detail = (
             f"requests waited {found.waited_s:.3f} s for admission while none that is traced was "
-            f"dispatched, {found.waited_s / found.took_s:.0%} of their latencies: others had it"
+            f"dispatched, and took {found.took_s:.3f} s: others had the slot"
         )
         yield Objection(Reason.OTHER_TRAFFIC, detail)
 

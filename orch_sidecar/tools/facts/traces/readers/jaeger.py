@@ -197,7 +197,7 @@ def _spans(body: bytes) -> list[Span]:
             continue  # with the status 404
         if error is not None:
             raise Malformed(f"the response is an error: {_shown(json.dumps(error).encode())}")
-        found += spans_of(document.get("result", document))
+        found += spans_of(document)
     return found
 
 

@@ -25,12 +25,13 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
+from orch_sidecar.tools.facts.labels.documents import documents_in, first_problem
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.span import SERVICE, Kind, Link, Span, Value
 
@@ -87,6 +88,9 @@ def _decoded(value: object) -> bytes:
 
 _TraceId = Annotated[str, _hexadecimal(32)]
 _SpanId = Annotated[str, _hexadecimal(16)]
+# Of 64 bits, and half as far where one is added to another.
+_Nanoseconds = Annotated[int, Field(gt=-(2**63), lt=2**63)]
+_Microseconds = Annotated[int, Field(gt=-(2**52), lt=2**52)]
 
 
 class _Message(BaseModel):
@@ -149,8 +153,8 @@ class _OtlpSpan(_Message):
     parent_span_id: Annotated[_SpanId | None, BeforeValidator(lambda text: text or None)] = None
     name: str = ""
     kind: Annotated[Kind, _member(_KINDS, "a span kind")] = Kind.UNSPECIFIED
-    start_time_unix_nano: int = 0
-    end_time_unix_nano: int = 0
+    start_time_unix_nano: _Nanoseconds = 0
+    end_time_unix_nano: _Nanoseconds = 0
     attributes: tuple[_KeyValue, ...] = ()
     links: tuple[_Link, ...] = ()
     status: _Status = _Status()
@@ -230,8 +234,8 @@ class _JaegerSpan(_JaegerMessage):
     span_id: _SpanId
     operation_name: str
     references: tuple[_Reference, ...] = ()
-    start_time: int
-    duration: int
+    start_time: _Microseconds
+    duration: _Microseconds
     tags: tuple[_Tag, ...] = ()
     process_id: str
 
@@ -286,7 +290,9 @@ class _Reply(_JaegerMessage):
 
 
 def spans_of(document: object) -> list[Span]:
-    """Parses what OTLP exports, or what Jaeger returns to its own UI. Raises Malformed."""
+    """Parses what OTLP exports, or what either API of Jaeger returns. Raises Malformed."""
+    if isinstance(document, dict):
+        document = document.get("result", document)
     found = document if isinstance(document, dict) else {}
     model: type[_Export | _Reply] = _Reply if "data" in found else _Export
     if not {"data", "resourceSpans"} & set(found):
@@ -299,14 +305,14 @@ def spans_of(document: object) -> list[Span]:
 
 
 def read_file(name: str, content: bytes) -> list[Span]:
-    """Returns the spans of a file of the OpenTelemetry collector's file exporter.
+    """Returns the spans of a file of the OpenTelemetry collector's file exporter, or of Jaeger.
 
     Such a file has one export per line, in the order of their arrival: sidecar and engine export
     separately, so the spans of one request are in several lines. A file that is one document, or a
     list of exports, is accepted, too. Raises UnreadableFile with file and line.
     """
     found: list[Span] = []
-    for line, document in parse_all(name, content):
+    for line, document in documents_in(name, content):
         try:
             for export in document if isinstance(document, list) else [document]:
                 found += spans_of(export)

@@ -103,6 +103,12 @@ LOAD = [
         one_after_another(6, 0),
         "never_batched",
     ),
+    case(
+        "a request of no time that waited",
+        "home",
+        changed(SERVER, lambda span: replace(span, start_ns=0, end_ns=0), [1]),
+        "other_traffic",
+    ),
     case("thirty alone and a pair", "cloud", one_after_another(30, 2), "mostly_alone"),
     case(
         "requests for four sequences one after another, and a pair",

@@ -148,7 +148,7 @@ def test_scenario_is_selected_by_its_id(run: Run) -> None:
     assert (code, labels(out), err) == (0, [("batched_online", tag)], "")
     code, _, err = run("from-otlp", HOME, "--scenario", "moon")
     assert code == 1
-    assert f"no scenario 'moon' in {HOME} (6 requests)" in err
+    assert f"no scenario 'moon' in {HOME} (6 requests in " in err
 
 
 def test_missing_values_are_options(run: Run, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.documents import parse_all, parse_content
+from orch_sidecar.tools.facts.labels.documents import documents_in, parse_all, parse_content
 from orch_sidecar.tools.facts.signing.evidence_file import Unsound
 from orch_sidecar.tools.facts.signing.proof import prove
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
@@ -75,8 +75,12 @@ def test_invalid_file_is_reported_with_its_line(content: bytes, rule: str) -> No
     assert str(raised.value).startswith(f"f:{rule}")
 
 
+def test_documents_of_a_file_are_parsed_one_after_the_other() -> None:
+    assert next(documents_in("f", b'{"a": 1}\n{')) == (1, {"a": 1})
+
+
 def test_documents_of_a_file_have_the_line_in_which_they_begin() -> None:
-    assert parse_all("f", b'\xef\xbb\xbf {"a": 1} [2]\n\n{\n"b": 3}\n') == [
+    assert parse_all("f", b'\xef\xbb\xbf {"a": 1} [2]\n\n\xef\xbb\xbf{\n"b": 3}\n') == [
         (1, {"a": 1}),
         (1, [2]),
         (3, {"b": 3}),

@@ -167,6 +167,7 @@ def test_enumerations_and_missing_fields_have_several_forms(
         (otlp(kind="SPAN_KIND_BLUE"), "kind is 'SPAN_KIND_BLUE'"),
         (otlp(status={"code": 9}), "status.code is 9: must be a status code"),
         (otlp(startTimeUnixNano="now"), "startTimeUnixNano is 'now'"),
+        (otlp(endTimeUnixNano=str(10**20)), "should be less than 9223372036854775808"),
         (otlp(attributes=[{"value": {}}]), "attributes.0.key is missing"),
         (otlp(attributes=[{"key": "a", "value": {"intValue": "x"}}]),
          "resourceSpans.0.scopeSpans.0.spans.0.attributes.0.value.intValue is 'x'"),
@@ -212,6 +213,8 @@ def test_one_document_over_several_lines_and_a_list_of_exports_are_read() -> Non
     laid_out = json.dumps(exports[0], indent=2).encode()
     assert read_file("f", laid_out) == spans_of(exports[0])
     assert read_file("f", json.dumps(exports).encode()) == read_file("f", content)
+    answer = json.dumps({"result": exports[0]}).encode()  # of Jaeger's /api/v3/traces
+    assert read_file("f", answer) == spans_of(exports[0])
     assert read_file("f", b"\xef\xbb\xbf" + content + b"\n\n") == read_file("f", content)
     line = json.dumps(otlp(name="a\u2028b"), ensure_ascii=False)  # no end of a line
     assert [span.name for span in read_file("f", f"{line}\n{line}".encode())] == ["a\u2028b"] * 2
