@@ -37,7 +37,7 @@ _COMMANDS: Final = {
     "simulate": ("tools.simulate.cli", "simulate admission with an engine and traffic"),
     "bench": ("tools.bench.cli", "measure an endpoint or a device, and validate the figures"),
     "tune": ("tools.tune.cli", "find slots and step size of an engine from one warm run"),
-    "plan": ("tools.planning.cli", "predict how many engines a traffic needs"),
+    "plan": ("tools.planning.cli", "predict how many engines your traffic needs"),
     "top": ("tools.top.cli", "show what a sidecar does, live in a terminal or once for a script"),
     "drain": ("tools.drain", "drain the pools of a sidecar, and wait until they are empty"),
     "facts": ("tools.facts.cli", "check, merge and compare labelled throughput figures"),

@@ -45,9 +45,9 @@ OPTIONS: Final[Mapping[istr, str]] = {
     X_ORCH_CLASS: "`interactive`, `bulk` or `idle`: the class; idle requests have what the others "
     "leave",
     X_ORCH_DEADLINE_MS: "`1500`: the first token is only useful within that time. Rejected at once "
-    "if that is not to be expected",
-    X_ORCH_MAX_WAIT_MS: "`500`: rejected at once if it would wait longer, and once it has waited "
-    "so long",
+    "if it is expected later",
+    X_ORCH_MAX_WAIT_MS: "`500`: rejected at once if it would wait longer, or when it has waited "
+    "that long",
     X_ORCH_DO_NOT_QUEUE: "`true`: rejected unless a slot is free",
     X_ORCH_POOL: "`home` or `home; prefer`: this pool only; or this pool if it can serve the "
     "request",

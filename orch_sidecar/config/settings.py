@@ -92,8 +92,8 @@ class SidecarSettings(BaseSettings):
     )
     gateways: list[IPvAnyNetwork] = Field(
         default=[],
-        description="addresses and networks (10.0.0.0/8) of the gateways whose fairness ids count, "
-        "of clients without API keys: a JSON list",
+        description="addresses and networks (10.0.0.0/8) of gateways whose fairness ids count "
+        "while clients need no API keys: a JSON list",
     )
     cache_salt_file: Path | None = Field(
         None,
@@ -110,7 +110,8 @@ class SidecarSettings(BaseSettings):
         1,
         ge=1,
         le=10_000,
-        description="sidecars that share these clients: each grants this part of a key's budgets",
+        description="number of sidecars that share these clients: each grants an equal part of a "
+        "key's budgets",
     )
     profile: str = Field("home", description="profile, by name or path; must be that of the engine")
     pools: list[PoolSettings] | None = Field(
@@ -121,7 +122,7 @@ class SidecarSettings(BaseSettings):
     )
     prefix_affinity: bool = Field(
         default=True,
-        description="of several engines, prefer the one that last served the beginning of a prompt",
+        description="with several engines, prefer the one that last served the start of a prompt",
     )
     queue_capacity: int | None = Field(
         None,
@@ -150,8 +151,8 @@ class SidecarSettings(BaseSettings):
     max_connections: int | None = Field(
         None,
         ge=1,
-        description="most connections of clients; unset, or if it is higher: half of the hard "
-        "limit of file descriptors beyond 128. Beyond it idle ones are closed, and if none is "
+        description="most client connections; unset, or if it is higher: half of the hard limit of "
+        "file descriptors beyond 128. At the limit idle connections are closed, and if none is "
         "idle, new ones",
     )
     max_header_bytes: int = Field(
@@ -169,10 +170,10 @@ class SidecarSettings(BaseSettings):
     engine_silence_s: float | None = Field(
         None,
         gt=0,
-        description="time without data from the engine after which a request fails, seconds. By "
-        "default 600 while its state is heard of, for it may read a long prompt. Of a hung engine, "
-        "whose state is not, the most of 30, 20 steps, and three times as long as it was not heard "
-        "of the last time",
+        description="time without data from the engine after which a request fails, seconds. "
+        "Default: 600 while the engine reports its state, because it may be reading a long prompt. "
+        "For a hung engine, which reports none: the largest of 30, 20 steps, and three times its "
+        "previous silence",
     )
     client_stall_s: float = Field(
         120.0,
@@ -211,8 +212,8 @@ class SidecarSettings(BaseSettings):
         30,
         ge=1,
         le=3650,
-        description="days after which a batch that has ended is deleted, with its input file, if "
-        "no other batch has it, and its output files",
+        description="days after which a batch that has ended is deleted with its output files, and "
+        "with its input file unless another batch has that",
     )
     request_log: str | None = Field(
         None,

@@ -231,8 +231,8 @@ class Profile(_Strict):
     unleased: Unleased = Field(
         default=Unleased.COUNT,
         strict=False,
-        description="generating requests that come to the engine by no sidecar: with `count` they "
-        "run and are counted as foreign, with `refuse` they are answered with a 403 that names the "
+        description="generating requests that reach the engine without a sidecar: with `count` "
+        "they run and are counted as foreign, with `refuse` the answer is a 403 that names the "
         "remedy",
     )
     engine: dict[str, ArgumentRule] = Field(

@@ -112,8 +112,8 @@ def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     text = "table to append a row to, if the result is valid"
     add("--facts", type=Path, metavar="CSV", help=text)
     add = parser.add_argument_group(
-        "identity, where the engine does not report it (the row notes what was given); "
-        "a value that contradicts its report is an error"
+        "identity, if the engine does not report it (the row notes that it was given); "
+        "a value that contradicts the report is an error"
     ).add_argument
     add("--engine", help="name and version, such as 'vLLM 0.32.0'")
     add("--precision", help="such as BF16")
@@ -121,8 +121,8 @@ def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add("--gpu-count", type=count_or_zero, help="0 without a GPU")
     add(
         "--model-id",
-        help="another name that the engine serves, or the id of the model that it has loaded; "
-        "any id where it knows its model by paths only, or reports nothing",
+        help="another name that the engine serves, or the id of its loaded model; any id if the "
+        "engine knows its model only by a path, or reports nothing",
     )
     add("--model-name", help="display name; default: the last part of the id")
     return output

@@ -131,8 +131,8 @@ def parser() -> argparse.ArgumentParser:
         description=(
             "Starts vLLM under a profile with the sidecar in front of it, waits until they are "
             "ready, and serves until Ctrl-C. Without --model it makes a small model with random "
-            "weights, so that nothing needs to be downloaded. Each start appends to the logs of "
-            "its port, which it names."
+            "weights, so that nothing needs to be downloaded. Each start names the folder of its "
+            "logs, one for each port, and appends to them."
         ),
         epilog="Arguments after `--` go to vLLM: orch up --model ./m -- --max-model-len 4096",
     )

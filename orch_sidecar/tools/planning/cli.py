@@ -107,7 +107,7 @@ def _money(prediction: Prediction, engine_hour: float) -> tuple[str, str]:
     return number_text(hour), number_text(per_million(hour, good_per_s) if good_per_s else None)
 
 
-_DESCRIPTION: Final = """Predicts how many engines, with how many slots, a traffic needs.
+_DESCRIPTION: Final = """Predicts how many engines, with how many slots, your traffic needs.
 
 The traffic is a trace. The engine is a running one (--url: its measured step time, prefill and KV
 cache), or rows of a table of facts at three batches or more (--fact). Each number of engines runs

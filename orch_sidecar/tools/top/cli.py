@@ -16,9 +16,9 @@ from orch_sidecar.tools.top.sidecar import Away, NoSidecar, Sidecar, sidecar_at
 
 _DESCRIPTION: Final = f"""Shows what a sidecar does: pools, slots, batches, the queue, rates.
 
-At the operators' listener (by default on port 9080) no key is needed, requests can be cancelled,
-and pools drained and resumed. At the clients' listener an API key is read from
-${KEY_VARIABLE}, where keys are used, and there is only something to see."""
+At the operators' listener (by default on port 9080) you need no key, and can cancel requests,
+drain and resume pools. At the clients' listener you can only look; if clients need keys, it reads
+one from ${KEY_VARIABLE}."""
 
 _EPILOG: Final = """keys: up and down choose a request, left and right a pool; s sorts
       requests, p pools; c cancels the request, d drains and r resumes the pool, each after a

@@ -23,19 +23,19 @@ _KWH: Final = "/kwh"
 
 _DESCRIPTION: Final = """Prices rows: what a million tokens cost, by label.
 
-An hour is paid for whole (reserved); its tokens are those of the share that is used. Prices are of
-one accelerator with its share of the host, or of the machine where a row has none.
+You pay the whole hour (reserved); its tokens are those of the share that is used. Prices are for
+one accelerator with its share of the host, or for the machine if a row has no accelerator.
 
-  single_stream   a machine of one user's own, or reserved for one: all its tokens
+  single_stream   one user's own machine, or one reserved for that user: all its tokens
   batched_online  a shared machine: the tokens of requests within the SLO. A row without the SLO and
                   the share of requests within it is incomplete and has no price
   offline         a backlog: all its tokens
 
-An output token costs the hour over the hour's output tokens, inputs included. Apart, the hour is
-divided by the engine's time: what prompts added to its steps, by the counters in the evidence
-beside the table, is the price of the input tokens, all else that of the output tokens. Of a single
-stream without evidence the time to the first token is the input's. Elsewhere there is no price of
-either alone. Labels are never one figure, and power is never guessed."""
+With inputs included, an output token costs the hour over the hour's output tokens. Separate prices
+split the hour by the engine's time: what prompts added to its steps, by the counters in the
+evidence beside the table, is the price of the input tokens, and the rest that of the output tokens.
+For a single stream without evidence the time to the first token counts as input. Other rows
+without evidence have no separate prices. No figure mixes labels, and power is never guessed."""
 
 _EPILOG: Final = """examples:
   orch facts cost tps_model_gpu.csv --per-hour 2.50
