@@ -60,9 +60,10 @@ def sparkline(values: Sequence[float], most: float, *, ascii_only: bool) -> str:
     return "".join(bars[max(0, min(top, round(top * value / most)))] for value in values)
 
 
-def slots_row(slots: Mapping[str, int]) -> Text:
-    """Returns a letter for each slot; where there are many, one for several."""
-    per_letter = -(-max(1, slots["total"]) // _WIDEST_ROW)
+def slots_row(slots: Mapping[str, int], width: int = _WIDEST_ROW) -> Text:
+    """Returns a letter for each slot; where there are many, one for several. Owners are rounded
+    up, so that the row may be longer than `width` by a letter for each but one."""
+    per_letter = -(-max(1, slots["total"]) // max(1, min(width, _WIDEST_ROW)))
     row = Text()
     for kind, (letter, color) in SLOTS.items():
         row.append(letter * -(-slots[kind] // per_letter), color)
@@ -257,7 +258,8 @@ def _details(pool: Document, live: Live, look: Look) -> Iterator[Text]:
         yield from _wrapped("to do", name(pool["advice"]), look)
     slots = pool["slots"]
     counts = "  ".join(f"{slots[kind]} {kind}" for kind in SLOTS if slots[kind] or kind == "free")
-    yield _line("slots", slots_row(slots), Text(f"  {counts}"))
+    width = look.width - _LABEL - len(counts) - 2 - len(SLOTS)
+    yield _line("slots", slots_row(slots, width), Text(f"  {counts}"))
     if pool["batches"]:
         yield _batches(pool, look)
     curve = pool["curve"]

@@ -284,6 +284,14 @@ def test_slots_have_a_letter_each_and_many_share_one() -> None:
     assert slots_row(many).plain == "i" * 50 + "b" * 14 + "."
 
 
+def test_counts_of_slots_are_whole_beside_a_row_of_many() -> None:
+    slots = {
+        "total": 64, "free": 60, "interactive": 1, "bulk": 1, "idle": 1, "foreign": 0, "closing": 1,
+    }  # fmt: skip
+    [line] = [each for each in shown(live(pool(slots=slots))) if each.startswith("slots ")]
+    assert line.rstrip().endswith("1 interactive  1 bulk  1 idle  1 closing  60 free")
+
+
 def test_batches_have_a_line_each() -> None:
     row = {
         "batch": "batch_18ec26f65f754c1c911b77163705b4f9", "key": None, "status": "in_progress",
