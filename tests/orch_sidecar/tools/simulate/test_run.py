@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from orch_sidecar.tools.simulate.compare import (
@@ -15,7 +17,7 @@ from orch_sidecar.tools.simulate.compare import (
 )
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.fronts import Admitted, Sight
-from orch_sidecar.tools.simulate.run import Run
+from orch_sidecar.tools.simulate.run import Course, Run
 from orch_sidecar.tools.simulate.traffic import Arrival, Workload
 from vllm_plugin.contracts.profile import ServiceClass, load
 
@@ -30,12 +32,17 @@ def scenario(load_factor: float, seconds: float = 60.0, *, retry: bool = False) 
     return Scenario(SHAPE, WORKLOAD, load_factor * CAN, seconds, seed=1, retry=retry)
 
 
+@cache
+def course(policy: Policy, load_factor: float) -> Course:
+    return course_of(policy, scenario(load_factor), RULES)
+
+
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("load_factor", [0.8, 2.0])
 def test_each_request_is_served_whole_or_refused(policy: Policy, load_factor: float) -> None:
-    course = course_of(policy, scenario(load_factor), RULES)
-    assert len(course.records) == len(scenario(load_factor).arrivals())
-    for record in course.records:
+    records = course(policy, load_factor).records
+    assert len(records) == len(scenario(load_factor).arrivals())
+    for record in records:
         served = record.sequence.ended_at is not None
         assert served == (record.refused is None)
         assert not served or record.sequence.made == record.sequence.output
@@ -44,20 +51,20 @@ def test_each_request_is_served_whole_or_refused(policy: Policy, load_factor: fl
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("load_factor", [0.8, 2.0])
 def test_littles_law_holds(policy: Policy, load_factor: float) -> None:
-    found = figures(course_of(policy, scenario(load_factor), RULES), {})
+    found = figures(course(policy, load_factor), {})
     assert found.in_system > 1
     assert found.in_system == pytest.approx(found.rate_times_time, rel=0.02)
 
 
 @pytest.mark.parametrize("policy", [Policy.POLICY, Policy.FIFO])
 def test_admission_never_gives_the_engine_more_than_it_has_slots(policy: Policy) -> None:
-    found = figures(course_of(policy, scenario(2.0), RULES), {})
+    found = figures(course(policy, 2.0), {})
     assert found.peak == SHAPE.slots
     assert found.occupancy > 0.85
 
 
 def test_without_admission_the_engine_queues() -> None:
-    found = figures(course_of(Policy.DIRECT, scenario(2.0), RULES), {})
+    found = figures(course(Policy.DIRECT, 2.0), {})
     assert found.peak > 3 * SHAPE.slots
     assert found.occupancy > 0.95
 
@@ -73,12 +80,12 @@ def test_engine_with_room_queues_no_request() -> None:
 
 
 def test_same_seed_gives_the_same_figures() -> None:
-    first, second = (compare(scenario(1.5), RULES, list(Policy)) for _ in range(2))
+    first, second = (compare(scenario(1.5, 30.0), RULES, list(Policy)) for _ in range(2))
     assert first == second
 
 
 def test_rejected_requests_retry_after_the_given_time() -> None:
-    once = course_of(Policy.POLICY, scenario(2.0), RULES)
+    once = course(Policy.POLICY, 2.0)
     again = course_of(Policy.POLICY, scenario(2.0, retry=True), RULES)
     assert all(record.tries == 1 for record in once.records)
     assert max(record.tries for record in again.records) > 1
