@@ -56,6 +56,8 @@ _TICK_SLACK_S: Final = 0.001
 
 # An open stream delays the engine's shutdown: it checks this often whether it must end.
 CHECK_EVERY_S: Final = 0.5
+# What an engine core had sent before its end is on its way to clients by then.
+_FLUSH_S: Final = 1.0
 
 _KEY: Final = "VLLM_API_KEY"
 _LEASES: Final = "/v1/capabilities/leases/"
@@ -134,7 +136,7 @@ class CapabilitiesEndpoint:
         self._engine: Any = None
         self._app: Any = None
         self._ask = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: tuple[asyncio.Task[None], ...] = ()
         self._models: Any = None  # vLLM's registry of served models
         self._keys = EngineKeys()
 
@@ -191,8 +193,13 @@ class CapabilitiesEndpoint:
             )
             if "completion" in engine_state.workloads:  # not a pooling model, which samples nothing
                 await self._warm_up(engine_client)
-            self._watcher = asyncio.create_task(
-                watch_readiness(engine_state, engine_client.is_sleeping, self._is_alive, self._ask)
+            self._watchers = (
+                asyncio.create_task(
+                    watch_readiness(
+                        engine_state, engine_client.is_sleeping, self._is_alive, self._ask
+                    )
+                ),
+                asyncio.create_task(self._end_with_core()),
             )
 
     @property
@@ -262,8 +269,22 @@ class CapabilitiesEndpoint:
     def _is_alive(self) -> bool:
         if self._engine is not None and (self._engine.errored or not self._engine.is_running):
             return False
-        server = getattr(self._app.state, "server", None)
+        server = self._server
         return not (server is not None and server.should_exit)
+
+    @property
+    def _server(self) -> Any:
+        """Uvicorn's server; None before it starts."""
+        return getattr(self._app.state, "server", None)
+
+    async def _end_with_core(self) -> None:
+        """Ends what is left of the responses when vLLM has stopped its engine core: nothing more
+        comes of them, and uvicorn would wait for their clients, who wait for it, for ever."""
+        while self._is_alive():  # noqa: ASYNC110 (vLLM sets no event)
+            await asyncio.sleep(CHECK_EVERY_S)
+        await asyncio.sleep(_FLUSH_S)
+        if (server := self._server) is not None:
+            server.force_exit = True
 
     async def _events(
         self, instance: str | None, asked_s: float, *, claims: bool

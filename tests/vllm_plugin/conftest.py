@@ -12,6 +12,7 @@ from vllm_plugin import endpoint
 async def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Returns an application with the endpoint; its streams check often whether to end."""
     monkeypatch.setattr(endpoint, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(endpoint, "_FLUSH_S", 0.02)
     engine = Engine()
     await engine.start()
     return engine

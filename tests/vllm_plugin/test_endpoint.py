@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 
+from tests.patience import HANG_S
 from tests.vllm_plugin.application import (
     LOADED,
     Engine,
@@ -59,6 +61,17 @@ async def test_engine_that_shuts_down_rejects_requests_untouched(engine: Engine,
     assert (error["type"], error["retriable"]) == ("engine_gone", True)
     assert engine.engine_state.leases.leased() == 0
     assert (await engine.call("GET", "/v1/capabilities").status()) == 200
+
+
+async def test_server_whose_engine_core_has_ended_waits_for_no_client(engine: Engine) -> None:
+    """No token comes any more, and no client leaves before the last one."""
+    server = engine.app.state.server = SimpleNamespace(should_exit=False, force_exit=False)
+    await asyncio.sleep(0.1)
+    assert not server.force_exit
+    engine.client.is_running = False
+    async with asyncio.timeout(HANG_S):
+        while not server.force_exit:  # noqa: ASYNC110 (as uvicorn looks at it)
+            await asyncio.sleep(0.01)
 
 
 async def test_revocation_reports_whether_the_lease_has_ended(engine: Engine) -> None:
