@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     sound_rows,
 )
 from orch_sidecar.tools.facts.commands.verify import beside
-from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
+from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest
 from orch_sidecar.tools.facts.tables.check import Fault, check, merge, valid_rows
 from orch_sidecar.tools.facts.tables.files import locked, read, write
 from orch_sidecar.tools.facts.tables.migrate import migrate
@@ -117,14 +117,16 @@ def _publish(options: argparse.Namespace) -> int:
     path: Path = options.file
     rows = sound_rows([read(path)], f"{path} has faults and is not published")
     read_evidence = beside(path)
-    digests = named_evidence(located.row for located in rows)
-    evidence = {f"{each}{SUFFIX}": read_evidence(each) for each in digests}
-    if missing := [name for name, content in evidence.items() if content is None]:
-        raise Refused(f"{path} is not published: its evidence {missing[0]} is not beside it")
-    found = {name: content for name, content in evidence.items() if content is not None}
+    evidence: dict[str, bytes] = {}
+    for name in named_evidence(located.row for located in rows):
+        content = read_evidence(name)
+        if content is None or digest(content) != name:
+            lacks = "is not beside it" if content is None else "was changed: its SHA-256 is another"
+            raise Refused(f"{path} is not published: its evidence {name}{SUFFIX} {lacks}")
+        evidence[f"{name}{SUFFIX}"] = content
     documents = {
         f"{path.name}-metadata.json": csvw_of(path.name),
-        "datapackage.json": data_package_of(path.name, path.read_bytes(), found),
+        "datapackage.json": data_package_of(path.name, path.read_bytes(), evidence),
     }
     for name, document in documents.items():
         write(path.with_name(name), json.dumps(document, indent=2) + "\n")

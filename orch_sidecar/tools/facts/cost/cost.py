@@ -26,7 +26,7 @@ from typing import Final
 from orch_sidecar.tools.facts.comparison.compare import ExcludedRow
 from orch_sidecar.tools.facts.comparison.conditions import number_note, remarks_of
 from orch_sidecar.tools.facts.labels.observation import States
-from orch_sidecar.tools.facts.signing.verdict import verify_row
+from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_row
 from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import LocatedRow
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
@@ -176,7 +176,8 @@ def _cost(
     tokens_per_s = row.throughput_tokens_per_sec * (1.0 if within is None else within)
     hour = prices.hour(row.gpu_count)
     # By sound evidence of this row; who signed it is left to `orch facts verify`.
-    proof = verify_row(row_fields(row), row, evidence, {}).proof
+    found = verify_row(row_fields(row), row, evidence, {})
+    proof = None if found.verdict is Verdict.FAILED else found.proof
     engine = None if proof is None else proof.states
     share, split_by = _input_share(row, notes, engine)
     used_per_s = tokens_per_s * prices.used

@@ -84,7 +84,10 @@ def parse(name: str, text: str) -> Table:
             raise UnreadableFile(f"{name}:{line}: invalid CSV: {error}") from error
         for column, field in enumerate(fields, 1):
             if '"' in field and _quoted(field) not in "".join(raw):
-                rule = 'a field that contains a quote must be quoted, and it doubled: "7"" rack"'
+                rule = (
+                    "fields are separated by commas, and a field that contains a quote must be "
+                    'quoted, and it doubled: "7"" rack"'
+                )
                 raise UnreadableFile(f"{name}:{line}:{column}: invalid CSV: {rule}")
         records.append(Record(name, line, tuple(fields)))
         line += len(raw)

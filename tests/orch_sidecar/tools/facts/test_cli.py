@@ -145,6 +145,9 @@ class TestPublish:
             1,
             f"{table} is not published: its evidence {digest}.json is not beside it\n",
         )
+        (tmp_path / f"{digest}.json").write_bytes(b"[]")
+        code, _, err = run("publish", table)
+        assert (code, "was changed: its SHA-256 is another" in err) == (1, True)
         assert not metadata.exists()
         (tmp_path / f"{digest}.json").write_bytes(b"{}")
         assert run("publish", table) == (0, f"{metadata}\n{package}\n", "")

@@ -50,6 +50,7 @@ CHEATS = [
     file("Latin-1", TEXT.replace("Llama 3.1 8B", "Modèle").encode("latin-1"), "not UTF-8"),
     file("another header", TEXT.replace("precision", "dtype").encode(), ":1:4: precision 'dtype'"),
     file("swapped columns", TEXT.replace("gpu,gpu_count", "gpu_count,gpu").encode(), ":1:5: gpu "),
+    file("semicolons", TEXT.replace(";", '";"').replace(",", ";").encode(), "separated by commas"),
     file("units", altered_line("2461.67", "2461.67 tok/s"), ":2:10: throughput"),
     file("a decimal comma", altered_line("2461.67", '"2461,67"'), ":2:10: throughput"),
     file("a thousands separator", altered_line("2461.67", '"2,461.67"'), ":2:10: thro"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.cost.cost import Cost, Prices, priced, total_of
-from orch_sidecar.tools.facts.signing.evidence_file import digest, named_by
+from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of, named_by
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import Label, Row
 from tests.orch_sidecar.tools.facts.comparison import located
@@ -22,6 +22,7 @@ from tests.orch_sidecar.tools.facts.signing.signed import (
     SigningEngine,
     content_of,
     evidence_and_row,
+    result_of,
     row_of,
 )
 from vllm_plugin.speed.engine_speed import SchedulerReport
@@ -118,9 +119,10 @@ def signed() -> tuple[Row, bytes]:
     report = SchedulerReport(engine.now_s, 0, 0, 0.0, 0, 1, elapsed_s=0.02, prompt_tokens=20)
     engine.engine_state.record(report)
     after = engine.ask(content_of(before.envelope)["sequence"])
-    content, row = evidence_and_row(
-        engine.signed(before, after), row_of(notes={"slo_ttft_ms": 20, "goodput_share": 1.0})
-    )
+    row = row_of(notes={"slo_ttft_ms": 20, "goodput_share": 1.0})
+    result = result_of(row)
+    result["scenario"] |= {"slo_ms": {"ttft": 20.0}}
+    content, row = evidence_of(engine.signed(before, after), row, result)
     return row, content
 
 
@@ -141,6 +143,12 @@ class TestInAndOut:
         row, content = signed
         row = row if change else replace(row, model_name="another")
         found = cost_of(row, contents={named_by(row.scenario_notes)[1] or "": content + change})
+        assert (found.input, found.engine_busy) == (None, None)
+
+    def test_evidence_from_which_the_row_does_not_follow_divides_nothing(self) -> None:
+        row = row_of(notes={"slo_ttft_ms": 20, "goodput_share": 1.0}, gpu="NVIDIA B200")
+        content, row = evidence_and_row(SigningEngine().measure(), row)
+        found = cost_of(row, contents={digest(content): content})
         assert (found.input, found.engine_busy) == (None, None)
 
     def test_both_prices_together_are_the_one_with_inputs_included(self) -> None:
