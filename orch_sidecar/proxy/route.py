@@ -109,7 +109,7 @@ class Route:
         tried = set(request.excluded)
         chosen = await self._choose(request, call, tried or None)
         if isinstance(chosen, Refusal):
-            return NotSent(request.cancelled or chosen)
+            return nowhere(request, None, chosen)
         refusal: Refusal | None = None
         while True:
             pool, ask, why = chosen
@@ -144,13 +144,17 @@ class Route:
             if not isinstance(chosen, Refusal) or request.cancelled is not None:
                 return chosen
             longest_s = pools.longest_wait_s(call, chosen, record.spent_ms(), len(room))
-            if longest_s <= 0:
+            if longest_s <= 0 or (request.excluded and self._serves(call, record.spent_ms())):
                 return chosen
             if record.queued is None:
                 record.queued, record.queue_position = time.monotonic_ns(), len(room)
                 record.predicted_start_ms = chosen.predicted_start_ms
             if not await room.wait(request.attempt, longest_s):
                 return pools.choose(call, record.spent_ms(), tried)
+
+    def _serves(self, call: GenerationCall, spent_ms: float) -> bool:
+        """Whether any pool takes a request that leaves some out."""
+        return not isinstance(self._pools.choose(call, spent_ms), Refusal)
 
     async def handle_unadmitted(self, request: Request) -> Result:
         """Forwards a request that occupies no slot to the first pool that can take it."""

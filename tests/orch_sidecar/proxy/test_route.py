@@ -15,6 +15,7 @@ from orch_sidecar.pools.rebalancer import REBALANCED
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.proxy.route import Route
 from tests.orch_sidecar.proxy.stages import NextStage, asked, pool_of, request_of
+from tests.patience import HANG_S
 
 SENT = Sent(keep_alive=True, outcome=Outcome.OK)
 LOST = Refusal(Reason.ENGINE_FAILED, "lost")
@@ -30,9 +31,10 @@ class Pools:
         self.one = self.pools[0] if len(names) == 1 else None
         self.refusal = refusal
         self.tried: list[set[str] | None] = []
+        self.longest_s = 0.0
 
     def longest_wait_s(self, call: Any, refusal: Refusal, spent_ms: float, waiting: int) -> float:
-        return 0.0
+        return self.longest_s
 
     def read_prefixes(self, call: Any, body: bytes) -> None:
         return
@@ -145,6 +147,13 @@ async def test_excluded_pools_are_not_chosen() -> None:
     stage = NextStage(SENT)
     await routed(Pools("a", "b"), stage, request(excluded=frozenset({"a"})))
     assert names(stage) == ["b"]
+
+
+async def test_request_that_leaves_out_the_pool_that_works_waits_for_no_other() -> None:
+    pools = Pools("works", "away", refusal=STALE)
+    pools.longest_s = HANG_S
+    result = await routed(pools, NextStage(), request(excluded=frozenset({"works", "away"})))
+    assert result == NotSent(STALE, Retry.OTHER_POOL), "the stage before it may ask that one"
 
 
 async def test_failure_of_one_attempt_is_not_that_of_the_next() -> None:
