@@ -122,7 +122,12 @@ def print_json(document: object) -> None:
 
 def print_error(text: object) -> None:
     """Prints progress and errors beside the results."""
-    print(text, file=sys.stderr, flush=True)
+    print(*map(escaped, str(text).split("\n")), sep="\n", file=sys.stderr, flush=True)
+
+
+def escaped(text: str) -> str:
+    """Returns one line as a terminal may show it: names in a file must not control it."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def counted(number: int, noun: str) -> str:

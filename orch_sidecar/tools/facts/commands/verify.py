@@ -16,6 +16,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     Refused,
     add_command,
     counted,
+    escaped,
     print_json,
 )
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
@@ -219,7 +220,7 @@ def _print(verdicts: _Verdicts, paths: Iterable[Path]) -> None:
         for line, verified in of_file.items():
             place = path if line is None else f"{path}:{line}"
             # Text of a file cannot pass for a line of its own.
-            print(*map(_escaped, _lines(place, _document(path, line, verified))), sep="\n")
+            print(*map(escaped, _lines(place, _document(path, line, verified))), sep="\n")
         if None not in of_file:
             counts = Counter(verified.verdict for verified in of_file.values())
             text = ", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each])
@@ -250,7 +251,3 @@ def _lines(place: str, verdict: Mapping[str, Any]) -> Iterator[str]:
             f"{engine['window_s']:.6g} s, {counted(engine['sequences'], 'sequence')}, batch mean "
             f"{engine['batch_mean']:.6g}, max {engine['batch_max']}"
         )
-
-
-def _escaped(text: str) -> str:
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -151,6 +151,14 @@ def test_scenario_is_selected_by_its_id(run: Run) -> None:
     assert f"no scenario 'moon' in {HOME} (6 requests in " in err
 
 
+def test_names_in_spans_do_not_control_the_terminal(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "named.jsonl"
+    path.write_text(json.dumps(export_of(real("home"))).replace('"home-1"', '"\\u001b]0;a\\u202e"'))
+    code, _, err = run("from-otlp", path)
+    assert (code, "invalid: \\x1b]0;a\\u202e (single_stream" in err) == (1, True)
+    assert "\x1b" not in err
+
+
 def test_missing_values_are_options(run: Run, tmp_path: Path) -> None:
     names = ("orch.gpu", "orch.gpu_count", "orch.engine_version", "orch.precision")
     path = tmp_path / "bare.jsonl"
