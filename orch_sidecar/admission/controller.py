@@ -14,13 +14,13 @@ from orch_sidecar.admission.constraints.constraint import Constraint
 from orch_sidecar.admission.constraints.reclaim import Reclaim
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.draining import Drain, OrderedBy, after_restart, stronger
+from orch_sidecar.admission.enqueuer import Enqueuer
 from orch_sidecar.admission.forecast import Forecaster
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.ordering import QueueOrder
 from orch_sidecar.admission.prediction.absence import Absence
 from orch_sidecar.admission.prediction.demand import DEFAULT_TOKENS
 from orch_sidecar.admission.prediction.service_time import Forecast, ServiceTimes
-from orch_sidecar.admission.queue_entry import QueueEntry
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.status import AdmissionStatus, status_of
 from orch_sidecar.admission.types import (
@@ -35,7 +35,7 @@ from vllm_plugin.contracts.profile import INTERACTIVE, AdmissionRules
 
 # The shortest time between two timer events, whatever rounding does.
 _MIN_SLEEP_S: Final = 0.001
-# Leases that have ended, and that nothing was learned from yet.
+# Ended leases that may be kept until something is learned from them.
 _MAX_ENDED_LEASES: Final = 64
 
 
@@ -48,7 +48,7 @@ class AdmissionController:
         jitter: random.Random | None = None,
         more: Iterable[Constraint] = (),
     ) -> None:
-        """`more`: constraints beside those that every engine has."""
+        """`more`: constraints in addition to those that every engine has."""
         self.rules = rules
         self.ledger = Ledger()
         self.queues = Queues()
@@ -59,22 +59,22 @@ class AdmissionController:
         self.order = QueueOrder(self.constraints)
         jitter = jitter or random.Random()  # noqa: S311 (it spreads retries, and keeps no secret)
         self.forecaster = Forecaster(self.constraints, jitter)
-        self._queue_entry = QueueEntry(self.constraints, self.forecaster)
+        self._enqueuer = Enqueuer(self.constraints, self.forecaster)
         self.reclaim = Reclaim(self.constraints, self.order)
         self.displaced: list[Decision] = []  # decisions about others by the last arrival
         self.unavailable: Refusal | None = refusals.STARTING  # why nothing can be admitted
         self.absence = Absence()
-        # Whether requests wait here for an engine that is away; else another may serve them.
+        # Requests wait here for an engine that is away; otherwise another one may serve them.
         self.keeps_queue = True
         self.draining: Drain | None = None
-        # Leases that ended and that nothing was learned from yet: with the tokens generated,
-        # whether the engine served them, and when.
+        # Leases that ended and from which nothing was learned yet: the tokens generated, whether
+        # the engine served them, and when they ended.
         self._ended: list[tuple[Lease, int | None, bool, float]] = []
 
     # Engine events
 
     def engine_reports(self, report: EngineReport, now: float) -> list[Decision]:
-        """The engine is ready, in this state."""
+        """Takes the state of an engine that is ready."""
         self.learn()
         ledger, service_times = self.ledger, self.service_times
         if report.epoch != ledger.epoch:
@@ -91,25 +91,24 @@ class AdmissionController:
         service_times.reported(report, self.constraints.reserve.step_time, now)
         if self.unavailable is not None:
             self.unavailable = None
-            self.absence.back(now)
+            self.absence.ended(now)
         if not self.queues.depth:
             return []
-        return self._queue_entry.refuse_too_large(slots_before) + self.dispatch(now)
+        return self._enqueuer.refuse_too_large(slots_before) + self.dispatch(now)
 
     def engine_unavailable(
         self, refusal: Refusal, now: float, *, expected: bool | None = None
     ) -> list[Decision]:
         """Admits nothing until the engine reports again; queued requests keep waiting, unless this
-        sidecar ends. `expected`: whether it will be back by itself, None where nothing new is known
-        of that."""
+        sidecar stops. `expected`: the engine will be back by itself; None: nothing new is known."""
         self.unavailable = refusal
         if expected is None and self.draining is not None and self.draining.ends_with_engine:
             expected = True  # its stop was ordered: another takes its place
-        self.absence.away(refusal.reason, now, expected=expected)
-        return self._dismissed()
+        self.absence.began(refusal.reason, now, expected=expected)
+        return self._dismiss_queued()
 
-    def away(self, now: float) -> Refusal | None:
-        """Why nothing can be admitted, and until when as far as that is known; None: it can."""
+    def away_refusal(self, now: float) -> Refusal | None:
+        """Returns why nothing can be admitted, and for how long if that is known; None: it can."""
         return None if self.unavailable is None else self.absence.refusal(self.unavailable, now)
 
     # Request events
@@ -117,8 +116,8 @@ class AdmissionController:
     def arrive(
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Lease | Refusal | Queued:
-        """Decides about a new request. Queued: its outcome follows as a decision; those on others
-        (evicted for it, or dispatched with it) are in `take_displaced`."""
+        """Decides about a new request. The outcome of a queued one follows as a decision; decisions
+        about others (evicted for it, or dispatched with it) are in `take_displaced`."""
         if self.draining is not None or self.unavailable is not None:
             return self._arrive_at_closed(ticket, request, now)
         if request.cost > self.ledger.slots_total:
@@ -139,15 +138,15 @@ class AdmissionController:
             if lease is not None:
                 outcome = self._enqueue(ticket, request, blocked_by, now)
                 self.reclaim.settle(lease, now, kept=type(outcome) is not Queued)
-        elif not request.later and (
+        elif not request.is_later_part and (
             self.service_times.prompts.clears_at > now  # some are unread
             or request.deadline_ms is not None
             or request.tpot_ms is not None
         ):
             self.learn()
-            outcome = self._queue_entry.refuse_at_once(request, now)
+            outcome = self._enqueuer.refuse_at_once(request, now)
         if type(outcome) is not Refusal or not constraints.reserve.refused(request, outcome.reason):
-            self._count(request, now)
+            self._count_demand(request, now)
         if outcome is not None:
             return outcome
         granted = self._grant(ticket, request, now)
@@ -169,8 +168,8 @@ class AdmissionController:
         self.constraints.pause.begin(pause_s, now, offered=offered)
 
     def rejected(self, lease_id: str, kind: str, now: float) -> None:
-        """The engine rejected the request with this lease for want of something, by the type of its
-        error. To be called before the lease is released."""
+        """Tells the constraint whose `rejection` is `kind` that the engine rejected the request
+        with this lease. To be called before the lease is released."""
         lease = self.ledger.get(lease_id)
         for each in self.constraints.all:
             if each.rejection == kind:
@@ -179,12 +178,12 @@ class AdmissionController:
     def requeue(
         self, ticket: str, request: AdmissionRequest, since: float, now: float
     ) -> Queued | Refusal:
-        """Queues a request again that the upstream rejected, before all that arrived later.
+        """Queues a rejected request again, before all that arrived later. `dispatch` has to follow.
 
-        `since`: its arrival, from which its time limits count. `dispatch` has to follow.
+        `since`: its arrival, from which its time limits count.
         """
         self.learn()
-        outcome = self._queue_entry.reenter(ticket, request, since, self.away(now), now)
+        outcome = self._enqueuer.requeue(ticket, request, since, self.away_refusal(now), now)
         if isinstance(outcome, Queued):
             self.order.blocked_by = self.constraints.pause
             self.constraints.reserve.update(now)
@@ -207,8 +206,8 @@ class AdmissionController:
     ) -> list[Decision]:
         """Frees the slots of a lease. Does nothing if it was released before.
 
-        `output_tokens`: of the whole request, if it completed. `served`: the engine ran it; else
-        its end is no measure of how fast slots come free. `sent`: the engine got something of it.
+        `output_tokens`: of the whole request, if it completed. `served`: the engine ran it;
+        otherwise its end does not show how fast slots come free. `sent`: the engine got some of it.
         """
         lease = self.ledger.release(lease_id, now)
         if lease is None:
@@ -229,8 +228,8 @@ class AdmissionController:
         return self.dispatch(now)
 
     def learn(self) -> None:
-        """Learns from the leases that have ended: the lengths and times of requests, and what keys
-        have used. Nothing that a request waits for; to be called before what follows from that."""
+        """Learns from ended leases how long requests are and take, and what keys have used. No
+        request waits for that; it has to be called before anything that depends on it."""
         ended, self._ended = self._ended, []  # first: an error repeats none of them
         times, lines, reserve = self.service_times, self.queues.lines, self.constraints.reserve
         released = self.forecaster.release_rates.released
@@ -242,7 +241,7 @@ class AdmissionController:
                     used = times.tokens_used(lease, request, output_tokens, now)
                 lines[request.service_class.rank].settle(lease, request, used)
                 if output_tokens is None:
-                    times.prompts.cut(lease, request.prompt_tokens, now)
+                    times.prompts.ended_early(lease, request.prompt_tokens, now)
                 else:
                     reserve.completed(request, now - lease.granted_at, now)
                     times.completed(lease, request, output_tokens / lease.cost, now)
@@ -252,7 +251,7 @@ class AdmissionController:
     # Timer and operator events
 
     def next_event(self, now: float) -> float | None:
-        """When `dispatch` has something to do; None: not before another event."""
+        """Returns when `dispatch` will have something to do; None: not before another event."""
         if not self.queues.depth:
             return None
         first = self.queues.next_expiry()
@@ -264,11 +263,11 @@ class AdmissionController:
     def drain(self, drain: Drain) -> list[Decision]:
         """Refuses new requests; queued and running ones are served, if the engine is there."""
         self.draining = stronger(self.draining, drain)
-        return self._dismissed()
+        return self._dismiss_queued()
 
-    def _dismissed(self) -> list[Decision]:
-        """Refuses what waits for an engine that is gone while this sidecar shuts down: whatever
-        starts that engine again, this sidecar will not be there."""
+    def _dismiss_queued(self) -> list[Decision]:
+        """Refuses all queued requests if the engine is gone and this sidecar shuts down: it will
+        not be there any more when the engine is started again."""
         gone, draining = self.unavailable, self.draining
         if draining is None or draining.ordered_by is not OrderedBy.SHUTDOWN:
             return []
@@ -283,7 +282,7 @@ class AdmissionController:
     def refuse_queued(self, refusal: Refusal) -> list[Decision]:
         """Refuses all queued requests."""
         self.order.blocked_by = None
-        return self._queue_entry.refuse_all(refusal)
+        return self._enqueuer.refuse_all(refusal)
 
     def replace_rules(self, rules: AdmissionRules, now: float) -> list[Decision]:
         """Applies reloaded rules; queued requests keep their time limits."""
@@ -322,16 +321,16 @@ class AdmissionController:
     def dispatch(self, now: float) -> list[Decision]:
         """Refuses requests whose wait has expired, then dispatches those that can start."""
         self.learn()
-        decisions = self._queue_entry.expire(self.away(now), now)
+        decisions = self._enqueuer.expire(self.away_refusal(now), now)
         reserve, waiting = self.constraints.reserve, self.queues.depth
         reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:
             self.queues.remove(head.ticket)
-            if (late := self._queue_entry.refuse_late(head, now)) is not None:
+            if (late := self._enqueuer.refuse_late(head, now)) is not None:
                 decisions.append(Decision(head.ticket, late))
                 continue
             lease = self._grant(head.ticket, head.request, now)
-            self.queues.fair(head.request.service_class).granted(lease, head)
+            self.queues.line(head.request.service_class).granted(lease, head)
             decisions.append(Decision(head.ticket, lease))
         if self.queues.depth != waiting:
             reserve.update(now)
@@ -343,26 +342,26 @@ class AdmissionController:
         for each in self.constraints.granting[request.service_class.rank]:
             if not each.inactive:
                 each.granted(lease, request, now)
-        if self.queues.passed:
-            self.order.gone(request, now)
+        if self.queues.aside_count:
+            self.order.granted(request, now)
         return lease
 
     def _arrive_at_closed(
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Refusal | Queued:
-        """Queues a request that may wait until the engine is expected back."""
+        """Queues a request that may wait until the engine is expected back; refuses all others."""
         draining = self.draining
         if draining is not None and not (self.unavailable and draining.ends_with_engine):
             return refusals.draining(draining.ordered_by)
         self.learn()
-        away, slots_total = self.away(now), self.ledger.slots_total
+        away, slots_total = self.away_refusal(now), self.ledger.slots_total
         assert away is not None
         if 0 < slots_total < request.cost:
             return refusals.too_large(request.cost, slots_total)
         if not self.keeps_queue or away.predicted_start_ms is None:
             return away
         start = self.forecaster.start_after(request, away.predicted_start_ms / 1000)
-        outcome, evicted = self._queue_entry.enter(ticket, request, start, now)
+        outcome, evicted = self._enqueuer.enqueue(ticket, request, start, now)
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return away
@@ -370,21 +369,21 @@ class AdmissionController:
         self.constraints.reserve.demand(request.service_class).arrivals.append((now, request))
         return outcome
 
-    def _count(self, request: AdmissionRequest, now: float) -> None:
-        """Counts what a request asks for, whatever becomes of it."""
+    def _count_demand(self, request: AdmissionRequest, now: float) -> None:
+        """Counts a request as demand, whether it is served or not."""
         demand = self.constraints.reserve.demands[request.service_class.rank]
         if not (request.identity and demand.is_retry(request, now)):
             arrival = now, request
             demand.arrivals.append(arrival)
             if request.service_class is INTERACTIVE:
-                self.forecaster.shorter.recent.append(arrival)
+                self.forecaster.shorter_prompts.recent.append(arrival)
 
     def _enqueue(
         self, ticket: str, request: AdmissionRequest, blocked_by: Constraint, now: float
     ) -> Lease | Refusal | Queued:
         start = self.forecaster.start(request, blocked_by, now)
         outcome: Lease | Refusal | Queued
-        outcome, evicted = self._queue_entry.enter(ticket, request, start, now)
+        outcome, evicted = self._enqueuer.enqueue(ticket, request, start, now)
         self.displaced += evicted
         if isinstance(outcome, Refusal):
             return outcome

@@ -38,12 +38,12 @@ class Drain:
 
 
 def stronger(current: Drain | None, ordered: Drain) -> Drain:
-    """The drain after another order: the stronger one, of equal ones the first."""
+    """Returns the stronger of the current drain and an ordered one; of equal ones the first."""
     if current is None or _STRENGTH[ordered.ordered_by] > _STRENGTH[current.ordered_by]:
         return ordered
     return current
 
 
 def after_restart(current: Drain | None) -> Drain | None:
-    """The drain that remains when another engine epoch reports."""
+    """Returns the drain that remains when an engine of another epoch reports."""
     return None if current is None or current.ends_with_engine else current

@@ -1,4 +1,4 @@
-"""Predicts when a request will start, and refuses those for which that is too late.
+"""Predicts when requests will start, and refuses those that would start too late.
 
 Pure: times are seconds of a monotonic clock. Knows the order of the queues and the service times
 of requests; dispatches nothing.
@@ -32,7 +32,7 @@ from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ClassRules, S
 # Requests that are refused together should not retry together.
 _JITTER_SHARE: Final = 0.25
 
-# Queued requests whose starts are predicted one by one; those behind them start at the same rate.
+# Up to this number, starts are predicted one by one; later requests start at the same rate.
 _MAX_PREDICTED_REQUESTS: Final = 1024
 
 
@@ -43,7 +43,7 @@ class Forecaster:
         self._service_times = constraints.service_times
         self.release_rates = ReleaseRates()
         self._bulk_slots = SlotAverage()
-        self.shorter = ShorterPrompts()
+        self.shorter_prompts = ShorterPrompts()
         self._ledger, self._queues = constraints.ledger, constraints.queues
         self._constraints = constraints
         self._jitter = jitter
@@ -51,7 +51,7 @@ class Forecaster:
     def _schedule_of(
         self, service_class: ServiceClass, blocked_by: Constraint | None, now: float
     ) -> Schedule | None:
-        """The slots as the queued requests of a class will find them. None: unknown."""
+        """Predicts the slots as the queued requests of a class will find them. None: unknown."""
         ledger, is_bulk = self._ledger, service_class is BULK
         free = max(0, ledger.slots_total - ledger.non_idle)
         reserved = ledger.slots_total - self._constraints.bulk_batch(now) if is_bulk else 0
@@ -66,7 +66,7 @@ class Forecaster:
         if schedule is None:
             return None
         if (kept := self._share_kept()) < 1.0:
-            schedule = schedule.part(kept)
+            schedule = schedule.with_share(kept)
         if is_bulk:
             self._queue_up(schedule, INTERACTIVE, None)
             schedule = schedule.copy(without=max(0, reserved))
@@ -79,8 +79,8 @@ class Forecaster:
     def _queue_up(
         self, schedule: Schedule, service_class: ServiceClass, until: AdmissionRequest | None
     ) -> None:
-        """Puts the queued requests of a class into the slots: all, or those before a new one."""
-        line, service_times = self._queues.fair(service_class), self._service_times
+        """Places the queued requests of a class: all, or only those before the new one `until`."""
+        line, service_times = self._queues.line(service_class), self._service_times
         if not line.size:
             return
         if line.size <= MAX_LISTED_REQUESTS:  # one by one
@@ -105,11 +105,11 @@ class Forecaster:
         unknown."""
         times = self._service_times
         if blocked_by is None:
-            return Start(0.0, times.first_token_s(request, times.prompts.left(now)))
+            return Start(0.0, times.first_token_s(request, times.prompts.unread(now)))
         is_bulk = request.service_class is BULK
         if request.service_class is IDLE:
-            return None  # what the others leave is not known
-        lent = self._lent(request.cost, now) if is_bulk else None
+            return None  # nobody knows what the others will leave
+        lent = self._lent_slots(request.cost, now) if is_bulk else None
         schedule = (
             lent.schedule if lent else self._schedule_of(request.service_class, blocked_by, now)
         )
@@ -125,28 +125,28 @@ class Forecaster:
         blocked_s = blocked_by.starts_in_s(request, self._prompts_ahead(request), now)
         if blocked_s is None:
             return None
-        slots_s = _later(max(slots_s, blocked_s), request, blocked_by, now)
+        slots_s = _clear_s(max(slots_s, blocked_s), request, blocked_by, now)
         if slots_s is None:
             return None
-        unread = times.prompts.left_after(schedule.prompt_tokens, slots_s)
+        unread = times.prompts.unread_after(schedule.prompt_tokens, slots_s)
         own_s = times.first_token_s(request, unread)
         return Start(slots_s, None if own_s is None else slots_s + own_s)
 
     def start_after(self, request: AdmissionRequest, wait_s: float) -> Start:
-        """The start of a request that has its slots after this time."""
+        """Returns the start of a request that gets its slots after `wait_s`."""
         own_s = self._service_times.first_token_s(request)
         return Start(wait_s, None if own_s is None else wait_s + own_s)
 
     def _prompts_ahead(self, request: AdmissionRequest) -> float:
-        """Prompt tokens of the bulk requests that go before a bulk one that arrives now."""
-        line = self._queues.fair(BULK)
+        """Returns the prompt tokens of the bulk requests that go before a new bulk one."""
+        line = self._queues.line(BULK)
         if request.service_class is not BULK or not line.tokens:
             return 0.0
         return line.prompt_work * self._queues.ahead(request).tokens / line.tokens
 
-    def _lent(self, cost: int, now: float) -> LentSlots | None:
-        """The slots of bulk requests beside interactive traffic, at least `cost`. None: there is no
-        such traffic, or what they have beside it is unknown."""
+    def _lent_slots(self, cost: int, now: float) -> LentSlots | None:
+        """Returns at least `cost` slots of bulk requests beside interactive traffic. None: there is
+        no such traffic, or what bulk requests have beside it is unknown."""
         ledger, reserve, times = self._ledger, self._constraints.reserve, self._service_times
         waiting = self._queues.size(BULK) > 0
         average = self._bulk_slots.recent_average(ledger.bulk_slot_s(now), waiting, now)
@@ -166,17 +166,17 @@ class Forecaster:
         now: float,
     ) -> Iterator[tuple[QueuedRequest, float | None]]:
         """Predicts in how many seconds each queued request of a class gets its slots, in the order
-        of their dispatch. None: unknown. Where the ends of the running requests are unknown, it is
-        the time in which so many slots of the class came free of late.
+        of their dispatch; None: unknown. Where the ends of running requests are unknown, recent
+        releases show how fast slots of the class come free.
 
         `blocked_by`: what the head of the queue waits for.
         """
         for group in self._queues.aside(service_class):
             for queued in group:
                 aside_s = group.constraint.starts_in_s(queued.request, 0.0, now)
-                yield queued, _later(aside_s, queued.request, group.constraint, now)
+                yield queued, _clear_s(aside_s, queued.request, group.constraint, now)
         times, is_bulk = self._service_times, service_class is BULK
-        lent = self._lent(1, now) if is_bulk else None
+        lent = self._lent_slots(1, now) if is_bulk else None
         if lent:
             schedule: Schedule | None = lent.schedule
         elif service_class is IDLE:
@@ -186,7 +186,7 @@ class Forecaster:
         slots_s, unread, ahead = None, 0.0, 0
         rates = self.release_rates.of(service_class)
         rate = rates.per_second(now) if schedule is None else None
-        for number, queued in enumerate(self._queues.fair(service_class)):
+        for number, queued in enumerate(self._queues.line(service_class)):
             request = queued.request
             blocked_s: float | None = 0.0
             if blocked_by is not None:
@@ -211,7 +211,9 @@ class Forecaster:
                 )
             if each_s is not None:
                 each_s = max(each_s, blocked_s)
-            yield queued, each_s if blocked_by is None else _later(each_s, request, blocked_by, now)
+            if blocked_by is not None:
+                each_s = _clear_s(each_s, request, blocked_by, now)
+            yield queued, each_s
 
     def forecast(
         self,
@@ -238,24 +240,24 @@ class Forecaster:
     def queue_refusal(
         self, request: AdmissionRequest, rules: ClassRules, start: Start | None, now: float
     ) -> Refusal | None:
-        """The refusal of a request that must not queue; None: it may."""
+        """Returns the refusal of a request that must not queue; None: it may."""
         if not request.may_queue:
             return refusals.may_not_queue()
-        slow = self.slow(request, joins=False)
+        slow = self.slow_refusal(request, joins=False)
         if slow is not None:
             return slow
-        refusal = refusals.waits_too_long(request, rules, None if start is None else start.ms)
+        refusal = refusals.too_long_a_wait(request, rules, None if start is None else start.ms)
         if refusal is not None or start is None or start.first_token_s is None:
             return refusal
         alone_s = self._service_times.first_token_s(request) or 0.0
         shorter_s = alone_s * self._shorter_factor(request, rules, now)
         return refusals.late(request, rules, start.first_token_s, shorter_s)
 
-    def slow(self, request: AdmissionRequest, *, joins: bool) -> Refusal | None:
-        """The refusal of a request that would get its tokens more slowly than is useful to its
-        client, in the batch as it is now; None: it would not, or the step time is unknown.
+    def slow_refusal(self, request: AdmissionRequest, *, joins: bool) -> Refusal | None:
+        """Returns the refusal of a request that would get its tokens more slowly than its client
+        can use, in the batch as it is now; None: it would not, or the step time is unknown.
 
-        `joins`: it enlarges the batch; else it takes the place of another request.
+        `joins`: it enlarges the batch; otherwise it takes the place of another request.
         """
         if request.tpot_ms is None:
             return None
@@ -264,18 +266,18 @@ class Forecaster:
             return None
         return refusals.slow(token_ms, request.tpot_ms)
 
-    def late(
+    def late_refusal(
         self, request: AdmissionRequest, rules: ClassRules, waited_s: float, now: float
     ) -> Refusal | None:
-        """The refusal of a request that can have its slots now, and whose first token would be
-        late; None: it is in time.
+        """Returns the refusal of a request that can have its slots now, but whose first token would
+        be late; None: it is in time.
 
-        For its SLO it is refused only if other prompts are the cause: one that would be late in an
-        idle engine would be refused for ever. Where shorter prompts take all of the time, it is
-        served when there are none before it.
+        Only other prompts are a reason to refuse it for its SLO: one that would be late in an empty
+        engine, too, could never be served. Where shorter prompts take all of the time, it is served
+        once none is before it.
         """
         times = self._service_times
-        first_token_s = times.first_token_s(request, times.prompts.left(now))
+        first_token_s = times.first_token_s(request, times.prompts.unread(now))
         alone_s = times.first_token_s(request)
         if first_token_s is None or alone_s is None:
             return None
@@ -292,19 +294,19 @@ class Forecaster:
         return refusal
 
     def _shorter_factor(self, request: AdmissionRequest, rules: ClassRules, now: float) -> float:
-        """How often the prompt of a new request counts beyond once, for shorter ones that come."""
+        """Returns by which factor of its own time a new prompt waits for shorter ones."""
         prompts, ledger = self._service_times.prompts, self._ledger
         rate = prompts.tokens_per_s
         if rate is None or rules.ttft_p95_ms is None or request.service_class is not INTERACTIVE:
             return 0.0
         bulk = (ledger.bulk + self._queues.cost(BULK)) / ledger.slots_total
-        return self.shorter.factor(request, rate / prompts.read_share, min(1.0, bulk), now)
+        return self.shorter_prompts.factor(request, rate / prompts.read_share, min(1.0, bulk), now)
 
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
-        """Adds a Retry-After: the time in which what goes before such a request is dispatched at
+        """Adds a Retry-After: the time in which everything before such a request is dispatched at
         the measured rate; where slots are free, that in which the engine reads the prompts that it
-        has. One that would start too late is not asked back before it could be in time."""
-        slots = self._queues.before_all(request).sequences + request.cost
+        has. A request that would start too late is not asked back before it could be in time."""
+        slots = self._queues.ahead_in_all_classes(request).sequences + request.cost
         unread_s = self._service_times.prompts.clears_at - now
         if slots <= self._ledger.slots_total - self._ledger.non_idle and unread_s > 0:
             wait_ms = min(max(int(1000 * unread_s), MIN_RETRY_MS), MAX_RETRY_MS)
@@ -320,11 +322,11 @@ class Forecaster:
         return replace(refusal, retry_after_ms=wait_ms)
 
 
-def _later(
+def _clear_s(
     starts_in_s: float | None, request: AdmissionRequest, blocked_by: Constraint, now: float
 ) -> float | None:
     """Corrects the start of a request that would have its slots now, but is blocked by something
-    else: it starts when that clears without an event. None: unknown."""
+    other than slots: it starts when that clears without an event. None: unknown."""
     if starts_in_s is None or starts_in_s > 0 or blocked_by.lacks_slots:
         return starts_in_s
     at = blocked_by.clears_at(request, now)

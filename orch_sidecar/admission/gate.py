@@ -58,12 +58,12 @@ class TicketIds:
 
 
 class Ticket:
-    """A request's attempt to get slots of an engine: to be ended, whatever happens in between.
+    """A request's attempt to get slots of an engine. It has to be ended, whatever happens.
 
-    `id`: of the lease that it may get, too. `request`: what it asks for. `queued`: how, if it was
-    not decided at once. `outcome`: None until it is decided. `owner`: what ends it; None once its
-    end has begun, or is left to reconciliation. `movable`: another address of the pool may take it
-    over while it waits; only of one that was queued.
+    `id`: also that of the lease that it may get. `queued`: set if it was not decided at once.
+    `outcome`: None until it is decided. `owner`: the request that ends it; None once the end has
+    begun, or is left to reconciliation. `movable`: another address of the pool may take it over
+    while it is queued.
     """
 
     __slots__ = ("_decided", "_gate", "id", "movable", "outcome", "owner", "queued", "request")
@@ -98,14 +98,14 @@ class Ticket:
         return self._gate.places.of(self.id, now)
 
     def obstacle(self) -> Refusal | None:
-        """Why a request that has waited since it got its lease can no longer be sent to the engine;
+        """Returns why a request that has waited after it got its lease cannot be sent any more;
         None: it can."""
         gate = self._gate
-        away = gate.controller.away(gate._loop.time())
+        away = gate.controller.away_refusal(gate._loop.time())
         return away or (None if gate.ledger.owns(self.id) else refusals.RESTARTED)
 
     def refuse(self, refusal: Refusal) -> bool:
-        """Ends the wait. False: it does not wait, or no longer."""
+        """Ends the wait. False: it does not wait."""
         gate = self._gate
         if not gate._decide(self.id, refusal):
             return False
@@ -121,13 +121,13 @@ class Ticket:
         sent: bool = True,
         rejection: float | str | None = None,
     ) -> None:
-        """Ends it, whatever has become of it: nothing stays queued or leased under it.
+        """Ends the attempt in any state: nothing stays queued or leased under its id.
 
-        `ended`: the engine runs nothing of it, so its slots are free; else the response was cut
-        short, and the engine has to confirm the end. `output_tokens`: if it completed. `served`:
-        the engine ran the request, and did not reject it. `sent`: it got some of it. `rejection`:
-        the upstream rejected it for now: for so many milliseconds nothing is dispatched in its
-        place, or it lacks what is named by the type of its error.
+        `output_tokens`: set if the request completed. `ended`: the engine runs nothing of it, so
+        its slots are free; otherwise the response was cut short, and the engine has to confirm the
+        end. `served`: the engine ran the request, and did not reject it. `sent`: the engine got
+        some of it. `rejection`: the upstream rejected it for now. A number: nothing is dispatched
+        in its place for that many milliseconds. A text: the type of the error names what it lacks.
         """
         self.owner, gate = None, self._gate
         controller, now = gate.controller, gate._loop.time()
@@ -158,7 +158,7 @@ class Ticket:
             controller.pause(self.id, rejection / 1000, now)
 
     def _refused(self, refusal: Refusal, now: float) -> None:
-        """Notes until when a request with an identity was asked not to come back."""
+        """Remembers when a refused request with an identity may come back."""
         request, retry_ms = self.request, refusal.retry_after_ms
         if request.identity and retry_ms is not None and not refusal.moved:
             demand = self._gate.reserve.demand(request.service_class)
@@ -169,26 +169,26 @@ class Gate:
     """Performs the decisions of an admission controller. Lives on one event loop."""
 
     def __init__(
-        self, controller: AdmissionController, lasted_s: dict[Reason, float] | None = None
+        self, controller: AdmissionController, durations_s: dict[Reason, float] | None = None
     ) -> None:
-        """`lasted_s`: how long engines like this one were away, learned together."""
+        """`durations_s`: how long engines like this one were away, shared by them."""
         # Called after each change, while a parent sidecar subscribes to them.
         self.on_change: Callable[[], None] | None = None
         self.orphans = 0  # leases found without an owner, since the start
         # Requests that got no lease, since the start; admission counts the others.
         self.refused: Counter[tuple[ServiceClass, Reason]] = Counter()
-        self.left: Counter[ServiceClass] = Counter()  # their clients were gone before
+        self.left: Counter[ServiceClass] = Counter()  # whose clients left before that
         self.controller = controller
         self.ledger = controller.ledger
         self.offers = controller.constraints.offers
         self.reserve = controller.constraints.reserve
         self.places = Places(controller)
         self._loop = asyncio.get_running_loop()
-        controller.absence = Absence(self._loop.time(), lasted_s)
+        controller.absence = Absence(self._loop.time(), durations_s)
         self.ids = TicketIds()
         self.instance = self.ids.instance
-        self.tickets: dict[str, Ticket] = {}  # that have not ended, by id
-        self.waiting: dict[str, Ticket] = {}  # of these, those of queued requests
+        self.tickets: dict[str, Ticket] = {}  # those that have not ended, by id
+        self.waiting: dict[str, Ticket] = {}  # those of queued requests
         self.claims = EngineClaims(controller, self.instance)
         controller.reclaim.is_unseen = self._is_unseen
         self._timer: asyncio.Handle | None = None
@@ -200,10 +200,10 @@ class Gate:
         return self.controller.status(self._loop.time())
 
     def open(self, owner: Owner, request: AdmissionRequest, since_s: float | None = None) -> Ticket:
-        """Asks for slots. Its `lease` returns the outcome; its `end` has to follow in a `finally`.
+        """Asks for slots. The ticket's `lease` returns the outcome; call its `end` in a `finally`.
 
-        `since_s`: the loop's time of the arrival of a request that had its slots before, from which
-        its time limits count: it is queued before all that arrived later.
+        `since_s`: when a request arrived that had its slots before, by the loop's clock: its time
+        limits count from then, and it is queued before all that arrived later.
         """
         ticket = Ticket(self, owner, request)
         controller, now = self.controller, self._loop.time()
@@ -212,13 +212,13 @@ class Gate:
             arrive = self.claims.arrive if request.parent else controller.arrive
             outcome = arrive(ticket.id, request, now)
         elif controller.unavailable is not None and not controller.keeps_queue:
-            outcome = controller.unavailable  # the queue was dismissed before it came back
+            outcome = controller.unavailable  # the queue was refused before this came back
         else:
             outcome = controller.requeue(ticket.id, request, since_s, now)
         if isinstance(outcome, Queued):
             self._queue(ticket, outcome)
-            again = since_s is not None
-            self._perform(controller.dispatch(now) if again else controller.take_displaced())
+            is_new = since_s is None
+            self._perform(controller.take_displaced() if is_new else controller.dispatch(now))
         else:
             ticket.outcome = outcome
             if controller.displaced or self.waiting:
@@ -228,7 +228,7 @@ class Gate:
                     self._cut_idle()
                 if self.on_change is not None:
                     self.on_change()
-        self.tickets[ticket.id] = ticket  # last: reconciliation ends what an exception leaves
+        self.tickets[ticket.id] = ticket  # last: reconciliation ends what an exception left behind
         return ticket
 
     # Engine
@@ -241,11 +241,11 @@ class Gate:
         self._perform(self.controller.engine_unavailable(refusal, now, expected=expected))
 
     def offered(self, slots: int, number: int) -> None:
-        """The engine has booked so many slots for requests that wait, here or at parents."""
+        """Dispatches under an offer of the engine: `slots` for requests here or at parents."""
         self._perform(self.claims.offered(slots, number, self._loop.time()))
 
     def leases_ended(self, leases: Iterable[str]) -> None:
-        """The engine confirmed that it no longer runs anything under these leases."""
+        """Releases leases under which the engine confirmed that it runs nothing any more."""
         now = self._loop.time()
         self._perform([each for lease in leases for each in self.controller.release(lease, now)])
 
@@ -276,10 +276,9 @@ class Gate:
     # Consistency
 
     def reconcile(self) -> list[str]:
-        """Restores the invariants that an exception may have broken between two turns of the event
-        loop: each queued ticket has an owner that waits, each owner that waits is queued, each
-        lease in use has an owner. Returns the leases without one: they are closing now.
-        """
+        """Restores the invariants that an exception may have broken: each queued ticket has an
+        owner that waits, each owner that waits is queued, each lease in use has an owner. Returns
+        the leases without one, which are closing now."""
         controller, now = self.controller, self._loop.time()
         self._perform(controller.take_displaced())
         for ticket in [each for each in self.tickets.values() if each.owner is None]:
@@ -304,7 +303,7 @@ class Gate:
         return ticket is not None and ticket.owner is not None and ticket.owner.unseen
 
     def _queue(self, ticket: Ticket, queued: Queued) -> None:
-        """Has a ticket wait, and requests give up their slots for it if that was decided."""
+        """Has a ticket wait; aborts the requests that were chosen to give up their slots for it."""
         ticket.queued, ticket.movable, ticket.outcome = queued, False, None
         ticket._decided = self._loop.create_future()
         self.waiting[ticket.id] = ticket
@@ -320,8 +319,8 @@ class Gate:
                 owner.reclaim()
 
     def _decide(self, ticket_id: str, outcome: Outcome) -> bool:
-        """Ends the wait of a request. False: it does not wait. Its owner may be gone, by an
-        exception: reconciliation then finds the lease."""
+        """Ends the wait of a request. False: it does not wait. If an exception has ended its owner,
+        reconciliation finds the lease."""
         ticket = self.waiting.pop(ticket_id, None)
         if ticket is None:
             return False

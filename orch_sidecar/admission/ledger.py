@@ -1,4 +1,4 @@
-"""The slots of one engine, and the one record of each lease that owns some of them.
+"""Keeps the slots of one engine, and the only record of the leases that own them.
 
 Pure. BATCHING/ORCH-3911, 3922.
 """
@@ -37,12 +37,12 @@ class Ledger:
     def _reset_sums(self) -> None:
         # Sequences: of all leases, and of those with a known request by class.
         self.leased = self.interactive = self.bulk = self.idle = 0
-        # Of bulk sequences: the times of their ends less those of their starts.
+        # The sum of the end times of bulk sequences, less that of their start times.
         self._bulk_slot_s = 0.0
-        # KV blocks of all leases: at their ends, and what of them they take after their prefills.
+        # KV blocks of all leases at their ends, and those of them that prefill does not take.
         self.kv_committed = self.kv_growth = 0
         self.kv_unknown = 0  # leases whose output length cannot be estimated
-        # Granted prompts that the engine's reported usage may miss: the time, and their blocks.
+        # When prompts were granted that the engine's reported usage may miss, and their blocks.
         self.unseen: deque[tuple[float, KvNeed]] = deque()
         self.unseen_blocks = self.unseen_reading = 0
 
@@ -53,7 +53,7 @@ class Ledger:
 
     @property
     def non_idle(self) -> int:
-        """Sequences in the engine, but for idle requests: those leave when others need the room."""
+        """Sequences in the engine without idle requests, which give way to all others."""
         return self.leased + self.foreign - self.idle
 
     @property
@@ -81,7 +81,7 @@ class Ledger:
         return lease
 
     def count_oldest_as_seen(self) -> None:
-        """The reported usage includes the first of the prompts that it missed."""
+        """Removes the first unseen prompt: the reported usage includes it now."""
         _, need = self.unseen.popleft()
         self.unseen_blocks -= need.prompt
         self.unseen_reading -= need.reading
@@ -94,13 +94,13 @@ class Ledger:
         return lease
 
     def of(self, service_class: ServiceClass) -> int:
-        """Sequences of a class."""
+        """Returns the sequences of a class."""
         if service_class is INTERACTIVE:
             return self.interactive
         return self.bulk if service_class is BULK else self.idle
 
     def bulk_slot_s(self, now: float) -> float:
-        """Slot-seconds of bulk requests in this epoch, up to now."""
+        """Returns the slot-seconds of bulk requests in this epoch, up to now."""
         return self._bulk_slot_s + self.bulk * now
 
     def abandon(self, lease_id: str) -> None:
@@ -116,7 +116,7 @@ class Ledger:
             self._add(lease, 1, 0.0)
 
     def get(self, lease_id: str) -> Lease | None:
-        """The lease, unless it has ended or is closing."""
+        """Returns the lease, unless it has ended or is closing."""
         lease = self._leases.get(lease_id)
         return None if lease is None or lease.closing else lease
 
@@ -125,7 +125,7 @@ class Ledger:
         return lease_id in self._leases
 
     def all(self) -> Iterator[Lease]:
-        """All leases, in the order in which they were granted."""
+        """Returns all leases, in the order in which they were granted."""
         return iter(self._leases.values())
 
     @property
@@ -133,19 +133,16 @@ class Ledger:
         return len(self._leases)
 
     def in_use(self) -> set[str]:
-        """The ids of all leases that are not closing."""
+        """Returns the ids of all leases that are not closing."""
         return {lease.id for lease in self._leases.values() if not lease.closing}
 
     def closing(self) -> list[str]:
-        """The ids of leases whose end the engine has yet to confirm."""
+        """Returns the ids of leases whose end the engine has yet to confirm."""
         return [lease.id for lease in self._leases.values() if lease.closing]
 
     def observe_peak(self, peak: int, *, since_before: bool = False) -> None:
         """Records the most sequences that the engine ever ran; a rise beyond the slots is a
-        violation.
-
-        `since_before`: the peak precedes the connection to this engine.
-        """
+        violation. `since_before`: the peak precedes the connection to this engine."""
         if peak > max(self._peak, self.slots_total) and not since_before:
             self.violations += 1
         self._peak = peak

@@ -25,18 +25,18 @@ _BULK_FIRST: Final = BULK, INTERACTIVE, IDLE
 
 
 class QueueOrder:
-    """The order in which the queued requests of one engine are dispatched."""
+    """Chooses the next of the queued requests of one engine."""
 
     def __init__(self, constraints: AdmissionConstraints) -> None:
         self.blocked_by: Constraint | None = None  # what the first request waits for
-        self.claim: Claim | None = None  # if the head of the queue lacks slots
-        self.blocked: QueuedRequest | None = None  # which keeps others waiting
+        self.claim: Claim | None = None  # of slots, if the head of the queue lacks some
+        self.blocked: QueuedRequest | None = None  # the one that keeps others waiting
         self._ledger, self._queues = constraints.ledger, constraints.queues
         self._constraints = constraints
         self._reserve = constraints.reserve
 
     def next(self, now: float) -> QueuedRequest | None:
-        """The request to dispatch now; if there is none, `blocked_by` is the constraint."""
+        """Returns the request to dispatch now; None: what waits is blocked by `blocked_by`."""
         self.blocked_by = self.blocked = self.claim = None
         if not self._queues.depth:
             return None
@@ -56,44 +56,45 @@ class QueueOrder:
                 self.blocked_by, self.blocked = blocked_by, head
             if due or blocked_by.scope is not Scope.CLASS:
                 break
-        if self.blocked_by is None and self._queues.passed:
-            self.blocked_by = self._set_aside_for()
+        if self.blocked_by is None and self._queues.aside_count:
+            self.blocked_by = self._first_reason_aside()
         return None
 
     def _head(
         self, service_class: ServiceClass, now: float, *, due: bool
     ) -> tuple[QueuedRequest | None, Constraint | None]:
-        """The first request of a class that nobody passes, and what blocks it; None: there is
-        none."""
-        if self._queues.passed:
+        """Returns the first request of a class that nobody passes, if any, and what blocks it."""
+        if self._queues.aside_count:
             for group in self._queues.aside(service_class):
                 first = group.first
                 due = service_class is BULK and self._reserve.is_due(first, now)
-                blocked_by = self._blocks(first.request, now, due=due)
+                blocked_by = self._blocking(first.request, now, due=due)
                 if blocked_by is None or blocked_by.scope is not Scope.REQUEST:
                     return first, blocked_by
         while (head := self._queues.head(service_class)) is not None:
-            blocked_by = self._blocks(head.request, now, due=due)
+            blocked_by = self._blocking(head.request, now, due=due)
             if blocked_by is None or blocked_by.scope is not Scope.REQUEST:
                 return head, blocked_by
             self._queues.set_aside(head, blocked_by, now)
         return None, None
 
-    def _blocks(self, request: AdmissionRequest, now: float, *, due: bool) -> Constraint | None:
+    def _blocking(self, request: AdmissionRequest, now: float, *, due: bool) -> Constraint | None:
         if request.cost <= self._ledger.room:  # else it lacks slots, whatever it needs of the cache
             self._constraints.set_kv(request)
         blocked_by = self._constraints.blocking(request, now, due=due)
-        if blocked_by is None and self._queues.passed:
-            return self._kept_by(request, now)
+        if blocked_by is None and self._queues.aside_count:
+            return self._next_in_turn(request, now)
         return blocked_by
 
-    def _kept_by(self, request: AdmissionRequest, now: float) -> Constraint | None:
-        """What a request that could go has to leave to those that it would pass once too often."""
+    def _next_in_turn(self, request: AdmissionRequest, now: float) -> Constraint | None:
+        """Returns the constraint of a group whose turn it is before that of a request; None: the
+        request may go."""
         rank, slots_total = request.service_class.rank, self._ledger.slots_total
         waiting: list[tuple[tuple[bool, int, float], int, Group]] = []
         for service_class in _BY_RANK:
             for group in self._queues.aside(service_class):
-                if group.constraint.is_used_by(request) and now >= group.ends_at(slots_total):
+                is_passable = now < group.passable_until(slots_total)
+                if not is_passable and group.constraint.is_used_by(request):
                     due = service_class is BULK and self._reserve.is_due(group.first, now)
                     if due or service_class.rank <= rank:
                         order = not due, service_class.rank, group.since
@@ -104,22 +105,22 @@ class QueueOrder:
         return None
 
     def blocking(self, request: AdmissionRequest, now: float) -> Constraint | None:
-        """What blocks a request that arrives now, whose `kv` is set; None: nothing."""
+        """Returns what blocks a request that arrives now; None: nothing. Its `kv` has to be set."""
         queued = self._queues.depth
         if queued and not self._constraints.offers.left and self._must_queue(request, now):
             return self.blocked_by or self._constraints.slots
         blocked_by = self._constraints.blocking(request, now)
-        if blocked_by is None and self._queues.passed:
-            return self._kept_by(request, now)
+        if blocked_by is None and self._queues.aside_count:
+            return self._next_in_turn(request, now)
         return blocked_by
 
-    def gone(self, request: AdmissionRequest, now: float) -> None:
-        """A request got its slots, and may have passed some that are set aside."""
+    def granted(self, request: AdmissionRequest, now: float) -> None:
+        """Counts a request that got its slots at the groups that it may have passed."""
         for service_class in _BY_RANK:
-            self._queues.aside(service_class).gone(request, now)
+            self._queues.aside(service_class).granted(request, now)
 
     def changes_at(self, now: float) -> float | None:
-        """When a request may be dispatched without any event; None: unpredictable."""
+        """Returns when a request may be dispatched without any event; None: nobody knows."""
         times: list[float | None] = []
         if self.blocked_by is not None:
             heads = (self._queues.head(each) for each in _BY_RANK)
@@ -128,14 +129,14 @@ class QueueOrder:
                 times.append(self.blocked_by.clears_at(blocked.request, now))
         if (bulk := self._queues.head(BULK)) is not None:
             times.append(self._reserve.due_at(bulk, now))
-        if self._queues.passed:
+        if self._queues.aside_count:
             for service_class in _BY_RANK:
                 for group in self._queues.aside(service_class):
                     times.append(group.constraint.clears_at(group.first.request, now))
         return min((at for at in times if at is not None), default=None)
 
-    def _set_aside_for(self) -> Constraint | None:
-        """What the first request waits for that is set aside."""
+    def _first_reason_aside(self) -> Constraint | None:
+        """Returns the constraint that the first request set aside waits for."""
         for service_class in _BY_RANK:
             for group in self._queues.aside(service_class):
                 return group.constraint
@@ -144,20 +145,20 @@ class QueueOrder:
     def _claim(
         self, request: AdmissionRequest, blocked_by: Constraint, now: float, *, due: bool
     ) -> Constraint:
-        """Claims slots for the head of the queue and those behind it, unless it would be blocked
-        with them, too. Returns what blocks it."""
+        """Claims slots for the head of the queue and those behind it, unless it would still be
+        blocked with them. Returns what blocks it."""
         obstacle = self._constraints.obstacle(request, now, due=due)
         if obstacle is not None:
             return obstacle
         urgent = due or request.service_class is INTERACTIVE
         most = self._constraints.room_to_claim(request, now, due=due)
-        more = min(most, self._queues.fair(request.service_class).cost) - request.cost
+        more = min(most, self._queues.line(request.service_class).cost) - request.cost
         self.claim = Claim(request.cost, urgent, max(0, more))
         return blocked_by
 
     def _must_queue(self, request: AdmissionRequest, now: float) -> bool:
-        """Whether a request is queued that this new one must not overtake. An expired one leaves,
-        and the next may wait for another constraint."""
+        """Whether a request is queued that this new one must not overtake. An expired one does not
+        count: it leaves, and the next may wait for another constraint."""
         if request.service_class is IDLE:
             return True
         bulk, interactive = self._queues.head(BULK), self._queues.head(INTERACTIVE)
@@ -172,4 +173,4 @@ class QueueOrder:
             return bulk is not None
         # Interactive requests that wait only for each other let bulk ones pass.
         passes = blocked_by is not None and blocked_by.scope is Scope.CLASS
-        return not (passes and now < interactive.expires)
+        return not (passes and now < interactive.expires_at)

@@ -1,7 +1,7 @@
-"""The places of an engine's queued requests, and when each is predicted to get its slots.
+"""Predicts the place of each queued request, and when it gets its slots.
 
-Pure: times are seconds of a monotonic clock. A look at the queue visits all of it, so its result
-serves all requests for it within a moment: the longer the queue, the longer the moment.
+Pure: times are seconds of a monotonic clock. A prediction visits the whole queue, so it is reused
+for a while: the longer the queue, the longer.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 from orch_sidecar.admission.controller import AdmissionController
 from vllm_plugin.contracts.profile import ServiceClass
 
-# How old an answer may be, and for each queued request: a look takes some microseconds of each.
+# How old a prediction may be, and how much older for each queued request, which costs microseconds.
 _MAX_AGE_S: Final = 0.1
 _MAX_AGE_S_PER_REQUEST: Final = 1e-4
-# Requests beyond these keep the place and the prediction of their arrival.
+# Requests behind these keep the place and the prediction of their arrival.
 _MAX_PLACES: Final = 16_384
 
 
@@ -35,16 +35,14 @@ class Places:
         self._stale_at = float("-inf")
 
     def of(self, ticket: str, now: float) -> Place | None:
-        """Returns the place of a queued request, as of a moment ago.
-
-        None: it has arrived since then, or too many go before it.
-        """
+        """Returns the place of a queued request a moment ago. None: it has arrived since then, or
+        too many go before it."""
         if now >= self._stale_at:
-            self._places = self._look(now)
+            self._places = self._predict(now)
             self._stale_at = now + _MAX_AGE_S + _MAX_AGE_S_PER_REQUEST * len(self._places)
         return self._places.get(ticket)
 
-    def _look(self, now: float) -> dict[str, Place]:
+    def _predict(self, now: float) -> dict[str, Place]:
         controller, places = self._controller, dict[str, Place]()
         blocked_by = controller.blocked_by
         away = controller.unavailable is not None

@@ -1,5 +1,4 @@
-"""The queued requests: one fair queue per class, those of it that others pass, and the times at
-which their waits expire.
+"""Keeps the queued requests: in line, or set aside for others to pass; knows when waits expire.
 
 Pure: times are seconds of a monotonic clock.
 """
@@ -10,7 +9,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 
 from orch_sidecar.admission.constraints.constraint import Constraint
-from orch_sidecar.admission.fairness.backlog import Ahead
+from orch_sidecar.admission.fairness.backlog import WorkAhead
 from orch_sidecar.admission.fairness.fair_queue import FairQueue
 from orch_sidecar.admission.fairness.key_share import KeyShare
 from orch_sidecar.admission.fairness.set_aside import SetAside
@@ -18,8 +17,8 @@ from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from vllm_plugin.contracts.profile import BULK, IDLE, ServiceClass
 
 
-class _Earliest:
-    """Queued requests by some value of each, the least first. Those that left are dropped late."""
+class _LeastFirst:
+    """A heap of queued requests by some value. Those that have left are dropped lazily."""
 
     def __init__(self, queued: Mapping[str, QueuedRequest]) -> None:
         self._queued = queued
@@ -29,82 +28,82 @@ class _Earliest:
         heapq.heappush(self._heap, (value, ticket))
 
     def first(self) -> tuple[float, str] | None:
-        """The least value, and the ticket that has it; None if none is queued."""
+        """Returns the least value and its ticket; None if nothing is queued."""
         while self._heap and self._heap[0][1] not in self._queued:
             heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
 
     def prune(self) -> None:
-        """To be called after each request that left: bounds what is dropped late."""
+        """Bounds what is dropped lazily; to be called after each request that left."""
         if len(self._heap) > 2 * len(self._queued) + 64:
             self._heap = [entry for entry in self._heap if entry[1] in self._queued]
             heapq.heapify(self._heap)
 
 
 class Queues:
-    """Fair between the API keys of a class; of one key first come, first served."""
+    """The queued requests of all classes, each a fair line, and those that are set aside."""
 
     def __init__(self) -> None:
         self.lines = tuple(FairQueue() for _ in ServiceClass)  # by the rank of their class
         self._aside = {each: SetAside() for each in ServiceClass}
-        self._later = dict.fromkeys(ServiceClass, 0)  # parts of requests, but for the first ones
-        self.passed = 0  # requests of all classes that are set aside
+        self._later = dict.fromkeys(ServiceClass, 0)  # parts of requests after the first ones
+        self.aside_count = 0  # requests of all classes that are set aside
         self._queued: dict[str, QueuedRequest] = {}
-        self._expiring = _Earliest(self._queued)
-        self._delayed = _Earliest(self._queued)  # bulk requests, by their places on the delay clock
+        self._expiring = _LeastFirst(self._queued)
+        self._delayed = _LeastFirst(self._queued)  # bulk requests, by `delay_s`
         self.depth = 0  # requests of all classes
 
-    def fair(self, service_class: ServiceClass) -> FairQueue:
-        """The requests of a class that are in line, and what its keys have."""
+    def line(self, service_class: ServiceClass) -> FairQueue:
+        """Returns the line of a class, with the shares of its keys."""
         return self.lines[service_class.rank]
 
     def aside(self, service_class: ServiceClass) -> SetAside:
-        """Those of a class that others pass."""
+        """Returns the requests of a class that others pass."""
         return self._aside[service_class]
 
     # What is queued
 
     @property
     def urgent(self) -> int:
-        """Requests of all classes but idle ones, which keep nobody waiting."""
+        """Requests of all classes except idle ones, which keep nobody waiting."""
         return self.depth - self.size(IDLE) if self.depth else 0
 
     def size(self, service_class: ServiceClass) -> int:
-        """Requests of a class."""
-        return self.fair(service_class).size + self._aside[service_class].size
+        """Returns how many requests of a class are queued."""
+        return self.line(service_class).size + self._aside[service_class].size
 
     def places(self, service_class: ServiceClass) -> int:
-        """Requests of a class, of those that run in parts the first parts only."""
+        """Returns how many places requests of a class take: later parts take none."""
         return self.size(service_class) - self._later[service_class]
 
     def cost(self, service_class: ServiceClass) -> int:
-        """Sequences of a class."""
-        return self.fair(service_class).cost + self._aside[service_class].cost
+        """Returns how many sequences of a class are queued."""
+        return self.line(service_class).cost + self._aside[service_class].cost
 
     def head(self, service_class: ServiceClass) -> QueuedRequest | None:
-        """The first request in line."""
+        """Returns the first request in line."""
         queue = self.lines[service_class.rank]
         return queue.head() if queue.size else None
 
-    def ahead(self, request: AdmissionRequest) -> Ahead:
-        """How much of its class goes before a request that arrives now."""
-        return self.fair(request.service_class).ahead(request)
+    def ahead(self, request: AdmissionRequest) -> WorkAhead:
+        """Returns how much of its class goes before a request that arrives now."""
+        return self.line(request.service_class).ahead(request)
 
-    def before_all(self, request: AdmissionRequest) -> Ahead:
-        """How much goes before a request that arrives now: of its class, and of a more urgent."""
+    def ahead_in_all_classes(self, request: AdmissionRequest) -> WorkAhead:
+        """Returns how much of its own and of more urgent classes goes before a new request."""
         ahead, rank = self.ahead(request), request.service_class.rank
         if not rank or self.depth == self.lines[rank].size:
             return ahead
         urgent = [each for each in ServiceClass if each.rank < rank]
-        return Ahead(
+        return WorkAhead(
             ahead.requests + sum(self.size(each) for each in urgent),
             ahead.sequences + sum(self.cost(each) for each in urgent),
             ahead.tokens,
         )
 
     def all(self) -> list[QueuedRequest]:
-        """All requests: those that are set aside, then those in line, the most urgent first."""
-        aside = (each for of in self._aside.values() for group in of for each in group)
+        """Returns all requests: those set aside, then those in line, the most urgent first."""
+        aside = (each for groups in self._aside.values() for group in groups for each in group)
         return [*aside, *(each for line in self.lines for each in line)]
 
     def __contains__(self, ticket: str) -> bool:
@@ -116,14 +115,13 @@ class Queues:
     # What leaves and comes
 
     def add(self, queued: QueuedRequest, *, at_head: bool = False) -> None:
-        """Adds a request; `at_head`: it was dispatched before, and goes before those that were
-        not."""
-        self.fair(queued.request.service_class).add(queued, at_head=at_head)
+        """Adds a request; `at_head`: it was dispatched before, and goes before all others."""
+        self.line(queued.request.service_class).add(queued, at_head=at_head)
         self._queued[queued.ticket] = queued
         self.depth += 1
-        if queued.request.later:
+        if queued.request.is_later_part:
             self._later[queued.request.service_class] += 1
-        self._expiring.add(queued.expires, queued.ticket)
+        self._expiring.add(queued.expires_at, queued.ticket)
         if queued.request.service_class is BULK:
             self._delayed.add(queued.delay_s, queued.ticket)
 
@@ -133,12 +131,12 @@ class Queues:
         if queued is None:
             return None
         service_class = queued.request.service_class
-        if self.passed and self._aside[service_class].remove(queued):
-            self.passed -= 1
+        if self.aside_count and self._aside[service_class].remove(queued):
+            self.aside_count -= 1
         else:
-            self.fair(service_class).remove(queued)
+            self.line(service_class).remove(queued)
         self.depth -= 1
-        if queued.request.later:
+        if queued.request.is_later_part:
             self._later[service_class] -= 1
         self._expiring.prune()
         self._delayed.prune()
@@ -146,12 +144,12 @@ class Queues:
 
     def set_aside(self, queued: QueuedRequest, constraint: Constraint, now: float) -> None:
         """Takes a request out of the line: those behind it do not wait for what it waits for."""
-        self.fair(queued.request.service_class).remove(queued)
+        self.line(queued.request.service_class).remove(queued)
         self._aside[queued.request.service_class].add(queued, constraint, now)
-        self.passed += 1
+        self.aside_count += 1
 
     def next_expiry(self) -> float | None:
-        """When the first wait expires; None if no request is queued."""
+        """Returns when the first wait expires; None if no request is queued."""
         first = self._expiring.first()
         return None if first is None else first[0]
 
@@ -160,8 +158,9 @@ class Queues:
         at = self.next_expiry() if self.depth else None
         return at is not None and at <= now
 
-    def longest_delay(self) -> float | None:
-        """The delay clock when the first of all bulk requests was queued; None: none is."""
+    def first_bulk_delay_s(self) -> float | None:
+        """Returns what the delay clock showed when the first bulk request was queued; None: none
+        is queued."""
         first = self._delayed.first()
         return None if first is None else first[0]
 
@@ -177,17 +176,17 @@ class Queues:
     # Shares of keys
 
     def forget_running(self) -> None:
-        """The engine restarted: nothing runs."""
+        """Forgets running requests: the engine restarted."""
         for line in self.lines:
             line.forget_running()
 
     def shares(
         self, names: Mapping[bytes, str]
     ) -> Iterator[tuple[ServiceClass, str, KeyShare, float | None]]:
-        """The share of each key that has one of these `names`, by digest, in each class, and which
-        part it was served of the tokens that all keys were; None: there were none."""
+        """Yields the shares of the keys with these `names` (by digest) in each class, and which
+        part of all served tokens each key got; None: there were none."""
         for service_class in ServiceClass:
-            shares = self.fair(service_class).shares
+            shares = self.line(service_class).shares
             total = sum(each.served for each in shares.values())
             for digest, share in shares.items():
                 if digest in names:

@@ -81,10 +81,10 @@ def may_not_queue() -> Refusal:
 def longest_wait(
     request: AdmissionRequest, rules: ClassRules, first_token_s: float = 0.0
 ) -> tuple[float, Reason]:
-    """Seconds for which a request may wait for its slots, and what it misses after that.
+    """Returns the seconds for which a request may wait for its slots, and what it misses then.
 
-    `first_token_s`: from its slots to its first token. One that gave its slots back may wait as
-    long again.
+    `first_token_s`: from its slots to its first token. Each time that a request gave its slots back
+    it may wait as long again.
     """
     limits = [(rules.max_wait_s * (1 + request.reclaimed), Reason.QUEUE_TIMEOUT)]
     if request.max_wait_ms is not None:
@@ -96,10 +96,10 @@ def longest_wait(
     return min(limits)
 
 
-def waits_too_long(
+def too_long_a_wait(
     request: AdmissionRequest, rules: ClassRules, start_ms: float | None
 ) -> Refusal | None:
-    """The refusal of a request that would wait longer than it may; None: it may wait."""
+    """Returns the refusal of a request that would wait longer than it may; None: it may wait."""
     requested_ms, limit_ms = request.max_wait_ms, 1000 * rules.max_wait_s
     expected = "has to wait" if start_ms is None else f"would start in {start_ms} ms"
     if requested_ms is not None:
@@ -126,11 +126,11 @@ def late(
     again_s: float = 0.0,
     waited_s: float = 0.0,
 ) -> Refusal | None:
-    """The refusal of a request whose first token would be late; None: it is in time.
+    """Returns the refusal of a request whose first token would be late; None: it is in time.
 
-    `first_token_s`: since its arrival, `waited_s` ago. `again_s`: by how much it must be early for
-    its SLO, for the sake of shorter prompts. Predictions may err: to the disadvantage of one that
-    arrives, which can go elsewhere, and to the advantage of one that has waited.
+    `first_token_s`: from its arrival, `waited_s` ago. `again_s`: by how much it must be early for
+    its SLO, because shorter prompts will arrive. Predictions err against a request that arrives,
+    which can go elsewhere, and in favour of one that has waited.
     """
     first_token_ms = 1000 * first_token_s
     expected = f"the first token is expected in {round(first_token_ms)} ms"
@@ -170,13 +170,13 @@ def slow(token_ms: float, limit_ms: float) -> Refusal:
 
 
 def expired(queued: QueuedRequest) -> Refusal:
-    """The refusal of a queued request whose wait has expired."""
-    waited_s = queued.expires - queued.arrived
+    """Returns the refusal of a queued request whose wait has expired."""
+    waited_s = queued.expires_at - queued.arrived
     limit = {
         Reason.DEADLINE_MISS: "its deadline can no longer be met",
         Reason.SLO_MISS: f"the SLO of {queued.request.service_class} requests cannot be met any "
         "more",
-    }.get(queued.expiry, "that is the longest wait allowed")
+    }.get(queued.expiry_reason, "that is the longest wait allowed")
     return Refusal(
-        queued.expiry, f"no slot came free within {waited_s:.3g} s, and {limit}: retry later"
+        queued.expiry_reason, f"no slot came free within {waited_s:.3g} s, and {limit}: retry later"
     )

@@ -86,16 +86,15 @@ class AdmissionStatus(NamedTuple):
         return self.interactive.granted + self.bulk.granted + self.idle.granted
 
     @property
-    def waits_for(self) -> str | None:
-        """Completes "it waits for": what blocks the request that is next, in words; None: nothing
-        does."""
+    def waited_for(self) -> str | None:
+        """What completes "it waits for" of the request that is next; None: nothing blocks it."""
         if self.unavailable is not None:
             return f"the engine: {self.unavailable.message}"
         return None if self.blocked_by is None else self.blocked_by.text()
 
 
 def classes_of(rules: AdmissionRules) -> tuple[ServiceClass, ...]:
-    """The service classes that `rules` define."""
+    """Returns the service classes that `rules` define."""
     return tuple(ServiceClass) if rules.interactive is not None else (BULK, IDLE)
 
 

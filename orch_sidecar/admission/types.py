@@ -30,7 +30,7 @@ class KvNeed:
 
     @property
     def at_end(self) -> int:
-        """Blocks at its end, as far as they are known."""
+        """The blocks at its end, as far as they are known."""
         return self.prompt + (self.output or 0)
 
 
@@ -44,14 +44,13 @@ class AdmissionRequest:
     `cost`: sequences. `prompt_tokens`: of all prompts together, estimated where not counted.
     `max_tokens`: limit per sequence; None: no limit was requested. `deadline_ms`: time to the
     first token. `max_wait_ms`: time to the slot. `tpot_ms`: time per token. `adapter`: the LoRA
-    adapter, None for the base model. `later`: a part, not the first, of a request that runs in
-    parts: it takes no place in a queue, and waits for as long as it takes. `identity`: equal for a
-    request that comes back unchanged, 0 if unknown. `key`: digest of the client's API key, or of
-    its flow; empty: none. `weight`: share of the key within its class. `parent`: instance of the
-    parent sidecar that sent it; empty: none. Set by admission: `work`, the expected output tokens
-    of all sequences; `reclaimed`, how often it had to give its slots back; `delay_s`, the delay
-    clock of bulk requests when it was first queued, None if it never was; `kv`, its expected blocks
-    of the KV cache.
+    adapter, None for the base model. `is_later_part`: of a request that runs in parts, and not its
+    first: it takes no place in a queue, and its wait has no limit. `identity`: equal for a request
+    that comes back unchanged, 0 if unknown. `key`: digest of the client's API key, or of its flow;
+    empty: none. `weight`: share of the key within its class. `parent`: instance of the parent
+    sidecar that sent it; empty: none. Set by admission: `work`, the expected output tokens of all
+    sequences; `reclaimed`, how often it had to give its slots back; `delay_s`, what the delay clock
+    showed when it was first queued, None if it never was; `kv`, its expected KV blocks.
     """
 
     service_class: ServiceClass
@@ -69,14 +68,14 @@ class AdmissionRequest:
     weight: float = 1.0
     tpot_ms: float | None = None
     adapter: str | None = None
-    later: bool = False
+    is_later_part: bool = False
     delay_s: float | None = None
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A request was queued, behind `position` others. `predicted_start_ms`: None if unknown."""
+    """The answer to a request that is queued behind `position` others."""
 
     position: int
     predicted_start_ms: int | None
@@ -86,9 +85,10 @@ class Queued:
 class StepTime:
     """t_step(b) = t0 + c * b^alpha, measured by the engine up to a batch of `largest`.
 
-    `tokens`: mean tokens of a sequence per step; more than one with speculative decoding.
-    `good`: the samples suffice to predict from it. `traffic`: p95 of the measured time per token
-    over this one, as of the last seconds; `prompt_share`: of that time, what went to prompts.
+    `tokens`: mean tokens of a sequence per step; more than one with speculative decoding. `good`:
+    there are enough samples to predict from it. `traffic`: the p95 of the measured time per token
+    in the last seconds, as a multiple of this one; `prompt_share`: the share of that time that
+    prompts took.
     """
 
     t0_ms: float
@@ -101,11 +101,11 @@ class StepTime:
     prompt_share: float = 0.0
 
     def ms(self, batch: int) -> float:
-        """Milliseconds of a decode step of `batch` sequences."""
+        """Returns the milliseconds of a decode step of `batch` sequences."""
         return float(self.t0_ms + self.c_ms * batch**self.alpha)
 
     def token_ms(self, batch: int) -> float:
-        """Milliseconds per token of each of `batch` sequences."""
+        """Returns the milliseconds per token of each of `batch` sequences."""
         return self.ms(batch) / self.tokens
 
 
@@ -114,12 +114,12 @@ class Lease:
     """The right to run `cost` sequences in the engine of this `epoch`.
 
     `request`: None for a lease that the engine reported and this sidecar does not know.
-    `granted_at`: seconds of the caller's clock. `kv`: what was committed for it in the KV cache.
-    `closing`: the response was cut short, and the engine has yet to confirm the end.
-    `expected_tokens`: that count for its key until it ends. `reclaimed`: it ends for another
-    request, and nothing of it counts for its key. `offered`: the engine had booked its slots.
-    `read_from`, `read_to`: prompt tokens that the engine had read when it was granted, and will
-    have read with its own (`prediction.prompts`).
+    `granted_at`: seconds of the caller's clock. `kv`: its committed KV blocks. `closing`: the
+    response was cut short, and the engine has yet to confirm the end. `expected_tokens`: those that
+    count for its key until it ends. `reclaimed`: it ends for another request, and counts nothing
+    for its key. `offered`: the engine had booked its slots. `read_from`, `read_to`: prompt tokens
+    that the engine had read when it was granted, and will have read with its own
+    (`prediction.prompts`).
     """
 
     id: str
@@ -145,22 +145,22 @@ class Decision:
 
 
 class EngineReport(NamedTuple):
-    """The state that an engine reports. None: unknown, and nothing is guessed in its place.
+    """The state that an engine reports. None: unknown, and never replaced by a guess.
 
     `kv_usage`: share of the KV cache in use (0 to 1). `prefilling`: sequences whose prefill is
     not complete, which that usage may miss; `waiting`: those of them that have not started.
-    `batch_seen`: the largest batch of which the engine has made some steps; all slots, where it
+    `batch_seen`: the largest batch of which the engine has made some steps; all slots if it
     generates nothing. `scheduled`: sequences of leases in the scheduler; the others are still on
     their way to it.
-    `max_loras`: LoRA adapters of a batch, 0 without; `adapters_running`: of all requests in it;
-    `adapters_foreign`: of other users' requests; `adapters_wanted`: for which other users wait, and
-    did before this one; `adapters_joinable`: none of them has waited for long.
-    `sidecars`: that read its state, this one included; `contended`: others claim slots;
+    `max_loras`: LoRA adapters in a batch, 0 without LoRA; `adapters_running`: of all requests in
+    it; `adapters_foreign`: of other users' requests; `adapters_wanted`: those that other users have
+    waited for longer than this one; `adapters_joinable`: none of these has waited for long.
+    `sidecars`: readers of its state, this one included; `contended`: others claim slots;
     `foreign_interactive`: sequences of others' interactive requests, a part of `foreign`.
-    `prefill_tokens_per_s`: measured. `chunk_tokens`: the most tokens of one prompt that a step
-    prefills beside decodes, `step_tokens`: of all prompts and decodes. `leases`: ids and costs of
-    this sidecar's leases in the engine; reported with a new epoch, since a request may reach an
-    engine under its predecessor's.
+    `chunk_tokens`: the most tokens of one prompt that a step prefills beside decodes;
+    `step_tokens`: of all prompts and decodes. `leases`: ids and costs of this sidecar's leases in
+    the engine; reported with a new epoch, since a request may reach an engine with a lease of its
+    predecessor.
     """
 
     epoch: str
@@ -204,15 +204,14 @@ class Owner(Protocol):
 class QueuedRequest:
     """A queued request.
 
-    `expiry`: of the time limit that expires first. `delay_s`: the delay clock when it was
-    first queued.
-    `expected_tokens`: that its key will use for it.
+    `expiry_reason`: that of its first time limit, at `expires_at`. `delay_s`: what the delay clock
+    showed when it was first queued. `expected_tokens`: those that its key will use for it.
     """
 
     ticket: str
     request: AdmissionRequest
     arrived: float
-    expires: float
-    expiry: Reason
+    expires_at: float
+    expiry_reason: Reason
     delay_s: float
     expected_tokens: int = 1

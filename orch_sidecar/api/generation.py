@@ -204,7 +204,7 @@ def _request(
 
 
 def _choices(document: Document) -> int:
-    """Sequences for each prompt."""
+    """Returns the sequences for each prompt."""
     return _integer(document, "n", 1) or 1
 
 

@@ -246,7 +246,8 @@ class Authorizer:
         return None
 
     def budget_of(self, key: ApiKey) -> tuple[float | None, float | None]:
-        """The requests and the tokens per minute that this entry grants a key; None: no limit."""
+        """Returns the requests and the tokens per minute that this entry grants a key; None: no
+        limit."""
         requests, tokens = key.requests_per_minute, key.tokens_per_minute
         return (
             None if requests is None else requests / self._entries,
@@ -254,7 +255,7 @@ class Authorizer:
         )
 
     def budget_fields(self, key: ApiKey, now: float) -> Fields:
-        """The headers that report the budgets of a key that has entered."""
+        """Returns the headers that report the budgets of a key that has entered."""
         return self._usage[key.digest].budgets.fields(*self.budget_of(key), now)
 
     def settle(

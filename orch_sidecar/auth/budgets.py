@@ -78,12 +78,12 @@ class Bucket:
         return self.used * _MINUTE_S <= self._per_minute * (now - self._at) or not self._per_minute
 
     def wait_s(self, needed: float, per_minute: float) -> float:
-        """Seconds until there is room for `needed`; 0: there is."""
+        """Returns the seconds until there is room for `needed`; 0: there is."""
         over = self.used + min(needed, per_minute) - per_minute
         return over * _MINUTE_S / per_minute if over > 0 else 0.0
 
     def fields(self, names: tuple[str, str, str], per_minute: float) -> Fields:
-        """The headers of a budget: the limit, what is left, and when all of it will be."""
+        """Returns the headers of a budget: the limit, what is left, and when all of it will be."""
         left = max(0, int(per_minute - self.used))
         reset = duration(self.used * _MINUTE_S / per_minute)
         limit = max(1, int(per_minute))  # less than one a minute is one in several
@@ -103,7 +103,8 @@ class Budgets:
     def expected(
         self, body_bytes: int, prompt_tokens: int | None, max_tokens: int | None, cost: int
     ) -> Reservation:
-        """What a request is expected to take: `cost` sequences, of `max_tokens` at the most."""
+        """Returns what a request is expected to take: `cost` sequences, of `max_tokens` at the
+        most."""
         if prompt_tokens is None:
             prompt_tokens = self._prompt_size.estimate(body_bytes, None)
         output = self._output if max_tokens is None else min(max_tokens, self._output)
@@ -144,7 +145,7 @@ class Budgets:
     def fields(
         self, requests_per_minute: float | None, tokens_per_minute: float | None, now: float
     ) -> Fields:
-        """The headers of these budgets."""
+        """Returns the headers of these budgets."""
         found: Fields = ()
         if requests_per_minute is not None:
             self.requests.drain(requests_per_minute, now)

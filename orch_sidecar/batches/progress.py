@@ -60,7 +60,8 @@ class Progress:
         ]
 
     def _pace(self, batch: OpenBatch) -> dict[str, float | None]:
-        """Rows per second, and when the last one is expected to end, in Unix milliseconds."""
+        """Returns the rows per second, and when the last one is expected to end, in Unix
+        milliseconds."""
         (began, before), (at, done) = self._done[batch.id][0], self._done[batch.id][-1]
         rate = (done - before) / (at - began) if at > began else 0.0
         if not rate:

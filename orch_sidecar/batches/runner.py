@@ -247,9 +247,9 @@ class Runner:
         return taken
 
     def _wanted(self) -> dict[Lane, int]:
-        """How many rows to take, by lane: of each model owners take turns, and the oldest of their
-        batches. Of each owner so many models as one file may have: the names in files are free, and
-        each would have rows in memory."""
+        """Returns how many rows to take, by lane: of each model owners take turns, and the oldest
+        of their batches. Of each owner so many models as one file may have: the names in files are
+        free, and each would have rows in memory."""
         now = time.monotonic()
         here = Counter(batch_id for batch_id, _ in self._rows)
         first = defaultdict[str, dict[str, Lane]](dict)  # by model and owner

@@ -106,7 +106,7 @@ def entry(pool: PoolStatus, key: ApiKey | None) -> dict[str, Any]:
 
 
 def _rate_limits(admission: AdmissionStatus, key: ApiKey | None) -> dict[str, Any]:
-    """The limits beyond which requests get a 429; the page adds the budgets of the key.
+    """Returns the limits beyond which requests get a 429; the page adds the budgets of the key.
 
     `queue_capacity` in queued requests and `max_wait_s` in seconds, by class; and the concurrent
     sequences of the key, None where they are not limited.

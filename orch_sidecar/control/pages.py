@@ -124,8 +124,8 @@ class Pages:
         yield (text + "]}").encode()
 
     def _entries(self, key: ApiKey | None) -> Iterator[dict[str, Any]]:
-        """The entries of all pools, and then of the absent ones, each as it is when it is its
-        turn."""
+        """Returns the entries of all pools, and then of the absent ones, each as it is when it is
+        its turn."""
         absent, private = self._pools.absent(), self._authorizer.sees_all(key)
         requests, tokens = (None, None) if key is None else self._authorizer.budget_of(key)
         budgets = {"key_requests_per_minute": requests, "key_tokens_per_minute": tokens}

@@ -50,7 +50,7 @@ def document(request_id: str, request: Request | None, pools: PoolRegistry) -> d
 
 def _queued(request: Request, pool: Pool) -> dict[str, Any]:
     position, start_ms = request.place(pool.connections.loop.time())
-    first = pool.status().admission.waits_for
+    first = pool.status().admission.waited_for
     ahead = f"{position} request{'' if position == 1 else 's'} before it"
     if not position:
         text = first

@@ -80,7 +80,7 @@ def state_of(pool: PoolStatus, run: str, sequences: int) -> State:
 
 
 def _idle_of_others(pool: Pool, instance: str | None) -> int:
-    """Sequences of idle requests that a parent has not sent."""
+    """Returns the sequences of idle requests that a parent has not sent."""
     leases = pool.ledger.all() if pool.ledger.idle else ()
     ours = ((each.request, each.cost) for each in leases)
     return sum(

@@ -109,7 +109,8 @@ _FAST_DECODER: Final = json.JSONDecoder(parse_constant=_no_number)
 
 
 def _shown(value: Any) -> str:
-    """A value, shortened for messages; an integer may have more digits than Python prints."""
+    """Returns a value, shortened for messages; an integer may have more digits than Python
+    prints."""
     if type(value) is int and value.bit_length() > 256:
         return f"an integer of about {int(value.bit_length() * math.log10(2))} digits"
     text = str(value) if isinstance(value, Exception) else repr(value)

@@ -89,7 +89,7 @@ def unserved_of(document: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _adapters(lora: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields of a report about LoRA adapters."""
+    """Returns the fields of a report about LoRA adapters."""
     if lora is None:
         return {}
     return {
@@ -101,7 +101,7 @@ def _adapters(lora: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:
-    """The KV cache; None for an engine without one, or that reports no groups of it."""
+    """Returns the KV cache; None for an engine without one, or that reports no groups of it."""
     blocks, entries = document.get("kv_blocks_total"), document.get("kv_groups")
     if not blocks or not entries:
         return None
@@ -109,20 +109,21 @@ def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:
 
 
 def _scheduled(document: Mapping[str, Any], foreign: int) -> int | None:
-    """Sequences in the scheduler that have leases."""
+    """Returns the sequences in the scheduler that have leases."""
     running, waiting = document.get("running"), document.get("waiting")
     return None if running is None or waiting is None else max(0, running + waiting - foreign)
 
 
 def _chunk(features: Mapping[str, Any]) -> int | None:
-    """The tokens of one prompt that a step reads at most; a threshold of 0 means no threshold."""
+    """Returns the tokens of one prompt that a step reads at most; a threshold of 0 means no
+    threshold."""
     whole = _positive(features.get("max_num_batched_tokens"))
     chunk = _positive(features.get("long_prefill_token_threshold"))
     return chunk if whole is None else min(whole, chunk or whole)
 
 
 def _positive(value: Any) -> int | None:
-    """A positive integer, or None: the members of `features` are not checked."""
+    """Returns a positive integer, or None: the members of `features` are not checked."""
     return value if type(value) is int and value > 0 else None
 
 

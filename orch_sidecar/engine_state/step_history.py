@@ -82,7 +82,7 @@ class StepHistory:
         return round((sequences_1 - sequences_0) / steps, 1) if steps > 0 else None
 
     def _at(self, at: float) -> tuple[float, float]:
-        """Steps and sequences at a time within the reports."""
+        """Returns the steps and sequences at a time within the reports."""
         before = after = self._counts[0]
         for after in self._counts:
             if after.at >= at:

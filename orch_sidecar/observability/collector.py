@@ -277,7 +277,7 @@ class Collector:
             yield [route, outcome.value, str(status)], count
 
     def _requests_elsewhere(self, scraped: Set[str]) -> Iterable[tuple[str, str, Iterable[Sample]]]:
-        """Those of no pool, and of pools that are gone."""
+        """Returns those of no pool, and of pools that are gone."""
         for name in self.requests.keys() - scraped:
             kind = NO_TYPE if name is None else self._pools[name].profile.measurement_type.value
             yield name or NO_POOL, kind, self._requests(name)

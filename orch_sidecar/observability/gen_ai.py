@@ -51,7 +51,7 @@ Labelled = tuple[Mapping[str, str], Histogram]
 
 
 def _per_token_s(record: RequestRecord, now: int) -> float | None:
-    """The seconds per token of a stream that ended at `now`; None: they are not counted."""
+    """Returns the seconds per token of a stream that ended at `now`; None: they are not counted."""
     tokens, first_byte = record.output_tokens, record.first_byte
     if tokens is None or tokens < 2 or first_byte is None:
         return None

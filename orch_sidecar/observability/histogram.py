@@ -93,5 +93,5 @@ class Histogram:
 
 @cache
 def _texts(buckets: tuple[float, ...]) -> tuple[str, ...]:
-    """The bounds of buckets; there are a handful of sets of them."""
+    """Returns the bounds of buckets; there are a handful of sets of them."""
     return (*map(number, buckets), "+Inf")

@@ -77,7 +77,7 @@ class Pool:
         group: str | None = None,
         changes_every_s: Callable[[], float] = float,
         sidecar_key: SecretStr | None = None,
-        lasted_s: dict[Reason, float] | None = None,
+        durations_s: dict[Reason, float] | None = None,
         on_ready: Callable[[Pool], None] | None = None,
     ) -> None:
         """`keeps_queue`: requests stay queued while the engine is unavailable. `group`: the name of
@@ -97,7 +97,7 @@ class Pool:
         self.profile = profile
         self.admission = controller = AdmissionController(rules)
         controller.keeps_queue = keeps_queue
-        self.gate = Gate(controller, lasted_s)
+        self.gate = Gate(controller, durations_s)
         self.ledger, self.queues = controller.ledger, controller.queues
         self.claims = self.gate.claims
         self.connections = ConnectionPool(settings.url, connect_timeout_s)
@@ -172,10 +172,10 @@ class Pool:
             cause = error_text(error)
             logger.warning("pool %s: no connection to %s: %s", self.name, self.url, cause)
         text = "no connection to the engine could be opened"
-        return self.admission.away(now) or Refusal(Reason.ENGINE_DOWN, text)
+        return self.admission.away_refusal(now) or Refusal(Reason.ENGINE_DOWN, text)
 
     def silence_limit_s(self) -> float:
-        """Seconds for which a response of the engine may be silent.
+        """Returns the seconds for which a response of the engine may be silent.
 
         An engine that is heard of tells itself when it makes no progress. Of one that is not, as
         the plugin judges stalls: many of its steps, and longer than it was not heard of before.
@@ -184,7 +184,7 @@ class Pool:
             return LONGEST_SILENCE_S
         admission = self.admission
         steps_s = _HUNG_STEPS * (admission.service_times.pace_s(0) or 0.0)
-        before_s = _HUNG_TIMES * admission.absence.last_s(Reason.ENGINE_STALE)
+        before_s = _HUNG_TIMES * admission.absence.last_duration_s(Reason.ENGINE_STALE)
         return min(LONGEST_SILENCE_S, max(_HUNG_S, steps_s, before_s))
 
     def admission_request(self, call: GenerationCall, spent_ms: float) -> AdmissionRequest:
@@ -201,7 +201,8 @@ class Pool:
         adapters = self.watcher.adapters
         adapter = generation.model if adapters and generation.model in adapters else None
         ask = AdmissionRequest(service_class, generation.cost, prompt_tokens, generation.max_tokens)
-        ask.key, ask.weight, ask.adapter, ask.later = call.key, call.weight, adapter, call.later
+        ask.key, ask.weight, ask.adapter = call.key, call.weight, adapter
+        ask.is_later_part = call.is_later_part
         if not options.empty:
             ask.deadline_ms = _left(options.deadline_ms, spent_ms)
             ask.max_wait_ms = _left(options.max_wait_ms, spent_ms)
@@ -251,7 +252,7 @@ class Pool:
         watcher, admission, ledger = self.watcher, self.admission, self.ledger
         now, forecast, unavailable = self.connections.loop.time(), None, self._drained()
         if unavailable is None and admission.unavailable is not None:
-            unavailable = admission.away(now)
+            unavailable = admission.away_refusal(now)
         if request is not None and unavailable is None:
             forecast = admission.forecast(request, now)
         return PoolSnapshot(

@@ -59,7 +59,7 @@ def rebalance(pools: PoolRegistry) -> None:
 
 
 def _free(pool: Pool) -> int:
-    """Free slots that no queued request waits for."""
+    """Returns the free slots that no queued request waits for."""
     taken = pool.unavailable is not None or pool.queues.urgent
     return 0 if taken else max(0, pool.ledger.slots_total - pool.ledger.non_idle)
 

@@ -74,11 +74,11 @@ class PoolRegistry:
         self._shortlist = Shortlist()
         # Called when a pool begins to take requests, or none will again.
         self.on_ready: Callable[[], None] | None = None
-        # How long the addresses of a pool were away, by configured name; and whether all are.
-        self._lasted_s: dict[str, dict[Reason, float]] = {each.name: {} for each in self.settings}
+        # How long the addresses of a pool were absent, by configured name; and whether all are.
+        self._absent_s: dict[str, dict[Reason, float]] = {each.name: {} for each in self.settings}
         now = asyncio.get_running_loop().time()
         self._absences = {
-            each.name: Absence(now, self._lasted_s[each.name], Reason.NO_POOL)
+            each.name: Absence(now, self._absent_s[each.name], Reason.NO_POOL)
             for each in self.settings
             if each.headless
         }
@@ -128,12 +128,13 @@ class PoolRegistry:
         return states[0] if states else PoolState.STARTING
 
     def states(self) -> dict[str, str]:
-        """The states by pool name; a headless pool without an address is `absent`."""
+        """Returns the states by pool name; a headless pool without an address is `absent`."""
         states = {pool.name: pool.state.value for pool in self.all}
         return states | dict.fromkeys(self.without_address, PoolState.ABSENT.value)
 
     def absent(self) -> list[PoolStatus]:
-        """The headless pools that have no address, each as one whose engine has never reported."""
+        """Returns the headless pools that have no address, each as one whose engine has never
+        reported."""
         return [absent(name, self._profiles[name]) for name in self.without_address]
 
     def add_address(self, group: str, number: int, address: str) -> Pool:
@@ -163,7 +164,7 @@ class PoolRegistry:
             self.without_address[pool.group] = refusal
             if (absence := self._absences.get(pool.group)) is not None:
                 # Its name had addresses, and will have others.
-                absence.away(Reason.NO_POOL, pool.connections.loop.time(), expected=True)
+                absence.began(Reason.NO_POOL, pool.connections.loop.time(), expected=True)
         pool.gate.drain(OrderedBy.SHUTDOWN)
         pool.gate.engine_unavailable(refusal)
         pool.gate.refuse_queued(refusal)
@@ -278,7 +279,7 @@ class PoolRegistry:
         return placement
 
     def capable(self, call: GenerationCall) -> list[Pool]:
-        """The pools that might serve a request, by what it asks for."""
+        """Returns the pools that might serve a request, by what it asks for."""
         options, model = call.options, call.generation.model
         pools: Iterable[Pool] = self.all
         if self.one is None:
@@ -295,8 +296,8 @@ class PoolRegistry:
     def longest_wait_s(
         self, call: GenerationCall, refusal: Refusal, spent_ms: float, waiting: int
     ) -> float:
-        """Seconds for which a request may wait, with so many others, for a pool that is expected
-        back; 0: it must not, or none is."""
+        """Returns the seconds for which a request may wait, with so many others, for a pool that is
+        expected back; 0: it must not, or none is."""
         start_ms, options = refusal.predicted_start_ms, call.options
         group = options.pool if options.pool in self._rules else self.settings[0].name
         rules = self._rules[group].of(call.service_class)
@@ -355,13 +356,13 @@ class PoolRegistry:
             group=group,
             changes_every_s=lambda: len(self.all) / CHANGES_PER_S,
             sidecar_key=self._sidecar_key,
-            lasted_s=self._lasted_s[group],
+            durations_s=self._absent_s[group],
             on_ready=self._ready,
         )
 
     def _ready(self, pool: Pool) -> None:
         if (absence := self._absences.get(pool.group)) is not None:
-            absence.back(pool.connections.loop.time())
+            absence.ended(pool.connections.loop.time())
         if self.on_ready is not None:
             self.on_ready()
 

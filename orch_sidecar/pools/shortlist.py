@@ -51,8 +51,8 @@ class Shortlist:
         return self._unserved
 
     def home_of(self, model: str) -> str | None:
-        """The pool whose engine has, or has room for, the LoRA adapter that is this model; of
-        several the one with most free slots. None: `model` is no adapter, or all are full of
+        """Returns the pool whose engine has, or has room for, the LoRA adapter that is this model;
+        of several the one with most free slots. None: `model` is no adapter, or all are full of
         others."""
         pools: Collection[Pool] = self._all
         if self._compares_some():

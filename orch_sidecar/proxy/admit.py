@@ -150,7 +150,7 @@ class Admit:
 
 
 def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | None:
-    """The tokens that a response has so far; None: unknown."""
+    """Returns the tokens that a response has so far; None: unknown."""
     if response.answer.counts[1] is not None or not record.stream:
         return response.answer.counts[1]
     per_sequence = max(1, response.reads - 1)  # a stream without usage: a read per token
@@ -160,13 +160,13 @@ def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | N
 
 
 def _identity(body: bytes) -> int:
-    """A number that is the same for a request that comes back unchanged."""
+    """Returns a number that is the same for a request that comes back unchanged."""
     part = body if len(body) <= LARGE_BYTES else body[:LARGE_BYTES]
     return hash(part) ^ len(body)
 
 
 def _return_of(request: Request, pool: Pool, result: NotSent, lease: Lease) -> _Return | None:
-    """How a request returns to this pool's queue; None: it does not."""
+    """Returns how a request returns to this pool's queue; None: it does not."""
     if lease.reclaimed:
         return _Return()
     response = request.attempt.response

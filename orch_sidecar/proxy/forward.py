@@ -124,7 +124,7 @@ def _head(request: Request, pool: Pool) -> bytes:
 
 
 def _obstacle(request: Request) -> NotSent | None:
-    """Why a request that has waited since it had its slots is not sent."""
+    """Returns why a request that has waited since it had its slots is not sent."""
     if request.cancelled is not None:
         return NotSent(request.cancelled)
     ticket = request.attempt.ticket

@@ -212,7 +212,7 @@ class Frontend:
         key: ApiKey | Refusal | None,
         name: RequestName | None,
     ) -> Refusal:
-        """The refusal of a request for its key, its path, its id or its method."""
+        """Returns the refusal of a request for its key, its path, its id or its method."""
         if isinstance(key, Refusal):
             return key
         if endpoint is None:

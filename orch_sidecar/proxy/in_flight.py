@@ -58,7 +58,7 @@ class InFlight:
         return None if _ID.fullmatch(client_id) is None or name in self._requests else name
 
     def no_name_for(self, client_id: str) -> Refusal:
-        """The refusal of a request whose client chose an id that cannot be used."""
+        """Returns the refusal of a request whose client chose an id that cannot be used."""
         if _ID.fullmatch(client_id) is None:
             text = f"{X_ORCH_REQUEST_ID} must be 32 lowercase hexadecimal digits"
         else:

@@ -188,7 +188,7 @@ def _is_last(request: Request, result: NotSent) -> bool:
 
 
 def nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotSent:
-    """The refusal of a request that no pool takes, after that of one which was tried."""
+    """Returns the refusal of a request that no pool takes, after that of one which was tried."""
     if request.cancelled is not None:
         return NotSent(request.cancelled)
     if before is None or errors.BY_REASON[refusal.reason].status == 429:

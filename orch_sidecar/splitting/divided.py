@@ -57,8 +57,8 @@ class DividedRequest:
 
     def add(self, part: Part) -> None:
         """Adds a part, the next one in their order."""
-        later = bool(self._running)
-        running = RunningPart(self, self._request, self._call, part, self._watchdog, later=later)
+        is_later, watchdog = bool(self._running), self._watchdog
+        running = RunningPart(self, self._request, self._call, part, watchdog, is_later=is_later)
         self._running.append(running)
 
     async def run(self, route: Route, metrics: Metrics) -> Result:

@@ -54,7 +54,7 @@ class RunningPart(Sink):
         part: Part,
         watchdog: StallWatchdog,
         *,
-        later: bool,
+        is_later: bool,
     ) -> None:
         generation = replace(
             call.generation, cost=part.cost, prompt_tokens=part.prompt_tokens, joint=0
@@ -68,8 +68,8 @@ class RunningPart(Sink):
         mine.options = options
         mine.call = replace(call, generation=generation, options=options, body_bytes=len(part.body))
         self.request = mine
-        if later:
-            self._wait_for_as_long_as_it_takes()
+        if is_later:
+            self._become_later_part()
         self._whole = whole
         self._watchdog = watchdog
         self.silence_limit_s: SilenceLimit | None = None
@@ -91,7 +91,7 @@ class RunningPart(Sink):
         try:
             result = await route.handle(self.request)
             if self._is_late(result):
-                self._wait_for_as_long_as_it_takes()
+                self._become_later_part()
                 self.request.begin_attempt()
                 result = await route.handle(self.request)
             if isinstance(result, NotSent):
@@ -123,14 +123,15 @@ class RunningPart(Sink):
             return False
         call = self.request.call
         assert call is not None
-        return not call.later and errors.BY_REASON[result.refusal.reason].status == 429
+        return not call.is_later_part and errors.BY_REASON[result.refusal.reason].status == 429
 
-    def _wait_for_as_long_as_it_takes(self) -> None:
-        """Makes it a later part: it takes no place in a queue, and no limit of waits holds."""
+    def _become_later_part(self) -> None:
+        """Makes it a later part: it takes no place in a queue, and its wait has no limit."""
         request = self.request
         assert request.call is not None
         options = replace(request.options, deadline_ms=None, max_wait_ms=None)
-        request.options, request.call = options, replace(request.call, options=options, later=True)
+        request.options = options
+        request.call = replace(request.call, options=options, is_later_part=True)
 
     @property
     def body(self) -> bytes:

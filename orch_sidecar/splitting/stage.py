@@ -76,9 +76,9 @@ class Split:
         return self._run(request, parts, DividedRequest(request, call, division, self._watchdog))
 
     def _division(self, call: GenerationCall) -> tuple[int, RequestOptions] | None:
-        """The sequences of a part, and the options of all, of a request that is to run in parts:
-        they go to pools of one measurement type, that of the pool that would be best for them.
-        None: it is not, because it can start as a whole, or because no profile says so."""
+        """Returns the sequences of a part, and the options of all, of a request that is to run in
+        parts: they go to pools of one measurement type, that of the pool that would be best for
+        them. None: it is not, because it can start as a whole, or because no profile says so."""
         options, pools = call.options, self._pools.capable(call)
         dividing = [pool for pool in pools if pool.admission.rules.split]
         cost = call.generation.cost

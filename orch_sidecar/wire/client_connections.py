@@ -176,7 +176,7 @@ class ClientConnections:
         self._open.pop(connection, None)
 
     def responses(self) -> Iterator[ActiveResponse]:
-        """The responses in progress that are not waiting for an engine."""
+        """Returns the responses in progress that are not waiting for an engine."""
         for connection in self._open:
             response = connection.response
             if response is not None and response.silence_limit_s is not None:

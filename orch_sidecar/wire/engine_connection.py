@@ -86,7 +86,7 @@ class EngineConnection(asyncio.Protocol):
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """The trusted authorities, for all engines: they take a megabyte."""
+    """Returns the trusted authorities, for all engines: they take a megabyte."""
     return ssl.create_default_context()
 
 

@@ -44,7 +44,7 @@ class StallWatchdog:
         self._listeners.append(listener)
 
     def responses(self) -> list[ActiveResponse]:
-        """The responses that are watched now."""
+        """Returns the responses that are watched now."""
         return [each for of in self._listeners for each in of.responses()] + [*self._parts]
 
     def add(self, part: ActiveResponse) -> None:

@@ -168,7 +168,7 @@ async def test_its_key_pays_once(
     sidecar = await start(api_keys_file=ring.path)
     frugal = [ring.bearer("frugal")]
     clients, urgent = await reclaimed(engine, sidecar, held, headers=frugal)
-    [share] = sidecar.pool.queues.fair(ServiceClass.BULK).shares.values()
+    [share] = sidecar.pool.queues.line(ServiceClass.BULK).shares.values()
     confirm(engine)
     answers = await served(held, *clients, urgent)
     assert [answer.status for answer in answers] == [200] * 5

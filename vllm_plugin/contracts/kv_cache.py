@@ -52,7 +52,7 @@ class KvCache:
         return size if self.groups[0] == KvGroup(size) else 0
 
     def blocks_of(self, tokens: float, *, reading: bool = False) -> int:
-        """Blocks of a sequence of this many tokens, after the prefill of its prompt.
+        """Returns the blocks of a sequence of this many tokens, after the prefill of its prompt.
 
         `reading`: the most that it takes during the prefill.
         """
@@ -68,8 +68,8 @@ class KvCache:
         return total
 
     def swing(self, tokens: float) -> int:
-        """Blocks that a sequence of this many tokens frees and takes again, as the start of its
-        sliding window moves from one block to the next."""
+        """Returns the blocks that a sequence of this many tokens frees and takes again, as the
+        start of its sliding window moves from one block to the next."""
         return sum(
             group.count
             for group in self.groups

@@ -97,7 +97,7 @@ class Claim(NamedTuple):
         return self.cost + self.more
 
     def less(self, slots: int) -> Claim | None:
-        """What is left to claim when so many slots were offered; None: nothing."""
+        """Returns what is left to claim when so many slots were offered; None: nothing."""
         left = self.slots - slots
         if left <= 0:
             return None

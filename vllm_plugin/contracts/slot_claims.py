@@ -71,23 +71,23 @@ class SlotClaims:
         return bool(self._claiming or self.offered)
 
     def of(self, instance: str | None) -> Claim | None:
-        """What a sidecar claims beyond what it was offered."""
+        """Returns what a sidecar claims beyond what it was offered."""
         return None if (sidecar := self._known(instance)) is None else sidecar.claim
 
     def number_of(self, instance: str | None) -> int:
-        """The number of a sidecar's last call; 0: of none."""
+        """Returns the number of a sidecar's last call; 0: of none."""
         return 0 if (sidecar := self._known(instance)) is None else sidecar.number
 
     def first(self) -> Claim | None:
-        """The claim to which slots are offered next."""
+        """Returns the claim to which slots are offered next."""
         return min(self._claims(), key=_rank)[2] if self._claiming else None
 
     def claimed(self, *, urgent: bool) -> int:
-        """The slots of all claims of that urgency."""
+        """Returns the slots of all claims of that urgency."""
         return sum(claim.slots for _, _, claim in self._claims() if claim.urgent is urgent)
 
     def booked(self, instance: str) -> int:
-        """Sequences that are booked for a sidecar that reads the state."""
+        """Returns the sequences that are booked for a sidecar that reads the state."""
         return self._sidecars[instance].booked
 
     def has_unclaimed_demand(self, instance: str | None) -> bool:
@@ -108,7 +108,7 @@ class SlotClaims:
         )
 
     def offered_to_others(self, instance: str | None) -> int:
-        """Sequences that are booked for other sidecars."""
+        """Returns the sequences that are booked for other sidecars."""
         sidecar = self._known(instance)
         return self.offered - (0 if sidecar is None else sidecar.booked)
 

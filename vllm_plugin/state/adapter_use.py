@@ -82,7 +82,7 @@ class AdapterUse:
         return True
 
     def adapter_of(self, key: int) -> str | None:
-        """The adapter of a request in the engine; None: the base model."""
+        """Returns the adapter of a request in the engine; None: the base model."""
         return self._requests[key][1] if key in self._requests else None
 
     def reported(self, adapters: Iterable[str]) -> None:
@@ -127,7 +127,7 @@ class AdapterUse:
         return bool(ended) or self._overdue != before
 
     def expires_at(self) -> float | None:
-        """When the next want ends, or has waited for long enough; None: there is none."""
+        """Returns when the next want ends, or has waited for long enough; None: there is none."""
         overdue = (
             max(since_s, self._changed_s) + PASSED_S
             for want, since_s in self._wanted.items()
@@ -160,7 +160,7 @@ class AdapterUse:
         return want[1] not in self._in_use and want[1] not in self._statistics
 
     def _waiting_before(self, instance: str | None, since_s: float) -> set[str]:
-        """The adapters for which other sidecars have waited for longer."""
+        """Returns the adapters for which other sidecars have waited for longer."""
         return {
             want[1]
             for want, others_s in self._wanted.items()

@@ -205,7 +205,7 @@ class EngineState:
             self._slots_changed()
 
     def ticks_at(self) -> float | None:
-        """When `tick` has something to do; None: not before something changes."""
+        """Returns when `tick` has something to do; None: not before something changes."""
         times = (
             self.claims.expires_at,
             self.leases.expires_at(),
@@ -214,7 +214,7 @@ class EngineState:
         return min((at for at in times if at is not None), default=None)
 
     def _free(self) -> int:
-        """Slots that no request has; offered ones are among them."""
+        """Returns the slots that no request has; offered ones are among them."""
         return self.facts.slots_total - self.leases.in_use()
 
     def _slots_changed(self) -> None:

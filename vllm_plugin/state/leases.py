@@ -178,7 +178,8 @@ class Leases:
         return self._bound != before
 
     def expires_at(self) -> float | None:
-        """When the count of unleased sequences falls without a report; None: it does not."""
+        """Returns when the count of unleased sequences falls without a report; None: it does
+        not."""
         if self._bound <= self._unleased:
             return None
         return self._bounds[0][0] + BOUND_LASTS_S

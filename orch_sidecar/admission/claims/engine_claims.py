@@ -1,7 +1,7 @@
-"""Claims an engine's slots for what waits, and dispatches what waits under the engine's offers.
+"""Claims an engine's slots for waiting requests, and dispatches them under the engine's offers.
 
-Pure: times are seconds of a monotonic clock. Those that wait are this sidecar's queued requests,
-and its parents (`parent_claims`).
+Pure: times are seconds of a monotonic clock. Requests wait in this sidecar's queues, and at its
+parents (`parent_claims`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vllm_plugin.contracts.profile import BULK, INTERACTIVE
 
 
 class Claimed(NamedTuple):
-    """What the engine has to know: the slots that are claimed, whether more waits, and the LoRA
-    adapters that are waited for."""
+    """What the engine has to know: the claimed slots, whether more requests wait, and the LoRA
+    adapters that they wait for."""
 
     claim: Claim | None = None
     has_unclaimed_demand: bool = False
@@ -47,32 +47,32 @@ class EngineClaims:
 
     @property
     def own_claim(self) -> Claim | None:
-        """What is claimed for requests that are queued here."""
+        """The claim for the requests that are queued here."""
         return self._controller.order.claim if self._controller.queues.depth else None
 
     @property
     def total_claim(self) -> Claim | None:
-        """What is claimed for all that wait, while the engine has to know."""
+        """The claim for all that wait, here and at parents, while the engine has to know it."""
         if not self.offers.shared or self._controller.unavailable is not None:
             return None
         own, pause = self.own_claim, self._controller.constraints.pause
         if self.has_queue and own is None and self._controller.order.blocked_by is pause:
-            return None  # the engine lacks something else than slots
+            return None  # what the engine lacks are not slots
         return self.parents.total(own, self._controller.ledger.slots_total)
 
     @property
     def has_queue(self) -> bool:
-        """Whether requests wait here that others have to leave slots for."""
+        """Whether requests wait here for which others have to leave slots."""
         return self._controller.queues.urgent > 0
 
     @property
     def has_unclaimed_demand(self) -> bool:
-        """Whether more wait than those for which slots are claimed, while the engine has to know:
-        others then dispatch nothing into slots that they see free, which may be claimed next."""
+        """Whether more requests wait than slots are claimed for, while the engine has to know: then
+        others dispatch nothing into slots that they see free, which may be claimed next."""
         if not self.offers.shared or self._controller.unavailable is not None:
             return False
         own, queues = self.own_claim, self._controller.queues
-        sequences = sum(queues.fair(each).cost for each in CLAIMING_CLASSES)
+        sequences = sum(queues.line(each).cost for each in CLAIMING_CLASSES)
         return (
             sequences > (0 if own is None else own.slots)
             or self.parents.claim_table.any_unclaimed_demand
@@ -80,9 +80,9 @@ class EngineClaims:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """What the requests that are set aside wait for, while the engine has to know."""
-        queues = self._controller.queues
-        if not queues.passed or not self.offers.shared or self._controller.unavailable is not None:
+        """What the requests that are set aside wait for, while the engine has to know it."""
+        queues, unavailable = self._controller.queues, self._controller.unavailable
+        if not queues.aside_count or not self.offers.shared or unavailable is not None:
             return ()
         names = (
             group.constraint.engine_name(group.first.request)
@@ -97,7 +97,7 @@ class EngineClaims:
         return Claimed(self.total_claim, self.has_unclaimed_demand, self.adapters)
 
     def update(self) -> None:
-        """Reports what has changed. To be called after each change of the admission."""
+        """Reports what has changed, after each change of the admission."""
         offers = self.offers
         if self.on_change is None:
             return
@@ -109,17 +109,17 @@ class EngineClaims:
             self.on_change()
 
     def offered(self, slots: int, number: int, now: float) -> list[Decision]:
-        """The engine has booked so many slots: gives back those for which nothing waits."""
+        """Dispatches under an offer of the engine, and gives back the slots that nothing needs."""
         offers, own = self.offers, self.parents.divide(slots, self.own_claim, now)
         offers.offer(own, number)
         decisions = self._controller.dispatch(now)
         offers.settle()
-        if self.on_parent_offers is not None and (parents := self.parents.offered()):
+        if self.on_parent_offers is not None and (parents := self.parents.parents_with_offers()):
             self.on_parent_offers(parents)
         return decisions
 
     def claimed(self, instance: str, call: ClaimCall, now: float) -> bool:
-        """A parent claims slots. False: it does not read the state."""
+        """Takes a parent's claim of slots. False: it does not read the state."""
         if not self.parents.claim_table.reads(instance):
             return False
         self.offers.give_back(self.parents.claimed(instance, call, now))
@@ -127,14 +127,14 @@ class EngineClaims:
         return True
 
     def expire(self, now: float) -> None:
-        """Ends what parents claimed and have not repeated. To be called about once a second."""
+        """Ends claims that parents have not repeated. To be called about once a second."""
         if self.parents.claim_table.expire(now):
             self.update()
 
     def arrive(
         self, ticket: str, request: AdmissionRequest, now: float
     ) -> Lease | Refusal | Queued:
-        """Decides about a new request of a parent, under an offer if one was passed on to it."""
+        """Decides about a new request of a parent, under the offer passed on to it, if any."""
         if not self.parents.consume_booking(request.parent, request.cost, now):
             return self._controller.arrive(ticket, request, now)
         self.offers.offer(request.cost, self.offers.taken)

@@ -53,7 +53,7 @@ class Adapters(Constraint):
         self._service_times = service_times
 
     def in_use(self) -> set[str]:
-        """The adapters that run now."""
+        """Returns the adapters that run now."""
         return {*self._sequences, *self._foreign}
 
     def is_used_by(self, request: AdmissionRequest) -> bool:

@@ -194,7 +194,7 @@ class IdleRoom(Constraint):
         offers, queues = self._offers, self._queues
         if offers.contended or offers.parents_wait or offers.was_rejected:
             return True
-        return queues.passed > queues.aside(IDLE).size
+        return queues.aside_count > queues.aside(IDLE).size
 
     def _other_sequences(self, occupancy: Occupancy, now: float) -> int:
         """Returns the sequences of other requests that run, wait, or are about to come back."""
@@ -248,7 +248,7 @@ class IdleRoom(Constraint):
         arrived after it, and the idle one may still be cut."""
         if request.reclaimed >= MAX_CUTS or not self._has_readers(now):
             return False
-        left = self._service_times.prompts.left_of(lease, now)
+        left = self._service_times.prompts.unread_of(lease, now)
         # A prompt that was just sent waits for the end of a step.
         step_s = self._service_times.first_token_s(AdmissionRequest(IDLE)) or 0.0
         return left > (self._chunk_tokens or 0) or (left > 0 and now - lease.granted_at < step_s)
@@ -256,7 +256,7 @@ class IdleRoom(Constraint):
     def cut(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
         """Gives back what the unread part of a prompt would have cost: its request is cut."""
         if request.prompt_tokens and self._has_readers(now):
-            left = self._service_times.prompts.left_of(lease, now) / request.prompt_tokens
+            left = self._service_times.prompts.unread_of(lease, now) / request.prompt_tokens
             saved_s = min(1.0, left) * self._delay_s(request)
             self._delay_budget.spend(-saved_s, self._delay_allowance(), now)
 

@@ -180,7 +180,7 @@ class InteractiveReserve(Constraint):
 
     def reported(self, report: EngineReport, now: float) -> None:
         for demand in self.demands:
-            demand.fold()
+            demand.count_arrivals()
 
     def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
         """A request completed after it had its slots for `elapsed_s`."""
@@ -206,7 +206,7 @@ class InteractiveReserve(Constraint):
     def expired(self, queued: QueuedRequest, now: float) -> None:
         """A request was refused after it had waited."""
         request = queued.request
-        if self.refused(request, queued.expiry):
+        if self.refused(request, queued.expiry_reason):
             demand = self.demand(request.service_class)
             demand.withdrawn(request, now - queued.arrived, now)
 
@@ -294,7 +294,7 @@ class InteractiveReserve(Constraint):
         owed, running = self.guarantee.owed, self._ledger.bulk
         if owed > 0 and owed >= self._debt_to_start(bulk.request.cost, running):
             return True
-        return self._is_delayed(self._queues.longest_delay(), now)
+        return self._is_delayed(self._queues.first_bulk_delay_s(), now)
 
     def would_be_due(self, request: AdmissionRequest, now: float) -> bool:
         """Whether a running bulk request would go before interactive ones if it waited again."""
@@ -307,7 +307,7 @@ class InteractiveReserve(Constraint):
         """Returns when the head of bulk requests will be due if nothing changes; None: unknown."""
         if self.is_due(bulk, now):
             return None
-        times, since_s = [], self._queues.longest_delay()
+        times, since_s = [], self._queues.first_bulk_delay_s()
         if self._is_contended(now):
             debt = self._debt_to_start(bulk.request.cost, self._ledger.bulk)
             times.append(self.guarantee.reaches_at(debt))

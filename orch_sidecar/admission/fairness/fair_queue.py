@@ -1,15 +1,15 @@
-"""Orders the queued requests of one class: fair between API keys, first come, first served for one.
+"""Orders the queued requests of one class: fairly between API keys, for one key by arrival.
 
 Pure. Start-time fair queueing for many slots. The unit is a token (one of a prompt counts once, a
-generated one twice), divided by the key's weight. Each key has a virtual time: what it was served,
-and what is expected of its running requests. The key with the lowest one is next.
+generated one twice), divided by the key's weight. Each key has a virtual time: the tokens that it
+was served, and those expected of its running requests. The key with the lowest one is next.
 
-- A request counts its expected tokens when it is dispatched, and what it took when it ends.
-- Only what a request took moves the settled part of its key's virtual time, so that a wrong
-  expectation delays nobody for longer than the request runs, and nothing unused is kept as credit.
-- A key of which nothing was queued comes back at its own virtual time or the system's, whichever
-  is later. The system's is the settled time of the key that was dispatched last, and never later
-  than that of the key that is next.
+- A request counts its expected tokens when it is dispatched, and those that it used when it ends.
+- Only used tokens move the settled part of its key's virtual time, so that a wrong expectation
+  delays nobody for longer than the request runs, and nothing unused is kept as credit.
+- A key that had nothing queued comes back at its own virtual time or the system's, whichever is
+  later. The system's is the settled time of the key that was dispatched last, and never later than
+  that of the key that is next.
 - Requests without a key share one.
 
 Between two keys with queued requests the difference of service, by weight, is at most that of the
@@ -23,17 +23,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from orch_sidecar.admission.fairness.backlog import Ahead, Backlog
+from orch_sidecar.admission.fairness.backlog import Backlog, WorkAhead
 from orch_sidecar.admission.fairness.key_share import KeyShare, forget_idle
 from orch_sidecar.admission.types import AdmissionRequest, Lease, QueuedRequest
 
-# Up to so many queued requests are looked at one by one to predict the place of another.
+# Up to this number, queued requests are listed one by one to predict the place of another.
 MAX_LISTED_REQUESTS: Final = 32
-# Keys that are known before the idle ones are forgotten.
+# Known keys beyond which idle ones are forgotten.
 _MAX_KEYS: Final = 4096
-# Changes per key with queued requests after which their backlog is summed up again.
+# Changes per key with queued requests after which the backlog is summed up again.
 _CHANGES_PER_KEY: Final = 1 / 4
-# What is usual for a request of a key follows each by an eighth.
+# The mean tokens of a key's requests follow each request by an eighth.
 _LEARNING_SHIFT: Final = 3
 
 
@@ -52,59 +52,57 @@ class FairQueue:
         self._entry = 0
         self._virtual_time = 0.0
         # The negative of a share's places at some time, a serial number, the share.
-        self._longest: list[tuple[float, int, KeyShare]] = []
-        self._many_keys = _MAX_KEYS
+        self._by_places: list[tuple[float, int, KeyShare]] = []
+        self._forget_at_keys = _MAX_KEYS
         self._backlog: Backlog | None = None
         self._changes = 0
 
     # Order
 
     def head(self) -> QueuedRequest | None:
-        """The request to dispatch next."""
+        """Returns the request to dispatch next."""
         if self._returned:
             return next(iter(self._returned.values()))
-        top = self._top()
+        top = self._next_share()
         return None if top is None else next(iter(top.queue.values()))
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """All requests in the order of their dispatch, if the expected tokens are right."""
-        return self._until(float("inf"))
+        """Yields all requests in the order of their dispatch, if the expected tokens are right."""
+        return self._before_tag(float("inf"))
 
     def before(self, request: AdmissionRequest) -> Iterator[QueuedRequest]:
-        """The requests that go before one that arrives now, in the order of their dispatch."""
-        return self._until(self._tag_of(request))
+        """Yields the requests that go before one that arrives now, in their order."""
+        return self._before_tag(self._tag_of(request))
 
-    def ahead(self, request: AdmissionRequest) -> Ahead:
-        """How much goes before a request that arrives now; estimated where much is queued."""
+    def ahead(self, request: AdmissionRequest) -> WorkAhead:
+        """Returns how much goes before a request that arrives now: an estimate in a long queue."""
         if not self.size:
-            return Ahead(0, 0, 0)
+            return WorkAhead(0, 0, 0)
         share = self.shares.get(request.key)
         alone = len(self._backlogged) == 1 and share is not None and share.queue
-        if alone or not self._backlogged:  # all that wait are of its key, or were dispatched before
-            return Ahead(self.size, self.cost, self.tokens)
+        if alone or not self._backlogged:  # all that wait have its key, or were dispatched before
+            return WorkAhead(self.size, self.cost, self.tokens)
         if self.size <= MAX_LISTED_REQUESTS:
             queued = list(self.before(request))
             cost = sum(each.request.cost for each in queued)
-            return Ahead(len(queued), cost, sum(each.expected_tokens for each in queued))
+            return WorkAhead(len(queued), cost, sum(each.expected_tokens for each in queued))
         if self._backlog is None or self._changes > _CHANGES_PER_KEY * len(self._backlogged):
             self._backlog, self._changes = Backlog(self._backlogged.values()), 0
         found = self._backlog.before(self._tag_of(request), share)
         requests = min(self.size, len(self._returned) + found.requests)
-        return Ahead(requests, round(requests * self.cost / self.size), found.tokens)
+        return WorkAhead(requests, round(requests * self.cost / self.size), found.tokens)
 
     def oldest(self) -> QueuedRequest | None:
-        """The first request of the key that has the most queued by its weight."""
-        longest = self._find_longest()
+        """Returns the first request of the key that has the most queued for its weight."""
+        longest = self._share_with_most_places()
         return self.head() if longest is None else longest.with_place(last=False)
 
-    def displaces(self, request: AdmissionRequest) -> QueuedRequest | None:
-        """The request that gives its place in a full queue to one of a key with fewer; or None.
-
-        It is the last one of the key that has the most by its weight.
-        """
+    def displaced_by(self, request: AdmissionRequest) -> QueuedRequest | None:
+        """Returns the request that gives its place in a full queue to this one: the last one of the
+        key that has the most for its weight. None: that is this request's key."""
         own = self.shares.get(request.key)
-        places = 1 if own is None else len(own.queue) - own.later + 1
-        longest = self._find_longest()
+        places = 1 if own is None else len(own.queue) - own.later_parts + 1
+        longest = self._share_with_most_places()
         if longest is None or longest.places <= places / request.weight:
             return None
         return longest.with_place(last=True)
@@ -112,16 +110,14 @@ class FairQueue:
     # Changes
 
     def add(self, queued: QueuedRequest, *, at_head: bool = False) -> None:
-        """Adds a request; `at_head`: it was dispatched before, and goes before all that were not.
-
-        Among those it goes behind the ones that arrived before it.
-        """
+        """Adds a request. `at_head`: it was dispatched before, and goes before all that were not,
+        in the order of arrival."""
         self._count(queued, 1)
         if at_head:
-            self._return(queued)
+            self._put_back(queued)
             return
         request = queued.request
-        share = self.shares.get(request.key) or self._new(request.key)
+        share = self.shares.get(request.key) or self._add_share(request.key)
         first, changed = not share.queue, share.weight != request.weight
         if changed:
             share.reweigh(request.weight, self._now())
@@ -144,8 +140,8 @@ class FairQueue:
                 del self._backlogged[share.key]
 
     def granted_at_once(self, lease: Lease, request: AdmissionRequest) -> None:
-        """Counts a request that was never queued as what is usual for its key."""
-        share = self.shares.get(request.key) or self._new(request.key)
+        """Counts a request that was never queued, with the mean tokens of its key's requests."""
+        share = self.shares.get(request.key) or self._add_share(request.key)
         now = self._now() if self._heap else self._virtual_time
         if not share.queue:
             if share.weight != request.weight:
@@ -163,7 +159,7 @@ class FairQueue:
     def granted(self, lease: Lease, queued: QueuedRequest) -> None:
         """Counts a request of this queue that was removed to be dispatched."""
         key = queued.request.key
-        share = self.shares.get(key) or self._new(key)
+        share = self.shares.get(key) or self._add_share(key)
         if share.level > self._virtual_time:
             self._virtual_time = share.level
         lease.expected_tokens = queued.expected_tokens
@@ -173,7 +169,7 @@ class FairQueue:
             self._push(share)
 
     def settle(self, lease: Lease, request: AdmissionRequest, tokens_used: int) -> None:
-        """The request of a lease ended, after it took so many tokens."""
+        """Settles a request that ended, after it used `tokens_used`."""
         share, expected = self.shares[request.key], lease.expected_tokens
         share.running_tokens -= expected
         share.running -= 1
@@ -185,7 +181,7 @@ class FairQueue:
             self._push(share)
 
     def forget_running(self) -> None:
-        """The engine restarted: nothing runs."""
+        """Forgets running requests: the engine restarted."""
         for share in self.shares.values():
             share.running = share.running_tokens = 0
         for share in self._backlogged.values():
@@ -193,7 +189,7 @@ class FairQueue:
 
     # Parts
 
-    def _until(self, tag: float) -> Iterator[QueuedRequest]:
+    def _before_tag(self, tag: float) -> Iterator[QueuedRequest]:
         yield from self._returned.values()
         again = Counter[bytes]()  # expected of them
         for each in self._returned.values():
@@ -217,30 +213,30 @@ class FairQueue:
                 heapq.heappop(keys)
                 continue
             yield found
-            turn += 1  # of equal ones the key is next that had its turn before
+            turn += 1  # of two equal keys, the one whose last turn is longer ago is next
             heapq.heapreplace(keys, (at + found.expected_tokens / weight, turn, queued, weight))
 
     def _tag_of(self, request: AdmissionRequest) -> float:
-        """The virtual time of a request that arrives now."""
+        """Returns the virtual time of a request that arrives now."""
         share = self.shares.get(request.key)
         if share is None:
             return self._now()
         level = share.level if share.queue else max(share.level, self._now())
-        return level + (share.running_tokens + share.backlog) / request.weight
+        return level + (share.running_tokens + share.queued_tokens) / request.weight
 
     def _now(self) -> float:
-        """The system's virtual time."""
-        top = self._top()
+        """Returns the system's virtual time."""
+        top = self._next_share()
         return self._virtual_time if top is None else min(self._virtual_time, top.tag)
 
-    def _top(self) -> KeyShare | None:
+    def _next_share(self) -> KeyShare | None:
         heap = self._heap
         while heap and heap[0][1] != heap[0][2].entry:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
     def _push(self, share: KeyShare) -> None:
-        """Puts a share with queued requests into its place."""
+        """Puts a share with queued requests into its place in the heap."""
         self._entry += 1
         share.entry = self._entry
         self._changes += 1
@@ -249,7 +245,7 @@ class FairQueue:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].entry]
             heapq.heapify(self._heap)
 
-    def _return(self, queued: QueuedRequest) -> None:
+    def _put_back(self, queued: QueuedRequest) -> None:
         later = [each for each in self._returned.values() if each.arrived >= queued.arrived]
         self._returned[queued.ticket] = queued
         for each in later:
@@ -264,18 +260,18 @@ class FairQueue:
         self.prompt_work += sign * request.cost * request.prompt_tokens
 
     def _note_places(self, share: KeyShare) -> None:
-        if len(self._longest) > 2 * len(self._backlogged) + 64:
-            self._longest = [
+        if len(self._by_places) > 2 * len(self._backlogged) + 64:
+            self._by_places = [
                 (-each.places, number, each)
                 for number, each in enumerate(self._backlogged.values())
             ]
-            heapq.heapify(self._longest)
+            heapq.heapify(self._by_places)
         self._entry += 1
-        heapq.heappush(self._longest, (-share.places, self._entry, share))
+        heapq.heappush(self._by_places, (-share.places, self._entry, share))
 
-    def _find_longest(self) -> KeyShare | None:
-        """The share with most places. The most that is noted of each is what it has, or more."""
-        longest = self._longest
+    def _share_with_most_places(self) -> KeyShare | None:
+        """Returns the share with most places: what is noted of a share is never too low."""
+        longest = self._by_places
         while longest:
             noted, number, share = longest[0]
             if noted == -share.places and share.queue:
@@ -286,9 +282,9 @@ class FairQueue:
                 heapq.heappop(longest)
         return None
 
-    def _new(self, key: bytes) -> KeyShare:
-        if len(self.shares) >= self._many_keys:
+    def _add_share(self, key: bytes) -> KeyShare:
+        if len(self.shares) >= self._forget_at_keys:
             forget_idle(self.shares)
-            self._many_keys = len(self.shares) + _MAX_KEYS // 2
+            self._forget_at_keys = len(self.shares) + _MAX_KEYS // 2
         share = self.shares[key] = KeyShare(key)
         return share

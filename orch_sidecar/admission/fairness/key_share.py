@@ -18,21 +18,21 @@ FIRST_MEAN_TOKENS: Final = 512
 class KeyShare:
     """What a key was served, what it has running, and what it has queued; in tokens.
 
-    `level`: what it was served, by its weight, at the least the system's virtual time when it came
-    back. `running_tokens`: expected of its `running` requests. `backlog`: of its queued requests;
-    `later`: how many of these are parts of requests, but for the first ones. `served`: since the
-    start. `mean_tokens`: of one request. `entry`: of the heap in which it waits, 0 without
-    queued requests.
+    `level`: the settled part of its virtual time: what it was served for its weight, but at least
+    the system's virtual time when it came back. `running_tokens`: expected of its `running`
+    requests; `queued_tokens`: of its queued ones. `later_parts`: queued parts of requests after the
+    first ones. `served`: since the start. `mean_tokens`: of a request. `entry`: its entry in the
+    heap, 0 without queued requests.
     """
 
     __slots__ = (
-        "backlog",
         "entry",
         "key",
-        "later",
+        "later_parts",
         "level",
         "mean_tokens",
         "queue",
+        "queued_tokens",
         "running",
         "running_tokens",
         "served",
@@ -43,8 +43,8 @@ class KeyShare:
         self.key = key
         self.weight = 1.0
         self.level = 0.0
-        self.running = self.running_tokens = self.backlog = self.served = 0
-        self.entry = self.later = 0
+        self.running = self.running_tokens = self.queued_tokens = self.served = 0
+        self.entry = self.later_parts = 0
         self.queue: OrderedDict[str, QueuedRequest] = OrderedDict()
         self.mean_tokens = FIRST_MEAN_TOKENS
 
@@ -55,8 +55,8 @@ class KeyShare:
 
     @property
     def places(self) -> float:
-        """The places of its queued requests, by its weight."""
-        return (len(self.queue) - self.later) / self.weight
+        """The places of its queued requests, divided by its weight."""
+        return (len(self.queue) - self.later_parts) / self.weight
 
     @property
     def is_idle(self) -> bool:
@@ -64,23 +64,23 @@ class KeyShare:
 
     def add(self, queued: QueuedRequest) -> None:
         self.queue[queued.ticket] = queued
-        self.backlog += queued.expected_tokens
-        self.later += queued.request.later
+        self.queued_tokens += queued.expected_tokens
+        self.later_parts += queued.request.is_later_part
 
     def with_place(self, *, last: bool) -> QueuedRequest | None:
-        """The first or the last of its queued requests that has a place in the queue."""
+        """Returns the first or the last of its queued requests that takes a place."""
         queue = self.queue.values()
         ordered = reversed(queue) if last else iter(queue)
-        return next((each for each in ordered if not each.request.later), None)
+        return next((each for each in ordered if not each.request.is_later_part), None)
 
     def remove(self, queued: QueuedRequest) -> None:
         del self.queue[queued.ticket]
-        self.backlog -= queued.expected_tokens
-        self.later -= queued.request.later
+        self.queued_tokens -= queued.expected_tokens
+        self.later_parts -= queued.request.is_later_part
 
     def reweigh(self, weight: float, now: float) -> None:
-        """Sets another weight: what it was served beyond the system's virtual time, which is `now`,
-        counts by the new one, too."""
+        """Sets another weight, also for what it was served beyond the system's virtual time
+        `now`."""
         if self.level > now:
             self.level = now + (self.level - now) * self.weight / weight
         self.weight = weight

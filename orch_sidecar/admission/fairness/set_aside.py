@@ -1,12 +1,12 @@
-"""Queued requests that others pass, and how many may.
+"""Keeps queued requests that others pass, and decides how many may pass.
 
 Pure: times are seconds of a monotonic clock. A request that waits for something which only some
 need (`Scope.REQUEST`) is set aside: those behind it go on, and it goes as soon as it can, before
-all that is in line. Those that need the same form a group, and go in their order. What passes a
-group and takes something of what it waits for may prolong its wait, so that ends: after as many
-sequences as the engine has slots, or PASSED_S, none of these goes before the group's first. A
-group whose turn it is keeps it for as long, so that groups which alternate do so in batches. Of
-several that have waited for long enough the order of dispatch decides, then who waits longest.
+all that are in line. Those that need the same form a group, and go in their order. A request that
+passes a group and uses what it waits for prolongs its wait. So after as many such sequences as the
+engine has slots, or after PASSED_S, none goes before the group's first request any more. A group
+keeps its turn for as long, so that groups alternate in batches. Of several groups that have waited
+long enough, the order of dispatch decides, then which has waited longest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vllm_plugin.contracts.lora import PASSED_S
 
 @dataclass(slots=True)
 class Group:
-    """Requests that wait for the same. `since`: when its first came to be first; `passed`:
-    sequences that have gone before it since then, and since the turn at `turn_at` began, and
+    """Requests that wait for the same. `since`: when its first request became the first. `passed`:
+    sequences that have gone before it since then, in the turn that began at `turn_at`, and that
     prolong its wait."""
 
     constraint: Constraint
@@ -39,14 +39,14 @@ class Group:
     def first(self) -> QueuedRequest:
         return next(iter(self.queued.values()))
 
-    def passes(self, request: AdmissionRequest) -> None:
-        """A request went before it."""
+    def passed_by(self, request: AdmissionRequest) -> None:
+        """Counts a request that went before it."""
         if self.turn_at != self.constraint.turn_at:
             self.turn_at, self.passed = self.constraint.turn_at, 0
         self.passed += request.cost
 
-    def ends_at(self, slots_total: int) -> float:
-        """Until when others may pass it."""
+    def passable_until(self, slots_total: int) -> float:
+        """Returns until when others may pass it."""
         turn_at = self.constraint.turn_at
         if self.passed >= slots_total and turn_at == self.turn_at:
             return float("-inf")
@@ -54,7 +54,7 @@ class Group:
 
 
 class SetAside:
-    """The requests of one class that are set aside, the group that has waited longest first."""
+    """The groups of one class that are set aside, the one that has waited longest first."""
 
     def __init__(self) -> None:
         self.size = 0  # requests
@@ -87,14 +87,14 @@ class SetAside:
         self.cost -= queued.request.cost
         return True
 
-    def gone(self, request: AdmissionRequest, now: float) -> None:
-        """A request got its slots: of a group, whose turn begins again, or before one."""
+    def granted(self, request: AdmissionRequest, now: float) -> None:
+        """Begins the turn of a request's group anew: it got its slots. Counts it at the others."""
         for key, group in list(self._groups.items()):
             constraint, name = key
             if not constraint.is_used_by(request):
                 continue
             if constraint.group(request) == name:
                 group.passed, group.since = 0, now
-                self._groups[key] = self._groups.pop(key)  # the others are before it
+                self._groups[key] = self._groups.pop(key)  # behind the others
             else:
-                group.passes(request)
+                group.passed_by(request)

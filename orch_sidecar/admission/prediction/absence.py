@@ -1,8 +1,8 @@
 """Predicts when an engine that takes no requests will take some again.
 
-Pure: times are seconds of a monotonic clock. An engine is away in one way after the other: its
-state is stale, it is down, then it starts. What is left of a way is learned from the last time; if
-that is over, or there was none, it lasts as long again as it has lasted.
+Pure: times are seconds of a monotonic clock. An absence has several phases: the state is stale, the
+engine is down, then it starts. A phase is expected to last as long as the last time; if it has
+lasted longer, or is the first of its kind, it is expected to last as long again.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
 
-# Before anything is known of it: as long as a client waits that is told nothing.
+# Expected of a first absence: clients that are told nothing wait as long before they retry.
 FIRST_ABSENCE_S: Final = 1.0
-# Clients are asked to come again within that, however long it lasts.
+# Clients are asked to come again within this time, however long the absence lasts.
 MAX_RETRY_S: Final = 60.0
 
 
 class Absence:
-    """The times in which one engine, or one address after the other of a pool, takes no requests.
+    """The absences of one engine, or of a pool's addresses, in which it takes no requests.
 
-    `expected`: whether it will be back without anybody doing something: it starts, it will go on,
-    or its stop was ordered, as that of an engine which is replaced.
+    `expected`: it will be back by itself: it starts, it will go on, or its stop was ordered, as
+    that of an engine that is replaced.
     """
 
     def __init__(
         self,
         now: float = 0.0,
-        lasted_s: dict[Reason, float] | None = None,
+        durations_s: dict[Reason, float] | None = None,
         reason: Reason = Reason.ENGINE_STARTING,
     ) -> None:
-        """It begins away, for that reason. `lasted_s`: how long it was away from the beginning of
-        each way, learned together with others."""
+        """The engine is absent at first. `durations_s`: of the last absence from the beginning of
+        each phase, shared with other engines."""
         self.expected = True
-        self._lasted_s = {} if lasted_s is None else lasted_s
+        self._durations_s = {} if durations_s is None else durations_s
         self._since = {reason: now}
         self._reason = reason
 
-    def away(self, reason: Reason, now: float, *, expected: bool | None) -> None:
-        """It is away for that. `expected`: None where nothing new is known of that."""
+    def began(self, reason: Reason, now: float, *, expected: bool | None) -> None:
+        """A phase of an absence began. `expected`: None where nothing new is known."""
         if not self._since and expected is None:
             expected = False
         if expected is not None:
@@ -47,24 +47,24 @@ class Absence:
         self._since.setdefault(reason, now)
         self._reason = reason
 
-    def back(self, now: float) -> None:
-        """It takes requests."""
+    def ended(self, now: float) -> None:
+        """The absence ended: the engine takes requests."""
         for reason, since in self._since.items():
-            self._lasted_s[reason] = now - since
+            self._durations_s[reason] = now - since
         self._since.clear()
 
     def remaining_s(self, now: float) -> float:
-        """Seconds until it is back; 0 if it is not away."""
+        """Returns the expected seconds until the absence ends; 0 without one."""
         since = self._since.get(self._reason)
         if since is None:
             return 0.0
         has_lasted_s = max(0.0, now - since)
-        remaining_s = self._lasted_s.get(self._reason, 0.0) - has_lasted_s
+        remaining_s = self._durations_s.get(self._reason, 0.0) - has_lasted_s
         return remaining_s if remaining_s > 0 else max(FIRST_ABSENCE_S, has_lasted_s)
 
     def refusal(self, refusal: Refusal, now: float) -> Refusal:
-        """Adds to the refusal of a request when to come again, and if it is expected back also that
-        a request would start then."""
+        """Adds to a refusal when to come again and, if the engine is expected back, the predicted
+        start."""
         remaining_s = self.remaining_s(now)
         return replace(
             refusal,
@@ -72,6 +72,6 @@ class Absence:
             predicted_start_ms=round(1000 * remaining_s) if self.expected else None,
         )
 
-    def last_s(self, reason: Reason) -> float:
-        """How long it was away the last time, from when this began; 0: never."""
-        return self._lasted_s.get(reason, 0.0)
+    def last_duration_s(self, reason: Reason) -> float:
+        """Returns how long the last absence lasted from this phase on; 0: there was none."""
+        return self._durations_s.get(reason, 0.0)

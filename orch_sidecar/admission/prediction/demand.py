@@ -1,14 +1,12 @@
-"""Measures how many slots the requests of a class ask for, whatever becomes of them.
+"""Measures how many slots the requests of a class ask for, served and refused ones alike.
 
-Pure: times are seconds of a monotonic clock. The demand is the arrivals per second, times the
-slots that each takes, times the seconds for which it takes them: requests that are refused count
-as those that are served. It is the larger of two averages: one over the time for which a slot
-that is lent is gone, and one over the last half second, less its standard error, so that a change
-of the load shows within a second and chance does not.
+Pure: times are seconds of a monotonic clock. The demand is the arrivals per second, times the slots
+of each, times the seconds for which it has them. It is the larger of two means: one over the time
+for which a lent slot is gone, and one over the last half second, less its standard error, so that a
+change of the load shows within a second and chance does not.
 
-The work of a request is its expected output tokens, of all sequences; what a token takes is
-measured from completed requests, by what had been expected of them: so a wrong expectation
-corrects itself.
+The work of a request is the expected output tokens of all its sequences. The time of a token is
+what completed requests took per expected token, so that wrong expectations correct themselves.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from typing import Final
 from orch_sidecar.admission.types import AdmissionRequest
 
 FAST_WINDOW_S: Final = 0.5
-UPDATE_EVERY_S: Final = 0.1  # arrivals are added up for so long: a tenth is exact enough
-# What each key asks for is updated at most so often that its cost stays below a thousandth.
+UPDATE_EVERY_S: Final = 0.1  # arrivals are added up meanwhile
+# Updates of all keys are so rare that they cost less than a thousandth of the time.
 UPDATE_EVERY_S_PER_KEY: Final = 1e-3
-MIN_KEY_SLOTS: Final = 1e-3  # slots: a key that asks for less is forgotten
+MIN_KEY_SLOTS: Final = 1e-3  # a key that asks for less is forgotten
 # Refusals that are remembered, to tell a retry from a new request.
 MAX_REFUSALS: Final = 4096
 
-# Until a request has completed: a second for an answer of common length.
+# Assumed until a request has completed: a second for an answer of common length.
 DEFAULT_TOKENS: Final = 128.0
 DEFAULT_TOKEN_S: Final = 1 / DEFAULT_TOKENS
 DEFAULT_LENT_S: Final = 10.0
@@ -35,12 +33,12 @@ _LEARNING_RATE: Final = 0.05
 
 
 class ServicePace:
-    """What the requests of a class take, learned from those that completed."""
+    """The time that requests of a class take, learned from those that completed."""
 
     def __init__(self) -> None:
-        self.service_s = 0.0  # mean of a request
-        self.learns_at = float("-inf")  # it needs no other response before that
-        self._tokens = 0.0  # mean expected
+        self.service_s = 0.0  # the mean of a request
+        self.learns_at = float("-inf")  # responses before that are not needed
+        self._tokens = 0.0  # the mean of those expected
         self._completed = 0
 
     @property
@@ -49,10 +47,9 @@ class ServicePace:
         return self.service_s / self._tokens if self._tokens else DEFAULT_TOKEN_S
 
     def completed(self, expected_tokens: float, elapsed_s: float) -> None:
-        """A request completed in `elapsed_s` of which `expected_tokens` (per sequence) were
-        expected."""
+        """Learns from a request that completed in `elapsed_s`; `expected_tokens`: per sequence."""
         share = _LEARNING_RATE
-        if self._completed < 20:  # the first ones are a plain mean
+        if self._completed < 20:  # of the first ones, the plain mean
             self._completed += 1
             share = 1 / self._completed
         self.service_s += share * (elapsed_s - self.service_s)
@@ -60,16 +57,16 @@ class ServicePace:
 
 
 @dataclass(slots=True)
-class _Key:
-    """What the requests of one API key ask for. `work`: since `slow` was updated."""
+class _KeyDemand:
+    """What the requests of one API key ask for. `work`: since `slow_mean` was updated."""
 
     weight: float
     work: float = 0.0
-    slow: float = 0.0
+    slow_mean: float = 0.0
 
 
 class Demand:
-    """The slots that the requests of one class ask for, of `slots_total` of the engine.
+    """The demand of one class: `slots`, of the `slots_total` of the engine.
 
     `lent_s`: for how long a slot that is lent to a bulk request is gone.
     """
@@ -79,36 +76,35 @@ class Demand:
         self.slots = 0.0  # as of the last update
         self.slots_total = 0
         self.lent_s = DEFAULT_LENT_S
-        self._keys: dict[bytes, _Key] = {}
-        self._keys_at = 0.0  # when they were updated
-        self._within_shares = 1.0  # see `_part_within_shares`
-        self._work = self._squares = 0.0  # of each request, since the last update
-        self._slow = self._fast = self._variance = 0.0
+        self._keys: dict[bytes, _KeyDemand] = {}
+        self._keys_updated_at = 0.0
+        self._fair_part = 1.0  # of the demand, see `_compute_fair_part`
+        self._work = self._squared_work = 0.0  # sums over requests since the last update
+        self._slow_mean = self._fast_mean = self._variance = 0.0
         self._updated_at = 0.0
-        # When requests arrived that are not counted yet; but for those that are retries.
+        # Requests that are not counted yet, without retries, and when they arrived.
         self.arrivals: list[tuple[float, AdmissionRequest]] = []
-        # By key and client: until when a request counts as a retry of one that was refused.
+        # By key and identity: until when a request counts as a retry of a refused one.
         self.retries: dict[tuple[bytes, int], float] = {}
 
-    def fold(self) -> None:
-        """Counts those that have arrived. O(1) each."""
+    def count_arrivals(self) -> None:
+        """Counts the requests that have arrived, in O(1) each."""
         for at, request in self.arrivals:
-            if (
-                at - self._updated_at > UPDATE_EVERY_S
-            ):  # else it would count as spread over a pause before it
-                self._roll(at)
+            # Otherwise it would count as spread over a pause before it.
+            if at - self._updated_at > UPDATE_EVERY_S:
+                self._update_averages(at)
             work = request.work
             entry = self._keys.get(request.key)
             if entry is None:
-                entry = self._keys[request.key] = _Key(request.weight)
+                entry = self._keys[request.key] = _KeyDemand(request.weight)
             entry.weight = request.weight
             entry.work += work
             self._work += work
-            self._squares += work * work
+            self._squared_work += work * work
         self.arrivals.clear()
 
     def withdrawn(self, request: AdmissionRequest, age_s: float, now: float) -> None:
-        """A request that arrived `age_s` ago does not count any longer: its own limit ended it."""
+        """Uncounts a request that arrived `age_s` ago: a limit of its own ended it."""
         self.update(now)
         entry = self._keys.get(request.key)
         if entry is not None:
@@ -117,10 +113,10 @@ class Demand:
             self._work -= work
 
     def refused(self, request: AdmissionRequest, until: float, now: float) -> None:
-        """A request with an identity was refused, and asked not to return before `until`.
+        """Remembers a refused request with an identity, which may come back at `until`.
 
-        Nor does it count again while it would have had its slots: a client that repeats a request
-        asks for no more than these.
+        It does not count again before that, nor while it would have had its slots: a client that
+        repeats a request asks for no more than these.
         """
         if len(self.retries) >= MAX_REFUSALS:
             del self.retries[next(iter(self.retries))]
@@ -133,56 +129,56 @@ class Demand:
         return until is not None and now < until
 
     def update(self, now: float) -> float:
-        """Updates the averages if they are old enough, and returns the demand in slots.
+        """Updates the means if they are old enough, and returns the demand in slots.
 
-        At most ten times a second; O(keys) the more seldom, the more there are.
+        At most ten times a second; those of the keys, in O(keys), more rarely the more there are.
         """
         if self.arrivals:
-            self.fold()
+            self.count_arrivals()
         if now - self._updated_at >= UPDATE_EVERY_S:
-            self._roll(now)
+            self._update_averages(now)
         return self.slots
 
-    def _roll(self, now: float) -> None:
+    def _update_averages(self, now: float) -> None:
         passed_s, self._updated_at = now - self._updated_at, now
         token_s = self.pace.token_s
         slow_kept, fast_kept = exp(-passed_s / self.lent_s), exp(-passed_s / FAST_WINDOW_S)
-        per_s = token_s / passed_s
-        self._slow = max(0.0, slow_kept * self._slow + (1 - slow_kept) * per_s * self._work)
-        self._fast = max(0.0, fast_kept * self._fast + (1 - fast_kept) * per_s * self._work)
-        # Of a sum of independent requests: the sum of their squares, as far as they still count.
-        new = self._squares * ((1 - fast_kept) * per_s) ** 2
+        per_s, work = token_s / passed_s, self._work
+        self._slow_mean = max(0.0, slow_kept * self._slow_mean + (1 - slow_kept) * per_s * work)
+        self._fast_mean = max(0.0, fast_kept * self._fast_mean + (1 - fast_kept) * per_s * work)
+        # The variance of a sum of independent requests is the sum of their squares.
+        new = self._squared_work * ((1 - fast_kept) * per_s) ** 2
         self._variance = fast_kept * fast_kept * self._variance + new
-        self._work = self._squares = 0.0
-        if now - self._keys_at >= UPDATE_EVERY_S_PER_KEY * len(self._keys):
+        self._work = self._squared_work = 0.0
+        if now - self._keys_updated_at >= UPDATE_EVERY_S_PER_KEY * len(self._keys):
             self._update_keys(token_s, now)
-        self.slots = max(self._slow, self._fast - sqrt(self._variance))
+        self.slots = max(self._slow_mean, self._fast_mean - sqrt(self._variance))
         if self.slots > self.slots_total:
-            self.slots *= self._within_shares
+            self.slots *= self._fair_part
         while self.retries and self.retries[first := next(iter(self.retries))] <= now:
             del self.retries[first]
 
     def _update_keys(self, token_s: float, now: float) -> None:
         """Updates what each key asks for, and forgets those that ask for nothing."""
-        passed_s, self._keys_at = now - self._keys_at, now
+        passed_s, self._keys_updated_at = now - self._keys_updated_at, now
         kept = exp(-passed_s / self.lent_s)
         for key in list(self._keys):
             entry = self._keys[key]
             asked = (1 - kept) * token_s / passed_s * entry.work
-            entry.slow, entry.work = max(0.0, kept * entry.slow + asked), 0.0
-            if entry.slow < MIN_KEY_SLOTS:
+            entry.slow_mean, entry.work = max(0.0, kept * entry.slow_mean + asked), 0.0
+            if entry.slow_mean < MIN_KEY_SLOTS:
                 del self._keys[key]
-        self._within_shares = self._part_within_shares()
+        self._fair_part = self._compute_fair_part()
 
-    def _part_within_shares(self) -> float:
-        """The part of the demand that is left if no key counts for more than its weight's share of
-        the slots: where not all can be served, one must not displace the bulk of all."""
-        asked = sum(entry.slow for entry in self._keys.values())
+    def _compute_fair_part(self) -> float:
+        """Computes the part of the demand that is left if no key counts for more than its weight's
+        share of the slots: one key must not displace the bulk requests of all."""
+        asked = sum(entry.slow_mean for entry in self._keys.values())
         if len(self._keys) < 2 or not asked:
             return 1.0
         weights = sum(entry.weight for entry in self._keys.values())
         counted = sum(
-            min(entry.slow, self.slots_total * entry.weight / weights)
+            min(entry.slow_mean, self.slots_total * entry.weight / weights)
             for entry in self._keys.values()
         )
         return counted / asked

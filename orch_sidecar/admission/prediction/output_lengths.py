@@ -1,11 +1,11 @@
 """Learns how many tokens requests generate, from those that completed.
 
-Pure. Samples are grouped by class and by similar limit (`max_tokens`, to a power of two); for
-requests with a limit, the sample is the share of it that they used, so that those which always
-reach their limit are known exactly. The expected length of a request is the mean of its group;
-the expected remainder of a running one is the mean of those that went further than it has, less
-what it has (the mean residual life of the empirical distribution): so a long output is not
-expected to end at the next token.
+Pure. Samples are grouped by class and by similar limit (`max_tokens`, to a power of two). Of a
+request with a limit, the sample is the share of it that was used, so that requests which always
+reach their limit are predicted exactly. The expected length of a request is the mean of its group.
+The expected rest of a running one is the mean of the longer samples, less what it has generated
+(the mean residual life of the empirical distribution), so that a long output is not expected to end
+at the next token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from vllm_plugin.contracts.profile import ServiceClass
 
-# Follows a change of traffic within this many responses.
+# A change of traffic is followed within this many responses.
 MAX_SAMPLES: Final = 128
 _NO_LIMIT: Final = -1
 # An output longer than all samples is expected to continue for a quarter of its length: long
@@ -31,9 +31,9 @@ class _LengthSample:
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
-        self._sums: list[float] = []  # of the sorted lengths, from each to the last
+        self._sums: list[float] = []  # of the sorted lengths, from the longest on
         self._sum = 0.0
-        self.mean = 0.0  # computed here: it is read more often than it changes
+        self.mean = 0.0  # kept, because it is read more often than it changes
 
     def learn(self, length: float) -> None:
         self._recent.append(length)
@@ -46,8 +46,8 @@ class _LengthSample:
         self._sums = []
         self.mean = self._sum / len(self._recent)
 
-    def beyond(self, produced: float) -> float:
-        """The mean of the lengths beyond `produced`."""
+    def mean_beyond(self, produced: float) -> float:
+        """Returns the mean of the lengths beyond `produced`."""
         first = bisect_right(self._sorted, produced)
         longer = len(self._sorted) - first
         if not longer:
@@ -65,7 +65,7 @@ class OutputLengths:
         self._samples: tuple[dict[int, _LengthSample], ...] = tuple({} for _ in ServiceClass)
 
     def learn(self, service_class: ServiceClass, max_tokens: int | None, tokens: float) -> None:
-        """A request completed after `tokens` (per sequence)."""
+        """Learns from a request that completed after `tokens` (per sequence)."""
         of_class = self._samples[service_class.rank]
         key = _NO_LIMIT if max_tokens is None else max_tokens.bit_length()
         sample = of_class.get(key)
@@ -74,31 +74,31 @@ class OutputLengths:
         sample.learn(tokens if max_tokens is None else tokens / max(1, max_tokens))
 
     def expected(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
-        """Tokens of a new request, never above its limit; None: unknown."""
+        """Returns the expected tokens of a new request, within its limit; None: unknown."""
         of_class = self._samples[service_class.rank]
         sample = of_class.get(_NO_LIMIT if max_tokens is None else max_tokens.bit_length())
         if max_tokens is None:
             return None if sample is None else sample.mean
         return max_tokens if sample is None or sample.mean >= 1.0 else sample.mean * max_tokens
 
-    def learned(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
-        """Tokens of a new request by earlier ones, never above its limit; None: nothing learned."""
-        if self._find(service_class, max_tokens) is None:
+    def learned_tokens(self, service_class: ServiceClass, max_tokens: int | None) -> float | None:
+        """Returns the same; None if nothing was learned, also for a request with a limit."""
+        if self._sample(service_class, max_tokens) is None:
             return None
         return self.expected(service_class, max_tokens)
 
     def remaining(
         self, service_class: ServiceClass, max_tokens: int | None, produced: float
     ) -> float | None:
-        """Tokens still to come of a request that has produced `produced`; at least one."""
-        sample = self._find(service_class, max_tokens)
+        """Returns the expected tokens after the `produced` ones of a request; at least one."""
+        sample = self._sample(service_class, max_tokens)
         if max_tokens is None:
-            return None if sample is None else max(1.0, sample.beyond(produced) - produced)
+            return None if sample is None else max(1.0, sample.mean_beyond(produced) - produced)
         limit = max(1, max_tokens)
-        share = 1.0 if sample is None else min(1.0, sample.beyond(produced / limit))
+        share = 1.0 if sample is None else min(1.0, sample.mean_beyond(produced / limit))
         return max(1.0, share * limit - produced)
 
-    def _find(self, service_class: ServiceClass, max_tokens: int | None) -> _LengthSample | None:
+    def _sample(self, service_class: ServiceClass, max_tokens: int | None) -> _LengthSample | None:
         of_class = self._samples[service_class.rank]
         if max_tokens is not None:
             return of_class.get(max_tokens.bit_length())

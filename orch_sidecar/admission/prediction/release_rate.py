@@ -32,7 +32,7 @@ class ReleaseRate:
         self.releases.append((now, slots))
 
     def per_second(self, now: float) -> float | None:
-        """Slots per second; None until two releases are known."""
+        """Returns the slots per second; None until two releases are known."""
         recent = [(at, slots) for at, slots in self.releases if now - at <= WINDOW_S]
         if len(recent) < 2:
             return None
@@ -41,7 +41,7 @@ class ReleaseRate:
         return sum(slots for _, slots in recent[1:]) / span
 
     def retry_after_ms(self, slots_ahead: float, now: float) -> int:
-        """Milliseconds until `slots_ahead` slots have come free at the measured rate."""
+        """Returns the milliseconds until `slots_ahead` slots come free at the measured rate."""
         rate = self.per_second(now)
         if not rate:
             return DEFAULT_RETRY_MS

@@ -23,17 +23,17 @@ class Schedule:
         return len(self._free)
 
     def copy(self, *, without: int = 0) -> Schedule:
-        """A copy without the first slots to come free: those are reserved for others."""
+        """Returns a copy without the first slots to come free, which are reserved for others."""
         return Schedule(sorted(self._free)[without:], self.prompt_tokens)
 
     def with_slots(self, least: int, free_in_s: float) -> Schedule:
-        """A copy with at least so many slots; those that it adds come free after `free_in_s`."""
+        """Returns a copy with `least` slots or more; added ones come free after `free_in_s`."""
         added = [free_in_s] * (least - len(self._free))
         return Schedule(self._free + added, self.prompt_tokens)
 
-    def part(self, share: float) -> Schedule:
-        """A copy in which this share of the slots that come free comes here: at 1/2 the second, the
-        fourth, and so on."""
+    def with_share(self, share: float) -> Schedule:
+        """Returns a copy with this share of the slots: at 1/2 the second, the fourth, and so on, in
+        the order in which they come free."""
         free = sorted(self._free)
         last, kept = len(free) - 1, int(len(free) * share)
         # Rounding must not lead beyond the last one: 11 / (22 / 30) is above 15.
@@ -41,7 +41,7 @@ class Schedule:
         return Schedule((free[i] for i in at), self.prompt_tokens)
 
     def place(self, cost: int, service_s: float) -> float | None:
-        """Takes `cost` slots for `service_s`. Returns the start; None: there are fewer slots."""
+        """Takes `cost` slots for `service_s`. Returns the start; None: there are too few slots."""
         if cost > len(self._free):
             return None
         start = 0.0
@@ -52,10 +52,10 @@ class Schedule:
         return start
 
     def fill(self, count: int, service_s: float) -> None:
-        """Takes one slot after the other for `count` equal sequences, as if each was placed.
+        """Places `count` equal sequences one by one, in the time of sorting the slots.
 
-        In the time of sorting the slots: up to the level to which all the work would fill them,
-        each slot takes as many as fit; the few that are left take the slots that are free first.
+        Each slot takes as many as fit below the level to which all the work would fill the slots;
+        the few that are left take the slots that are free first.
         """
         free = self._free
         if not free or count <= 0 or service_s <= 0:
@@ -79,7 +79,7 @@ class Schedule:
             heapq.heapreplace(free, free[0] + service_s)
 
     def start(self, cost: int) -> float | None:
-        """When `cost` slots will be free, without taking them."""
+        """Returns when `cost` slots will be free, without taking them."""
         if cost > len(self._free):
             return None
         return self._free[0] if cost == 1 else heapq.nsmallest(cost, self._free)[-1]

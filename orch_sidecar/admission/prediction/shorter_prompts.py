@@ -1,13 +1,13 @@
-"""Measures the time that an engine needs for the prompts which are shorter than a given one.
+"""Measures how much time an engine needs for the prompts that are shorter than a given one.
 
 Pure: times are seconds of a monotonic clock. An engine reads prompts in the order in which it gets
-them; where it cannot read all in time, most requests are in time if it reads the shortest first. So
-a prompt counts with the shorter ones that come until it would be read then: where these take a part
+them. Where it cannot read all in time, most requests are in time if the shortest go first. So a
+prompt is treated as if shorter ones that arrive meanwhile went before it: where these take a share
 p of the time, it takes 1 / (1 - p) of its own (the busy period of a queue with priorities).
 
-While an engine reads it generates less. So of its time, interactive prompts have the less, the more
-slots bulk requests have or wait for: SHARE_BESIDE_BULK where these ask for all. API keys share that
-time by weight: another key's prompts count no further than that key has asked for as much.
+An engine generates less while it reads. So the more slots bulk requests have or wait for, the less
+of its time interactive prompts get: SHARE_BESIDE_BULK where bulk requests ask for all slots. API
+keys share that time by weight: another key's prompts count only up to what this key asked for.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from typing import Final
 from orch_sidecar.admission.types import AdmissionRequest
 
 SHARE_BESIDE_BULK: Final = 0.55
-# Prompts of so many seconds count, and so many of them: enough to follow the load, and to know it.
+# For how long a prompt counts, and how many do at most: enough to know the load, and to follow it.
 WINDOW_S: Final = 10.0
 MAX_PROMPTS: Final = 64
-# A prompt counts no more often than that beyond once, for else long ones would never be served.
+# A higher factor would mean that long prompts are never served.
 MAX_SHORTER_FACTOR: Final = 8.0
 
 
 class ShorterPrompts:
-    """The interactive prompts that came to one engine of late, whatever became of them."""
+    """The interactive prompts that arrived recently for one engine, served or not."""
 
     def __init__(self) -> None:
-        # When each came; but for those that were retries.
+        # With the times of their arrival; without retries.
         self.recent: deque[tuple[float, AdmissionRequest]] = deque(maxlen=MAX_PROMPTS)
 
     def factor(
         self, request: AdmissionRequest, tokens_per_s: float, bulk: float, now: float
     ) -> float:
-        """How often the prompt of a request that arrives now counts beyond once.
+        """Returns how long a new prompt waits for shorter ones, as a multiple of its own time.
 
-        `tokens_per_s`: that the engine reads. `bulk`: the part of the slots (0 to 1) that bulk
+        `tokens_per_s`: what the engine reads. `bulk`: the share of the slots (0 to 1) that bulk
         requests have or wait for.
         """
         recent = self.recent
         while recent and now - recent[0][0] > WINDOW_S:
             recent.popleft()
-        shorter = self._shorter(request)
+        shorter = self._shorter_tokens(request)
         seconds = now - recent[0][0] if len(recent) == MAX_PROMPTS else WINDOW_S
         readable = tokens_per_s * seconds * (1 - (1 - SHARE_BESIDE_BULK) * bulk)
         if shorter * (1 + MAX_SHORTER_FACTOR) > readable * MAX_SHORTER_FACTOR:
             return MAX_SHORTER_FACTOR
         return shorter / (readable - shorter) if shorter else 0.0
 
-    def _shorter(self, request: AdmissionRequest) -> float:
-        """Tokens of the prompts that would be read before that of a request: the shorter ones of
-        its key, and those of the other keys up to what its key has asked for, by weight."""
+    def _shorter_tokens(self, request: AdmissionRequest) -> float:
+        """Returns the tokens of prompts that would be read before that of a request: shorter ones
+        of its key, and those of other keys up to what its key has asked for, by weight."""
         key, own = request.key, request.prompt_tokens
         shorter, asked = 0, own
         others: dict[bytes, int] = {}

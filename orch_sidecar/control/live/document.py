@@ -114,7 +114,7 @@ def queue(queued: Iterable[Queued], names: Names, clock: Clock) -> list[dict[str
             "position": each.place.position,
             "queued_at": clock.at(each.queued.arrived),
             "starts_at": None if each.place.starts_at is None else clock.at(each.place.starts_at),
-            "expires_at": clock.at(each.queued.expires),
+            "expires_at": clock.at(each.queued.expires_at),
         }
         for each in queued
     ]

@@ -105,7 +105,7 @@ class LiveSource:
 
     def _queued(self, pool: Pool, now: float) -> Iterator[Queued]:
         for service_class in ServiceClass:
-            for each in islice(pool.queues.fair(service_class), MAX_QUEUED):
+            for each in islice(pool.queues.line(service_class), MAX_QUEUED):
                 place = pool.gate.places.of(each.ticket, now)
                 if place is not None:
                     yield Queued(_id(pool, each.ticket), each, place)
@@ -127,7 +127,7 @@ class LiveSource:
 
 
 def _owner(pool: Pool, ticket_id: str) -> Request | None:
-    """The request with this ticket; None if that is about to be found without an owner."""
+    """Returns the request with this ticket; None if that is about to be found without an owner."""
     ticket = pool.gate.tickets.get(ticket_id)
     owner = None if ticket is None else ticket.owner
     return owner if isinstance(owner, Request) else None

@@ -60,7 +60,7 @@ def end_of(outcome: Outcome | Reason) -> str:
 def waits(admission: AdmissionStatus) -> dict[str, str] | None:
     """Returns what the head of the queue waits for: `reason`, a name, and `text`, which completes
     "it waits for". None: nothing is queued, or nothing blocks it."""
-    text = admission.waits_for if admission.queue_depth else None
+    text = admission.waited_for if admission.queue_depth else None
     if text is None:
         return None
     blocked_by = None if admission.unavailable is not None else admission.blocked_by

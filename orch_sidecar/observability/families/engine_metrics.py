@@ -24,7 +24,7 @@ _BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def _reported(name: str) -> Callable[[Scraped], Iterable[Sample]]:
-    """Samples of a number in the engine's report."""
+    """Returns the samples of a number in the engine's report."""
     return per_pool(lambda at: at.document.get(name))
 
 

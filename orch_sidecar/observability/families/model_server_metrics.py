@@ -64,8 +64,8 @@ class ModelServerMetrics:
 
 
 def _lora(document: Document, queued_adapters: Iterable[str]) -> dict[str, str]:
-    """The labels by which a picker knows the adapters. Without LoRA there are none, and it is not
-    missing: a picker would log that at every scrape."""
+    """Returns the labels by which a picker knows the adapters. Without LoRA there are none, and it
+    is not missing: a picker would log that at every scrape."""
     lora = document.get("lora", _WITHOUT_LORA)
     return {
         "max_lora": str(document.get("features", {}).get("max_loras", 0)),

@@ -18,7 +18,7 @@ from orch_sidecar.pools.status import BatchingStats
 
 
 def _info(at: Scraped) -> Iterable[Sample]:
-    """Labels of the pool, to join with metrics that have only the label `pool`."""
+    """Returns the labels of the pool, to join with metrics that have only the label `pool`."""
     profile = at.pool.profile
     yield [profile.name, profile.measurement_type.value], 1
 

@@ -280,7 +280,7 @@ def _load(orders: _Orders) -> Load:
 
 
 def _at(lists: Sequence[_Ordered], counts: Sequence[int], number: int) -> str:
-    """The name with that number, if so many of each list are counted."""
+    """Returns the name with that number, if so many of each list are counted."""
     for pools, count in zip(lists, counts, strict=True):
         if number < count:
             return pools[number][1]

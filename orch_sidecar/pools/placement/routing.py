@@ -38,7 +38,8 @@ class PrefixUse(StrEnum):
 
     @classmethod
     def of(cls, name: str, served_by: str | None) -> PrefixUse:
-        """What the placement at a pool makes of the prefix. `served_by`: the pool that has it."""
+        """Returns what the placement at a pool makes of the prefix. `served_by`: the pool that has
+        it."""
         if served_by is None:
             return cls.NEW
         return cls.HIT if served_by == name else cls.MOVED
@@ -62,7 +63,7 @@ class GenerationCall:
     weight: float = 1.0
     cache_owner: bytes = b""
     prefixes: Prefixes = ()
-    later: bool = False
+    is_later_part: bool = False
 
 
 class PoolSnapshot(NamedTuple):
@@ -189,7 +190,7 @@ def first_available(pools: Sequence[PoolSnapshot], request: PlacementRequest) ->
 def _capable(
     pools: Sequence[PoolSnapshot], request: PlacementRequest
 ) -> Sequence[PoolSnapshot] | Refusal:
-    """The pools that could serve the request if they were available."""
+    """Returns the pools that could serve the request if they were available."""
     capable, options = pools, request.options
     if len(pools) > 1 and request.model:
         # A pool whose engine has never reported may serve any model.
@@ -218,7 +219,7 @@ def _capable(
 def _measuring(
     capable: Sequence[PoolSnapshot], options: RequestOptions
 ) -> Sequence[PoolSnapshot] | Refusal:
-    """Those of these pools that measure what a request asks for."""
+    """Returns those of these pools that measure what a request asks for."""
     asked_for = not options.labelled or options.pool is not None
     matching = [
         pool

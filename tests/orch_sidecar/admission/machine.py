@@ -63,7 +63,7 @@ class Checked(RuleBasedStateMachine):
         before theirs are refused; each grant is to the next request."""
         model = self.model
         rejected = [each for each in decisions if isinstance(each.outcome, Refusal)]
-        late = {name for name, waits in model.waiting.items() if waits.expires <= model.now}
+        late = {name for name, waits in model.waiting.items() if waits.expires_at <= model.now}
         unread = {each.ticket for each in rejected if self.is_behind_prompts(each)} - late
         assert {each.ticket for each in rejected} == {*refused} | late | unread
         for each in rejected:
@@ -84,9 +84,9 @@ class Checked(RuleBasedStateMachine):
     def check_late(self, decision: Decision) -> None:
         """It waited as long as it may."""
         model, waits = self.model, self.model.waiting[decision.ticket]
-        assert waits.expires <= model.now
+        assert waits.expires_at <= model.now
         assert isinstance(decision.outcome, Refusal)
-        assert decision.outcome.reason in (_reason(model.unavailable), waits.expiry)
+        assert decision.outcome.reason in (_reason(model.unavailable), waits.expiry_reason)
 
     def settle(self, decisions: Iterable[Decision]) -> None:
         for each in decisions:
@@ -111,13 +111,16 @@ class Checked(RuleBasedStateMachine):
         waits = model.waiting[ticket]
         slo_ms = model.rules.of(waits.request.service_class).ttft_p95_ms
         [waiting] = [each for each in self.core.queues.all() if each.ticket == ticket]
-        if waiting.expiry is Reason.SLO_MISS:
+        if waiting.expiry_reason is Reason.SLO_MISS:
             assert slo_ms is not None
-            assert waits.since <= waiting.expires <= waits.since + slo_ms / 1000
-            waits.expires, waits.expiry = min(
-                (waits.expires, waits.expiry), (waiting.expires, waiting.expiry)
+            assert waits.since <= waiting.expires_at <= waits.since + slo_ms / 1000
+            waits.expires_at, waits.expiry_reason = min(
+                (waits.expires_at, waits.expiry_reason), (waiting.expires_at, waiting.expiry_reason)
             )
-        assert (waits.expires, waits.expiry) == (waiting.expires, waiting.expiry)
+        assert (waits.expires_at, waits.expiry_reason) == (
+            waiting.expires_at,
+            waiting.expiry_reason,
+        )
 
     def misses_slo(self, request: AdmissionRequest, since: float) -> bool:
         """Whether its first token would come too late even if it began now, by predictions."""
@@ -198,13 +201,13 @@ class Checked(RuleBasedStateMachine):
     ) -> None:
         """It is refused only if its time is over or the engine became too small for it."""
         model = self.model
-        expires, expiry = model.limits_of(request, since)
+        expires, expiry_reason = model.limits_of(request, since)
         too_large = request.cost > model.engine.slots_total
         if isinstance(outcome, Queued):
             assert expires > model.now
             assert not too_large
         elif expires <= model.now:
-            assert outcome.reason in (_reason(model.unavailable), expiry, Reason.SLO_MISS)
+            assert outcome.reason in (_reason(model.unavailable), expiry_reason, Reason.SLO_MISS)
         elif not too_large:
             assert outcome.reason is _reason(model.unavailable) or outcome.reason is Reason.SLO_MISS
             assert self.misses_slo(request, since), "a request with time left is not refused"
@@ -248,7 +251,7 @@ class Checked(RuleBasedStateMachine):
         model, core = self.model, self.core
         assert core.queue_depth == model.depth
         for service_class in ServiceClass:
-            waiting = [each.ticket for each in core.queues.fair(service_class)]
+            waiting = [each.ticket for each in core.queues.line(service_class)]
             assert waiting == list(model.queues[service_class])
             assert core.status(model.now).of(service_class).queued == len(waiting)
 
@@ -264,7 +267,7 @@ class Checked(RuleBasedStateMachine):
             assert at is None
             return
         assert at is not None
-        first = min(waits.expires for waits in model.waiting.values())
+        first = min(waits.expires_at for waits in model.waiting.values())
         assert model.now < at <= max(first, model.now + 0.001)
 
     @invariant()

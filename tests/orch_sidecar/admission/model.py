@@ -22,8 +22,8 @@ class Waits:
 
     request: AdmissionRequest
     since: float
-    expires: float
-    expiry: Reason
+    expires_at: float
+    expiry_reason: Reason
 
 
 @dataclass

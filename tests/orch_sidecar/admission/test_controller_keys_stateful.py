@@ -183,7 +183,7 @@ class KeysMachine(RuleBasedStateMachine):
         assert queues.tickets() == self.queued.keys()
         assert len(self.queued) <= CAPACITY + len(self.returned)
         assert queues.cost(self.service_class) == sum(each.cost for each in self.queued.values())
-        ordered = [each.ticket for each in queues.fair(self.service_class)]
+        ordered = [each.ticket for each in queues.line(self.service_class)]
         assert sorted(ordered) == sorted(self.queued)
         assert set(ordered[: len(self.returned)]) == self.returned
 
@@ -199,7 +199,7 @@ class KeysMachine(RuleBasedStateMachine):
     @invariant()
     def shares_are_those_of_what_is_queued_and_runs(self) -> None:
         self.core.learn()
-        shares = self.core.queues.fair(self.service_class).shares
+        shares = self.core.queues.line(self.service_class).shares
         leases = list(self.core.ledger.all())
         running = Counter(each.request.key for each in leases if each.request is not None)
         for key, share in shares.items():
@@ -221,7 +221,7 @@ class KeysMachine(RuleBasedStateMachine):
         assert not self.running
         assert self.core.ledger.leased == self.core.queue_depth == 0
         other = BULK if self.service_class is INTERACTIVE else INTERACTIVE
-        assert self.core.queues.fair(other).shares == {}
+        assert self.core.queues.line(other).shares == {}
 
 
 TestKeys = KeysMachine.TestCase

@@ -236,9 +236,9 @@ def test_later_parts_take_no_place_in_a_full_queue() -> None:
     of_class = class_rules(queue_capacity=1)
     core = core_of(1, rules(of_class, of_class))
     fill(core, interactive(), "a")
-    queue(core, interactive(later=True), "p2", "p3", "p4")
+    queue(core, interactive(is_later_part=True), "p2", "p3", "p4")
     queue(core, interactive(), "b")
-    queue(core, interactive(later=True), "q2")
+    queue(core, interactive(is_later_part=True), "q2")
     assert reason_of(core.arrive("c", interactive(), 0.0)) is Reason.QUEUE_FULL
     order = ["a"]
     for _ in range(5):
@@ -249,7 +249,7 @@ def test_later_parts_take_no_place_in_a_full_queue() -> None:
 def test_later_part_outlives_the_longest_wait() -> None:
     core = core_of(1, rules(class_rules(max_wait_s=5.0)))
     fill(core, interactive(), "a")
-    queue(core, interactive(later=True), "p2")
+    queue(core, interactive(is_later_part=True), "p2")
     queue(core, interactive(), "b")
     assert refused(core.dispatch(3_600.0)) == {"b": Reason.QUEUE_TIMEOUT}
     assert granted(core.release("a", 3_600.0)) == ["p2"]
@@ -262,11 +262,11 @@ def test_part_that_runs_already_is_evicted_by_nobody(first: str) -> None:
     core = core_of(1, rules(of_class, of_class, full_queue=FullQueue.DROP_LRU))
     fill(core, bulk(), "a")
     if first == "later":
-        queue(core, bulk(later=True), "p2", "p3")
+        queue(core, bulk(is_later_part=True), "p2", "p3")
         queue(core, bulk(), "b")
     else:
         queue(core, bulk(), "b")
-        queue(core, bulk(later=True), "p2", "p3")
+        queue(core, bulk(is_later_part=True), "p2", "p3")
     queue(core, bulk(), "c")
     assert refused(core.take_displaced()) == {"b": Reason.QUEUE_FULL_DROP_LRU}
     left = [*granted(core.release("a", 1.0))]
@@ -282,7 +282,9 @@ def test_keys_are_compared_by_the_places_that_they_take() -> None:
     core = core_of(1, rules(of_class, of_class))
     fill(core, interactive(), "a")
     queue(core, interactive(key="one"), "o1")
-    queue(core, interactive(key="one", later=True), *(f"o{number}" for number in range(2, 9)))
+    queue(
+        core, interactive(key="one", is_later_part=True), *(f"o{number}" for number in range(2, 9))
+    )
     queue(core, interactive(key="two"), "t1", "t2")
     queue(core, interactive(key="three"), "x")
     assert [*refused(core.take_displaced())] == ["t2"]
@@ -293,7 +295,7 @@ def test_parts_count_for_their_key_like_requests() -> None:
     core = core_of(2)
     fill(core, interactive(), "a", "b")
     queue(core, interactive(key="one"), "o1")
-    queue(core, interactive(key="one", later=True), "o2", "o3", "o4")
+    queue(core, interactive(key="one", is_later_part=True), "o2", "o3", "o4")
     queue(core, interactive(key="two"), "t1", "t2")
     order: list[str] = []
     for name in ("a", "b", *("o1", "t1", "o2", "t2")):
@@ -305,7 +307,7 @@ def test_depth_counts_parts_and_returns_to_zero() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     queue(core, interactive(), "p1")
-    queue(core, interactive(later=True), "p2")
+    queue(core, interactive(is_later_part=True), "p2")
     assert core.queue_depth == 2
     core.leave("p1", 1.0)
     core.leave("p2", 1.0)

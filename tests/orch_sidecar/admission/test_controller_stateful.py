@@ -74,7 +74,7 @@ class AdmissionMachine(EngineEvents):
         before, places = model.depth, model.places(request.service_class)
         usual = not model.draining and model.unavailable is None
         usual = usual and request.cost <= model.engine.slots_total
-        free, returned = self.free_for(request), set(core.queues.fair(ServiceClass.BULK)._returned)
+        free, returned = self.free_for(request), set(core.queues.line(ServiceClass.BULK)._returned)
         outcome, displaced = (
             core.arrive(ticket, request, model.now),
             core.take_displaced(),
@@ -109,7 +109,7 @@ class AdmissionMachine(EngineEvents):
     def free_for(self, request: AdmissionRequest) -> bool | None:
         """Whether the status shows free slots for a request; None: it does not decide alone."""
         model, core = self.model, self.core
-        if any(waits.expires <= model.now for waits in model.waiting.values()):
+        if any(waits.expires_at <= model.now for waits in model.waiting.values()):
             return None  # they leave first
         free = core.status(model.now).of(request.service_class).free >= request.cost
         if not free:

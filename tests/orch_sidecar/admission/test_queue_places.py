@@ -82,7 +82,7 @@ def test_one_look_serves_all_requests_of_a_moment(monkeypatch: pytest.MonkeyPatc
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
     found = Places(core)
-    look = found._look
+    look = found._predict
 
     def counted(now: float) -> dict[str, Place]:
         looks.append(now)

@@ -22,7 +22,7 @@ def waiting(
 
 
 def names(queues: Queues, service_class: ServiceClass) -> list[str]:
-    return [each.ticket for each in queues.fair(service_class)]
+    return [each.ticket for each in queues.line(service_class)]
 
 
 def test_queues_start_empty() -> None:
@@ -64,17 +64,17 @@ def test_requests_that_left_early_take_no_memory() -> None:
 
 def test_the_longest_delay_is_of_all_bulk_requests_that_are_queued() -> None:
     queues = Queues()
-    assert queues.longest_delay() is None
+    assert queues.first_bulk_delay_s() is None
     queues.add(waiting("i"))
-    assert queues.longest_delay() is None, "interactive ones have none"
+    assert queues.first_bulk_delay_s() is None, "interactive ones have none"
     for name, delay_s in (("b", 3.0), ("c", 1.0), ("d", 2.0)):
         queues.add(replace(waiting(name, is_bulk=True), delay_s=delay_s))
     found = []
     for name in ("c", "b", "d"):
-        found.append(queues.longest_delay())
+        found.append(queues.first_bulk_delay_s())
         queues.remove(name)
     assert found == [1.0, 2.0, 2.0]
-    assert queues.longest_delay() is None
+    assert queues.first_bulk_delay_s() is None
 
 
 @given(
@@ -93,8 +93,8 @@ def test_counts_are_those_of_the_queued_requests(steps: list[tuple[str, int, boo
             assert queues.remove(gone) is there.pop(gone)
         for service_class in ServiceClass:
             of_class = [w for w in there.values() if w.request.service_class is service_class]
-            assert list(queues.fair(service_class)) == of_class
+            assert list(queues.line(service_class)) == of_class
             assert queues.size(service_class) == len(of_class)
             assert queues.cost(service_class) == sum(w.request.cost for w in of_class)
         assert queues.depth == len(there)
-        assert queues.next_expiry() == min((w.expires for w in there.values()), default=None)
+        assert queues.next_expiry() == min((w.expires_at for w in there.values()), default=None)

@@ -122,7 +122,7 @@ def test_the_delay_before_it_gave_its_slots_counts() -> None:
     assert granted(core.release("b", 8.53)) == ["i1"]
     late = interactive(max_tokens=300)
     core.dispatch(10.9)
-    core.queues.add(core._queue_entry._queued("i2", late, 10.9, 10.9))
+    core.queues.add(core._enqueuer._queued("i2", late, 10.9, 10.9))
     assert granted(core.release("i1", 11.0, 300)) == [again], "after 8 s and 2.5 s"
 
 
@@ -260,7 +260,7 @@ def test_nothing_is_taken_for_a_request_that_gets_a_slot_at_once() -> None:
     core = core_with()
     fill(core, bulk(max_tokens=1000), "b0", "b1", "b2", at=15.0)
     large = interactive(cost=2, max_tokens=5)
-    core.queues.add(core._queue_entry._queued("large", large, 19.9, 19.9))
+    core.queues.add(core._enqueuer._queued("large", large, 19.9, 19.9))
     core.reclaim._allowed = 100.0
     assert isinstance(core.arrive("i", interactive(), 20.1), Lease)
     assert core.reclaim.take() == []

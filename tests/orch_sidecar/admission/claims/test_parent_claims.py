@@ -38,7 +38,7 @@ def test_without_claims_of_parents_all_is_for_the_own_queue(parents: ParentClaim
     assert parents.total(None, SLOTS) is None
     assert parents.total(several(3), SLOTS) == several(3)
     assert parents.divide(5, several(3), 0.0) == 5
-    assert parents.offered() == []
+    assert parents.parents_with_offers() == []
 
 
 def test_claim_is_the_sum_of_all(parents: ParentClaims) -> None:
@@ -63,7 +63,7 @@ def test_offer_is_divided_equally(parents: ParentClaims) -> None:
     got = {ONE: 0, TWO: 0}
     for now in range(30):
         own += parents.divide(2, several(8), now)
-        for each in parents.offered():
+        for each in parents.parents_with_offers():
             for slots in sent(parents, each):
                 got[each] += slots
                 assert parents.consume_booking(each, slots, now)
@@ -75,9 +75,9 @@ def test_offer_is_divided_equally(parents: ParentClaims) -> None:
 def test_offer_to_a_parent_is_booked_for_its_requests(parents: ParentClaims) -> None:
     parents.claimed(ONE, ClaimCall(several(3)), 0.0)
     assert parents.divide(3, None, 0.0) == 0
-    assert parents.offered() == [ONE]
+    assert parents.parents_with_offers() == [ONE]
     assert sent(parents, ONE) == [3]
-    assert parents.offered() == []
+    assert parents.parents_with_offers() == []
     assert not parents.consume_booking(TWO, 1, 0.0)
     assert parents.consume_booking(ONE, 2, 0.0)
     assert not parents.consume_booking(ONE, 2, 0.0)
@@ -103,14 +103,14 @@ def test_offer_that_a_parent_does_not_take_expires(parents: ParentClaims) -> Non
 def test_slots_gather_for_the_first_and_the_rest_is_given_back(parents: ParentClaims) -> None:
     parents.claimed(ONE, ClaimCall(Claim(4, urgent=True)), 0.0)
     assert parents.divide(3, None, 0.0) == 3
-    assert parents.offered() == []
+    assert parents.parents_with_offers() == []
 
 
 def test_parent_that_disconnects_claims_nothing(parents: ParentClaims) -> None:
     parents.claimed(ONE, ClaimCall(several(2)), 0.0)
     parents.divide(1, None, 0.0)
     parents.closed(ONE)
-    assert parents.offered() == []
+    assert parents.parents_with_offers() == []
     assert not parents.has_claims
     assert not parents.consume_booking(ONE, 1, 0.0)
 

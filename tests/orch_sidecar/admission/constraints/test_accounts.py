@@ -129,7 +129,7 @@ def test_a_bulk_request_is_due_when_half_of_what_it_takes_is_owed() -> None:
     bench.wait(bulk())
     reserve = bench.constraints.reserve
     reserve.bulk.lent_s = 4.0
-    [waiting] = bench.queues.fair(BULK)
+    [waiting] = bench.queues.line(BULK)
     reserve.update(0.0)
     assert not reserve.is_due(waiting, 30.0), "it waits for something else"
     bench.wait(interactive(), "i")
@@ -147,7 +147,7 @@ def test_a_long_request_does_not_have_to_save_for_more_than_half_a_minute() -> N
     bench.wait(interactive(), "i")
     reserve = bench.constraints.reserve
     reserve.bulk.lent_s = 60.0
-    [waiting] = bench.queues.fair(BULK)
+    [waiting] = bench.queues.line(BULK)
     reserve.update(0.0)
     assert reserve.due_at(waiting, 0.0) == pytest.approx(30.0)
 

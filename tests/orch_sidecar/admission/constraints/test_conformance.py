@@ -333,7 +333,7 @@ def test_nobody_blocked_is_promised_an_immediate_start_and_all_go_in_the_end(
     assert blocked
     promised_0 = [each for each in blocked if each.promised_ms == 0 and each.waited_s > 0.05]
     assert promised_0 == []
-    assert core.ledger.leased == core.queue_depth == core.queues.passed == 0
+    assert core.ledger.leased == core.queue_depth == core.queues.aside_count == 0
     assert not getattr(constraint, "running", 0), "sums return to zero"
 
 

@@ -24,7 +24,7 @@ from tests.orch_sidecar.admission.examples import (
 def asked_for(bench: Bench, slots: float, now: float = 0.0) -> None:
     """So many slots are asked for, and nothing else is measured."""
     demand = bench.constraints.reserve.interactive
-    demand._slow, demand.slots, demand._updated_at, demand.lent_s = slots, slots, now, 1e9
+    demand._slow_mean, demand.slots, demand._updated_at, demand.lent_s = slots, slots, now, 1e9
 
 
 def reserved(bench: Bench, now: float = 0.0) -> int:
@@ -199,7 +199,7 @@ def test_a_request_that_was_delayed_by_the_bound_is_due() -> None:
     bench = Bench(4, rules(aging_s=10.0, bulk_share=0.0))
     bench.grant(interactive(2))
     bench.wait(bulk())
-    [waiting] = bench.queues.fair(BULK)
+    [waiting] = bench.queues.line(BULK)
     reserve = bench.constraints.reserve
     reserve.update(0.0)
     assert reserve.due_at(waiting, 0.0) == 20.0
@@ -211,7 +211,7 @@ def test_without_a_bound_no_delay_makes_a_request_due() -> None:
     bench = Bench(4, rules(aging_s=None, bulk_share=0.0))
     bench.grant(interactive(4))
     bench.wait(bulk())
-    [waiting] = bench.queues.fair(BULK)
+    [waiting] = bench.queues.line(BULK)
     bench.constraints.reserve.update(0.0)
     assert bench.constraints.reserve.due_at(waiting, 0.0) is None
     assert not bench.constraints.reserve.is_due(waiting, 1e6)
@@ -259,9 +259,9 @@ def test_a_request_that_its_own_limit_ended_is_no_demand() -> None:
     bench = Bench(10)
     reserve = bench.constraints.reserve
     own, ours = interactive(deadline_ms=1.0), interactive()
-    for request, expiry in ((own, Reason.DEADLINE_MISS), (ours, Reason.SLO_MISS)):
+    for request, expiry_reason in ((own, Reason.DEADLINE_MISS), (ours, Reason.SLO_MISS)):
         request.work = 128.0
         reserve.interactive.arrivals.append((0.0, request))
-        reserve.expired(QueuedRequest("w", request, 0.0, 0.0, expiry, 0.0), 0.0)
-    reserve.interactive.fold()
+        reserve.expired(QueuedRequest("w", request, 0.0, 0.0, expiry_reason, 0.0), 0.0)
+    reserve.interactive.count_arrivals()
     assert reserve.interactive._keys[b""].work == 128.0

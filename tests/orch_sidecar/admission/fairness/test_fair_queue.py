@@ -155,18 +155,18 @@ def test_the_key_with_most_requests_gives_its_last_one_to_a_key_with_fewer() -> 
         *(waiting(f"a{n}", "a") for n in range(5)),
         *(waiting(f"b{n}", "b", weight=4.0) for n in range(8)),
     )
-    leaving = queue.displaces(request("c"))
+    leaving = queue.displaced_by(request("c"))
     assert leaving is not None
     assert leaving.ticket == "a4", "eight with the weight 4 are fewer than five"
-    assert queue.displaces(request("a")) is None
-    assert queue.displaces(request("b", 4.0)) is leaving
+    assert queue.displaced_by(request("a")) is None
+    assert queue.displaced_by(request("b", 4.0)) is leaving
     queue.remove(leaving)
     for number in range(3):
         queue.remove(waiting(f"a{number}", "a"))
-    leaving = queue.displaces(request("c"))
+    leaving = queue.displaced_by(request("c"))
     assert leaving is not None
     assert leaving.ticket == "b7"
-    assert queue_of(waiting("a", "a")).displaces(request("b")) is None, "each would have one"
+    assert queue_of(waiting("a", "a")).displaced_by(request("b")) is None, "each would have one"
 
 
 # How much goes before a request
@@ -349,7 +349,7 @@ def test_the_order_that_is_shown_is_the_order_of_dispatch(
         assert {each.ticket for each in queue} == queued.keys()
         assert queue.size == queue.cost == len(queued)
         most = max((len(share.queue) for share in queue.shares.values()), default=0)
-        leaves = queue.displaces(request("another"))
+        leaves = queue.displaced_by(request("another"))
         assert (leaves is None) == (most <= 1)
         if leaves is not None:
             assert len(queue.shares[leaves.request.key].queue) == most

@@ -63,9 +63,9 @@ def test_rounding_of_the_slot_seconds_is_no_restart() -> None:
 
 
 def lent(
-    ends_s: list[float], recent_average: float, slower: float = 1.0, cost: int = 1
+    ends_s: list[float], recent_average: float, slowdown: float = 1.0, cost: int = 1
 ) -> LentSlots:
-    return LentSlots(Schedule(ends_s), recent_average, slower, 8.0, cost)
+    return LentSlots(Schedule(ends_s), recent_average, slowdown, 8.0, cost)
 
 
 def test_start_is_by_the_first_end_and_by_the_mean_rate() -> None:
@@ -79,7 +79,7 @@ def test_start_is_the_later_the_fewer_slots_bulk_requests_had_of_late() -> None:
 
 
 def test_prompts_of_others_stretch_the_ends_but_not_the_measured_rate() -> None:
-    plain, slow = lent([4.0, 4.0], 2.0), lent([4.0, 4.0], 2.0, slower=2.0)
+    plain, slow = lent([4.0, 4.0], 2.0), lent([4.0, 4.0], 2.0, slowdown=2.0)
     assert plain.start_s(1, 0) == 4.0
     assert slow.start_s(1, 0) == 8.0 + RATE_WEIGHT * (4.0 - 8.0)
 

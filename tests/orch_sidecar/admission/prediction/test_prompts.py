@@ -37,9 +37,9 @@ def test_prompts_are_read_one_after_the_other_between_decodes() -> None:
     assert prompts.clears_at == pytest.approx(1.0)
     assert (first.read_from, first.read_to) == (0, 300)
     assert (second.read_from, second.read_to) == (0, 500)
-    assert prompts.left(0.6) == pytest.approx(200)
-    assert prompts.read(0.6) == pytest.approx(300), "the first one"
-    assert prompts.left(1.1) == 0
+    assert prompts.unread(0.6) == pytest.approx(200)
+    assert prompts.tokens_read(0.6) == pytest.approx(300), "the first one"
+    assert prompts.unread(1.1) == 0
     assert send(prompts, 100, 2.0).read_from == 500, "after a pause"
     assert prompts.clears_at == pytest.approx(2.2)
 
@@ -56,13 +56,13 @@ def test_reports_of_fewer_unread_prompts_correct_the_model() -> None:
     for tokens in (300, 200, 100):
         send(prompts, tokens)
     report(prompts, 0.2, prefilling=3)
-    assert prompts.left(0.2) == pytest.approx(500), "by the model"
+    assert prompts.unread(0.2) == pytest.approx(500), "by the model"
     report(prompts, 0.2, prefilling=2)
-    assert prompts.left(0.2) == pytest.approx(300), "the last two"
+    assert prompts.unread(0.2) == pytest.approx(300), "the last two"
     report(prompts, 0.3, prefilling=0, scheduled=2, leased=3)
-    assert prompts.left(0.3) == pytest.approx(100), "one is on its way"
+    assert prompts.unread(0.3) == pytest.approx(100), "one is on its way"
     report(prompts, 0.4, prefilling=0, scheduled=3, leased=3)
-    assert prompts.left(0.4) == 0
+    assert prompts.unread(0.4) == 0
 
 
 def test_part_that_the_engine_had_to_read_follows_its_reports() -> None:
@@ -80,18 +80,18 @@ def test_part_that_the_engine_had_to_read_follows_its_reports() -> None:
 def test_what_was_not_read_of_an_aborted_request_is_not_read() -> None:
     prompts = prompts_of()
     first, second = send(prompts, 300), send(prompts, 200)
-    prompts.cut(second, 200, 0.2)
-    assert prompts.left(0.2) == pytest.approx(200)
-    assert prompts.left(0.4) == pytest.approx(100)
-    prompts.cut(first, 300, 9.0)
-    assert prompts.left(9.0) == 0
+    prompts.ended_early(second, 200, 0.2)
+    assert prompts.unread(0.2) == pytest.approx(200)
+    assert prompts.unread(0.4) == pytest.approx(100)
+    prompts.ended_early(first, 300, 9.0)
+    assert prompts.unread(9.0) == 0
 
 
 def test_nothing_is_unread_that_is_known_while_the_rate_is_not() -> None:
     prompts = prompts_of(prefill_tokens_per_s=None)
     send(prompts, 300)
-    assert prompts.left(0.0) == 0
-    assert prompts.left_after(300, 0.0) == 0
+    assert prompts.unread(0.0) == 0
+    assert prompts.unread_after(300, 0.0) == 0
     assert prompts.reading_s(100, 300, 0.1) == pytest.approx(0.6), "the steps alone"
 
 
@@ -108,10 +108,10 @@ def test_first_token_comes_after_the_prompts_before_it_and_in_as_many_steps_as_i
 
 def test_decoding_is_slower_while_prompts_are_read() -> None:
     prompts = prompts_of()
-    assert prompts.stretched(1.0, 0, 0.1) == 1.0
-    assert prompts.stretched(1.0, 300, 0.1) == pytest.approx(1.3)
-    assert prompts.stretched(0.1, 300, 0.1) == pytest.approx(0.2), "one step, and its 100 tokens"
-    assert prompts.stretched(0.0, 300, 0.1) == 0.0
+    assert prompts.wall_s(1.0, 0, 0.1) == 1.0
+    assert prompts.wall_s(1.0, 300, 0.1) == pytest.approx(1.3)
+    assert prompts.wall_s(0.1, 300, 0.1) == pytest.approx(0.2), "one step, and its 100 tokens"
+    assert prompts.wall_s(0.0, 300, 0.1) == 0.0
 
 
 def test_a_prompt_that_is_surely_in_time_is_found_without_prediction() -> None:

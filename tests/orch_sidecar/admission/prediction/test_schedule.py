@@ -81,15 +81,15 @@ def test_filling_takes_the_slots_that_each_would_take(
 
 def test_share_of_the_slots_is_spread_over_the_times_at_which_they_come_free() -> None:
     schedule = Schedule([4.0, 1.0, 3.0, 2.0])
-    half = schedule.part(0.5)
+    half = schedule.with_share(0.5)
     assert [half.place(1, 10.0) for _ in range(3)] == [2.0, 4.0, 12.0]
-    assert [schedule.part(share).start(1) for share in (1.0, 0.75, 0.25)] == [1.0, 2.0, 4.0]
-    assert schedule.part(0.2).start(1) is None, "none is known to come"
+    assert [schedule.with_share(share).start(1) for share in (1.0, 0.75, 0.25)] == [1.0, 2.0, 4.0]
+    assert schedule.with_share(0.2).start(1) is None, "none is known to come"
 
 
 def test_share_of_the_slots_is_no_more_than_there_are_however_it_is_rounded() -> None:
     """15 of 22 slots, of which two sidecars wait: 11 / (22 / 30) is above 15."""
     for slots_total in (22, 50, 100, 200, 256):
         for leased in range(slots_total // 2 + 1, slots_total + 1):
-            part = Schedule(float(i) for i in range(leased)).part(slots_total / 2 / leased)
+            part = Schedule(float(i) for i in range(leased)).with_share(slots_total / 2 / leased)
             assert abs(len(part) - slots_total / 2) <= 1

@@ -155,7 +155,7 @@ def test_keys_that_are_known_appear_by_their_names() -> None:
     known, other = KeyShare(b"digest"), KeyShare(b"removed")
     known.served, other.served = 30, 10
     queues = Queues()
-    queues.fair(ServiceClass.BULK).shares |= {b"digest": known, b"removed": other}
+    queues.line(ServiceClass.BULK).shares |= {b"digest": known, b"removed": other}
     assert document.keys(queues, NAMES) == [
         {"class": "bulk", "key": "chat", "queued": 0, "running": 0, "share": 0.75}
     ]

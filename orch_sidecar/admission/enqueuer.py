@@ -1,7 +1,7 @@
 """Decides which requests may queue, for how long, and which are evicted for others.
 
-Pure: times are seconds of a monotonic clock. The queues are bounded, and so is the wait in them;
-the order of dispatch is decided elsewhere.
+Pure: times are seconds of a monotonic clock. Queues and waits are bounded here; `ordering` decides
+the order of dispatch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from orch_sidecar.admission.types import AdmissionRequest, Decision, Queued, Que
 from orch_sidecar.api.refusal import Reason, Refusal
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, FullQueue
 
-# For how long a later part of a request may wait: the parts before it decide when it is its turn.
+# For how long a later part of a request may wait: until the parts before it have had their turns.
 _MAX_PART_WAIT_S: Final = 86_400.0
 
 
-class QueueEntry:
-    """Adds requests to the queues of one engine, and refuses those that may not wait (longer)."""
+class Enqueuer:
+    """Adds requests to the queues of one engine, and refuses those that may wait no longer."""
 
     def __init__(self, constraints: AdmissionConstraints, forecaster: Forecaster) -> None:
         self._constraints = constraints
@@ -35,29 +35,27 @@ class QueueEntry:
     def _rules(self) -> AdmissionRules:
         return self._constraints.rules
 
-    def enter(
+    def enqueue(
         self,
         ticket: str,
         request: AdmissionRequest,
         start: Start | None,
         now: float,
     ) -> tuple[Queued | Refusal, list[Decision]]:
-        """Queues a request that is predicted to `start` then, unless that is too late for it.
-
-        Returns its outcome, and the evictions that made room for it.
-        """
+        """Queues a request, unless its predicted `start` is too late for it. Returns its outcome,
+        and the evictions that made room for it."""
         forecaster = self._forecaster
-        position = self._queues.before_all(request).requests
+        position = self._queues.ahead_in_all_classes(request).requests
         start_ms = None if start is None else start.ms
         rules = self._rules.of(request.service_class)
         refusal: Refusal | None = None
-        if not request.later:
+        if not request.is_later_part:
             refusal = forecaster.queue_refusal(request, rules, start, now)
         evicted: list[Decision] = []
         if refusal is None and self._is_full(request):
-            leaves = self._makes_room(request)
-            if leaves is not None:
-                evicted = [self._evict(leaves, now)]
+            displaced = self._displaced_by(request)
+            if displaced is not None:
+                evicted = [self._evict(displaced, now)]
             else:
                 refusal = refusals.full(request, self._ledger.slots_total, self._capacity(request))
         if refusal is not None:
@@ -67,9 +65,9 @@ class QueueEntry:
         return Queued(position, start_ms), evicted
 
     def refuse_at_once(self, request: AdmissionRequest, now: float) -> Refusal | None:
-        """The refusal of a request that could start at once, and whose tokens would be late; None:
-        it may start."""
-        slow = self._forecaster.slow(request, joins=True)
+        """Returns the refusal of a request that could start at once, but would be slow or late;
+        None: it may start."""
+        slow = self._forecaster.slow_refusal(request, joins=True)
         if slow is not None:
             return slow
         rules = self._rules.of(request.service_class)
@@ -79,12 +77,12 @@ class QueueEntry:
             or not prompts.may_be_late(request, 1 + MAX_SHORTER_FACTOR, slo_ms / 1000, now)
         ):
             return None
-        refusal = self._forecaster.late(request, rules, 0.0, now)
+        refusal = self._forecaster.late_refusal(request, rules, 0.0, now)
         if refusal is None or refusal.reason is Reason.DEADLINE_MISS:
             return refusal
         return self._forecaster.with_retry_after(refusal, request, now)
 
-    def reenter(
+    def requeue(
         self,
         ticket: str,
         request: AdmissionRequest,
@@ -94,7 +92,7 @@ class QueueEntry:
     ) -> Queued | Refusal:
         """Requeues a request that arrived at `since`, before all that arrived later."""
         queued = self._queued(ticket, request, since, now)
-        if queued.expires <= now:
+        if queued.expires_at <= now:
             return unavailable or self._expired(queued, now)
         if request.cost > self._ledger.slots_total:
             return refusals.too_large(request.cost, self._ledger.slots_total)
@@ -110,18 +108,18 @@ class QueueEntry:
         return decisions
 
     def refuse_late(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """The refusal of a request that is dispatched now, and has waited too long for its first
-        token to be in time; None: it may start."""
+        """Returns the refusal of a request that is about to be dispatched, but has waited too long
+        for its first token to be in time; None: it may start."""
         request, since = queued.request, queued.arrived
-        if request.later:
+        if request.is_later_part:
             return None
         rules, prompts = self._rules.of(request.service_class), self._service_times.prompts
         if prompts.clears_at <= now or (rules.ttft_p95_ms is None and request.deadline_ms is None):
             return None
-        refusal = self._forecaster.late(request, rules, now - since, now)
+        refusal = self._forecaster.late_refusal(request, rules, now - since, now)
         if refusal is None:
             return None
-        self._reserve.expired(replace(queued, expiry=refusal.reason), now)
+        self._reserve.expired(replace(queued, expiry_reason=refusal.reason), now)
         return self._forecaster.with_retry_after(refusal, request, now)
 
     def refuse_all(self, refusal: Refusal) -> list[Decision]:
@@ -129,7 +127,7 @@ class QueueEntry:
         return [self._refuse(each, refusal) for each in self._queues.all()]
 
     def refuse_too_large(self, slots_before: int) -> list[Decision]:
-        """Refuses queued requests that need more slots than the engine has left of those it had."""
+        """Refuses queued requests that need more slots than the engine has now."""
         slots_total = self._ledger.slots_total
         if 0 < slots_before <= slots_total:
             return []
@@ -144,18 +142,18 @@ class QueueEntry:
     ) -> QueuedRequest:
         rules = self._rules.of(request.service_class)
         first_token_s = self._service_times.first_token_s(request)
-        longest_s, expiry = refusals.longest_wait(request, rules, first_token_s or 0.0)
-        if request.later:
+        longest_s, expiry_reason = refusals.longest_wait(request, rules, first_token_s or 0.0)
+        if request.is_later_part:
             longest_s = _MAX_PART_WAIT_S
         if request.delay_s is None:
             request.delay_s = self._reserve.clock.value(now)
         tokens = self._service_times.expected_tokens(request)
         return QueuedRequest(
-            ticket, request, since, since + longest_s, expiry, request.delay_s, tokens
+            ticket, request, since, since + longest_s, expiry_reason, request.delay_s, tokens
         )
 
     def _is_full(self, request: AdmissionRequest) -> bool:
-        if request.later:
+        if request.is_later_part:
             return False
         return self._queues.places(request.service_class) >= self._capacity(request)
 
@@ -164,17 +162,17 @@ class QueueEntry:
         return capacity - self._taken_places() if request.service_class is BULK else capacity
 
     def _taken_places(self) -> int:
-        """Places of bulk requests that interactive ones took by evicting some."""
+        """Returns how many places of bulk requests interactive ones took by evicting some."""
         if self._rules.full_queue is not FullQueue.DROP_LRU:
             return 0
         queued = self._queues.places(INTERACTIVE)
         return max(0, queued - self._rules.of(INTERACTIVE).queue_capacity)
 
-    def _makes_room(self, request: AdmissionRequest) -> QueuedRequest | None:
-        """The queued request that leaves a full queue for this one; None: there is none."""
+    def _displaced_by(self, request: AdmissionRequest) -> QueuedRequest | None:
+        """Returns the request that leaves a full queue for this one; None: there is none."""
         if self._rules.full_queue is FullQueue.DROP_LRU and request.service_class is not IDLE:
-            return self._queues.fair(BULK).oldest()
-        return self._queues.fair(request.service_class).displaces(request)
+            return self._queues.line(BULK).oldest()
+        return self._queues.line(request.service_class).displaced_by(request)
 
     def _evict(self, queued: QueuedRequest, now: float) -> Decision:
         drops = (
