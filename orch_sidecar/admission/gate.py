@@ -300,7 +300,7 @@ class Gate:
     def _is_unseen(self, lease_id: str) -> bool:
         """Whether the engine runs the request of a lease, and its client has seen nothing of it."""
         ticket = self.tickets.get(lease_id)
-        return ticket is not None and ticket.owner is not None and ticket.owner.unseen
+        return ticket is not None and ticket.owner is not None and ticket.owner.is_unseen
 
     def _queue(self, ticket: Ticket, queued: Queued) -> None:
         """Has a ticket wait; aborts the requests that were chosen to give up their slots for it."""

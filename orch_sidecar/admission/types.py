@@ -193,7 +193,7 @@ class Owner(Protocol):
     """A request, as its ticket knows it."""
 
     @property
-    def unseen(self) -> bool:
+    def is_unseen(self) -> bool:
         """Whether the engine runs the request, and its client has seen nothing of the response."""
 
     def reclaim(self) -> None:

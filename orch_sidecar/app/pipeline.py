@@ -44,7 +44,7 @@ from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 
 class Pipeline(NamedTuple):
-    """The stages that others need to know: to configure, to drain, to close."""
+    """The stages that are configured, drained or closed from outside."""
 
     entry: OwnEndpoints
     frontend: Frontend
@@ -112,7 +112,7 @@ class OwnEndpoints:
         self._authorizer = authorizer
         self._origins = origins
         self._common_headers = common_headers
-        # The way of a request, without a stage more where no page of another origin may use it.
+        # No further step in the path of a request if no page of another origin may use it.
         self.handle = self._handle_for_pages if origins else self._handle
 
     async def _handle_for_pages(self, http: ClientRequest) -> web.StreamResponse:
@@ -132,7 +132,7 @@ class OwnEndpoints:
         return response
 
     def _handle(self, http: ClientRequest) -> Awaitable[web.StreamResponse]:
-        """Serves one request: without a step in between, if an engine is to answer it."""
+        """Serves one request: directly by the frontend if an engine has to answer it."""
         if http.malformed is not None:
             return self._refuse(http, http.malformed)
         endpoint = ENDPOINTS.get(http.target)
@@ -179,4 +179,4 @@ class OwnEndpoints:
 
 
 def _no_key(path: str, headers: MultiMapping[str]) -> None:
-    """The key of an operator's request: it needs none."""
+    """Accepts an operator's request without a key."""

@@ -30,7 +30,7 @@ from orch_sidecar.batches.jobs import CHUNK_BYTES, Jobs
 from orch_sidecar.batches.rows import serves
 from orch_sidecar.batches.store import FileStore
 from orch_sidecar.batches.tables import Batch, StoredFile
-from orch_sidecar.wire.request_body import invite
+from orch_sidecar.wire.request_body import send_continue
 from orch_sidecar.wire.resource_request import ResourceRequest
 
 logger = logging.getLogger("orch.batches")
@@ -147,7 +147,7 @@ class Endpoints:
         used += self._arriving[owner]
         self._arriving[owner] += reserved
         try:
-            invite(http)
+            send_continue(http)
             added = await self._receive(http, owner, name, used)
         finally:
             self._arriving[owner] -= reserved

@@ -212,7 +212,7 @@ class Coalesce:
         request.begin_attempt()
         groups = frozenset(pool.group for pool in self._pools)
         request.excluded = groups - shared.request.excluded
-        request.lost = shared.request.lost
+        request.loss = shared.request.loss
         result = await self._route.handle(request)
         if isinstance(result, Sent):
             return result

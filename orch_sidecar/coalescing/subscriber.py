@@ -184,7 +184,7 @@ class Subscriber:
         assert pool is not None
         self._begun = True
         writer.record.copy_generation(self._broadcast.record)
-        writer.extra = response_fields(writer.record, pool)
+        writer.own_fields = response_fields(writer.record, pool)
         writer.begin_unframed(head, length if self._log.whole else None)
 
     def _end(self, last: bytes) -> None:

@@ -92,7 +92,7 @@ class Pool:
         self.url = settings.url
         self.tier = settings.tier
         self.rejection: RejectionReader = (
-            backpressure.by_sidecar if settings.tier else backpressure.by_engine
+            backpressure.sidecar_rejection if settings.tier else backpressure.engine_rejection
         )
         self.profile = profile
         self.admission = controller = AdmissionController(rules)

@@ -22,8 +22,8 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.wire.backpressure import LONGEST_PAUSE_MS
 
-# Immediate refusals of a pool that is busier than it was thought to be: another may be less so.
-_BUSY: Final = frozenset(
+# Immediate refusals of a pool that is busier than expected: another may be less so.
+_BUSY_REASONS: Final = frozenset(
     {
         Reason.QUEUE_FULL,
         Reason.QUEUE_TIMEOUT,
@@ -33,17 +33,16 @@ _BUSY: Final = frozenset(
     }
 )
 _ONLY: Final = PlacementReason.ONLY
-_REQUEUE: Final = Retry.REQUEUE
 
 
-class _Return(NamedTuple):
-    """A request returns to the queue of its pool. `rejection`: as its ticket has to know it."""
+class _Requeue(NamedTuple):
+    """A request's return to the queue of its pool. `rejection`: for its ticket."""
 
     rejection: float | str | None = None
 
 
 class Admit:
-    """The stage that owns the lease: its `finally` ends that."""
+    """The stage that owns the lease: its `finally` ends it."""
 
     def __init__(self, forward: Forward, parent_leases: ParentLeases, watchers: Watchers) -> None:
         self._forward = forward
@@ -62,7 +61,7 @@ class Admit:
         parent = request.parent_lease
         ask.parent = "" if parent is None else parent.instance
         if gate.reserve.interactive.retries or gate.reserve.bulk.retries:
-            ask.identity = _identity(request.body)
+            ask.identity = _identity_of(request.body)
         rejection = None
         ticket = request.attempt.ticket = gate.open(request, ask)
         try:
@@ -79,25 +78,25 @@ class Admit:
                 result = await self._forward.handle(request, pool)
                 if isinstance(result, Sent):
                     return result
-                back = _return_of(request, pool, result, outcome)
+                back = _requeue_of(request, pool, result, outcome)
                 if back is None:
                     return result
                 rejection = back.rejection
                 if request.cancelled is not None:
                     return result
-                if outcome.reclaimed:  # the time that it had its slots is not waited
+                if outcome.reclaimed:  # the time in which it had its slots is no wait
                     since_s += self._loop.time() - outcome.granted_at
                 self._end(request, pool, ticket, rejection)
                 rejection = None
                 request.begin_attempt_here(result.refusal.reason)
                 ticket = request.attempt.ticket = gate.open(request, ask, since_s)
         finally:
-            ticket.owner = None  # first: reconciliation finds what `_end` should fail to end
+            ticket.owner = None  # first: reconciliation ends it if `_end` fails
             self._end(request, pool, ticket, rejection)
 
     async def _wait(self, request: Request, pool: Pool, ticket: Ticket) -> Lease | Refusal:
-        """Waits for the slots, unless they are refused at once; another address of the pool may
-        take the request over, and its client may be shown its place."""
+        """Waits for the slots, unless they are refused at once. Meanwhile another address of the
+        pool may take the request over, and its client may be shown its place."""
         record, attempt, queued = request.record, request.attempt, ticket.queued
         if queued is None:
             return await ticket.lease()
@@ -116,9 +115,9 @@ class Admit:
     def _end(
         self, request: Request, pool: Pool, ticket: Ticket, rejection: float | str | None
     ) -> None:
-        """Ends a ticket, and the lease that it may have; see `Ticket.end`.
+        """Ends a ticket and its lease; see `Ticket.end`.
 
-        A response that was cut short leaves the lease to the engine's confirmation.
+        If the response was cut short, the engine has to confirm the end of the lease.
         """
         record, response = request.record, request.attempt.response
         if response is None:
@@ -150,7 +149,7 @@ class Admit:
 
 
 def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | None:
-    """Returns the tokens that a response has so far; None: unknown."""
+    """Returns how many tokens a response has so far; None: unknown."""
     if response.answer.counts[1] is not None or not record.stream:
         return response.answer.counts[1]
     per_sequence = max(1, response.reads - 1)  # a stream without usage: a read per token
@@ -159,34 +158,34 @@ def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | N
     return record.cost * per_sequence
 
 
-def _identity(body: bytes) -> int:
+def _identity_of(body: bytes) -> int:
     """Returns a number that is the same for a request that comes back unchanged."""
     part = body if len(body) <= LARGE_BYTES else body[:LARGE_BYTES]
     return hash(part) ^ len(body)
 
 
-def _return_of(request: Request, pool: Pool, result: NotSent, lease: Lease) -> _Return | None:
-    """Returns how a request returns to this pool's queue; None: it does not."""
+def _requeue_of(request: Request, pool: Pool, result: NotSent, lease: Lease) -> _Requeue | None:
+    """Returns whether and how a request returns to this pool's queue."""
     if lease.reclaimed:
-        return _Return()
+        return _Requeue()
     response = request.attempt.response
     rejected = None if response is None else response.rejected
-    if result.retry is _REQUEUE and rejected is not None:
+    if result.retry is Retry.REQUEUE and rejected is not None:
         if isinstance(rejected, str):
-            return _Return(rejected)
-        return _Return(min(rejected, LONGEST_PAUSE_MS))
-    # A request that has waited for the only pool waits for its return, too.
+            return _Requeue(rejected)
+        return _Requeue(min(rejected, LONGEST_PAUSE_MS))
+    # A request that has waited for the only pool also waits until it is back.
     unreached = response is None and result.retry is Retry.OTHER_POOL
     waited = pool.keeps_queue and request.record.queued is not None
-    return _Return(LONGEST_PAUSE_MS) if unreached and waited else None
+    return _Requeue(LONGEST_PAUSE_MS) if unreached and waited else None
 
 
 def _refused(request: Request, ticket: Ticket, refusal: Refusal) -> NotSent:
-    """The pool has no slots for the request."""
+    """Returns the result of a request that got no slots at the pool."""
     if refusal.retry_after_ms is not None and not refusal.moved:
-        ticket.request.identity = _identity(request.body)  # by which its retry is known
+        ticket.request.identity = _identity_of(request.body)  # to recognize its retry
     if refusal.moved or BY_REASON[refusal.reason].engine_away:
         return NotSent(refusal, Retry.ANY_POOL)
     at_once = ticket.queued is None and request.record.lease is None
-    elsewhere = at_once and refusal.reason in _BUSY
+    elsewhere = at_once and refusal.reason in _BUSY_REASONS
     return NotSent(refusal, Retry.OTHER_POOL if elsewhere else Retry.NO)

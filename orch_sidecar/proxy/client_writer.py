@@ -56,7 +56,7 @@ _EVENT_STREAM: Final = b"text/event-stream"
 
 
 class Source(Protocol):
-    """What a response is made of: an engine's, one that is made of several, or a shared one."""
+    """The source of a response: an engine's response, several together, or a shared one."""
 
     @property
     def reads(self) -> int:
@@ -78,20 +78,20 @@ class Source(Protocol):
 class ClientWriter(Sink):
     """The response to one client: the sink of an engine's response, paused by the transport.
 
-    `keep_alive`: whether the client's connection may serve another request afterwards. `started`:
-    the body, or an error, has begun: nothing can be retried. `frames`: the body is sent in chunks
-    of its own. `extra`: the lines of the head that are this sidecar's.
+    `keep_alive`: the client's connection may serve another request afterwards. `started`: the body,
+    or an error, has begun, so that nothing can be retried. `adds_framing`: the body is sent in
+    chunks of its own. `own_fields`: the lines of the head that are this sidecar's.
     """
 
     __slots__ = (
         "_head",
         "_source",
         "_token_mark",
+        "adds_framing",
         "client",
         "dechunk",
-        "extra",
-        "frames",
         "keep_alive",
+        "own_fields",
         "paused",
         "record",
         "silence_limit_s",
@@ -109,29 +109,29 @@ class ClientWriter(Sink):
         self.transport = transport
         self.client: ClientConnection = client
         self.silence_limit_s: SilenceLimit | None = None
-        self.extra = b""
+        self.own_fields = b""
         self._head: Head | None = None
         self._source: Source | None = None
         self._token_mark = record.identity.endpoint.token_mark if record.stream else None
         self.record = record
         self.dechunk = not http11
         self.keep_alive = http11 and http.keep_alive
-        self.paused = self.started = self.frames = False
+        self.paused = self.started = self.adds_framing = False
 
     def open(self, source: Source) -> None:
-        """Makes `source`, whose pool may not be known yet, what the client's connection pauses,
-        resumes and ends."""
+        """Has the client's connection pause, resume and end `source`, whose pool may not be known
+        yet."""
         client = self.client
         self._source = source
         client.response = self
         if client.writing_paused:
-            self.pause()  # full of an earlier response, to a pipelined request
+            self.pause()  # it is full of an earlier response, to a pipelined request
 
     # Sink of an engine's response
 
     def attach(self, source: Source, pool: Pool) -> None:
         self.open(source)
-        self.extra = response_fields(self.record, pool)
+        self.own_fields = response_fields(self.record, pool)
         if pool.admission.draining is not None:
             self.keep_alive = False
         self.silence_limit_s = pool.silence_limit_s
@@ -145,12 +145,12 @@ class ClientWriter(Sink):
         self._head = head
 
     def begin_unframed(self, head: Head, length: int | None = None) -> None:
-        """Takes the head of a response whose body comes without framing: it is sent in chunks, or
-        as the `length` bytes that it has."""
-        self.frames = length is None and not self.dechunk
+        """Takes the head of a response whose body comes without framing: the body is sent in
+        chunks, or as its `length` bytes."""
+        self.adds_framing = length is None and not self.dechunk
         self._head = _reframed(head, length is None)
         if length is not None and head.status not in (204, 304):
-            self.extra += _CONTENT_LENGTH_LINE % length
+            self.own_fields += _CONTENT_LENGTH_LINE % length
 
     def write(self, data: bytes, *, last: bool = False) -> None:
         transport = self.transport
@@ -158,7 +158,7 @@ class ClientWriter(Sink):
             assert self._source is not None
             self._source.stop()  # the handler of this request is about to be cancelled
             return
-        if self.frames:
+        if self.adds_framing:
             data = chunk(data) + LAST_CHUNK if last else chunk(data)
         if not self.started:
             data = self.start() + data
@@ -170,7 +170,7 @@ class ClientWriter(Sink):
 
     def finish(self, outcome: Outcome, last: bytes = b"") -> None:
         """Ends the response, which is complete. `last`: the end of its body."""
-        if (last or self.frames or not self.started) and not self.transport.is_closing():
+        if (last or self.adds_framing or not self.started) and not self.transport.is_closing():
             self.write(last, last=True)
 
     def cut_short(self, refusal: Refusal, *, at_event_boundary: bool) -> None:
@@ -224,7 +224,7 @@ class ClientWriter(Sink):
         timing = _TIMING % record.server_timing()
         if self.client.origin_fields:
             closing += b"".join(field_line(*each) for each in self.client.origin_fields.items())
-        return b"".join((fields, closing, timing, self.extra, b"\r\n"))
+        return b"".join((fields, closing, timing, self.own_fields, b"\r\n"))
 
     def end_with(self, refusal: Refusal, *, in_stream: bool, chunked: bool) -> None:
         """Ends a response that has begun with an error event, or by resetting the connection.
@@ -275,14 +275,14 @@ def is_event_stream(head: Head) -> bool:
 
 
 def chunk(data: bytes) -> bytes:
-    """Returns a chunk; nothing of nothing, which would be the last one."""
+    """Returns a chunk; nothing for no data, which would be the last chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 # `http1` returns one object for equal heads, so this is computed once for them.
 @lru_cache(maxsize=256)
 def _reframed(head: Head, chunked: bool) -> Head:
-    """Returns the head without the engine's framing. Not `chunked`: each response has a length of
-    its own, in a line of its own."""
+    """Returns the head without the engine's framing. Not `chunked`: a separate line has the length
+    of each response."""
     fields = tuple(field for field in head.fields if field[0] != _CONTENT_LENGTH)
     return replace(head, fields=fields, chunked=chunked, length=None if chunked else 0)

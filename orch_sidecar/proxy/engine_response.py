@@ -4,11 +4,11 @@ From the engine connection's `data_received` the body goes to the sink as it com
 woken, and only the framing is parsed; the content is read for token counts and errors. If the
 engine fails before the sink has sent anything, the request can still be answered otherwise.
 
-The response of an idle request is held until it is complete, so that it can be cut, and run again,
-at any time before; one that becomes too long for the memory is not.
+The response of an idle request is held until it is complete, so that the request can be aborted and
+run again at any time before; one that becomes too long for the memory is not.
 
-An upstream may reject a request for now: a child sidecar that is full, or an engine about to
-stop. Such a response is withheld until its end shows which it is, for it concerns the queue of
+An upstream may reject a request for now: a child sidecar that is full, or an engine about to stop.
+What may be such a response is withheld until its end, because a rejection concerns the queue of
 this sidecar, not the client.
 """
 
@@ -36,10 +36,10 @@ from orch_sidecar.wire.http1 import (
 )
 
 # 4xx that are not the client's mistake: timeouts, overload, cancelled upstream.
-_NOT_THE_CLIENT: Final = frozenset({408, 425, 429, 499})
+_NOT_CLIENT_ERRORS: Final = frozenset({408, 425, 429, 499})
 
 
-# Of the response of an idle request: some ten thousand events of a stream.
+# The longest response of an idle request that is held: some ten thousand events.
 MAX_HELD_BYTES: Final = 4_194_304
 
 
@@ -75,10 +75,10 @@ class EngineResponse:
     """One response of an engine: the receiver of its connection.
 
     `status`: 0 before the head has arrived. `complete`: the engine has finished, so the request's
-    lease can be released. `failure`: why it did not. `unanswered`: the connection was lost before
-    any byte of a response. `rejected`: by the upstream, for now (`backpressure.Rejection`), and the
-    sink has nothing of it. `client_limited`: the sink paused the engine. `reads`: in a stream,
-    about one per token.
+    lease can be released. `failure`: why it has not. `unanswered`: the connection was lost before
+    any byte of a response. `rejected`: how the upstream rejected the request for now; the sink has
+    nothing of it. `client_limited`: the sink paused the engine. `reads`: in a stream, about one per
+    token.
     """
 
     __slots__ = (
@@ -113,8 +113,8 @@ class EngineResponse:
         rejection: RejectionReader | None = None,
         holds: bool = False,
     ) -> None:
-        """`events`: a stream was requested. `rejection`: recognizes temporary rejections. `holds`:
-        the sink gets nothing before the response is complete."""
+        """`events`: a stream was requested. `rejection`: reads temporary rejections. `holds`: the
+        sink gets nothing before the response is complete."""
         self._sink = sink
         self._connections = connections
         self._rejection = rejection
@@ -137,8 +137,8 @@ class EngineResponse:
         self.done: asyncio.Future[None] = connections.loop.create_future()
 
     @property
-    def unseen(self) -> bool:
-        """Whether it is under way, and its client has nothing of it."""
+    def is_unseen(self) -> bool:
+        """Whether the engine runs the request, and its client has seen nothing of the response."""
         return self._connection is not None and not (self.done.done() or self._sink.started)
 
     def start(self, connection: EngineConnection, *request: bytes | memoryview) -> None:
@@ -167,8 +167,8 @@ class EngineResponse:
             self._connection.resume()
 
     def fail(self, refusal: Refusal) -> None:
-        """Ends the response with an error, as visibly as the sink's state permits. Without one if
-        the sink has the last event of a stream."""
+        """Ends the response with an error, as visibly as the sink's state permits; without one if
+        the sink already has the last event of a stream."""
         if self.done.done() or self.finish_early():
             return
         self.failure = refusal
@@ -181,7 +181,7 @@ class EngineResponse:
             self._sink.cut_short(refusal, at_event_boundary=boundary)
 
     def finish_early(self) -> bool:
-        """Ends a stream of which the sink has the last event, before the engine has ended the body.
+        """Ends a stream whose last event the sink has, before the engine has ended the body.
         Returns whether it did. The engine has to confirm the end of the request's lease."""
         if self.done.done() or not self._end_early():
             return False
@@ -273,7 +273,7 @@ class EngineResponse:
         return None
 
     def _withhold(self, out: bytes) -> None:
-        """Keeps what may be a rejection, or cut; what is too long is neither."""
+        """Withholds a part of what may be a rejection, or may be aborted, until it is too long."""
         withheld = self._withheld
         assert withheld is not None, "it is only called while something is withheld"
         withheld += out
@@ -282,7 +282,7 @@ class EngineResponse:
             self._sink.write(bytes(withheld))
 
     def _finish(self, body: Body) -> None:
-        """The response is complete."""
+        """Ends the response, which is complete, and reads whether it is a rejection."""
         head, connection = self._head, self._connection
         assert head is not None
         self._connection = None
@@ -305,7 +305,7 @@ class EngineResponse:
             status = head.status
             if status < 400:
                 self.outcome = ENGINE_ERROR if self.answer.failed else OK
-            elif status < 500 and status not in _NOT_THE_CLIENT:
+            elif status < 500 and status not in _NOT_CLIENT_ERRORS:
                 self.outcome = CLIENT_ERROR
             if withheld:
                 self._sink.write(withheld)

@@ -68,7 +68,7 @@ class Forward:
                 sink,
                 pool.connections,
                 request.record.stream,
-                backpressure.or_absent(rejection) if request.elsewhere else rejection,
+                backpressure.with_absence(rejection) if request.may_be_elsewhere else rejection,
                 request.record.service_class is IDLE and ticket is not None,
             )
             sink.attach(response, pool)
@@ -110,7 +110,7 @@ def _head(request: Request, pool: Pool) -> bytes:
             of_class = record.service_class
             if of_class is IDLE and not pool.watcher.knows_idle:
                 of_class = BULK
-            ours += backpressure.fields(of_class, request.options, record.spent_ms())
+            ours += backpressure.child_fields(of_class, request.options, record.spent_ms())
         elif ticket.request.adapter is not None:
             ours += _ADAPTER % encoded(ticket.request.adapter).encode()
     given, names = request.http.raw_headers, request.names

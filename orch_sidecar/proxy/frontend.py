@@ -53,15 +53,15 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE, ClientRequest
-from orch_sidecar.wire.forwarding import Names, names_of
+from orch_sidecar.wire.forwarding import HeaderNames, header_names
 from orch_sidecar.wire.request_body import JSON, BodyReader, headers_refusal
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
 # A method, and that of an endpoint which takes it, too.
-_HEAD: Final = "HEAD", "GET"
+_HEAD_AS_GET: Final = "HEAD", "GET"
 
-# What a request without admission takes of its key's budgets: its body, which is never settled.
+# What a request without admission takes of its key's budgets: only its body.
 _NO_GENERATION: Final = GenerationRequest(0, False, "", 0, None)
 
 
@@ -128,9 +128,9 @@ class Frontend:
         endpoint: Endpoint | None,
         key_check: KeyCheck | None = None,
     ) -> web.StreamResponse:
-        """Serves one request. `endpoint`: None if the path is unknown. `key_check`: instead of that
-        of a client's key."""
-        headers, names = http.headers, names_of(http.raw_headers)
+        """Serves one request. `endpoint`: None if the path is unknown. `key_check`: replaces the
+        check of a client's key."""
+        headers, names = http.headers, header_names(http.raw_headers)
         record, name = self._identify(http, endpoint or unknown(path), names)
         traced = self._tracing.spans is not None or TRACEPARENT in headers
         method = record.identity.method
@@ -145,9 +145,9 @@ class Frontend:
                 isinstance(key, Refusal)
                 or name is None
                 or endpoint is None
-                or (endpoint.method != method and (method, endpoint.method) != _HEAD)
+                or (endpoint.method != method and (method, endpoint.method) != _HEAD_AS_GET)
             ):
-                refusal = self._refused(http, path, endpoint, key, name)
+                refusal = self._refusal_of(http, path, endpoint, key, name)
             else:
                 request = Request(http, endpoint, record, trace, names, key)
                 request.strip_keys = self._authorizer.keys is not None
@@ -169,24 +169,24 @@ class Frontend:
             raise
         except Exception:
             outcome, status = Reason.INTERNAL_ERROR, 500
-            _interrupt(request)
+            _reset_begun(request)
             raise  # ClientConnection logs it and answers
         finally:
             self.active -= 1
             if self.request_ended is not None:
                 self.request_ended.set()
             if request is not None and name is not None:
-                self._ended(request, name)
+                self._give_back(request, name)
             record.end(outcome, status)
             self._metrics.request_ended(record)
             if trace is not None:
                 trace.ended()
 
     def _identify(
-        self, http: ClientRequest, endpoint: Endpoint, names: Names
+        self, http: ClientRequest, endpoint: Endpoint, names: HeaderNames
     ) -> tuple[RequestRecord, RequestName | None]:
-        """Returns the record of a request, with its ids, and the name under which it is in flight;
-        None if its client chose one that cannot be used."""
+        """Returns the record of a request, with its ids, and the name under which it is in flight:
+        None if its client chose an unusable one."""
         if not self._ids:
             self._ids = new_ids()
         own_id = request_id = correlation_id = self._ids.pop()
@@ -204,7 +204,7 @@ class Frontend:
         )
         return RequestRecord(identity), name
 
-    def _refused(
+    def _refusal_of(
         self,
         http: ClientRequest,
         path: str,
@@ -212,18 +212,18 @@ class Frontend:
         key: ApiKey | Refusal | None,
         name: RequestName | None,
     ) -> Refusal:
-        """Returns the refusal of a request for its key, its path, its id or its method."""
+        """Returns why a request is refused: for its key, its path, its id or its method."""
         if isinstance(key, Refusal):
             return key
         if endpoint is None:
             return Refusal(Reason.NOT_FOUND, why_not(path))
         if name is None:
-            return self._in_flight.no_name_for(http.headers[X_ORCH_REQUEST_ID])
+            return self._in_flight.unusable_name(http.headers[X_ORCH_REQUEST_ID])
         text = f"{path} takes {endpoint.method}, not {http.method[:20]}"
         return Refusal(Reason.METHOD_NOT_ALLOWED, text)
 
-    def _ended(self, request: Request, name: RequestName) -> None:
-        """Gives back what a request had of this sidecar."""
+    def _give_back(self, request: Request, name: RequestName) -> None:
+        """Gives back what an ended request had of this sidecar."""
         self._bodies.release(request)
         if request.parent_lease is not None:
             self._parent_leases.leave(request.parent_lease)
@@ -231,16 +231,16 @@ class Frontend:
         if request.key_sequences:
             self._leave(request)
 
-    def _serve(self, request: Request, names: Names) -> Awaitable[Result] | NotSent:
+    def _serve(self, request: Request, names: HeaderNames) -> Awaitable[Result] | NotSent:
         """Reads a request, checks its limits, and passes it on: without a step in between, if its
         body arrived with its head."""
         endpoint = request.endpoint
         unusual = names.has_options or request.http.headers.get(CONTENT_TYPE) != JSON
-        if unusual and (refusal := self._inadmissible(request)) is not None:
+        if unusual and (refusal := self._check_headers(request)) is not None:
             return NotSent(refusal)
-        if names.asks and (refusal := self._read_options(request)) is not None:
+        if names.asks_for_options and (refusal := self._read_options(request)) is not None:
             return NotSent(refusal)
-        body = self._bodies.at_once(request) if endpoint.method == "POST" else b""
+        body = self._bodies.read_arrived(request) if endpoint.method == "POST" else b""
         if isinstance(body, Refusal):
             return NotSent(body)
         if body is None or len(body) > LARGE_BYTES or endpoint.form or not endpoint.admitted:
@@ -250,15 +250,15 @@ class Frontend:
         return stage if isinstance(stage, NotSent) else stage.handle(request)
 
     async def _serve_slowly(self, request: Request, body: bytes | Refusal | None) -> Result:
-        """The same, where the body is still to be read, or takes long to be understood."""
+        """Does the same for a body that has yet to be read, or takes long to parse."""
         endpoint, outline = request.endpoint, None
         if body is None:
             outline = Outline() if endpoint.admitted and not endpoint.form else None
-            body = await self._bodies.rest_of(request, outline)
+            body = await self._bodies.read_rest(request, outline)
         body = request.cancelled or body
         if isinstance(body, Refusal):
             return NotSent(body)
-        request.body, body = body, None  # which a salt may replace: this waits with it
+        request.body, body = body, None  # a salt may replace it: keep no second reference
         if not endpoint.admitted:
             return await self._serve_unadmitted(request)
         wanted: GenerationRequest | Refusal | None = None
@@ -267,17 +267,17 @@ class Frontend:
             wanted = endpoint.read_form(request.body, content_type, self._pools.longest.ctx_max)
         elif len(request.body) > LARGE_BYTES:
             read_outline = partial(self._read_outline, endpoint)
-            wanted = await self._bodies.outlined(request.body, read_outline, outline)
-            outline = None  # of a body of numbers it is as long as that
+            wanted = await self._bodies.read_outlined(request.body, read_outline, outline)
+            outline = None  # for a body of numbers it is as large as the body
         stage = self._stage_of(request, request.cancelled or wanted)
         return stage if isinstance(stage, NotSent) else await stage.handle(request)
 
     def _stage_of(
         self, request: Request, wanted: GenerationRequest | Refusal | None
     ) -> Stage | NotSent:
-        """Returns the stage that serves a request which takes slots, and prepares it for that:
-        its class, the limits of its key, the salt of the prefix cache. `wanted`: what its body asks
-        for; None: that is JSON and not large, and is read here."""
+        """Returns the stage for a request that takes slots, and prepares the request: its class,
+        the limits of its key, the salt of the prefix cache. `wanted`: what its body asks for; None:
+        the body is JSON and not large, and is read here."""
         if request.endpoint.workload in (unserved := self._pools.longest.unserved):
             return NotSent(Refusal(Reason.NOT_FOUND, no_engine_has(request.endpoint, unserved)))
         if wanted is None:
@@ -297,7 +297,7 @@ class Frontend:
         if not options.empty or wanted.service_tier or wanted.priority:
             service_class = service_class_of(options, wanted.service_tier, wanted.priority)
         call = request.call = GenerationCall(wanted, options, service_class, len(request.body))
-        if key is not None and (refusal := self._enter_with(key, request, call)) is not None:
+        if key is not None and (refusal := self._apply_key(key, request, call)) is not None:
             return NotSent(refusal)
         if wanted.cost > 1:
             return self._split
@@ -315,9 +315,9 @@ class Frontend:
         request.record.scenario, request.record.run = options.scenario, options.run
         return None
 
-    def _enter_with(self, key: ApiKey, request: Request, call: GenerationCall) -> Refusal | None:
-        """Applies what is configured for the key of a request: its class, its limits, the salt of
-        its prefix cache."""
+    def _apply_key(self, key: ApiKey, request: Request, call: GenerationCall) -> Refusal | None:
+        """Applies the settings of a request's key: its class, its limits, the salt of its prefix
+        cache."""
         request.record.key = key.name
         if key.bulk:
             if call.options.service_class is INTERACTIVE:
@@ -342,7 +342,7 @@ class Frontend:
         """Passes on a request that takes no slots."""
         endpoint, key = request.endpoint, request.key
         if endpoint.stored:
-            target = request.http.rel_url.raw_path_qs  # has the id, and from where events go on
+            target = request.http.rel_url.raw_path_qs  # has the id, and where events continue
             request.line = f"{endpoint.method} {target} HTTP/1.1".encode(errors="surrogateescape")
         over = None if key is None else self._enter_unadmitted(request, key)
         return await self._route.handle_unadmitted(request) if over is None else NotSent(over)
@@ -381,9 +381,9 @@ class Frontend:
         depth, ctx_max = self._max_json_depth, self._pools.longest.ctx_max
         return endpoint.read(outline, depth, ctx_max, outlined=True)
 
-    def _inadmissible(self, request: Request) -> Refusal | None:
-        """Takes the lease of a parent sidecar; leases of other clients are ignored. A Refusal: it
-        is spent, or the body is of a kind that is not read."""
+    def _check_headers(self, request: Request) -> Refusal | None:
+        """Takes the lease of a parent sidecar; leases of other clients are ignored. Returns why the
+        request is refused: the lease is spent, or the body is not of a supported kind."""
         headers, endpoint, key = request.http.headers, request.endpoint, request.key
         lease = headers.get(X_ORCH_LEASE) if endpoint.admitted else None
         if lease is not None and self._authorizer.permits(key, parent=True):
@@ -394,7 +394,7 @@ class Frontend:
         return headers_refusal(headers, json=endpoint.json) if endpoint.method == "POST" else None
 
 
-def _interrupt(request: Request | None) -> None:
+def _reset_begun(request: Request | None) -> None:
     """Resets the connection of a request whose response has begun while it was queued."""
     if request is not None and request.queue_response is not None:
         request.queue_response.interrupt()

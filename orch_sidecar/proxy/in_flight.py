@@ -57,8 +57,8 @@ class InFlight:
         name = (client_id, self._digest(credential(headers) or ""))
         return None if _ID.fullmatch(client_id) is None or name in self._requests else name
 
-    def no_name_for(self, client_id: str) -> Refusal:
-        """Returns the refusal of a request whose client chose an id that cannot be used."""
+    def unusable_name(self, client_id: str) -> Refusal:
+        """Returns the refusal of a request whose client chose an unusable id."""
         if _ID.fullmatch(client_id) is None:
             text = f"{X_ORCH_REQUEST_ID} must be 32 lowercase hexadecimal digits"
         else:

@@ -1,6 +1,6 @@
-"""Shows clients that ask for it (`X-Orch-Queue-Events: sse`) their places, while they wait.
+"""Shows waiting clients that ask for it (`X-Orch-Queue-Events: sse`) their places in the queue.
 
-What such a client is sent is decided by its `QueueResponse`.
+`QueueResponse` decides what such a client is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Watchers:
 
     def __init__(self, pools: PoolRegistry) -> None:
         self._pools = pools
-        # By the client's request the one that waits: another where a generation is shared.
+        # The request that waits for each client's: another one where a generation is shared.
         self._watched: dict[Request, Request] = {}
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""The response to a client that waits in a queue and is shown its place there.
+"""Writes the response to a client that waits in a queue and is shown its place there.
 
 While such a request is queued, the head of its response goes out, and after it comments, which
 every client of server-sent events ignores:
@@ -40,9 +40,9 @@ from orch_sidecar.proxy.client_writer import (
 from orch_sidecar.wire.client_connection import ClientRequest
 from orch_sidecar.wire.http1 import Head
 
-# A line is repeated after this time: the prediction has changed, and proxies close silent streams.
+# When a line is repeated: the prediction has changed by then, and proxies close silent streams.
 REPEAT_S: Final = 2.0
-# Of an answer that is not a stream: more than any error of an engine.
+# The limit of an answer that is not a stream: more than any error of an engine.
 _MAX_ANSWER_BYTES: Final = 65_536
 
 _HEAD: Final = b"".join(
@@ -59,8 +59,8 @@ _CONTENT_ENCODING: Final = raw(CONTENT_ENCODING)
 
 
 @dataclass(slots=True)
-class _Shown:
-    """What a client was shown last of its request in the queue, and when that is repeated."""
+class _ShownPlace:
+    """The place that a client was shown last, and when that is repeated."""
 
     position: int
     has_slots: bool = False
@@ -68,16 +68,16 @@ class _Shown:
 
 
 class QueueResponse(ClientWriter):
-    """A response that may begin before its request has slots: after that no status follows, and
-    its body is framed here. Once it has `started`, no comment may follow either."""
+    """A response that may begin before its request has slots. Once it has begun, no status can
+    follow, and its body is framed here; once it has `started`, no comment can follow either."""
 
     __slots__ = ("_answer", "_shown")
 
     def __init__(self, http: ClientRequest, record: RequestRecord) -> None:
         """Raises CancelledError if the client is gone."""
         super().__init__(http, record)
-        self._shown: _Shown | None = None  # None: it has not begun
-        self._answer: list[bytes] | None = None  # of an engine that does not answer with events
+        self._shown: _ShownPlace | None = None  # None: it has not begun
+        self._answer: list[bytes] | None = None  # an engine's, if it is not a stream of events
 
     # While the request waits
 
@@ -95,7 +95,7 @@ class QueueResponse(ClientWriter):
             return
         head, shown = b"", self._shown
         if shown is None:
-            head, shown = self._queued_head(pool), _Shown(position)
+            head, shown = self._queued_head(pool), _ShownPlace(position)
             self._shown = shown
         elif position >= shown.position and now < shown.repeat_at and not shown.has_slots:
             return
@@ -105,7 +105,7 @@ class QueueResponse(ClientWriter):
             shown.position, shown.has_slots = position, False
 
     def show_slots(self, now: float) -> None:
-        """Shows that the request has its slots, once and then at times until the stream begins."""
+        """Shows that the request has its slots: at once, and repeatedly until the stream begins."""
         shown = self._shown
         if shown is None or self.started or self.transport.is_closing():
             return
@@ -116,12 +116,11 @@ class QueueResponse(ClientWriter):
             shown.has_slots |= self._comment(shown, text, now)
 
     def refuse(self, refusal: Refusal) -> bool:
-        """Ends the response if it has begun. False: it has not, so that the client can still get a
-        status of its own."""
+        """Ends the response if it has begun. False: the client can still get another status."""
         if self._shown is None:
             return False
         self.started = True
-        self.end_with(refusal, in_stream=True, chunked=self.frames)
+        self.end_with(refusal, in_stream=True, chunked=self.adds_framing)
         return True
 
     def interrupt(self) -> None:
@@ -163,7 +162,7 @@ class QueueResponse(ClientWriter):
         if self._shown is None:
             super().cut_short(refusal, at_event_boundary=at_event_boundary)
         elif self.started:
-            self.end_with(refusal, in_stream=at_event_boundary, chunked=self.frames)
+            self.end_with(refusal, in_stream=at_event_boundary, chunked=self.adds_framing)
 
     def start(self) -> bytes:
         if self._shown is None:
@@ -176,23 +175,23 @@ class QueueResponse(ClientWriter):
 
     def _queued_head(self, pool: Pool) -> bytes:
         """Begins the response. `Server-Timing` is not in its head: no time is known yet."""
-        self.frames, self.dechunk = not self.dechunk, True
+        self.adds_framing, self.dechunk = not self.dechunk, True
         self.record.status = 200
         if pool.admission.draining:
             self.keep_alive = False
-        framing = _CHUNKED if self.frames else b""
+        framing = _CHUNKED if self.adds_framing else b""
         closing = b"" if self.keep_alive else _CLOSE
         fields = response_fields(self.record, pool)
         return b"".join((_HEAD, framing, closing, fields, b"\r\n"))
 
-    def _comment(self, shown: _Shown, text: str, now: float, head: bytes = b"") -> bool:
+    def _comment(self, shown: _ShownPlace, text: str, now: float, head: bytes = b"") -> bool:
         """Writes a comment, after the head if that is given; returns False, and writes nothing,
         while the client has yet to read others."""
         if not head and self.transport.get_write_buffer_size():
             return False
         shown.repeat_at = now + REPEAT_S
         line = text.encode()
-        self.transport.write(head + (chunk(line) if self.frames else line))
+        self.transport.write(head + (chunk(line) if self.adds_framing else line))
         return True
 
     def _error_events(self, answer: bytes) -> bytes:

@@ -19,16 +19,16 @@ from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.queue_response import QueueResponse
 from orch_sidecar.wire.client_connection import ClientRequest
-from orch_sidecar.wire.forwarding import Names
+from orch_sidecar.wire.forwarding import HeaderNames
 
-# Ends an attempt. No client sees it: the request is queued again.
+# Ends an attempt. No client sees this refusal: the request is queued again.
 _RECLAIMED: Final = Refusal(
     Reason.QUEUE_FULL, "an interactive request needed the slots more urgently"
 )
 
 
-class Waiting(Protocol):
-    """What a request waits for: its slots, a pool to be back, or its parts."""
+class Wait(Protocol):
+    """The wait of a request: for its slots, for a pool to be back, or for its parts."""
 
     def refuse(self, refusal: Refusal) -> bool:
         """Ends the wait. False: it has ended."""
@@ -38,11 +38,11 @@ class Waiting(Protocol):
 
 
 class Attempt:  # no dataclass: nearly all that is made keeps its first values
-    """One try to get a request answered: at one pool, or by the generation of another request.
+    """One attempt to answer a request: at one pool, or by the generation of another request.
 
-    `ticket`: of its slots, None where it takes none. `waiting`: while it waits. `response`: of the
-    engine, once that got something. `failure`: why the response ended early. `generation`: the
-    request that goes to the engine for it and others.
+    `ticket`: of its slots, None if it takes none. `waiting`: its wait, None if it does not wait.
+    `response`: the engine's, once it got some of the request. `failure`: why the response ended
+    early. `generation`: the request that goes to the engine for this one and others.
     """
 
     ticket: Ticket | None = None
@@ -51,7 +51,7 @@ class Attempt:  # no dataclass: nearly all that is made keeps its first values
     generation: Request | None = None
 
     def __init__(self) -> None:
-        self.waiting: Waiting | None = None  # no value of the class: mypyc gives a protocol none
+        self.waiting: Wait | None = None  # no value of the class: mypyc gives a protocol none
 
     @property
     def outcome_of_left(self) -> Outcome | Reason:
@@ -72,9 +72,9 @@ class Request:  # no dataclass: as with an attempt
     `reserved_bytes` (of the body budget), `options`, `call` (what it asks of a pool), `cancelled`,
     `sink` (of the response; None: the client alone), `queue_response` (the same, of a client that
     is shown its place in the queue).
-    Of its way: `attempt` (under way, or the last one), `moved` (it waited at another address of the
-    pool before), `elsewhere` (what it refers to may be stored by the engine of any pool),
-    `excluded` (pools it must not be sent to), `lost` (why an engine that received it did not
+    Of its way: `attempt` (the current or the last one), `moved` (it waited at another address of
+    the pool before), `may_be_elsewhere` (any pool's engine may store what it refers to),
+    `excluded` (pools it must not be sent to), `loss` (why an engine that received it did not
     answer).
     """
 
@@ -87,12 +87,12 @@ class Request:  # no dataclass: as with an attempt
     parent_lease: ParentLease | None = None
     cancelled: Refusal | None = None
     moved = False
-    elsewhere = False
+    may_be_elsewhere = False
     excluded: frozenset[str] = frozenset()
     key_sequences = 0
     reserved: Reservation | None = None
     reserved_bytes = 0
-    lost: Refusal | None = None
+    loss: Refusal | None = None
     queue_response: QueueResponse | None = None
 
     def __init__(
@@ -101,7 +101,7 @@ class Request:  # no dataclass: as with an attempt
         endpoint: Endpoint,
         record: RequestRecord,
         trace: Trace | None,
-        names: Names | None = None,
+        names: HeaderNames | None = None,
         key: ApiKey | None = None,
         sink: Sink | None = None,
     ) -> None:
@@ -115,10 +115,10 @@ class Request:  # no dataclass: as with an attempt
         self.attempt = Attempt()
 
     @property
-    def unseen(self) -> bool:
+    def is_unseen(self) -> bool:
         """Whether the engine runs it, and its client has seen nothing of the response."""
         response = self.attempt.response
-        return response is not None and response.unseen and self.cancelled is None
+        return response is not None and response.is_unseen and self.cancelled is None
 
     def reclaim(self) -> None:
         """Aborts it in the engine, to be queued again; only if it is unseen."""
@@ -127,15 +127,15 @@ class Request:  # no dataclass: as with an attempt
         response.fail(_RECLAIMED)
 
     def begin_attempt(self, why: Reason | None = None) -> None:
-        """Forgets the attempt before: it failed, and the client has seen nothing of it. `why`: as
-        the trace is to say."""
+        """Begins another attempt: the last one failed, and the client has seen nothing of it.
+        `why`: for the trace."""
         self.attempt = Attempt()
         self.record.begin_attempt()
         if self.trace is not None and why is not None:
             self.trace.retried(why)
 
     def begin_attempt_here(self, why: Reason) -> None:
-        """The same, at the pool of the attempt before: it has been queued there since then."""
+        """Begins another attempt at the same pool, in whose queue the request is by now."""
         self.attempt = Attempt()
         self.record.return_to_queue()
         if self.trace is not None:
@@ -158,8 +158,8 @@ class Request:  # no dataclass: as with an attempt
             self.http.protocol.refuse_upload(refusal)
 
     def place(self, now: float) -> tuple[int, int | None]:
-        """Returns how many requests go before it, and in how many milliseconds it gets its slots,
-        None where that is not known; of one that waits, at the event loop's time `now`."""
+        """Returns how many requests go before it, and in how many milliseconds it gets its slots
+        (None: unknown). `now`: the event loop's time, for one that waits."""
         record, waiting = self.record, self.attempt.waiting
         place = None if waiting is None else waiting.place(now)
         if place is not None:

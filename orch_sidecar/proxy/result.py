@@ -11,7 +11,7 @@ from orch_sidecar.observability.record import OK, Outcome
 
 
 class Retry(Enum):
-    """Where a request may be tried again of which the client has seen nothing yet."""
+    """Where a request may be tried again while its client has seen nothing yet."""
 
     NO = "no"
     OTHER_POOL = "other pool"

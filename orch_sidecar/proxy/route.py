@@ -23,8 +23,8 @@ from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
 from orch_sidecar.wire.request_body import BodyReader, model_of
 
 
-class _Waits:
-    """The wait of a request for a pool to be back."""
+class _PoolWait:
+    """The wait of a request until a pool is back."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -42,36 +42,36 @@ class _Waits:
 
 
 class WaitingRoom:
-    """Requests that no pool can take now, while one is expected back: they wait here for it.
+    """Requests that no pool can take now, while one is expected back.
 
-    Each is placed again when a pool takes requests, in the order in which they came. What waits for
-    slots waits in the queue of its pool; a pool that is away has none where others may serve
+    Each is placed again when a pool takes requests, in the order of arrival. Requests that wait for
+    slots are in the queue of their pool; a pool that is away has no queue where others may serve
     instead. Lives on one event loop.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[_Waits, None] = {}
+        self._waiting: dict[_PoolWait, None] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def open(self) -> None:
-        """A pool takes requests."""
+        """Ends all waits: a pool takes requests."""
         for each in self._waiting:
             each.end(True)
 
     async def wait(self, attempt: Attempt, longest_s: float) -> bool:
         """Waits until a pool takes requests. False: none does within that time, or the request is
         cancelled."""
-        waits = attempt.waiting = _Waits()
-        self._waiting[waits] = None
-        timer = asyncio.get_running_loop().call_later(longest_s, waits.end, False)
+        wait = attempt.waiting = _PoolWait()
+        self._waiting[wait] = None
+        timer = asyncio.get_running_loop().call_later(longest_s, wait.end, False)
         try:
-            return await waits.ended
+            return await wait.ended
         finally:
             timer.cancel()
             attempt.waiting = None
-            del self._waiting[waits]
+            del self._waiting[wait]
 
 
 class Route:
@@ -93,7 +93,7 @@ class Route:
         self._room = room
 
     def handle(self, request: Request) -> Coroutine[Any, Any, Result]:
-        """Places a request that generates; directly, where there is nothing to choose."""
+        """Places a request that generates; without a choice if there is only one pool."""
         pool, call = self._pools.one, request.call
         assert call is not None
         if pool is None or not call.options.empty:
@@ -104,7 +104,7 @@ class Route:
     async def _place(self, request: Request, call: GenerationCall) -> Result:
         """Places a request, and again as long as another pool may serve it."""
         pools = self._pools
-        request.elsewhere = call.generation.refers and pools.one is None
+        request.may_be_elsewhere = call.generation.refers and pools.one is None
         pools.read_prefixes(call, request.body)
         tried = set(request.excluded)
         chosen = await self._choose(request, call, tried or None)
@@ -117,15 +117,15 @@ class Route:
             if isinstance(result, Sent) or request.cancelled is not None:
                 return result
             last = result.reached_engine and _is_last(request, result)
-            request.lost = result.refusal if result.reached_engine else request.lost
+            request.loss = result.refusal if result.reached_engine else request.loss
             if last:
                 return NotSent(result.refusal)
             if result.refusal.moved:
                 request.moved = True
             elif refusal is None or errors.BY_REASON[refusal.reason].status != 429:
-                refusal = result.refusal  # that a better pool was busy remains the response
+                refusal = result.refusal  # the client is told that the best pool was busy
             if refusal is not None and (result.retry is Retry.NO or pools.one is not None):
-                return NotSent(request.lost or refusal)
+                return NotSent(request.loss or refusal)
             if result.retry is Retry.OTHER_POOL:
                 tried.add(pool.name)
             again = await self._choose(request, call, tried)
@@ -163,9 +163,9 @@ class Route:
             if len(request.body) <= LARGE_BYTES:
                 model = model_of(request.body)
             else:
-                found = await self._bodies.outlined(request.body, model_of)
+                found = await self._bodies.read_outlined(request.body, model_of)
                 model = found if isinstance(found, str) else ""
-        request.elsewhere = request.endpoint.stored and self._pools.one is None
+        request.may_be_elsewhere = request.endpoint.stored and self._pools.one is None
         tried: list[str] = []
         refusal: Refusal | None = None
         while True:
@@ -174,7 +174,11 @@ class Route:
                 return NotSent(refusal or pool)
             request.record.pool, request.record.labels = pool.name, pool.labels
             result = await self._forward.handle(request, pool)
-            if isinstance(result, Sent) or not request.elsewhere or request.cancelled is not None:
+            if (
+                isinstance(result, Sent)
+                or not request.may_be_elsewhere
+                or request.cancelled is not None
+            ):
                 return result
             refusal = result.refusal
             tried.append(pool.name)
@@ -184,7 +188,7 @@ class Route:
 def _is_last(request: Request, result: NotSent) -> bool:
     """Whether a request of which an engine was lost is not tried again."""
     # A parent sidecar may ask one other pool, too: this one then asks none.
-    return result.retry is Retry.NO or bool(request.lost or request.parent_lease)
+    return result.retry is Retry.NO or bool(request.loss or request.parent_lease)
 
 
 def nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotSent:
@@ -193,4 +197,4 @@ def nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotSe
         return NotSent(request.cancelled)
     if before is None or errors.BY_REASON[refusal.reason].status == 429:
         before = refusal  # a working pool is busy: the client should come back
-    return NotSent(request.lost or before, Retry.OTHER_POOL)
+    return NotSent(request.loss or before, Retry.OTHER_POOL)

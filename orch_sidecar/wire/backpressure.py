@@ -1,9 +1,9 @@
-"""Protocol between this sidecar and its upstreams: child sidecars, and engines.
+"""Reads rejections by upstreams (child sidecars and engines), and writes options for children.
 
-Pure. This sidecar decides which requests are queued, so a child is asked not to queue: what it
-cannot admit immediately it rejects, and the request returns to the head of the queue here. So does
-one that the plugin rejects because the engine stops, or has no slot for it; all other responses of
-an engine are for the client.
+Pure. This sidecar decides which requests are queued, so a child is asked not to queue: it rejects
+what it cannot admit immediately, and the request returns to the head of the queue here. So does a
+request that the plugin rejects because the engine stops, or has no slot for it; all other responses
+of an engine are for the client.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from vllm_plugin.contracts.lease_protocol import ENGINE_GONE, NO_SLOT
 from vllm_plugin.contracts.lora import NO_ADAPTER
 from vllm_plugin.contracts.profile import ServiceClass
 
-# Returns after how many milliseconds to retry, or for want of what (NO_SLOT, NO_ADAPTER: its engine
-# tells when there is some), if a response with one of these statuses is a temporary rejection; else
-# None.
+# A temporary rejection: after how many milliseconds to retry, or what the engine lacks (NO_SLOT,
+# NO_ADAPTER: it reports when it has some; ABSENT: it does not store what the request refers to, but
+# another engine may).
 Rejection = int | str
+ABSENT: Final = "absent"
+# Returns the rejection in a response with one of these statuses; None: it is for the client.
 RejectionReader = Callable[[Head, bytes], Rejection | None]
 REJECTION_STATUSES: Final = frozenset({404, 429, 503})
-# The engine does not store what the request is about: another may.
-ABSENT: Final = "absent"
 # Error envelopes are far shorter; a longer body is a response for the client.
 MAX_REJECTION_BYTES: Final = 65_536
 
@@ -52,16 +52,16 @@ _RETRY_AFTER_MS: Final = raw(RETRY_AFTER_MS)
 
 
 DEFAULT_RETRY_MS: Final = 1000
-# Dispatching pauses no longer than that, whatever the child asked for: its state is pushed, so
-# free slots are known here long before.
+# The longest pause of dispatch, whatever the child asked for: its state is pushed, so free slots
+# are known here long before.
 LONGEST_PAUSE_MS: Final = 100
 _LONGEST_RETRY_MS: Final = 3_600_000
 # Refusals that a later retry cannot change.
 _FINAL_CODES: Final = frozenset({"ADMISSION_DEADLINE", "ADMISSION_SLO"})
 
 
-def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float) -> bytes:
-    """Returns header lines with the options of a request for the child, after `spent_ms` here."""
+def child_fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float) -> bytes:
+    """Returns header lines with the options of a request that has spent `spent_ms` here."""
     lines = _CLASS % service_class.encode() + _CHILD_OPTIONS
     if options.deadline_ms is not None:
         left_ms = max(1.0, options.deadline_ms - spent_ms)  # a deadline is above 0
@@ -71,9 +71,8 @@ def fields(service_class: ServiceClass, options: RequestOptions, spent_ms: float
     return lines
 
 
-def or_absent(reader: RejectionReader | None) -> RejectionReader:
-    """Returns `reader`, to which a 404 says that the engine lacks what is asked for. None: nothing
-    else rejects the request."""
+def with_absence(reader: RejectionReader | None) -> RejectionReader:
+    """Returns a reader that reads a 404 as ABSENT, and leaves other responses to `reader`."""
 
     def read(head: Head, body: bytes) -> Rejection | None:
         if head.status == 404:
@@ -83,16 +82,16 @@ def or_absent(reader: RejectionReader | None) -> RejectionReader:
     return read
 
 
-def by_engine(head: Head, body: bytes) -> Rejection | None:
-    """Returns when to retry, if this response of an engine rejects the request; else None."""
+def engine_rejection(head: Head, body: bytes) -> Rejection | None:
+    """Returns the rejection in a response of an engine; None: it is for the client."""
     kind: object = _error(body).get("type")
     if kind in (NO_SLOT, NO_ADAPTER):
         return str(kind)
     return DEFAULT_RETRY_MS if kind == ENGINE_GONE else None
 
 
-def by_sidecar(head: Head, body: bytes) -> int | None:
-    """Returns when to retry, if this response of a child rejects the request for now; else None."""
+def sidecar_rejection(head: Head, body: bytes) -> int | None:
+    """Returns when to retry if this response of a child is a temporary rejection; else None."""
     error = _error(body)
     if error.get("code") in _FINAL_CODES:
         return None

@@ -137,7 +137,7 @@ class ClientConnection(web.RequestHandler):
         "_connections",
         "_headers",
         "_lingering",
-        "_may_hold_back",
+        "_may_hold_bytes",
         "origin_fields",
         "request",
         "response",
@@ -160,7 +160,7 @@ class ClientConnection(web.RequestHandler):
         self.request: ClientRequest | None = None
         self.response: ActiveResponse | None = None
         self.origin_fields: Mapping[str, str] = {}  # for pages of other origins
-        self._may_hold_back = False  # aiohttp's parser may keep unparsed bytes, without notice
+        self._may_hold_bytes = False  # aiohttp's parser may keep unparsed bytes, without notice
 
     async def start(self) -> None:
         """Serves one request after the other; aiohttp runs this as the task of the connection."""
@@ -188,7 +188,7 @@ class ClientConnection(web.RequestHandler):
         A method of its own, so that an idle connection keeps nothing of the last request.
         """
         messages = self._messages
-        if not messages and self._may_hold_back:
+        if not messages and self._may_hold_bytes:
             self.data_received(b"")
         if not messages:
             self._waiter = self._loop.create_future()
@@ -280,11 +280,11 @@ class ClientConnection(web.RequestHandler):
             request.content.set_exception(BodyRefused(refusal))
 
     def pause_reading(self) -> None:
-        self._may_hold_back = True
+        self._may_hold_bytes = True
         super().pause_reading()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        if self._may_hold_back:  # aiohttp calls this for each body, paused or not
+        if self._may_hold_bytes:  # aiohttp calls this for each body, paused or not
             super().resume_reading(resume_parser)
 
     def data_received(self, data: bytes) -> None:
@@ -292,7 +292,7 @@ class ClientConnection(web.RequestHandler):
         web.RequestHandler.data_received(self, data)
         messages = self._messages
         if len(messages) > 1:
-            self._may_hold_back = True
+            self._may_hold_bytes = True
         elif not messages or self.request is None:
             return
         self._fail_unfinished()
@@ -317,7 +317,7 @@ class ClientConnection(web.RequestHandler):
             content.set_exception(web.RequestPayloadError(first_line(error.message)))
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether it serves no request and has nothing left to send; also while it waits for its
         client to read the last response."""
         waiter, transport = self._lingering or self._waiter, self.transport

@@ -38,7 +38,7 @@ CONNECTIONS_PER_TURN: Final = 256
 # After a scan found no idle connection, new ones are refused without another scan for this time.
 _RESCAN_AFTER_S: Final = 0.1
 
-# With this much unread, the client's FIN may be stuck behind data that its system cannot send: a
+# With more unread bytes, the client's FIN may be stuck behind data that its system cannot send: a
 # receive buffer of Linux takes 64 KiB at first, and grows only as it is read.
 _FIN_HIDDEN_BYTES: Final = 32_768
 
@@ -86,7 +86,7 @@ class Connection(Protocol):
     response: ActiveResponse | None
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether it serves no request and has nothing left to send."""
 
     @property
@@ -268,7 +268,7 @@ class ClientConnections:
             return False
         for _ in range(len(self._open)):
             first = next(iter(self._open))
-            if first.idle:
+            if first.is_idle:
                 del self._open[first]
                 self.closed_idle += 1
                 first.force_close()
@@ -300,12 +300,12 @@ def _unread_bytes(descriptor: int) -> int:
 
 
 def undelivered_bytes(transport: asyncio.Transport) -> int:
-    """Returns how much of what was written to a client its system has yet to confirm; 0 if the
-    kernel has taken all of it.
+    """Returns how many bytes that were written to a client its system has yet to confirm; 0 if the
+    kernel has taken all of them.
 
-    With what the kernel has: a socket that is full takes more only when a third of its buffer, of
-    some megabytes, has been delivered. Until then a client that reads slowly seems to read nothing.
-    Outside of Linux it does.
+    The kernel's bytes count, too: a full socket takes more only when a third of its buffer of some
+    megabytes has been delivered, and until then a slow client would seem to read nothing. Outside
+    of Linux it does.
     """
     unsent, connection = transport.get_write_buffer_size(), transport.get_extra_info("socket")
     if not unsent or connection is None or sys.platform != "linux" or transport.is_closing():

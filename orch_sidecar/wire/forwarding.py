@@ -51,7 +51,7 @@ from orch_sidecar.wire.http1 import Head
 
 Fields = Sequence[tuple[bytes, bytes]]
 
-_first: Final = itemgetter(0)
+_name_of: Final = itemgetter(0)
 
 # Set by this sidecar on every response, or decided by it alone (`auth.origins`).
 _OURS: Final = frozenset(
@@ -83,9 +83,9 @@ NOT_FORWARDED: Final = HOP_BY_HOP.union(
     )
 )  # fmt: skip
 OPTION_PREFIX: Final = raw(X_ORCH)
-# With the last one SageMaker's clients name adapters and sessions, which no body then says.
+# With the last one SageMaker's clients name adapters and sessions that are not in the body.
 _PREFIXES_NOT_FORWARDED: Final = (OPTION_PREFIX, raw(X_FORWARDED), raw(X_AMZN_SAGEMAKER))
-# Of clients; not forwarded if the engine has a key of its own, or if they are this sidecar's.
+# Clients' keys: not forwarded if the engine has a key of its own, or if they are for this sidecar.
 _KEYS: Final = frozenset(map(raw, (AUTHORIZATION, X_API_KEY)))
 # Options besides those with OPTION_PREFIX: ids, the encoding of the body; and the names that other
 # gateways use for such options.
@@ -100,24 +100,25 @@ _CHUNKED: Final = b"%b: chunked" % raw(TRANSFER_ENCODING)
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class HeaderNames:
     """What the names of a client's header fields decide.
 
-    `has_options`: some are for this sidecar, besides the API key. `asks`: some of these ask for
-    how the request is to be served (`read_options`). `forwarded`,
-    `forwarded_without_credentials`: which of them are. `has_connection`: `Connection` is present.
+    `has_options`: some are for this sidecar, besides the API key. `asks_for_options`: some of these
+    are options of how to serve the request (`read_options`). `forwarded`,
+    `forwarded_without_credentials`: for each field, whether it is. `has_connection`: `Connection`
+    is present.
     """
 
     has_options: bool
-    asks: bool
+    asks_for_options: bool
     forwarded: tuple[bool, ...]
     forwarded_without_credentials: tuple[bool, ...]
     has_connection: bool
 
 
-def names_of(client: Fields) -> Names:
+def header_names(client: Fields) -> HeaderNames:
     """Returns what the names of a client's header fields decide."""
-    return _names(tuple(map(_first, client)))
+    return _names(tuple(map(_name_of, client)))
 
 
 def request_head(
@@ -126,7 +127,7 @@ def request_head(
     ours: bytes,
     authorization: bytes | None,
     strip_keys: bool = False,
-    names: Names | None = None,
+    names: HeaderNames | None = None,
 ) -> bytes:
     """Returns the request head for the engine: the client's fields as far as forwarded, and ours.
 
@@ -134,7 +135,7 @@ def request_head(
     client's keys are not forwarded. `names`: of the client's fields, if known already.
     """
     if names is None:
-        names = names_of(client)
+        names = header_names(client)
     forwarded = names.forwarded
     if strip_keys or authorization is not None:
         forwarded = names.forwarded_without_credentials
@@ -160,15 +161,15 @@ def request_head(
 
 # A client sends the same names in every request.
 @lru_cache(maxsize=256)
-def _names(names: tuple[bytes, ...]) -> Names:
+def _names(names: tuple[bytes, ...]) -> HeaderNames:
     lower = [name.lower() for name in names]
     forwarded = [
         name not in NOT_FORWARDED and not name.startswith(_PREFIXES_NOT_FORWARDED) for name in lower
     ]
-    asks = any(name in _ALIASES or name.startswith(OPTION_PREFIX) for name in lower)
-    return Names(
-        asks or any(name in _OPTIONS for name in lower),
-        asks,
+    asks_for_options = any(name in _ALIASES or name.startswith(OPTION_PREFIX) for name in lower)
+    return HeaderNames(
+        asks_for_options or any(name in _OPTIONS for name in lower),
+        asks_for_options,
         tuple(forwarded),
         tuple(each and name not in _KEYS for name, each in zip(lower, forwarded, strict=True)),
         _CONNECTION in lower,
@@ -177,10 +178,8 @@ def _names(names: tuple[bytes, ...]) -> Names:
 
 @lru_cache(maxsize=256)
 def filtered_response_head(head: Head, http10: bool) -> tuple[bytes, bool]:
-    """Returns the status line and the fields that are forwarded; computed once for equal heads.
-
-    And whether the client can find the end of the response within its bytes.
-    """
+    """Returns the status line and the forwarded fields, computed once for equal heads, and whether
+    the client can find the end of the response within its bytes."""
     dropped = _NOT_FORWARDED_BACK
     for name, value in head.fields:
         if name == _CONNECTION:

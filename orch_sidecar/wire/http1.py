@@ -35,16 +35,15 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _MAX_CHUNK_LINE: Final = 1024
 
-# The first line of a chunk that is `length` bytes long with its framing, as servers write it. An
-# event of a stream is such a chunk, and nearly always all that a read returns: comparing costs a
-# third of parsing.
+# By the length of a chunk with its framing: its first line, as servers write it. A read nearly
+# always returns one event of a stream, which is such a chunk: comparing costs a third of parsing.
 _LINE_OF_CHUNK: Final = {
     len(line) + size + 2: line for size in range(1, 4096) for line in (b"%x\r\n" % size,)
 }
 
 
-# The size in such a line. Where a read returns many chunks, dividing it at all ends of lines costs
-# a third of parsing them one by one.
+# The size in such a line. If a read returns many chunks, splitting it at all line ends costs a
+# third of parsing them one by one.
 _SIZE_IN_LINE: Final = {b"%x" % size: size for size in range(1, 4096)}
 
 
@@ -114,7 +113,7 @@ def _parse_block(block: bytes) -> Head:
     return Head(int(status_line[2]), reason, tuple(fields), keep_alive, chunked, length)
 
 
-# Receives the content of a body; without a reader it is discarded, which costs the least.
+# What the content of a body is appended to; without a reader it is discarded, which is cheapest.
 Content = list[bytes] | deque[bytes]
 
 
@@ -188,12 +187,12 @@ class ChunkedBody:
         if line_of_whole is not None and data.startswith(line_of_whole) and data.endswith(b"\r\n"):
             self._content.append(data[len(line_of_whole) : -2])
             return data
-        if end <= MAX_BUFFERED_BYTES and data.endswith(b"\r\n") and self._divided(data):
+        if end <= MAX_BUFFERED_BYTES and data.endswith(b"\r\n") and self._feed_whole_chunks(data):
             return data
-        return self._one_by_one(data)
+        return self._feed_one_by_one(data)
 
-    def _divided(self, data: bytes) -> bool:
-        """Takes whole chunks with no end of line in their payloads. False: these are others."""
+    def _feed_whole_chunks(self, data: bytes) -> bool:
+        """Takes whole chunks without line ends in their payloads. False: these are not all such."""
         is_last = data.endswith(b"\r\n" + LAST_CHUNK)
         lines = (data[: -len(LAST_CHUNK)] if is_last else data).split(b"\r\n")
         payloads = lines[1::2]
@@ -203,8 +202,8 @@ class ChunkedBody:
         self.done = is_last
         return True
 
-    def _one_by_one(self, data: bytes) -> bytes:
-        """Takes any chunks. Returns the bytes to forward."""
+    def _feed_one_by_one(self, data: bytes) -> bytes:
+        """Takes chunks of any kind one by one. Returns the bytes to forward."""
         position, end = 0, len(data)
         content = self._content
         while position < end:

@@ -27,8 +27,8 @@ from orch_sidecar.wire.unreadable import refusal_of
 
 T = TypeVar("T")
 
-# So long bodies are outlined in one turn of the event loop, all together. Not one slice in a turn:
-# on a busy loop each takes a millisecond, and a large body has a thousand slices.
+# For how long all bodies together are outlined in one turn of the event loop. Not one slice in a
+# turn: on a busy loop a turn takes a millisecond, and a large body has a thousand slices.
 _TURN_AFTER_S: Final = 0.002
 
 JSON: Final = "application/json"
@@ -48,20 +48,20 @@ class BodyReader:
     def __init__(self, settings: SidecarSettings) -> None:
         self.configure(settings)
         self.reserved_bytes = 0  # of all requests together
-        self._one_at_a_time = asyncio.Lock()
-        self._turn_ends_at: float | None = None  # None: nothing was outlined in this turn
+        self._outline_lock = asyncio.Lock()
+        self._turn_ends_at: float | None = None  # None: nothing has been outlined in this turn
         self._loop = asyncio.get_running_loop()
 
     def configure(self, settings: SidecarSettings) -> None:
         """Applies these settings to new bodies."""
-        self._most_bytes = settings.max_body_bytes
+        self._max_bytes = settings.max_body_bytes
         self._budget_bytes = settings.body_budget_bytes
         self._timeout_s = settings.body_timeout_s
 
-    def at_once(self, holder: Holder) -> bytes | Refusal | None:
+    def read_arrived(self, holder: Holder) -> bytes | Refusal | None:
         """Returns the body if it arrived together with the head, or why it is refused.
 
-        None: it is incomplete; `rest_of` waits for it.
+        None: it is incomplete; `read_rest` waits for it.
         """
         content = holder.http.content
         if not content.is_eof():
@@ -70,7 +70,7 @@ class BodyReader:
             body = content.read_nowait()
         except web.RequestPayloadError as error:
             return refusal_of(error)
-        if len(body) > self._most_bytes:
+        if len(body) > self._max_bytes:
             return self._too_large(f"{len(body)} bytes")
         size = len(body)
         if self.reserved_bytes + size > self._budget_bytes:
@@ -79,7 +79,7 @@ class BodyReader:
         holder.reserved_bytes += size
         return body
 
-    async def rest_of(self, holder: Holder, outline: Outline | None = None) -> bytes | Refusal:
+    async def read_rest(self, holder: Holder, outline: Outline | None = None) -> bytes | Refusal:
         """Waits for the rest of a body. Returns the whole, or why it is refused.
 
         `outline`: reads what has arrived of a large body, while the rest of it does.
@@ -87,14 +87,14 @@ class BodyReader:
         http, timeout_s = holder.http, self._timeout_s
         length = http.content_length
         if length is not None:
-            if length > self._most_bytes:
+            if length > self._max_bytes:
                 return self._too_large(f"{length} bytes")
             if (refusal := self.reserve(holder, length)) is not None:
                 return refusal
-        invite(http)
+        send_continue(http)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._whole(holder, outline)
+                return await self._read_whole(holder, outline)
         except TimeoutError:
             text = f"the body did not arrive within {timeout_s:g} s"
             return Refusal(Reason.BODY_TIMEOUT, text)
@@ -108,7 +108,7 @@ class BodyReader:
         self.reserved_bytes -= holder.reserved_bytes
         holder.reserved_bytes = 0
 
-    async def outlined(
+    async def read_outlined(
         self, body: bytes, read: Callable[[bytes], T], outline: Outline | None = None
     ) -> T | Refusal:
         """Returns what `read` makes of the outline of a body. `outline`: of its beginning."""
@@ -117,36 +117,36 @@ class BodyReader:
             await self._outline(body, outline)
         except InvalidBody as unreadable:
             return unreadable.refusal
-        async with self._one_at_a_time:
+        async with self._outline_lock:
             await asyncio.sleep(0)
             return read(outline.result())
 
     async def _outline(self, part: bytes, outline: Outline, begin: int = 0) -> None:
-        """Has the outline read what it has not of a part that begins there. Raises InvalidBody.
+        """Has the outline read the rest of a part that begins at `begin`. Raises InvalidBody.
 
-        One body at a time: several would delay the event loop together.
+        One body at a time: several together would delay the event loop.
         """
-        async with self._one_at_a_time:
+        async with self._outline_lock:
             while (at := outline.read_bytes - begin) < len(part):
                 now = time.perf_counter()
                 if self._turn_ends_at is None:
                     self._turn_ends_at = now + _TURN_AFTER_S
-                    self._loop.call_soon(self._turn_ended)
+                    self._loop.call_soon(self._end_turn)
                 elif now >= self._turn_ends_at:
                     await asyncio.sleep(0)
                     continue
                 outline.feed(part[at : at + SLICE_BYTES])
 
-    def _turn_ended(self) -> None:
+    def _end_turn(self) -> None:
         self._turn_ends_at = None
 
-    async def _whole(self, holder: Holder, outline: Outline | None) -> bytes | Refusal:
-        """Reads like `http.read`, which would retain the body as long as the request.
+    async def _read_whole(self, holder: Holder, outline: Outline | None) -> bytes | Refusal:
+        """Reads the body, and does not retain it as `http.read` would.
 
-        In parts, which are joined at once: of many buffers that grow side by side most are moved
-        each time.
+        The parts are joined at the end: many buffers that grow side by side would be moved again
+        and again.
         """
-        content, most = holder.http.content, self._most_bytes
+        content, most = holder.http.content, self._max_bytes
         parts: list[bytes] = []
         size = 0
         while part := await content.readany():
@@ -158,7 +158,7 @@ class BodyReader:
             if beyond > 0 and (refusal := self.reserve(holder, beyond)) is not None:
                 return refusal
             if outline is not None and size > LARGE_BYTES:
-                # The first part may be shorter than the four bytes that tell the encoding.
+                # The first part may be shorter than the four bytes that show the encoding.
                 begun = outline.read_bytes
                 await self._outline(parts[-1] if begun else b"".join(parts), outline, begun)
         return b"".join(parts)
@@ -177,11 +177,11 @@ class BodyReader:
         return None
 
     def _too_large(self, size: str) -> Refusal:
-        limit = self._most_bytes
+        limit = self._max_bytes
         return Refusal(Reason.BODY_TOO_LARGE, f"the body is {size}, the limit is {limit} bytes")
 
 
-def invite(http: ClientRequest | web.BaseRequest) -> None:
+def send_continue(http: ClientRequest | web.BaseRequest) -> None:
     """Tells a client that waits for it to send its body (100 Continue)."""
     if http.headers.get(EXPECT, "").lower() == "100-continue":
         transport = http.transport
@@ -190,8 +190,8 @@ def invite(http: ClientRequest | web.BaseRequest) -> None:
 
 
 def headers_refusal(headers: Mapping[str, str], *, json: bool) -> Refusal | None:
-    """Returns why a body with these headers is refused; None: it is not. `json`: only of that type,
-    which vLLM compares in this way once the request has its slots."""
+    """Returns why a body with these headers is refused; None: it is not. `json`: it has to have
+    that type, which vLLM would check in the same way once the request has its slots."""
     encoding = headers.get(CONTENT_ENCODING, "identity")
     framing = headers.get(TRANSFER_ENCODING, "chunked")
     if framing.lower() != "chunked":

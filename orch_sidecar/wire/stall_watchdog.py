@@ -1,8 +1,8 @@
 """Aborts responses that make no progress. Has no clock of its own.
 
-How long an engine may be silent is a setting, or follows from what is known of it: while its state
-is heard of it may read long prompts, and one that is not heard of any more is taken for hung after
-several times what its steps take.
+How long an engine may be silent is a setting, or is derived from its state: an engine that reports
+may be reading long prompts; one that has stopped reporting counts as hung after a multiple of the
+time of its steps.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ logger = logging.getLogger("orch.watch")
 # The progress of a response at the last check, and at how many in a row it was the same.
 _Seen = tuple[tuple[int, int], int]
 
-# Responses that are looked at before the event loop runs again: a few tenths of a millisecond.
+# Responses that are checked before the event loop runs again: a few tenths of a millisecond.
 RESPONSES_PER_TURN: Final = 256
 
 
 class StallWatchdog:
     """Aborts responses whose engine is silent, or whose client does not read: those of the
-    connections of listeners, and those that are parts of one."""
+    listeners' connections, and the parts of divided ones."""
 
     def __init__(self, engine_silence_s: float | None, client_stall_s: float) -> None:
         self._engine_silence_s = engine_silence_s
@@ -48,31 +48,31 @@ class StallWatchdog:
         return [each for of in self._listeners for each in of.responses()] + [*self._parts]
 
     def add(self, part: ActiveResponse) -> None:
-        """Watches a response that is part of one, and not a connection's."""
+        """Watches a response that is part of another, and has no connection of its own."""
         self._parts[part] = None
 
     def discard(self, part: ActiveResponse) -> None:
         self._parts.pop(part, None)
 
     def check(self, every_s: float) -> Iterator[None]:
-        """Looks at all responses; to be called every `every_s` seconds.
+        """Checks all responses; to be called every `every_s` seconds.
 
         Yields now and then, for the event loop: thousands of responses take milliseconds.
         """
         seen, self._seen = self._seen, {}
         for number, response in enumerate(self.responses(), 1):
             try:
-                self._look_at(response, seen.get(response, ((0, 0), 0)), every_s)
+                self._check_one(response, seen.get(response, ((0, 0), 0)), every_s)
             # A response that cannot be ended must not keep the others from being checked.
             except Exception:
                 logger.exception("a stalled response could not be ended")
             if number % RESPONSES_PER_TURN == 0:
                 yield
 
-    def _look_at(self, response: ActiveResponse, before: _Seen, every_s: float) -> None:
+    def _check_one(self, response: ActiveResponse, before: _Seen, every_s: float) -> None:
         limit = response.silence_limit_s
         if limit is None:
-            return  # it ended with one before it
+            return  # it ended together with one that was checked before
         progress, (seen, idle_checks) = response.progress, before
         idle_checks = idle_checks + 1 if progress == seen else 0
         self._seen[response] = progress, idle_checks
@@ -82,8 +82,8 @@ class StallWatchdog:
             response.abort_client()
             response.fail(Refusal(Reason.CLIENT_STALLED, text))
         elif not response.paused:
-            own_s = self._engine_silence_s
-            if idle_s > (limit_s := limit() if own_s is None else own_s):
+            configured_s = self._engine_silence_s
+            if idle_s > (limit_s := limit() if configured_s is None else configured_s):
                 text = f"the engine has sent nothing for {limit_s:.3g} s"
                 response.fail(Refusal(Reason.ENGINE_TIMEOUT, text))
 

@@ -21,8 +21,8 @@ class StreamTimeout:
         self._quiet_s = max(0.0, limit_s - _CATCH_UP_S)
         self._loop = asyncio.get_running_loop()
         self._scope = asyncio.timeout(None)
-        self._since = 0.0
-        self._late = False
+        self._reset_at = 0.0
+        self._is_catching_up = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -31,8 +31,8 @@ class StreamTimeout:
 
     def reset(self) -> None:
         """Restarts the limit: something useful has arrived."""
-        self._since = self._loop.time()
-        self._late = False
+        self._reset_at = self._loop.time()
+        self._is_catching_up = False
 
     async def __aenter__(self) -> Self:
         await self._scope.__aenter__()
@@ -51,11 +51,11 @@ class StreamTimeout:
         await self._scope.__aexit__(kind, error, traceback)
 
     def _check(self) -> None:
-        rest_s = self._since + self._quiet_s - self._loop.time()
+        rest_s = self._reset_at + self._quiet_s - self._loop.time()
         if rest_s > 0:
             self._timer = self._loop.call_later(rest_s, self._check)
-        elif not self._late:
-            self._late = True
+        elif not self._is_catching_up:
+            self._is_catching_up = True
             self._timer = self._loop.call_later(_CATCH_UP_S, self._check)
         else:
             self._scope.reschedule(self._loop.time())

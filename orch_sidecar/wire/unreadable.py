@@ -1,4 +1,4 @@
-"""What is no request, or the body of none: what stands for it, and how it is refused.
+"""Refuses bytes that are not a request, and bodies that cannot be read to their ends.
 
 Knows no connection. aiohttp's parser finds what is wrong.
 """
@@ -15,7 +15,7 @@ from yarl import URL
 
 from orch_sidecar.api.refusal import Reason, Refusal
 
-# Stands for a request that aiohttp's parser does not accept: nothing of it is known.
+# A placeholder for a request that aiohttp's parser does not accept: nothing is known of it.
 _NO_FIELDS: Final = CIMultiDictProxy(CIMultiDict[str]())
 UNREADABLE: Final = RawRequestMessage(
     "UNKNOWN", "/", HttpVersion10, _NO_FIELDS, (), True, None, False, False, URL("/")
@@ -23,7 +23,7 @@ UNREADABLE: Final = RawRequestMessage(
 
 
 class BodyRefused(web.RequestPayloadError):
-    """The rest of a body is not waited for. Raised where that body is read."""
+    """Nobody waits for the rest of a body. Raised where that body is read."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -38,10 +38,10 @@ def refusal_of(error: web.RequestPayloadError) -> Refusal:
 
 
 def not_http(error: str | None) -> Refusal:
-    """Returns the refusal of bytes that are no request.
+    """Returns the refusal of bytes that are not a request.
 
-    aiohttp's parser gives all requests of a read, or an error: valid ones before the error are lost
-    with it, and this is the answer to the first of them.
+    aiohttp's parser returns all requests of a read, or an error: valid ones before the error are
+    lost with it, and this answers the first of them.
     """
     text = f"not a valid HTTP request: {first_line(error)}; nothing that came with it was served"
     return Refusal(Reason.INVALID_REQUEST, text)

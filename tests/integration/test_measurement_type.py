@@ -14,7 +14,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy.frontend import Frontend
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent
-from orch_sidecar.wire.forwarding import Names
+from orch_sidecar.wire.forwarding import HeaderNames
 from tests.integration import answers as scripted
 from tests.integration.client import CHAT, Client, Response, body_of
 from tests.integration.keyed import KeyRing
@@ -236,7 +236,7 @@ async def test_refusal_for_any_reason_has_a_type(
 ) -> None:
     reasons = list(Reason)
 
-    async def refuse(self: Frontend, request: Request, names: Names) -> NotSent:
+    async def refuse(self: Frontend, request: Request, names: HeaderNames) -> NotSent:
         if placed is not None:
             request.record.labels = mixed.sidecar.pools[placed].labels
         return NotSent(Refusal(reasons[-1], "no"))

@@ -35,7 +35,7 @@ def gate_of(slots: int, of_rules: AdmissionRules | None = None) -> Gate:
 class Asker:
     """A request, as far as the gate knows one."""
 
-    unseen: bool = False
+    is_unseen: bool = False
     reclaimed: bool = False
 
     def reclaim(self) -> None:

@@ -221,7 +221,7 @@ async def test_interrupted_response_in_parts_resets_the_connection() -> None:
 async def test_rejection_by_a_child_sidecar_leaves_the_clients_waiting() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
-    below = Engine(broadcast, rejection=backpressure.by_sidecar)
+    below = Engine(broadcast, rejection=backpressure.sidecar_rejection)
     body = b'{"error":{"message":"full","retriable":true,"retry_after_ms":70}}'
     below.sends(json_answer(body, b"429 Too Many Requests"))
     ending = below.ending
@@ -230,7 +230,7 @@ async def test_rejection_by_a_child_sidecar_leaves_the_clients_waiting() -> None
     assert below.kept
     assert not client.subscriber.done.done()
     assert broadcast.joinable
-    Engine(broadcast, rejection=backpressure.by_sidecar).sends(STREAM)
+    Engine(broadcast, rejection=backpressure.sidecar_rejection).sends(STREAM)
     assert client.body == whole_for("a")
 
 
@@ -245,15 +245,15 @@ async def test_429_of_an_engine_is_forwarded() -> None:
 
 
 async def test_response_is_unseen_while_it_is_under_way_and_nothing_of_it_was_sent() -> None:
-    relayed = Relayed(rejection=backpressure.by_engine)  # its status is that of no rejection
-    assert relayed.response.unseen
+    relayed = Relayed(rejection=backpressure.engine_rejection)  # its status is that of no rejection
+    assert relayed.response.is_unseen
     relayed.sends(STREAM_HEAD)
-    assert relayed.response.unseen
+    assert relayed.response.is_unseen
     relayed.sends(chunk(EVENTS[0]))
-    assert not relayed.response.unseen
-    assert not Relayed().closes().response.unseen, "it has failed"
+    assert not relayed.response.is_unseen
+    assert not Relayed().closes().response.is_unseen, "it has failed"
     waits = EngineResponse(relayed.writer, ConnectionPool("http://127.0.0.1:9", 1.0), events=True)
-    assert not waits.unseen, "it has no connection yet"
+    assert not waits.is_unseen, "it has no connection yet"
 
 
 @pytest.mark.parametrize(

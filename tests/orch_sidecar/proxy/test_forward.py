@@ -133,7 +133,7 @@ async def test_failure_after_the_start_is_the_outcome_of_what_was_sent() -> None
 
 
 async def test_temporary_rejection_by_the_upstream_asks_for_a_requeue() -> None:
-    client, pool = Client(), pool_of(rejection=backpressure.by_sidecar, tier=True)
+    client, pool = Client(), pool_of(rejection=backpressure.sidecar_rejection, tier=True)
     request = request_of(client)
     leased(pool, request)
     body = b'{"error":{"retriable":true,"retry_after_ms":70}}'
@@ -147,7 +147,7 @@ async def test_temporary_rejection_by_the_upstream_asks_for_a_requeue() -> None:
 
 @pytest.mark.parametrize("body", [b'{"error":{"retriable":false}}', b"x" * 100_000])
 async def test_other_error_responses_reach_the_client_complete(body: bytes) -> None:
-    client, pool = Client(), pool_of(rejection=backpressure.by_sidecar, tier=True)
+    client, pool = Client(), pool_of(rejection=backpressure.sidecar_rejection, tier=True)
     request = request_of(client)
     leased(pool, request)
     answer = json_answer(body, b"429 No")

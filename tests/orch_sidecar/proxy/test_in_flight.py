@@ -148,7 +148,7 @@ def begin_named(requests: InFlight, request: Request, given: str = ID) -> Reques
 def test_id_that_is_not_32_digits_is_refused_with_the_rule(given: str) -> None:
     requests = InFlight()
     assert requests.name_for(given, client()) is None
-    refusal = requests.no_name_for(given)
+    refusal = requests.unusable_name(given)
     assert refusal.reason is Reason.INVALID_REQUEST
     assert refusal.param == "X-Orch-Request-Id"
     assert "32 lowercase hexadecimal digits" in refusal.message
@@ -169,7 +169,7 @@ def test_chosen_id_is_refused_to_its_key_while_it_is_in_flight() -> None:
     requests = InFlight()
     name = begin_named(requests, Request(**KEY))
     assert requests.name_for(ID, client(**KEY)) is None
-    assert "in flight" in requests.no_name_for(ID).message
+    assert "in flight" in requests.unusable_name(ID).message
     requests.end(name)
     assert requests.name_for(ID, client(**KEY)) == name
 

@@ -12,9 +12,9 @@ from orch_sidecar.api.options import NO_OPTIONS, RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.wire.backpressure import (
     DEFAULT_RETRY_MS,
-    by_engine,
-    by_sidecar,
-    fields,
+    child_fields,
+    engine_rejection,
+    sidecar_rejection,
 )
 from orch_sidecar.wire.http1 import Head
 from tests.orch_sidecar import apis
@@ -23,7 +23,7 @@ from vllm_plugin.contracts.profile import ServiceClass
 
 
 def forwarded(options: RequestOptions, spent_ms: float = 0.0) -> dict[str, str]:
-    lines = fields(ServiceClass.BULK, options, spent_ms).decode().split("\r\n")
+    lines = child_fields(ServiceClass.BULK, options, spent_ms).decode().split("\r\n")
     assert lines.pop() == ""
     return dict(line.split(": ") for line in lines)
 
@@ -46,7 +46,7 @@ def test_time_spent_here_is_subtracted_from_deadlines() -> None:
 @pytest.mark.parametrize("code", ["ADMISSION_DEADLINE", "ADMISSION_SLO"])
 def test_request_that_expired_in_the_child_is_not_requeued(code: str) -> None:
     body = json.dumps({"error": {"code": code, "retriable": True}}).encode()
-    assert by_sidecar(head((b"retry-after", b"1")), body) is None
+    assert sidecar_rejection(head((b"retry-after", b"1")), body) is None
 
 
 def head(*given: tuple[bytes, bytes]) -> Head:
@@ -64,13 +64,13 @@ def head(*given: tuple[bytes, bytes]) -> Head:
     ],
 )
 def test_retry_time_is_read_from_a_header(given: list[tuple[bytes, bytes]], expected: int) -> None:
-    assert by_sidecar(head(*given), b"") == expected
+    assert sidecar_rejection(head(*given), b"") == expected
 
 
 @pytest.mark.parametrize("api", [apis.CHAT, apis.MESSAGES])
 def test_retry_time_is_read_from_the_error_without_a_header(api: Endpoint) -> None:
     refusal = Refusal(Reason.DO_NOT_QUEUE, "no slot", retry_after_ms=77)
-    assert by_sidecar(head(), api.error_format.body(refusal)) == 77
+    assert sidecar_rejection(head(), api.error_format.body(refusal)) == 77
 
 
 @pytest.mark.parametrize(
@@ -78,22 +78,22 @@ def test_retry_time_is_read_from_the_error_without_a_header(api: Endpoint) -> No
     [{}, {"retriable": False, "retry_after_ms": 5}, {"retriable": "true"}, [], None, "busy"],
 )
 def test_final_response_is_forwarded(error: Any) -> None:
-    assert by_sidecar(head(), json.dumps({"error": error}).encode()) is None
+    assert sidecar_rejection(head(), json.dumps({"error": error}).encode()) is None
 
 
 @pytest.mark.parametrize("body", [b"", b"busy", b"[]", b"[" * 5000, b"\xff"])
 def test_response_that_is_no_error_object_is_forwarded(body: bytes) -> None:
-    assert by_sidecar(head(), body) is None
+    assert sidecar_rejection(head(), body) is None
 
 
 @pytest.mark.parametrize("value", [None, "5", -1, 1e9, True])
 def test_rejection_without_a_time_has_the_default(value: Any) -> None:
     error = {"retriable": True, "retry_after_ms": value}
-    assert by_sidecar(head(), json.dumps({"error": error}).encode()) == DEFAULT_RETRY_MS
+    assert sidecar_rejection(head(), json.dumps({"error": error}).encode()) == DEFAULT_RETRY_MS
 
 
 def test_engine_rejects_only_by_the_plugins_own_code() -> None:
     gone = json.dumps({"error": {"type": ENGINE_GONE, "code": 503}}).encode()
-    assert by_engine(head(), gone) == DEFAULT_RETRY_MS
-    assert by_engine(head((b"retry-after", b"1")), b'{"error": {"retriable": true}}') is None
-    assert by_engine(head((b"retry-after", b"1")), b"") is None
+    assert engine_rejection(head(), gone) == DEFAULT_RETRY_MS
+    assert engine_rejection(head((b"retry-after", b"1")), b'{"error": {"retriable": true}}') is None
+    assert engine_rejection(head((b"retry-after", b"1")), b"") is None

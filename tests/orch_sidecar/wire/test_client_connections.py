@@ -21,7 +21,7 @@ class Unread:
 
     transport: asyncio.Transport | None = None
     response: ActiveResponse | None = None
-    idle = reads_ahead = False
+    is_idle = reads_ahead = False
 
     def __init__(self) -> None:
         self.unsent_bytes = 1000

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from orch_sidecar.api import options
-from orch_sidecar.wire.forwarding import names_of, request_head
+from orch_sidecar.wire.forwarding import header_names, request_head
 
 PLAIN = (
     (b"Host", b"here"),
@@ -25,28 +25,28 @@ HEEDED = (
 
 
 def test_fields_that_the_sidecar_ignores_are_no_options() -> None:
-    assert not names_of(PLAIN).has_options
-    assert not names_of(()).has_options
+    assert not header_names(PLAIN).has_options
+    assert not header_names(()).has_options
 
 
 @pytest.mark.parametrize("name", HEEDED)
 @pytest.mark.parametrize("spelled", [str.lower, str.upper])
 def test_field_read_by_the_sidecar_is_an_option(name: str, spelled: Callable[[str], str]) -> None:
-    assert names_of((*PLAIN, (spelled(name).encode(), b"1"))).has_options
+    assert header_names((*PLAIN, (spelled(name).encode(), b"1"))).has_options
 
 
 @pytest.mark.parametrize("name", HEEDED)
 def test_field_that_asks_for_how_a_request_is_served_does_so_and_no_id(name: str) -> None:
     """The sidecar reads the options of such requests alone."""
-    names = names_of((*PLAIN, (name.encode(), b"1")))
-    assert names.asks == (name in options._NAMES or name.startswith("X-Orch-"))
+    names = header_names((*PLAIN, (name.encode(), b"1")))
+    assert names.asks_for_options == (name in options._NAMES or name.startswith("X-Orch-"))
 
 
 def test_cached_names_give_the_same_head() -> None:
     for authorization in (None, b"Bearer ours"):
         first, again = (
             request_head(b"GET / HTTP/1.1", PLAIN, b"", authorization=authorization, names=names)
-            for names in (None, names_of(PLAIN))
+            for names in (None, header_names(PLAIN))
         )
         assert first == again
 

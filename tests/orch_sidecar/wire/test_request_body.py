@@ -28,7 +28,7 @@ async def test_event_loop_runs_between_slices(
         "orch_sidecar.wire.request_body.time.perf_counter", lambda: next(clock) * slice_ms / 1000
     )
     reader = BodyReader(SidecarSettings())
-    outlining = asyncio.create_task(reader.outlined(BODY, len))
+    outlining = asyncio.create_task(reader.read_outlined(BODY, len))
     turns = 0
     while not outlining.done():
         await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def settled() -> None:
 
 async def test_large_body_is_outlined_while_the_rest_of_it_has_not_arrived() -> None:
     reader, arriving, outline = BodyReader(SidecarSettings()), Arriving(), Outline()
-    reading = asyncio.create_task(reader.rest_of(arriving, outline))
+    reading = asyncio.create_task(reader.read_rest(arriving, outline))
     body, seen = BODY[: 8 * SLICE_BYTES] + b'"}', []
     for at in range(0, len(body), 2 * SLICE_BYTES):
         arriving.content.feed_data(body[at : at + 2 * SLICE_BYTES])
@@ -67,7 +67,7 @@ async def test_large_body_is_outlined_while_the_rest_of_it_has_not_arrived() -> 
     assert seen == [0, 0, 6, 8, 8]
     arriving.content.feed_eof()
     assert await reading == body
-    assert await reader.outlined(body, bytes, outline) == (
+    assert await reader.read_outlined(body, bytes, outline) == (
         b'{"prompt": "string 2, of %d bytes"}' % (len(body) - 14)
     )
 
@@ -79,7 +79,7 @@ async def test_large_body_that_cannot_be_read_is_refused_before_all_of_it_has_ar
 ) -> None:
     """An engine reads another encoding as that, and would see other fields."""
     reader, arriving = BodyReader(SidecarSettings()), Arriving()
-    reading = asyncio.create_task(reader.rest_of(arriving, Outline()))
+    reading = asyncio.create_task(reader.read_rest(arriving, Outline()))
     body = ('{"a": ' + "9" * (LARGE_BYTES + 1)).encode(encoding)
     for part in (body[:first], body[first:]):
         arriving.content.feed_data(part)
@@ -95,7 +95,7 @@ async def test_bodies_share_the_time_of_a_turn(monkeypatch: pytest.MonkeyPatch) 
         "orch_sidecar.wire.request_body.time.perf_counter", lambda: next(clock) / 1000
     )
     reader, outlines = BodyReader(SidecarSettings()), [Outline(), Outline()]
-    tasks = [asyncio.create_task(reader.outlined(BODY, len, each)) for each in outlines]
+    tasks = [asyncio.create_task(reader.read_outlined(BODY, len, each)) for each in outlines]
     while not outlines[1].read_bytes:
         before = sum(each.read_bytes for each in outlines)
         await asyncio.sleep(0)

@@ -41,7 +41,7 @@ class Traces:
         return bytes(ExportTraceServiceRequest(resource_spans=[spans]).SerializeToString())
 
 
-def names_of(request: bytes) -> list[str]:
+def header_names(request: bytes) -> list[str]:
     """Returns the names of the spans in a request."""
     message = ExportTraceServiceRequest.FromString(request)
     return [

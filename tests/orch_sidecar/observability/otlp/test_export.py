@@ -27,7 +27,7 @@ from tests.orch_sidecar.observability.otlp.http_receivers import (
     deaf,
     http_receiver,
 )
-from tests.orch_sidecar.observability.otlp.sdk_bytes import Traces, names_of
+from tests.orch_sidecar.observability.otlp.sdk_bytes import Traces, header_names
 
 NONE = dict.fromkeys(Lost, 0)
 SPANS_OF_A_TRACE = ["admission.wait", "engine.request", "/v1/chat"]
@@ -97,7 +97,7 @@ async def test_every_span_arrives_once_whatever_failed_before(
     assert repeated == [first, first]  # it failed twice
     assert first != second
     for body in (first, second):
-        assert names_of(body) == SPANS_OF_A_TRACE * 20
+        assert header_names(body) == SPANS_OF_A_TRACE * 20
     expected = (traces.request(traces.traces[:20]), traces.request(traces.traces[20:]))
     assert (first, second) == expected
 
@@ -109,7 +109,7 @@ async def test_what_is_queued_is_flushed_by_the_shutdown(protocol: str) -> None:
         for trace in traces.traces:
             batcher.offer(trace, 3)
         await batcher.close(60)
-        assert [names_of(body) for _, body in requests] == [SPANS_OF_A_TRACE * 10]
+        assert [header_names(body) for _, body in requests] == [SPANS_OF_A_TRACE * 10]
         assert (batcher.counts.exported, batcher.counts.dropped) == (30, NONE)
 
 
