@@ -43,7 +43,7 @@ _TOO_MANY_DIGITS: Final = b"0" * (MAX_DIGITS + 1)
 _SEPARATORS: Final = frozenset((b",", b", ", b":", b": "))
 # Of a slice with no more quotes they are found one by one: a tenth of the instructions for each
 # byte that replacing what is escaped and splitting takes, and a microsecond for each of three.
-_FEW_QUOTES: Final = 32
+_MAX_QUOTES: Final = 32
 _BACKSLASH: Final = ord("\\")
 _SPACES: Final = re.compile(rb"[ \t\n\r]{4,}")
 # With all digits replaced by zeros: the parts that make a number several times as slow to parse as
@@ -163,7 +163,7 @@ def _check_encoding(begin: bytes) -> None:
 def _split_at_quotes(raw: bytes) -> list[bytes]:
     """Splits a slice at the quotes that begin or end a string."""
     parts, begin, at = [], 0, raw.find(b'"')
-    for _ in range(_FEW_QUOTES):
+    for _ in range(_MAX_QUOTES):
         if at < 0:
             parts.append(raw[begin:])
             return parts

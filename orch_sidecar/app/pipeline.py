@@ -26,7 +26,7 @@ from orch_sidecar.auth.origins import AllowedOrigins
 from orch_sidecar.coalescing.coalescer import Coalesce
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.control.endpoints import Control
-from orch_sidecar.control.recorder import recorded_as
+from orch_sidecar.control.recorder import endpoint_of
 from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.tracing import Tracing
 from orch_sidecar.pools.parent_leases import ParentLeases
@@ -149,7 +149,7 @@ class OwnEndpoints:
         if endpoint is None or not endpoint.admitted:
             key = self._authorizer.check(path, http.headers)
             if isinstance(key, Refusal):
-                endpoint = endpoint or recorded_as(path)
+                endpoint = endpoint or endpoint_of(path)
             else:
                 own = await self._control.answer(http.for_aiohttp(), path, key)
                 if own is not None:

@@ -1,6 +1,6 @@
-"""What the endpoints do in the database: files and batches of one owner.
+"""Keeps files and batches of one owner in the database, for the endpoints.
 
-Functions of a transaction's session. A thing of another owner is not found.
+Functions of a transaction's session. Files and batches of other owners are not found.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from orch_sidecar.batches.tables import OPEN, Batch, Status, StoredFile
 PURPOSE: Final = "batch"
 OUTPUT_PURPOSE: Final = "batch_output"
 # Of one key: all that have not ended are looked at every second, and shown.
-MOST_OPEN_BATCHES: Final = 1000
+MAX_OPEN_BATCHES: Final = 1000
 # What a file counts for, however small: a block of a file system, and its record.
-LEAST_BYTES: Final = 4096
+MIN_FILE_BYTES: Final = 4096
 _MOMENTS: Final = (
     "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at",
     "expired_at", "cancelling_at", "cancelled_at",
@@ -69,13 +69,13 @@ def new_name() -> str:
     return f"{time.time_ns():016x}{os.urandom(8).hex()}"
 
 
-def missing(what: str, name: str) -> Refusal:
+def not_found(what: str, name: str) -> Refusal:
     return Refusal(Reason.NOT_FOUND, f"there is no {what} {name[:80]!r} of this API key")
 
 
 def used_bytes(session: Session, owner: str) -> int:
     """Returns the bytes that all files of an owner count for."""
-    counted = case((StoredFile.bytes < LEAST_BYTES, LEAST_BYTES), else_=StoredFile.bytes)
+    counted = case((StoredFile.bytes < MIN_FILE_BYTES, MIN_FILE_BYTES), else_=StoredFile.bytes)
     total = select(func.coalesce(func.sum(counted), 0)).where(StoredFile.owner == owner)
     return int(session.scalar(total) or 0)
 
@@ -88,12 +88,12 @@ def used_rows(session: Session, owner: str) -> int:
 
 def over_quota(used: int, more: int, most: int) -> Refusal | None:
     """Returns why a file does not fit the quota of its key; None: it does."""
-    more = max(more, LEAST_BYTES)
+    more = max(more, MIN_FILE_BYTES)
     if used + more <= most:
         return None
     text = (
         f"the files of this API key have {used} of {most} bytes, and this one has {more} or more "
-        f"(each counts for {LEAST_BYTES} at least): delete files that are not needed"
+        f"(each counts for {MIN_FILE_BYTES} at least): delete files that are not needed"
     )
     return Refusal(Reason.QUOTA_EXCEEDED, text)
 
@@ -109,12 +109,12 @@ def add_file(session: Session, file: StoredFile, most_bytes: int) -> StoredFile 
 
 def find_file(session: Session, owner: str, name: str) -> StoredFile | Refusal:
     file = session.get(StoredFile, name)
-    return missing("file", name) if file is None or file.owner != owner else file
+    return not_found("file", name) if file is None or file.owner != owner else file
 
 
 def find_batch(session: Session, owner: str, name: str) -> Batch | Refusal:
     batch = session.get(Batch, name)
-    return missing("batch", name) if batch is None or batch.owner != owner else batch
+    return not_found("batch", name) if batch is None or batch.owner != owner else batch
 
 
 def delete_file(session: Session, owner: str, name: str) -> StoredFile | Refusal:
@@ -163,8 +163,8 @@ def create_batch(session: Session, owner: str, order: BatchOrder) -> Batch | Ref
         text = f"the file {file.id} has the purpose {file.purpose!r}, it must be {PURPOSE!r}"
         return Refusal(Reason.INVALID_REQUEST, text, param="input_file_id")
     opened = select(func.count()).where(Batch.owner == owner, Batch.status.in_(OPEN))
-    if (session.scalar(opened) or 0) >= MOST_OPEN_BATCHES:
-        text = f"this API key has {MOST_OPEN_BATCHES} batches that have not ended, the most"
+    if (session.scalar(opened) or 0) >= MAX_OPEN_BATCHES:
+        text = f"this API key has {MAX_OPEN_BATCHES} batches that have not ended, the most"
         return Refusal(Reason.QUOTA_EXCEEDED, text)
     created = now_s()
     batch = Batch(

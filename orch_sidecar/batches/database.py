@@ -1,4 +1,4 @@
-"""The database: its schema, and transactions in threads of their own.
+"""Opens the database, brings its schema up to date, and runs transactions in threads.
 
 SQLite (in WAL mode) or PostgreSQL, by URL. SQLAlchemy's work is not asynchronous, because SQLite's
 is not: each transaction is one function that runs in a thread.

@@ -47,8 +47,8 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_WINDOW_S: Final = 30 * 86_400
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _LIFETIME_S: Final = range(3600, 30 * 86_400 + 1)  # as OpenAI has it
-_MOST_FILES: Final = 10_000
-_MOST_BATCHES: Final = 100
+_PAGE_FILES: Final = 10_000
+_PAGE_BATCHES: Final = 100
 
 Answer = web.StreamResponse | Refusal
 
@@ -68,8 +68,8 @@ class _Order(msgspec.Struct):
     output_expires_after: _Lifetime | None = None
 
 
-class _FewLines:
-    """The content of a form that may have so many lines, but for the content of its parts."""
+class _LineLimit:
+    """Limits the lines of a form; the content of its parts does not count."""
 
     def __init__(self, content: StreamReader) -> None:
         self._content = content
@@ -116,11 +116,11 @@ class Endpoints:
         self._arriving = Counter[str]()  # of owners: the most bytes of uploads under way
         self._of: Mapping[tuple[ResourcePath, str], Callable[..., Awaitable[Answer]]] = {
             (ResourcePath.FILES, "POST"): self._upload,
-            (ResourcePath.FILES, "GET"): partial(self._list, StoredFile, _MOST_FILES, _MOST_FILES),
+            (ResourcePath.FILES, "GET"): partial(self._list, StoredFile, _PAGE_FILES, _PAGE_FILES),
             (ResourcePath.FILE, "GET"): self._file,
             (ResourcePath.FILE, "DELETE"): self._delete,
             (ResourcePath.BATCHES, "POST"): self._create,
-            (ResourcePath.BATCHES, "GET"): partial(self._list, Batch, 20, _MOST_BATCHES),
+            (ResourcePath.BATCHES, "GET"): partial(self._list, Batch, 20, _PAGE_BATCHES),
             (ResourcePath.BATCH, "GET"): self._batch,
             (ResourcePath.BATCH_CANCEL, "POST"): self._cancel,
         }
@@ -180,7 +180,7 @@ class Endpoints:
         """Stores the file of a form, and returns the other fields, and `filename` and `bytes`.
         An int: so many bytes had come, which are more than there is room for."""
         fields: dict[str, str] = {}
-        reader = MultipartReader(http.headers, cast(StreamReader, _FewLines(http.content)))
+        reader = MultipartReader(http.headers, cast(StreamReader, _LineLimit(http.content)))
         while True:
             async with asyncio.timeout(self._timeout_s):
                 part = await reader.next()
@@ -297,7 +297,7 @@ class Endpoints:
             text = f"the body has more than {_MAX_BODY_BYTES} bytes, the limit"
             return Refusal(Reason.BODY_TOO_LARGE, text)
         try:
-            order = _order(await self._short_body(http))
+            order = _parse_order(await self._short_body(http))
         except TimeoutError:
             text = f"the body did not arrive within {self._timeout_s:g} s"
             return Refusal(Reason.BODY_TIMEOUT, text)
@@ -354,7 +354,7 @@ class Endpoints:
         return web.json_response(await self._database.run(listing))
 
 
-def _order(body: bytes) -> BatchOrder | Refusal:
+def _parse_order(body: bytes) -> BatchOrder | Refusal:
     """Reads what a client wants of a batch."""
     try:
         wanted = msgspec.json.decode(body, type=_Order)

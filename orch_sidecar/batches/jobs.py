@@ -36,7 +36,7 @@ logger = logging.getLogger("orch.batches")
 
 CHUNK_BYTES: Final = 262_144
 _ROWS_AT_ONCE: Final = 500  # in one transaction: others wait for it for milliseconds
-_MOST_PROBLEMS: Final = 100
+_MAX_PROBLEMS: Final = 100
 
 _EXPIRED: Final = (
     "batch_expired",
@@ -118,7 +118,7 @@ class Jobs:
                     found = check.take(line)
                     if isinstance(found, Problem):
                         problems.append(found)
-                        if len(problems) >= _MOST_PROBLEMS:
+                        if len(problems) >= _MAX_PROBLEMS:
                             break
                     elif found is not None:
                         rows.append(found)

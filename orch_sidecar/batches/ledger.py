@@ -19,7 +19,7 @@ from orch_sidecar.batches.rows import InputRow
 from orch_sidecar.batches.tables import Batch, Row, RowState, Status, Worker
 
 # An engine that is lost with a row so many times may be lost because of it.
-MOST_LOST: Final = 10
+MAX_LOSSES: Final = 10
 
 
 class Lane(NamedTuple):

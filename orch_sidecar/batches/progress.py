@@ -1,4 +1,4 @@
-"""How far the batches are: for the page, `orch top`, and Prometheus.
+"""Reports how far the batches are: for the page, `orch top`, and Prometheus.
 
 Counts what the database has of all sidecars; `orch_batch_rows_total` is of this one.
 """

@@ -1,4 +1,4 @@
-"""The lines of input and output files.
+"""Reads the lines of input files, and writes those of output files.
 
 Pure. The format is OpenAI's, which `vllm run-batch` reads and writes, too: there each row names its
 own endpoint, and so it may here.

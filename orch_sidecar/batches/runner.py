@@ -41,11 +41,11 @@ LOOK_EVERY_S: Final = 1.0  # for new batches; a worker's beat
 DEAD_AFTER_LOOKS: Final = 5  # at which a worker's beat was the same
 FILL_EVERY_S: Final = 0.05  # where no row has ended: some may have got their slots
 SWEEP_EVERY_S: Final = 3600.0  # for old batches, and files that nobody knows
-LEAST_WAITING: Final = 8  # so that an engine that nobody uses has work within a moment
+MIN_WAITING_ROWS: Final = 8  # so that an engine that nobody uses has work within a moment
 _RETRY_S: Final = 1.0  # after a fault of database or store
 _PAUSE_S: Final = 1.0  # of a lane, after a refusal that says nothing, or where no row was free
-_MOST_PAUSE_S: Final = 2.0  # rows behind those that were refused may find an engine
-_MOST_WAIT_S: Final = 10.0  # of a row for slots: another one may need fewer, or no adapter
+_MAX_PAUSE_S: Final = 2.0  # rows behind those that were refused may find an engine
+_MAX_WAIT_S: Final = 10.0  # of a row for slots: another one may need fewer, or no adapter
 _RETRIED: Final = frozenset({429, 503})
 
 # What can go wrong with a database or with files, and is over when it is repaired.
@@ -96,8 +96,8 @@ class Runner:
         """Has the runner look for new and cancelled batches now."""
         self._look_now.set()
 
-    async def keep(self) -> None:
-        """Keeps the list of batches, and this worker alive, until cancelled."""
+    async def keep_alive(self) -> None:
+        """Shows that this worker is alive, and updates the list of batches, until cancelled."""
         while True:
             self._look_now.clear()
             with self._faults("look at the batches"):
@@ -106,9 +106,9 @@ class Runner:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._look_now.wait()
 
-    async def work(self) -> None:
-        """Checks and ends batches, one after the other, until cancelled. Owners take turns: a file
-        of many rows is checked for seconds, and a key may have many of them."""
+    async def run_jobs(self) -> None:
+        """Checks and ends batches one by one, until cancelled. Owners take turns: checking a large
+        file takes seconds, and a key may have many of them."""
         swept_at = -inf
         seen, tried = self.batches, set[str]()
         turns: dict[str, int] = {}  # of owners: which job was the last of each
@@ -136,7 +136,7 @@ class Runner:
             if not due:
                 await asyncio.sleep(LOOK_EVERY_S / 4)
 
-    async def run(self) -> None:
+    async def run_rows(self) -> None:
         """Runs rows, until cancelled."""
         while True:
             self._wake.clear()
@@ -182,7 +182,7 @@ class Runner:
             if lane.batch_id not in self.batches:
                 self._paused.pop(lane, None)
                 self._refused.pop(lane, None)
-        waits_since = time.monotonic() - _MOST_WAIT_S
+        waits_since = time.monotonic() - _MAX_WAIT_S
         for (batch_id, number), task in self._rows.items():
             batch = self.batches.get(batch_id)
             if batch is None or batch.status != Status.IN_PROGRESS:
@@ -271,7 +271,7 @@ class Runner:
             sent = sent_of[model]
             has_slots = sum(map(self._has_slots, sent))
             mine = Counter(each.owner for each in sent)
-            for _ in range(max(LEAST_WAITING, has_slots) - (len(sent) - has_slots)):
+            for _ in range(max(MIN_WAITING_ROWS, has_slots) - (len(sent) - has_slots)):
                 owner = min(lanes, key=lambda each: mine[each])
                 mine[owner] += 1
                 wanted[lanes[owner]] += 1
@@ -323,7 +323,7 @@ class Runner:
 
     def _lost(self, row: TakenRow, request_id: str, answer: Answer | None, error: str) -> EndedRow:
         """Has a row run again, but for one that was lost too often."""
-        if row.lost + 1 < ledger.MOST_LOST:
+        if row.lost + 1 < ledger.MAX_LOSSES:
             self._refuse(row, 0.1 * 2**row.lost)
             return EndedRow(row.batch_id, row.number, None, lost=True)
         if answer is None:
@@ -337,7 +337,7 @@ class Runner:
         self._pause(row.lane, seconds)
 
     def _pause(self, lane: Lane, seconds: float) -> None:
-        until = time.monotonic() + min(seconds, _MOST_PAUSE_S)
+        until = time.monotonic() + min(seconds, _MAX_PAUSE_S)
         self._paused[lane] = max(until, self._paused.get(lane, 0.0))
 
 

@@ -76,9 +76,9 @@ class Batches:
         self._tasks = [
             asyncio.create_task(each, name=name)
             for each, name in (
-                (runner.keep(), "look at batches"),
-                (runner.work(), "check and end batches"),
-                (runner.run(), "run rows of batches"),
+                (runner.keep_alive(), "look at batches"),
+                (runner.run_jobs(), "check and end batches"),
+                (runner.run_rows(), "run rows of batches"),
             )
         ]
         return self._tasks

@@ -1,4 +1,4 @@
-"""The content of files, by `fsspec`: in a local directory, or in S3 and the like by their URL.
+"""Stores the content of files with `fsspec`: in a local directory, or by URL in S3 and the like.
 
 All methods block: they are for threads. A file is known to nobody before the database names it, so
 what a broken upload leaves behind is only removed, never read.

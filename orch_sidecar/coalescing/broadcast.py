@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.coalescing.subscriber import Log, Subscriber
+from orch_sidecar.coalescing.subscriber import ResponseLog, Subscriber
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import LONGEST_SILENCE_S, Pool
 from orch_sidecar.proxy.client_writer import ClientWriter, is_event_stream
@@ -43,7 +43,7 @@ class ResponseId:
         self._field = b""
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether it has been found."""
         return bool(self._field)
 
@@ -54,7 +54,7 @@ class ResponseId:
         return piece.split(self._field)
 
     def field_of(self, request_id: str) -> bytes:
-        """Returns the field for another X-Request-Id; only once the id is `known`."""
+        """Returns the field for another X-Request-Id; only once the id is `is_known`."""
         return b'%b%b"' % (self._prefix, request_id.encode())
 
     def _find(self, piece: bytes) -> bool:
@@ -88,18 +88,18 @@ class Broadcast(Sink):
         self._source: EngineResponse | None = None
         self._source_paused = False
         self.record = record
-        self.log = Log()
+        self.log = ResponseLog()
         self.pool: Pool | None = None
         self.outcome = Outcome.ENGINE_ERROR
         self._attached = self.started = self.abandoned = False
 
     @property
-    def joinable(self) -> bool:
+    def is_joinable(self) -> bool:
         """Whether another client can still get the whole response."""
         return not self.log.ended and self.log.first == 0
 
     @property
-    def admitted(self) -> bool:
+    def is_admitted(self) -> bool:
         """Whether the generation has slots, though its engine may still be connected to."""
         return self._attached or self.record.admitted is not None
 
@@ -112,12 +112,12 @@ class Broadcast(Sink):
 
     def join(self, writer: ClientWriter) -> Subscriber:
         """Returns a subscriber for one more client, to be started."""
-        assert self.joinable
+        assert self.is_joinable
         subscriber = Subscriber(self, writer)
         self.record.fanout += 1
-        if self._id.known:
+        if self._id.is_known:
             subscriber.own_id = self._own_id(subscriber)
-        if self.admitted:
+        if self.is_admitted:
             writer.record.admitted = time.monotonic_ns()
             pool = self.pool
             writer.silence_limit_s = _longest_s if pool is None else pool.silence_limit_s
@@ -175,7 +175,7 @@ class Broadcast(Sink):
 
     def write(self, data: bytes) -> None:
         held = self._held + data
-        cut = len(held) if self.log.events and held.endswith(b"\n\n") else self._cut(held)
+        cut = len(held) if self.log.events and held.endswith(b"\n\n") else self._sendable(held)
         self._held = held[cut:]
         if cut:
             self._append(held[:cut])
@@ -201,11 +201,11 @@ class Broadcast(Sink):
         if self._source is not None:
             self._source.stop()
         for subscriber in tuple(self._subscribers):
-            if not subscriber.behind:
+            if not subscriber.is_behind:
                 subscriber.fail(refusal)
 
-    def _cut(self, held: bytes) -> int:
-        """Returns how much can be passed on: whole events; of any other body nothing yet.
+    def _sendable(self, held: bytes) -> int:
+        """Returns how many bytes can be passed on: whole events; of any other body nothing yet.
 
         A body that exceeds the buffer is passed on in parts. No id is cut: ids have no comma.
         """
@@ -216,7 +216,7 @@ class Broadcast(Sink):
                 return max(end + 2, crlf_end + 4 if crlf_end >= 0 else 0)
         if len(held) <= self._buffer_bytes:
             return 0
-        log.in_parts()
+        log.pass_on_in_parts()
         return held.rfind(b",") + 1 or len(held)
 
     def _append(self, piece: bytes) -> None:
@@ -225,9 +225,9 @@ class Broadcast(Sink):
         if not self.started:
             self.started = True
             self.record.first_byte = time.monotonic_ns()
-        known = self._id.known
+        known = self._id.is_known
         texts = self._id.split(piece)
-        if not known and self._id.known:
+        if not known and self._id.is_known:
             for subscriber in self._subscribers:
                 subscriber.own_id = self._own_id(subscriber)
         size = len(piece) + _PIECE_BYTES

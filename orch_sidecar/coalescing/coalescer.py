@@ -1,9 +1,9 @@
 """Lets identical requests share one generation.
 
-A request whose generation can answer others does not go to the engine itself: a generation of
-its own task is started for it, and it subscribes to that, as do later requests for the same. So
-whichever client leaves, the others get their response; the generation is cancelled when the last
-one has left.
+A request whose generation can answer others does not go to the engine itself: a task is started for
+the generation, and this request subscribes to it, as do later requests for the same. So whichever
+client leaves, the others get their response; the generation is cancelled when the last one has
+left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from orch_sidecar.api.refusal import INTERNAL_ERROR, Reason, Refusal
 from orch_sidecar.coalescing.shared_generation import (
-    Key,
+    GenerationKey,
     SharedGeneration,
     key_of,
     limits_wait,
@@ -28,14 +28,14 @@ from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.proxy.route import Route, nowhere
+from orch_sidecar.proxy.route import Route, no_pool
 
 logger = logging.getLogger("orch.sidecar")
 
 _NO_POOL: Final = frozenset[str]()
 
 # Refusals that concern the generation's place in the queue, not the clients that joined later.
-_OF_ITS_PLACE: Final = frozenset(
+_QUEUE_REASONS: Final = frozenset(
     {
         Reason.QUEUE_TIMEOUT,
         Reason.DEADLINE_MISS,
@@ -59,7 +59,7 @@ class Coalesce:
         self._pools = pools
         self._watchers = watchers
         self._metrics = metrics
-        self._by_key: dict[Key, SharedGeneration] = {}
+        self._by_key: dict[GenerationKey, SharedGeneration] = {}
         self._running: set[SharedGeneration] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -92,17 +92,17 @@ class Coalesce:
             if isinstance(result, Sent) or request.cancelled is not None:
                 return result
             if shared.retry_alone:
-                return await self._alone(shared, request, result)
-            again = None if starts else self._with_time_left(shared, record, call, result.refusal)
+                return await self._serve_alone(shared, request, result)
+            again = None if starts else self._call_in_time(shared, record, call, result.refusal)
             if again is None:
                 return result
             request.call = call = again
             request.begin_attempt()
 
-    def _joinable(self, key: Key) -> SharedGeneration | None:
+    def _joinable(self, key: GenerationKey) -> SharedGeneration | None:
         """Returns the generation of that key, if another request can still join it."""
         shared = self._by_key.get(key)
-        if shared is None or not shared.broadcast.joinable:
+        if shared is None or not shared.broadcast.is_joinable:
             return None
         name = shared.request.record.pool
         away = self._pools.draining if name is None else self._pools[name].unavailable is not None
@@ -120,7 +120,7 @@ class Coalesce:
         return excluded
 
     def _start(
-        self, key: Key, request: Request, call: GenerationCall, excluded: frozenset[str]
+        self, key: GenerationKey, request: Request, call: GenerationCall, excluded: frozenset[str]
     ) -> SharedGeneration:
         shared = SharedGeneration(key, request, call, excluded)
         shared.task = self._loop.create_task(self._generate(shared))
@@ -207,7 +207,9 @@ class Coalesce:
             if not coalesced:
                 record.fanout = shared.request.record.fanout
 
-    async def _alone(self, shared: SharedGeneration, request: Request, failed: NotSent) -> Result:
+    async def _serve_alone(
+        self, shared: SharedGeneration, request: Request, failed: NotSent
+    ) -> Result:
         """Serves a request by a generation of its own, at the pools that do not coalesce."""
         request.begin_attempt()
         groups = frozenset(pool.group for pool in self._pools)
@@ -216,9 +218,9 @@ class Coalesce:
         result = await self._route.handle(request)
         if isinstance(result, Sent):
             return result
-        return nowhere(request, failed.refusal, result.refusal)
+        return no_pool(request, failed.refusal, result.refusal)
 
-    def _with_time_left(
+    def _call_in_time(
         self,
         shared: SharedGeneration,
         record: RequestRecord,
@@ -230,7 +232,7 @@ class Coalesce:
         It waits no longer than it would have waited alone, counted from its arrival.
         """
         name = shared.request.record.pool
-        if refusal.reason not in _OF_ITS_PLACE or name is None:
+        if refusal.reason not in _QUEUE_REASONS or name is None:
             return None
         rules = self._pools[name].admission.rules
         limit_ms = 1000 * rules.of(shared.call.service_class).max_wait_s

@@ -1,4 +1,4 @@
-"""A generation that several requests share: its key, and which requests may join it."""
+"""Describes a generation that several requests share: its key, and which requests may join it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vllm_plugin.contracts.profile import IDLE, MeasurementType
 BUFFER_BYTES: Final = 4 << 20
 
 
-class Key(NamedTuple):
+class GenerationKey(NamedTuple):
     """Equal for requests that may share a generation."""
 
     digest: bytes
@@ -38,7 +38,7 @@ class SharedGeneration:
 
     def __init__(
         self,
-        key: Key,
+        key: GenerationKey,
         request: Request,
         call: GenerationCall,
         excluded: frozenset[str],
@@ -64,16 +64,16 @@ class SharedGeneration:
         outranks = call.service_class.rank < self.call.service_class.rank
         if outranks and self.call.service_class is IDLE:
             return False  # it may be cut at any time
-        if self.broadcast.admitted:
+        if self.broadcast.is_admitted:
             return True
         return not (outranks or limits_wait(call.options) or limits_wait(self.call.options))
 
 
-def key_of(request: Request, call: GenerationCall) -> Key:
+def key_of(request: Request, call: GenerationCall) -> GenerationKey:
     """Returns the key of a request that another's generation can answer."""
     options, digest = call.options, call.generation.coalescing_key
     assert digest is not None
-    return Key(
+    return GenerationKey(
         digest,
         tenant(request.http.raw_headers),
         options.pool,

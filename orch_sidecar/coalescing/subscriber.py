@@ -1,7 +1,7 @@
-"""One client of a shared response: what there is, written at the client's own pace.
+"""Writes a shared response to one client, at the client's own pace.
 
-Reads the broadcast's log. What is written ends with a whole event, so that a failure can become
-an event of the stream at any time.
+Reads the broadcast's log, and writes whole events only, so that a failure can become an event of
+the stream at any time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from orch_sidecar.wire.http1 import Head
 _WRITE_BYTES: Final = 65_536
 
 
-class Log:
-    """A response as it is produced, as far as it is retained."""
+class ResponseLog:
+    """The retained part of a response that is being produced."""
 
     __slots__ = ("ended", "events", "failure", "first", "head", "pieces", "size", "whole")
 
@@ -46,16 +46,16 @@ class Log:
         self.events = events
         self.whole = not events
 
-    def in_parts(self) -> None:
-        """Gives up retaining the whole: pieces will end anywhere."""
+    def pass_on_in_parts(self) -> None:
+        """Gives up retaining the whole response: pieces may end anywhere."""
         self.events = self.whole = False
 
 
-class Shared(Protocol):
+class SharedResponse(Protocol):
     """The broadcast that a subscriber belongs to."""
 
     record: RequestRecord
-    log: Log
+    log: ResponseLog
     pool: Pool | None
     outcome: Outcome
 
@@ -88,7 +88,7 @@ class Subscriber:
         "writer",
     )
 
-    def __init__(self, broadcast: Shared, writer: ClientWriter) -> None:
+    def __init__(self, broadcast: SharedResponse, writer: ClientWriter) -> None:
         self._broadcast = broadcast
         self._log = broadcast.log
         self._begun = self._left = False
@@ -109,8 +109,8 @@ class Subscriber:
         self.stop()
 
     @property
-    def behind(self) -> bool:
-        """Whether its client takes nothing now, and has begun to get what is not all yet."""
+    def is_behind(self) -> bool:
+        """Whether its client takes nothing now, although it has begun to get the response."""
         writer = self.writer
         return writer.paused and writer.started and self.position < self._log.end
 

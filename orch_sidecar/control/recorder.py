@@ -45,8 +45,8 @@ _ENDPOINTS: Final = {each: Endpoint(each.value, "GET") for each in BATCHES}
 Answer = web.StreamResponse | Refusal
 
 
-def recorded_as(path: str) -> Endpoint | None:
-    """Returns what a request for this path is recorded as. None: it has no record of this kind."""
+def endpoint_of(path: str) -> Endpoint | None:
+    """Returns the endpoint under which a request for this path is recorded; None: it is not."""
     found = match_resource(path)
     return None if found is None else _ENDPOINTS.get(found[0])
 

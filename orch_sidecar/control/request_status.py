@@ -1,4 +1,4 @@
-"""What becomes of one request, for its client and for operators: where it is, and how far."""
+"""Describes the status of one request, for its client and for operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events that a parent sidecar is sent about a pool, and when.
+"""Decides which events a parent sidecar is sent about a pool, and when.
 
 Pure: times are seconds of a monotonic clock. To the parent, the pool looks like an engine: the
 events are those of `vllm_plugin.contracts.lease_protocol`.

@@ -1,4 +1,4 @@
-"""The fields of an engine's state document: types and ranges. Pure.
+"""Defines the types and ranges of the fields of an engine's state document. Pure.
 
 An engine of another version may omit each of them; their defaults here mean nothing.
 """

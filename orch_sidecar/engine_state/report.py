@@ -46,8 +46,8 @@ def report_of(
     if before is None or not _DERIVED_FIELDS.isdisjoint(changed):
         features = document.get("features", {})
         kv, step_time = _kv_cache(document), step_time_of(document)
-        chunk_tokens = _chunk(features)
-        step_tokens = _positive(features.get("max_num_batched_tokens"))
+        chunk_tokens = _chunk_tokens(features)
+        step_tokens = _positive_or_none(features.get("max_num_batched_tokens"))
     else:
         kv, step_time = before.kv, before.step_time
         chunk_tokens, step_tokens = before.chunk_tokens, before.step_tokens
@@ -70,7 +70,7 @@ def report_of(
         prefill_tokens_per_s=document.get("prefill_tokens_per_s") or None,
         chunk_tokens=chunk_tokens,
         step_tokens=step_tokens,
-        max_loras=_positive(document.get("features", {}).get("max_loras")) or 0,
+        max_loras=_positive_or_none(document.get("features", {}).get("max_loras")) or 0,
         **_adapters(document.get("lora")),
     )
 
@@ -114,15 +114,15 @@ def _scheduled(document: Mapping[str, Any], foreign: int) -> int | None:
     return None if running is None or waiting is None else max(0, running + waiting - foreign)
 
 
-def _chunk(features: Mapping[str, Any]) -> int | None:
+def _chunk_tokens(features: Mapping[str, Any]) -> int | None:
     """Returns the tokens of one prompt that a step reads at most; a threshold of 0 means no
     threshold."""
-    whole = _positive(features.get("max_num_batched_tokens"))
-    chunk = _positive(features.get("long_prefill_token_threshold"))
+    whole = _positive_or_none(features.get("max_num_batched_tokens"))
+    chunk = _positive_or_none(features.get("long_prefill_token_threshold"))
     return chunk if whole is None else min(whole, chunk or whole)
 
 
-def _positive(value: Any) -> int | None:
+def _positive_or_none(value: Any) -> int | None:
     """Returns a positive integer, or None: the members of `features` are not checked."""
     return value if type(value) is int and value > 0 else None
 

@@ -1,4 +1,4 @@
-"""The states of an engine, and the outages that keep it from taking requests.
+"""Defines the states of an engine, and the outages that keep it from taking requests.
 
 Pure. Only a `ready` engine is sent requests; the message of an outage names cause and remedy.
 """
@@ -46,19 +46,19 @@ class _Meaning(NamedTuple):
 
     reason: Reason | None
     answers: bool = False
-    back: bool | None = None
+    expected_back: bool | None = None
 
 
 _MEANINGS: Final = {
-    PoolState.STARTING: _Meaning(Reason.ENGINE_STARTING, back=True),
+    PoolState.STARTING: _Meaning(Reason.ENGINE_STARTING, expected_back=True),
     PoolState.READY: _Meaning(None, answers=True),
-    PoolState.DRAINING: _Meaning(Reason.ENGINE_DOWN, answers=True, back=True),
-    PoolState.PAUSED: _Meaning(Reason.ENGINE_PAUSED, answers=True, back=False),
-    PoolState.ASLEEP: _Meaning(Reason.ENGINE_PAUSED, answers=True, back=False),
+    PoolState.DRAINING: _Meaning(Reason.ENGINE_DOWN, answers=True, expected_back=True),
+    PoolState.PAUSED: _Meaning(Reason.ENGINE_PAUSED, answers=True, expected_back=False),
+    PoolState.ASLEEP: _Meaning(Reason.ENGINE_PAUSED, answers=True, expected_back=False),
     PoolState.STALE: _Meaning(Reason.ENGINE_STALE),
-    PoolState.STALLED: _Meaning(Reason.ENGINE_STALLED, answers=True, back=True),
+    PoolState.STALLED: _Meaning(Reason.ENGINE_STALLED, answers=True, expected_back=True),
     PoolState.DOWN: _Meaning(Reason.ENGINE_DOWN),
-    PoolState.UNUSABLE: _Meaning(Reason.ENGINE_DOWN, back=False),
+    PoolState.UNUSABLE: _Meaning(Reason.ENGINE_DOWN, expected_back=False),
     PoolState.ABSENT: _Meaning(Reason.ENGINE_DOWN),
 }
 
@@ -79,9 +79,9 @@ class Outage:
 
     @property
     def expected_back(self) -> bool | None:
-        """Whether the engine will take requests again by itself; None: that does not show, as where
-        it is only known to be unreachable."""
-        return _MEANINGS[self.state].back
+        """Whether the engine will take requests again by itself; None: unknown, as when it is only
+        known to be unreachable."""
+        return _MEANINGS[self.state].expected_back
 
 
 def _outage(state: PoolState, text: str, detail: str = "") -> Outage:

@@ -1,4 +1,4 @@
-"""What an engine did in the last minutes, from the counts that it reports each second.
+"""Remembers what an engine did in the last minutes, from the counts that it reports each second.
 
 Pure: times are seconds of a monotonic clock.
 """

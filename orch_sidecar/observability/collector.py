@@ -20,7 +20,7 @@ from orch_sidecar.observability.families.metric_family import (
     HistogramFamily,
     PoolFamily,
     Sample,
-    Scraped,
+    ScrapedPool,
     per_pool,
 )
 from orch_sidecar.observability.families.request_metrics import COUNTERS, HISTOGRAMS, ClassStats
@@ -41,7 +41,7 @@ def key_families(names: Mapping[bytes, str]) -> Iterable[Family]:
     A key is labelled by the name of its entry: neither the key nor its digest appears.
     """
 
-    def of_each(number: Callable[[KeyShare], float]) -> Callable[[Scraped], Iterable[Sample]]:
+    def of_each(number: Callable[[KeyShare], float]) -> Callable[[ScrapedPool], Iterable[Sample]]:
         return lambda at: [
             ([service_class.value, name], number(share))
             for service_class, name, share, _ in at.pool.queues.shares(names)
@@ -190,7 +190,7 @@ class Collector:
         of_class = record.service_class or INTERACTIVE
         return self.stats[record.pool or ""][of_class.rank]
 
-    def families(self, pools: Iterable[Scraped]) -> Iterable[PoolFamily]:
+    def families(self, pools: Iterable[ScrapedPool]) -> Iterable[PoolFamily]:
         """Returns the families whose text is made pool by pool. `pools`: those of this scrape."""
         yield from pool_metrics.FAMILIES
         yield from engine_metrics.FAMILIES
@@ -249,25 +249,25 @@ class Collector:
             of_requests=True,
         )
 
-    def _stats_of_pool(self, at: Scraped) -> Iterable[tuple[ClassStats, str]]:
+    def _stats_of_pool(self, at: ScrapedPool) -> Iterable[tuple[ClassStats, str]]:
         """Yields the statistics of its classes, each with its name."""
         for each in at.admission.classes:
             yield self.stats[at.pool.name][each.rank], each.value
 
-    def _histograms(self, index: int, at: Scraped) -> Iterable[gen_ai.Labelled]:
+    def _histograms(self, index: int, at: ScrapedPool) -> Iterable[gen_ai.Labelled]:
         kind = at.pool.profile.measurement_type.value
         for stats, name in self._stats_of_pool(at):
             labels = {"class": name, "measurement_type": kind, "pool": at.pool.name}
             yield labels, stats.histograms[index]
 
-    def _gen_ai_histograms(self, name: str, at: Scraped) -> Iterable[gen_ai.Labelled]:
+    def _gen_ai_histograms(self, name: str, at: ScrapedPool) -> Iterable[gen_ai.Labelled]:
         return self.gen_ai.histograms(name, at.pool.name)
 
-    def _totals(self, index: int, at: Scraped) -> Iterable[Sample]:
+    def _totals(self, index: int, at: ScrapedPool) -> Iterable[Sample]:
         for stats, name in self._stats_of_pool(at):
             yield [name], stats.totals[index]
 
-    def _answers(self, at: Scraped) -> Iterable[Sample]:
+    def _answers(self, at: ScrapedPool) -> Iterable[Sample]:
         for stats, name in self._stats_of_pool(at):
             yield [name, "known"], stats.with_usage
             yield [name, "unknown"], stats.without_usage

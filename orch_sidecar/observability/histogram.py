@@ -1,4 +1,4 @@
-"""A histogram with exemplars. What is observed is appended, and counted later, many at once."""
+"""Counts values in a histogram with exemplars: they are appended, and counted many at once."""
 
 from __future__ import annotations
 

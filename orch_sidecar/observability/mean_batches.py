@@ -1,4 +1,4 @@
-"""The mean batch of the decode steps while a request ran, for the request log and the live page.
+"""Computes the mean batch of decode steps while a request ran, for the log and the live page.
 
 Engines report their steps once a second, so it is known, if at all, a moment after the request has
 ended: until then it is pending.

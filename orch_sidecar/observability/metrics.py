@@ -23,7 +23,7 @@ from orch_sidecar.observability.exposition import (
     prefers_openmetrics,
     rendered,
 )
-from orch_sidecar.observability.families.metric_family import scraped
+from orch_sidecar.observability.families.metric_family import scraped_pool
 from orch_sidecar.observability.families.model_server_metrics import ModelServerMetrics
 from orch_sidecar.observability.recent import Ended, RecentRequests
 from orch_sidecar.observability.record import RequestRecord
@@ -82,7 +82,7 @@ class Metrics:
         self._collector.catch_up()
         until, pools = time.monotonic() + PIECE_S, []
         for pool in self._pools.all:
-            pools.append(scraped(pool))
+            pools.append(scraped_pool(pool))
             if time.monotonic() > until:
                 await asyncio.sleep(0)
                 until = time.monotonic() + PIECE_S

@@ -19,7 +19,7 @@ Ended = tuple[RequestRecord, int]
 
 
 class RecentRequests:
-    """The last requests that ended, numbered from 1 in the order of their ends."""
+    """The requests that ended last, numbered from 1 in the order of their ends."""
 
     def __init__(self, most: int = MAX_REQUESTS) -> None:
         self._ended: deque[Ended] = deque(maxlen=most)

@@ -186,7 +186,7 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
         self.fanout = 0
 
     def return_to_queue(self) -> None:
-        """It lost its slots, and waits for others: in the queue since then, or since it came."""
+        """Records that it lost its slots and is queued again: since then, or since it arrived."""
         self.queued = self.queued or time.monotonic_ns()
         self.admitted = self.predicted_start_ms = None
 

@@ -23,7 +23,7 @@ _SAMPLED: Final = re.compile(
 )
 
 
-class Lost(StrEnum):
+class LossReason(StrEnum):
     """Why spans did not arrive: the label `reason` of a metric."""
 
     QUEUE_FULL = "queue_full"
@@ -40,11 +40,11 @@ class SpanCounts:
     """Counts spans by what became of them. `dropped` has every reason from the start."""
 
     exported: int = 0
-    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Lost, 0))
+    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LossReason, 0))
 
 
 class Trace:
-    """The trace of one request: that of one that nobody records, unless a class overrides it."""
+    """The trace of one request. This class records nothing; subclasses do."""
 
     __slots__ = ("headers",)
 
@@ -80,7 +80,7 @@ class Trace:
 
 
 class Tracing:
-    """Begins traces: forwards contexts only, unless a class overrides it."""
+    """Begins traces. This class only forwards contexts; subclasses record."""
 
     # None: traces are not exported.
     spans: SpanCounts | None = None

@@ -255,13 +255,13 @@ class EngineWatcher:
         """Whether there is room for one more LoRA adapter beside those that are resident."""
         return len(self.resident) < self._most_adapters
 
-    def will_have(self, adapter: str) -> None:
-        """A request of this LoRA adapter will go there, which the next report may know."""
+    def expect_adapter(self, adapter: str) -> None:
+        """Expects this LoRA adapter in the engine: a request for it is about to go there."""
         if adapter not in self.resident:
             self.resident |= {adapter}
 
     def _reads_too_often(self, asked_s: float) -> bool:
-        """Whether there are many more streams to read than when this one was opened."""
+        """Whether far more streams are read now than when this one was opened."""
         return min(self._changes_every_s(), HEARTBEAT_EVERY_S) > _REOPEN_FACTOR * asked_s
 
     def _read(self, document: Document, changed: Document | None) -> EngineReport | Outage:

@@ -1,4 +1,4 @@
-"""The addresses of a name, with numbers that are stable while an address stays.
+"""Numbers the addresses of a name; a number is stable while its address stays.
 
 Pure. A sidecar that is about to stop reports that, long before its address is removed; so an
 address that is only missing from an answer is kept for a while: the restart of a name server must

@@ -1,4 +1,4 @@
-"""The leases of parent sidecars whose requests are here.
+"""Keeps the leases of parent sidecars whose requests are here.
 
 To a parent sidecar, a pool of this one looks like an engine. The parent counts the requests that
 it sent by its own leases, which are booked here and never trusted: this sidecar's admission decides

@@ -1,4 +1,4 @@
-"""A pool: one upstream (an engine, or a child sidecar) with the admission in front of it.
+"""Keeps a pool: one upstream (an engine, or a child sidecar) with the admission in front of it.
 
 Makes the pool's snapshot. Decides nothing about requests: `admission` and `routing` do.
 """
@@ -37,7 +37,7 @@ from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.config.resolve import labels_of
 from orch_sidecar.engine_state.states import ANSWERING_STATES, PoolState
 from orch_sidecar.pools.engine_watcher import EngineWatcher
-from orch_sidecar.pools.placement.candidates import Kind, Standing, standing
+from orch_sidecar.pools.placement.candidates import PoolKind, Standing, standing
 from orch_sidecar.pools.placement.routing import GenerationCall, PoolSnapshot, PrefixUse
 from orch_sidecar.pools.status import PoolStatus
 from orch_sidecar.wire import backpressure
@@ -83,8 +83,8 @@ class Pool:
         """`keeps_queue`: requests stay queued while the engine is unavailable. `group`: the name of
         the headless pool that this is one address of. `changes_every_s`: see EngineWatcher.
         `sidecar_key`: by which engines know this sidecar; child sidecars are not sent it.
-        `lasted_s`: how long the addresses of its group were away. `on_ready`: called when it begins
-        to take requests."""
+        `durations_s`: how long the addresses of its group were absent. `on_ready`: called when it
+        begins to take requests."""
         self.name = settings.name
         self.group = group or settings.name
         self.on_request = settings.on_request
@@ -123,7 +123,7 @@ class Pool:
             changes_every_s=changes_every_s,
             on_ready=None if on_ready is None else partial(on_ready, self),
         )
-        self._kind: Kind | None = None
+        self._kind: PoolKind | None = None
         self._kind_models: Collection[str] | None = None  # as the watcher has them
         self.prompt_size = PromptSize()
         # Requests that were placed here, by whether the pool last served the beginning of theirs.
@@ -140,8 +140,8 @@ class Pool:
         policy = profile.engine.get("scheduling_policy")
         # Only this policy of vLLM reads priorities; a child sidecar sets its own.
         priorities = not self.tier and policy is not None and policy.value == "priority"
-        # Of a tier `backpressure.fields` has the class. To an engine idle requests are bulk ones
-        # of a lower priority: it has to know which claims are urgent.
+        # A child gets the class by `backpressure.child_fields`. To an engine, which only has to
+        # know which claims are urgent, idle requests are bulk ones of a lower priority.
         self.class_fields = {
             each: b""
             if self.tier
@@ -204,8 +204,8 @@ class Pool:
         ask.key, ask.weight, ask.adapter = call.key, call.weight, adapter
         ask.is_later_part = call.is_later_part
         if not options.empty:
-            ask.deadline_ms = _left(options.deadline_ms, spent_ms)
-            ask.max_wait_ms = _left(options.max_wait_ms, spent_ms)
+            ask.deadline_ms = _remaining_ms(options.deadline_ms, spent_ms)
+            ask.max_wait_ms = _remaining_ms(options.max_wait_ms, spent_ms)
             ask.may_queue = not options.do_not_queue
             ask.key = options.flow or call.key  # it has none unless it may name flows
             ask.tpot_ms = options.tpot_ms
@@ -225,7 +225,7 @@ class Pool:
         pace_s, now = admission.service_times.pace_s(), self.connections.loop.time()
         urgent = BULK if admission.rules.interactive is None else INTERACTIVE
         free = admission.constraints.free_slots(urgent, now)
-        waiting = self.queues.urgent if self.queues.depth else 0
+        waiting = self.queues.urgent
         kind, models = self._kind, watcher.models
         if (
             kind is None
@@ -235,7 +235,7 @@ class Pool:
             or kind.predicts is not (pace_s is not None)
         ):
             self._kind_models = models
-            kind = self._kind = Kind(
+            kind = self._kind = PoolKind(
                 None if self.group == self.name else self.group,
                 self.profile.measurement_type,
                 self.on_request,
@@ -266,7 +266,7 @@ class Pool:
             slots_total=ledger.slots_total,
             # Without a call: this runs for each pool that is compared.
             room=ledger.slots_total - ledger.leased - ledger.foreign + ledger.idle,
-            queue_depth=self.queues.urgent if self.queues.depth else 0,
+            queue_depth=self.queues.urgent,
             end_ms=None if forecast is None else forecast.end_ms,
         )
 
@@ -291,5 +291,5 @@ class Pool:
         )
 
 
-def _left(limit_ms: float | None, spent_ms: float) -> float | None:
+def _remaining_ms(limit_ms: float | None, spent_ms: float) -> float | None:
     return None if limit_ms is None else max(0.0, limit_ms - spent_ms)

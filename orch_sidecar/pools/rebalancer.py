@@ -38,7 +38,7 @@ async def rebalance_forever(pools: PoolRegistry) -> None:
 
 
 def rebalance(pools: PoolRegistry) -> None:
-    """Moves queued requests as far as other addresses have free slots, the longest queue first."""
+    """Moves queued requests to the free slots of other addresses, the longest queue first."""
     donors = [pool for pool in pools if pool.queues.depth and pool.group != pool.name]
     if not donors:
         return

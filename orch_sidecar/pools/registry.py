@@ -1,4 +1,4 @@
-"""The pools of this sidecar, and the placement of requests among them.
+"""Keeps the pools of this sidecar, and places requests among them.
 
 With a single pool and no options, callers use `one` and no snapshot is made. A headless pool is a
 group of pools, one for each of its current addresses. What a request or an event costs does not
@@ -85,7 +85,7 @@ class PoolRegistry:
         self._single = len(self.settings) == 1 and not self.settings[0].headless
         self.coalescing = False  # whether any pool coalesces identical requests
         self.not_coalescing: frozenset[str] = frozenset()  # groups that do not
-        self._replace(self._pool(each, each.name) for each in self.settings if not each.headless)
+        self._set_pools(self._pool(each, each.name) for each in self.settings if not each.headless)
         for pool in self.all:
             self._observe(pool)
         # The only pool there can ever be, if so.
@@ -149,7 +149,7 @@ class PoolRegistry:
         self._by_name[name] = pool
         self._observe(pool)
         groups = [each.name for each in self.settings]
-        self._replace(
+        self._set_pools(
             sorted((*self.all, pool), key=lambda each: (groups.index(each.group), each.name))
         )
         self.without_address.pop(group, None)
@@ -158,7 +158,7 @@ class PoolRegistry:
     def remove_address(self, pool: Pool, why: str) -> None:
         """Removes the pool of an address that is gone: its queued requests are placed again, its
         running requests go on."""
-        self._replace(each for each in self.all if each is not pool)
+        self._set_pools(each for each in self.all if each is not pool)
         refusal = Refusal(Reason.ENGINE_DOWN, why)
         if not any(each.group == pool.group for each in self.all):
             self.without_address[pool.group] = refusal
@@ -178,7 +178,7 @@ class PoolRegistry:
             pool.connections.connect_timeout_s = connect_timeout_s
             if pool.group in rules:
                 pool.gate.reload(rules[pool.group])
-        self._replace(self.all)
+        self._set_pools(self.all)
 
     def report_changes(self, leases: ParentLeases | None) -> None:
         """Reports each change of a pool to the subscribers of `leases` from now on; None stops."""
@@ -216,7 +216,7 @@ class PoolRegistry:
         if home is None:
             home, why = self._shortlist.home_of(generation.model), PlacementReason.ADAPTER
         asked = PlacementRequest(generation.model, generation.cost, tokens, call.options, home, why)
-        at_once = None if tried else self._shortlist.at_once(asked)
+        at_once = None if tried else self._shortlist.choose_at_once(asked)
         if at_once is None:
             placement = self._best(call, asked, spent_ms, tried or ())
         else:
@@ -230,7 +230,7 @@ class PoolRegistry:
         self, call: GenerationCall, asked: PlacementRequest, spent_ms: float, tried: Collection[str]
     ) -> Placement | Refusal:
         """Compares the pools that may be the best for a request."""
-        pools, load = self._shortlist.of(asked, tried)
+        pools, load = self._shortlist.pools_for(asked, tried)
         drawn = pools is not self.all
         predicts = drawn or len(pools) <= MAX_POOLS_COMPARED
         requests: dict[str, AdmissionRequest] = {}
@@ -267,7 +267,7 @@ class PoolRegistry:
         before."""
         pool, request, affinity = placement.pool, placement.request, self.affinity
         if request.adapter is not None:
-            pool.watcher.will_have(request.adapter)
+            pool.watcher.expect_adapter(request.adapter)
         limit_s = pool.admission.rules.of(request.service_class).max_wait_s
         if not first and spent_ms > 1000 * limit_s:
             text = f"no slot of any pool became free within {limit_s:g} s"
@@ -283,7 +283,7 @@ class PoolRegistry:
         options, model = call.options, call.generation.model
         pools: Iterable[Pool] = self.all
         if self.one is None:
-            pools, _ = self._shortlist.of(PlacementRequest(model, 1, None, options), ())
+            pools, _ = self._shortlist.pools_for(PlacementRequest(model, 1, None, options), ())
         named = None if options.prefers else options.pool
         return [
             pool
@@ -325,7 +325,7 @@ class PoolRegistry:
         asked = PlacementRequest(model, 0, None, options)
         pools: Iterable[Pool] = self.all
         if not tried:
-            pools, _ = self._shortlist.of(asked, ())
+            pools, _ = self._shortlist.pools_for(asked, ())
         snapshots = [pool.snapshot() for pool in pools if pool.name not in tried] + self._absent()
         name = routing.first_available(snapshots, asked)
         return name if isinstance(name, Refusal) else self._by_name[name]
@@ -357,16 +357,16 @@ class PoolRegistry:
             changes_every_s=lambda: len(self.all) / CHANGES_PER_S,
             sidecar_key=self._sidecar_key,
             durations_s=self._absent_s[group],
-            on_ready=self._ready,
+            on_ready=self._on_ready,
         )
 
-    def _ready(self, pool: Pool) -> None:
+    def _on_ready(self, pool: Pool) -> None:
         if (absence := self._absences.get(pool.group)) is not None:
             absence.ended(pool.connections.loop.time())
         if self.on_ready is not None:
             self.on_ready()
 
-    def _replace(self, pools: Iterable[Pool]) -> None:
+    def _set_pools(self, pools: Iterable[Pool]) -> None:
         """Sets the pools, and what follows from all of them."""
         self.all = tuple(pools)
         self._shortlist.replace(self.all)

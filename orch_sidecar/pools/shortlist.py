@@ -28,7 +28,7 @@ class Shortlist:
         self._unserved: frozenset[str] = frozenset()
 
     def replace(self, pools: Sequence[Pool]) -> None:
-        """These are the pools from now on."""
+        """Sets the pools from now on."""
         for name in self._by_name.keys() - {pool.name for pool in pools}:
             self._candidates.update(name, None)
         self._known.clear()
@@ -67,15 +67,15 @@ class Shortlist:
                 found.append((resident, pool.ledger.room, pool.name))
         return max(found)[2] if found else None
 
-    def at_once(self, request: PlacementRequest) -> tuple[Pool, PlacementReason] | None:
+    def choose_at_once(self, request: PlacementRequest) -> tuple[Pool, PlacementReason] | None:
         """Chooses among many pools the one for a request that would start at once at each of those
         to compare, and says what decided. None: they have to be compared."""
         if request.cost != 1 or not request.options.empty or not self._compares_some():
             return None
-        found = self._candidates.at_once(request)
+        found = self._candidates.choose_at_once(request)
         return None if found is None else (self._by_name[found[0]], found[1])
 
-    def of(
+    def pools_for(
         self, request: PlacementRequest, tried: Collection[str]
     ) -> tuple[Sequence[Pool], Load | None]:
         """Returns the pools to compare for a request, and the load of all that could serve it; all

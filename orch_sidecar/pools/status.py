@@ -1,5 +1,5 @@
-"""The status of a pool: of it capabilities, the live page, health, metrics, `/v1/requests` and the
-state for parent sidecars are made.
+"""Describes a pool's status, from which capabilities, the live page, health, metrics,
+`/v1/requests` and the state for parent sidecars are made.
 
 Pure. What routing compares is a PoolSnapshot, which costs less.
 """

@@ -53,7 +53,7 @@ class InFlight:
         return len(self._requests)
 
     def name_for(self, client_id: str, headers: Mapping[str, str]) -> RequestName | None:
-        """Returns the name of a request whose client chose the id. None: see `no_name_for`."""
+        """Returns the name of a request whose client chose the id. None: see `unusable_name`."""
         name = (client_id, self._digest(credential(headers) or ""))
         return None if _ID.fullmatch(client_id) is None or name in self._requests else name
 

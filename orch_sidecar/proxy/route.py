@@ -130,7 +130,7 @@ class Route:
                 tried.add(pool.name)
             again = await self._choose(request, call, tried)
             if isinstance(again, Refusal):
-                return nowhere(request, refusal, again)
+                return no_pool(request, refusal, again)
             chosen = again
             request.begin_attempt(result.refusal.reason)
 
@@ -191,7 +191,7 @@ def _is_last(request: Request, result: NotSent) -> bool:
     return result.retry is Retry.NO or bool(request.loss or request.parent_lease)
 
 
-def nowhere(request: Request, before: Refusal | None, refusal: Refusal) -> NotSent:
+def no_pool(request: Request, before: Refusal | None, refusal: Refusal) -> NotSent:
     """Returns the refusal of a request that no pool takes, after that of one which was tried."""
     if request.cancelled is not None:
         return NotSent(request.cancelled)

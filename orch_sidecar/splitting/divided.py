@@ -1,4 +1,4 @@
-"""One request that runs in parts: as many at once as get slots, in order, cancelled as one.
+"""Runs a request in parts: as many at once as get slots, in order, and cancelled as one.
 
 All parts ask for slots when the request arrives, the first one before the others. If it is refused
 the request is; the others wait for their turns. An answer that is no stream is sent when it is
@@ -22,7 +22,7 @@ from orch_sidecar.proxy.request import Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.splitting.division import Part
-from orch_sidecar.splitting.merging import DONE, Events, Unmergeable, together
+from orch_sidecar.splitting.merging import DONE, MergedEvents, Unmergeable, merge
 from orch_sidecar.splitting.running_part import RunningPart
 from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
@@ -48,7 +48,7 @@ class DividedRequest:
         self._loop = asyncio.get_running_loop()
         self._running: list[RunningPart] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._events = Events()
+        self._events = MergedEvents()
         self._writer: ClientWriter | None = None
         self._looks = 0
         self.failure: Refusal | None = None
@@ -83,14 +83,14 @@ class DividedRequest:
         finally:
             self.stop()
             attempt.waiting = None
-            self._note()
+            self._record_totals()
             if self._writer is not None:
                 self._writer.detach()
 
     # What the parts tell
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether an engine was sent a part."""
         return any(each.pool is not None for each in self._running)
 
@@ -173,7 +173,7 @@ class DividedRequest:
             return self._end_stream(self._begin(self._running[0]))
         answers = [(each.part, each.body) for each in self._running]
         try:
-            body = together(self._division, answers, _top_n(request.body))
+            body = merge(self._division, answers, _top_n(request.body))
         except Unmergeable as error:
             return NotSent(_unmergeable(error))
         return self._send(self._running[0], body, OK)
@@ -204,19 +204,19 @@ class DividedRequest:
         request, pool, head = self._request, part.pool, part.head
         assert pool is not None
         assert head is not None
-        self._note()
+        self._record_totals()
         writer = self._writer = ClientWriter(request.http, request.record)
         writer.attach(self, pool)
         writer.begin_unframed(head, length)
         return writer
 
-    def _note(self) -> None:
+    def _record_totals(self) -> None:
         """Records what is known of the request from its parts."""
         record, first = self._request.record, self._running[0].request.record
         record.admitted = record.admitted or first.admitted
         record.copy_generation(first)
         records = [each.request.record for each in self._running]
-        reading = [each.request.record for each in self._running if not each.part.reads_again]
+        reading = [each.request.record for each in self._running if not each.part.repeats_prompt]
         record.input_tokens = _total([each.input_tokens for each in reading])
         record.cached_tokens = _total([each.cached_tokens for each in reading])
         record.output_tokens = _total([each.output_tokens for each in records])

@@ -41,14 +41,14 @@ class Part:
     """A part of a request.
 
     `cost`: in sequences. `prompt_tokens`: of its prompts, None if they are not counted. `offset`:
-    the index of its first answer. `reads_again`: its prompt is that of the part before.
+    the index of its first answer. `repeats_prompt`: its prompt is that of the part before.
     """
 
     body: bytes
     cost: int
     prompt_tokens: int | None
     offset: int
-    reads_again: bool
+    repeats_prompt: bool
 
 
 def divide(

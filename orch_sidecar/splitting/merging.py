@@ -1,6 +1,6 @@
-"""Puts the answers to the parts of a request together.
+"""Merges the answers to the parts of a request.
 
-Pure. What is not a list of answers or a count is that of the first part's answer.
+Pure. Lists of answers and counts are merged; all other fields are those of the first part's answer.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _COUNTS: Final = ("usage", "meta")
 
 
 class Unmergeable(Exception):
-    """An engine's answer is not what an answer of this API is."""
+    """An engine's answer does not have the form of this API."""
 
 
-def together(division: Division, answers: Sequence[tuple[Part, bytes]], top_n: int) -> bytes:
+def merge(division: Division, answers: Sequence[tuple[Part, bytes]], top_n: int) -> bytes:
     """Returns the answer to a request of which these are the parts, in order. `top_n`: so many of
     those that are ranked; 0: all. Raises Unmergeable."""
     try:
         documents = [(part, _OBJECT.decode(body)) for part, body in answers]
         first = dict(documents[0][1])
-        first[division.answers] = _joined(division, documents, top_n)
+        first[division.answers] = _merge_fields(division, documents, top_n)
         if "texts" in first:  # Cohere's embeddings repeat what they are of
             texts = [item for _, each in documents for item in _LIST.decode(each["texts"])]
             first["texts"] = _list(texts)
         for field in _COUNTS:
             if field in first:
-                first[field] = added((part, each[field]) for part, each in documents)
+                first[field] = sum_counts((part, each[field]) for part, each in documents)
         return _ENCODER.encode(first)
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise Unmergeable(f"{type(error).__name__}: {error}") from error
 
 
-def _joined(
+def _merge_fields(
     division: Division, documents: Sequence[tuple[Part, Object]], top_n: int
 ) -> msgspec.Raw:
     name = division.answers
@@ -62,7 +62,7 @@ def _joined(
     items: list[Object] = []
     for part, document in documents:
         for item in _OBJECTS.decode(document[name]):
-            item["index"] = _moved(item["index"], part)
+            item["index"] = _shifted(item["index"], part)
             items.append(item)
     if division.ranked:
         items.sort(key=lambda item: -float(bytes(item["relevance_score"])))
@@ -72,7 +72,7 @@ def _joined(
     return msgspec.Raw(_ENCODER.encode(items))
 
 
-def _moved(index: msgspec.Raw, part: Part) -> msgspec.Raw:
+def _shifted(index: msgspec.Raw, part: Part) -> msgspec.Raw:
     return msgspec.Raw(b"%d" % (part.offset + int(bytes(index))))
 
 
@@ -80,12 +80,12 @@ def _list(items: Sequence[msgspec.Raw]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(items) + b"]")
 
 
-def added(counts: Iterator[tuple[Part, msgspec.Raw]]) -> msgspec.Raw:
-    """Adds up the token counts of parts: a prompt that was read for several parts counts once."""
+def sum_counts(counts: Iterator[tuple[Part, msgspec.Raw]]) -> msgspec.Raw:
+    """Adds up the token counts of parts; a prompt that several parts repeat counts once."""
     total: Any = None
     for part, count in counts:
         found = _VALUE.decode(count)
-        if part.reads_again and isinstance(found, dict):
+        if part.repeats_prompt and isinstance(found, dict):
             read = found.get("prompt_tokens", 0)
             found = {
                 name: 0 if name == "prompt_tokens" else value
@@ -94,19 +94,19 @@ def added(counts: Iterator[tuple[Part, msgspec.Raw]]) -> msgspec.Raw:
             }
             if "total_tokens" in found:
                 found["total_tokens"] -= read
-        total = _sum(total, found)
+        total = _sum_of(total, found)
     return msgspec.Raw(_ENCODER.encode(total))
 
 
-def _sum(one: Any, other: Any) -> Any:
+def _sum_of(one: Any, other: Any) -> Any:
     if isinstance(one, dict) and isinstance(other, dict):
-        return one | {name: _sum(one.get(name), value) for name, value in other.items()}
+        return one | {name: _sum_of(one.get(name), value) for name, value in other.items()}
     if type(one) in (int, float) and type(other) in (int, float):
         return one + other
     return other if one is None else one
 
 
-class Events:
+class MergedEvents:
     """The stream of a whole request, made of the events of its parts' streams.
 
     `usage`: the last event of each part that has counts, and no choices.
@@ -118,8 +118,8 @@ class Events:
         self._failed = False
 
     def of(self, part: Part, event: bytes) -> bytes:
-        """Returns what becomes of an event of a part, which is complete; nothing if it is one of
-        those that end a stream, or come after an error. Raises Unmergeable."""
+        """Returns the event of the merged stream for a part's event; nothing for those that end a
+        stream, or come after an error. Raises Unmergeable."""
         if self._failed:
             return b""
         if not event.startswith(_DATA):
@@ -139,7 +139,7 @@ class Events:
             if self._created is None:
                 self._created = document.get("created")
             for choice in choices:
-                choice["index"] = _moved(choice["index"], part)
+                choice["index"] = _shifted(choice["index"], part)
             document["choices"] = msgspec.Raw(_ENCODER.encode(choices))
             return self._event(document)
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
@@ -150,7 +150,7 @@ class Events:
         out = b""
         if self._usage:
             document = dict(self._usage[0][1])
-            document["usage"] = added((part, each["usage"]) for part, each in self._usage)
+            document["usage"] = sum_counts((part, each["usage"]) for part, each in self._usage)
             out = self._event(document)
         return out + DONE
 

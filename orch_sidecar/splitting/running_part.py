@@ -1,4 +1,4 @@
-"""One part of a request on its way: routed, admitted and forwarded like any request."""
+"""Runs one part of a request: routed, admitted and forwarded like any request."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from orch_sidecar.wire.http1 import Head
 from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
 
-class Whole(Protocol):
+class WholeRequest(Protocol):
     """The request that a part is of."""
 
     stream: bool
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether an engine was sent a part."""
 
     def take(self, part: RunningPart, event: bytes) -> None:
@@ -48,7 +48,7 @@ class RunningPart(Sink):
 
     def __init__(
         self,
-        whole: Whole,
+        whole: WholeRequest,
         request: Request,
         call: GenerationCall,
         part: Part,
@@ -119,7 +119,7 @@ class RunningPart(Sink):
     def _is_late(self, result: Result) -> bool:
         """Whether it is the first part, and is refused for now although another one has begun: at
         another pool, or it lost its slots."""
-        if not isinstance(result, NotSent) or result.reached_engine or not self._whole.begun:
+        if not isinstance(result, NotSent) or result.reached_engine or not self._whole.has_begun:
             return False
         call = self.request.call
         assert call is not None

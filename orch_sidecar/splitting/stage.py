@@ -1,4 +1,4 @@
-"""The stage of requests for several sequences: those that do not fit at once run in parts."""
+"""Divides requests for several sequences into parts if they do not fit at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the requests that ended last, and those that are new or have changed since a look.
+"""Keeps the rows of the requests that ended last, and finds those that are new or have changed.
 
 Times are nanoseconds of the monotonic clock.
 """

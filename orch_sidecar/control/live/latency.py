@@ -1,4 +1,4 @@
-"""How fast the requests of the last minute were, against the SLOs of their class.
+"""Compares the latencies of the last minute's requests with the SLOs of their class.
 
 Pure: times are nanoseconds of a monotonic clock.
 """

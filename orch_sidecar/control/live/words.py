@@ -1,4 +1,4 @@
-"""What the page and `orch top` write in words: what to do about an engine that is away, and why a
+"""Writes the advice of the page and `orch top`: what to do about an absent engine, and why a
 request was not served.
 
 Pure. For people who have never heard of a slot: short, and without the names of this code.

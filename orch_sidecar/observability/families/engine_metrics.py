@@ -14,7 +14,7 @@ from orch_sidecar.observability.families.metric_family import (
     HistogramFamily,
     PoolFamily,
     Sample,
-    Scraped,
+    ScrapedPool,
     per_pool,
 )
 from orch_sidecar.observability.histogram import Histogram
@@ -23,12 +23,12 @@ from orch_sidecar.observability.histogram import Histogram
 _BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def _reported(name: str) -> Callable[[Scraped], Iterable[Sample]]:
+def _reported(name: str) -> Callable[[ScrapedPool], Iterable[Sample]]:
     """Returns the samples of a number in the engine's report."""
     return per_pool(lambda at: at.document.get(name))
 
 
-def _step_time(at: Scraped) -> Iterable[Sample]:
+def _step_time(at: ScrapedPool) -> Iterable[Sample]:
     fit = report.step_time_of(at.document)
     if fit is not None and fit.good:
         yield ["t0_ms"], fit.t0_ms
@@ -38,27 +38,27 @@ def _step_time(at: Scraped) -> Iterable[Sample]:
         yield ["traffic"], fit.traffic
 
 
-def _prompt_tokens(at: Scraped) -> float | None:
+def _prompt_tokens(at: ScrapedPool) -> float | None:
     prefill: Mapping[str, float] = at.document.get("prefill", {})
     return prefill.get("tokens")
 
 
-def _prefix_cache(at: Scraped) -> Mapping[str, float]:
+def _prefix_cache(at: ScrapedPool) -> Mapping[str, float]:
     found: Mapping[str, float] = at.document.get("prefix_cache") or {}
     return found
 
 
-def _age_s(at: Scraped) -> float | None:
+def _age_s(at: ScrapedPool) -> float | None:
     age_ms = at.status.age_ms
     return None if age_ms is None else age_ms / 1000
 
 
-def _decode_seconds(at: Scraped) -> float | None:
+def _decode_seconds(at: ScrapedPool) -> float | None:
     steps = report.decode_steps_of(at.document)
     return None if steps is None else sum(seconds for _, _, seconds in steps)
 
 
-def _batch_sizes(at: Scraped) -> Iterable[tuple[Mapping[str, str], Histogram]]:
+def _batch_sizes(at: ScrapedPool) -> Iterable[tuple[Mapping[str, str], Histogram]]:
     steps = report.decode_steps_of(at.document)
     if steps is not None:
         sizes = Histogram(_BATCH_BUCKETS)

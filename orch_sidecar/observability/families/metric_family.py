@@ -24,7 +24,7 @@ from orch_sidecar.pools.status import PoolStatus
 Sample = tuple[Sequence[str], float | None]
 
 
-class Scraped(NamedTuple):
+class ScrapedPool(NamedTuple):
     """A pool at a scrape, and its status then."""
 
     pool: Pool
@@ -39,9 +39,9 @@ class Scraped(NamedTuple):
         return self.status.document
 
 
-def scraped(pool: Pool) -> Scraped:
+def scraped_pool(pool: Pool) -> ScrapedPool:
     """Returns a pool as it is now."""
-    return Scraped(pool, pool.status())
+    return ScrapedPool(pool, pool.status())
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Family:
 
     name: str
     text: str
-    samples: Callable[[Scraped], Iterable[Sample]]
+    samples: Callable[[ScrapedPool], Iterable[Sample]]
     labels: tuple[str, ...] = ()
     counts: bool = False  # a counter; else a gauge
     info: bool = False  # constant 1; its labels are what it is for
@@ -82,7 +82,7 @@ class Family:
         head = exposition.head(self.name, self.text, self._kind, openmetrics=openmetrics)
         return head + "".join(self._lines(*other) for other in self.others())
 
-    def lines(self, at: Scraped, *, openmetrics: bool) -> str:
+    def lines(self, at: ScrapedPool, *, openmetrics: bool) -> str:
         pool = at.pool
         return self._lines(pool.name, pool.profile.measurement_type.value, self.samples(at))
 
@@ -102,7 +102,7 @@ class HistogramFamily:
 
     name: str
     text: str
-    histograms: Callable[[Scraped], Iterable[tuple[Mapping[str, str], Histogram]]]
+    histograms: Callable[[ScrapedPool], Iterable[tuple[Mapping[str, str], Histogram]]]
     unit: str = ""
     private: bool = False
 
@@ -110,7 +110,7 @@ class HistogramFamily:
         kind = exposition.HISTOGRAM
         return exposition.head(self.name, self.text, kind, self.unit, openmetrics=openmetrics)
 
-    def lines(self, at: Scraped, *, openmetrics: bool) -> str:
+    def lines(self, at: ScrapedPool, *, openmetrics: bool) -> str:
         return "".join(
             histogram.lines(self.name, labels, exemplars=openmetrics)
             for labels, histogram in self.histograms(at)
@@ -121,6 +121,8 @@ class HistogramFamily:
 PoolFamily = Family | HistogramFamily
 
 
-def per_pool(number: Callable[[Scraped], float | None]) -> Callable[[Scraped], Iterable[Sample]]:
+def per_pool(
+    number: Callable[[ScrapedPool], float | None],
+) -> Callable[[ScrapedPool], Iterable[Sample]]:
     """Makes the `samples` of a family with one sample for each pool."""
     return lambda at: [((), number(at))]

@@ -11,20 +11,20 @@ from typing import Final
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.status import ClassStatus
 from orch_sidecar.engine_state.states import PoolState
-from orch_sidecar.observability.families.metric_family import Family, Sample, Scraped, per_pool
+from orch_sidecar.observability.families.metric_family import Family, Sample, ScrapedPool, per_pool
 from orch_sidecar.observability.record import CANCELLED
 from orch_sidecar.pools.placement.routing import PrefixUse
 from orch_sidecar.pools.status import BatchingStats
 
 
-def _info(at: Scraped) -> Iterable[Sample]:
+def _info(at: ScrapedPool) -> Iterable[Sample]:
     """Returns the labels of the pool, to join with metrics that have only the label `pool`."""
     profile = at.pool.profile
     yield [profile.name, profile.measurement_type.value], 1
 
 
-def _stats(name: str) -> Callable[[Scraped], Iterable[Sample]]:
-    def number(at: Scraped) -> float | None:
+def _stats(name: str) -> Callable[[ScrapedPool], Iterable[Sample]]:
+    def number(at: ScrapedPool) -> float | None:
         value: float | None = getattr(at.status.batching, name)
         return value
 
@@ -32,7 +32,7 @@ def _stats(name: str) -> Callable[[Scraped], Iterable[Sample]]:
     return per_pool(number)
 
 
-def _admissions(at: Scraped) -> Iterable[Sample]:
+def _admissions(at: ScrapedPool) -> Iterable[Sample]:
     gate = at.pool.gate
     yield from (
         ([each.value, "admitted"], at.admission.of(each).granted) for each in at.admission.classes
@@ -45,19 +45,19 @@ def _admissions(at: Scraped) -> Iterable[Sample]:
 
 def _by_class(
     number: Callable[[ClassStatus], float],
-) -> Callable[[Scraped], Iterable[Sample]]:
+) -> Callable[[ScrapedPool], Iterable[Sample]]:
     return lambda at: [
         ([each.value], number(at.admission.of(each))) for each in at.admission.classes
     ]
 
 
-def _blocked_by(at: Scraped) -> Iterable[Sample]:
+def _blocked_by(at: ScrapedPool) -> Iterable[Sample]:
     blocked_by = at.admission.blocked_by
     reason = None if blocked_by is None else blocked_by.reason
     return [([each], int(each == reason)) for each in at.pool.admission.constraints.reasons]
 
 
-def _slos(at: Scraped) -> Iterable[Sample]:
+def _slos(at: ScrapedPool) -> Iterable[Sample]:
     rules = at.admission.rules
     for each in at.admission.classes:
         limits = rules.of(each)
@@ -65,7 +65,7 @@ def _slos(at: Scraped) -> Iterable[Sample]:
             yield [each.value, name], None if limit_ms is None else limit_ms / 1000
 
 
-def _drained_by(at: Scraped) -> OrderedBy | None:
+def _drained_by(at: ScrapedPool) -> OrderedBy | None:
     drain = at.admission.draining
     return None if drain is None else drain.ordered_by
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from orch_sidecar.observability.otlp.delivery import Delivery, Reply, Transport, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
-from orch_sidecar.observability.tracing import Lost, SpanCounts, Trace
+from orch_sidecar.observability.tracing import LossReason, SpanCounts, Trace
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -65,11 +65,11 @@ class SpanBatcher:
         waits, never raises."""
         queued = self._queued + spans
         if self._closed:
-            self.counts.dropped[Lost.UNDELIVERED] += spans
+            self.counts.dropped[LossReason.UNDELIVERED] += spans
             return
         if queued > self._settings.max_queue_size:
-            self.counts.dropped[Lost.QUEUE_FULL] += spans
-            self._log.lost(spans, Lost.QUEUE_FULL, self._full_text)
+            self.counts.dropped[LossReason.QUEUE_FULL] += spans
+            self._log.lost(spans, LossReason.QUEUE_FULL, self._full_text)
             return
         self._queue.append((trace, spans))
         self._queued = queued
@@ -99,9 +99,9 @@ class SpanBatcher:
             self._queue.clear()
             self._queued = self._in_export = 0
             if left:
-                self.counts.dropped[Lost.UNDELIVERED] += left
+                self.counts.dropped[LossReason.UNDELIVERED] += left
                 text = f"not delivered within the {timeout_s:g} s of the shutdown"
-                self._log.lost(left, Lost.UNDELIVERED, text)
+                self._log.lost(left, LossReason.UNDELIVERED, text)
             self._log.close()
             await self._transport.close()
 
@@ -166,16 +166,16 @@ class SpanBatcher:
             return trace if isinstance(trace, bytes) else trace.encode()
         except Exception as error:
             logger.debug("a trace cannot be encoded", exc_info=True)
-            self.counts.dropped[Lost.INVALID] += spans
-            self._log.lost(spans, Lost.INVALID, f"they cannot be encoded: {error}")
+            self.counts.dropped[LossReason.INVALID] += spans
+            self._log.lost(spans, LossReason.INVALID, f"they cannot be encoded: {error}")
             return None
 
     async def _export(self, traces: list[bytes], spans: int) -> Reply | None:
         """Returns None if they are no request that could be sent. A fault costs its batch only."""
-        lost = Lost.INVALID
+        lost = LossReason.INVALID
         try:
             request = self._request(traces)
-            lost = Lost.UNDELIVERED
+            lost = LossReason.UNDELIVERED
             reply = await self._delivery.deliver(request)
         except Exception as error:
             logger.debug("an export of traces failed", exc_info=True)
@@ -191,14 +191,14 @@ class SpanBatcher:
             self._log.catch_up()
             rejected = min(reply.rejected, spans)
             counts.exported += spans - rejected
-            counts.dropped[Lost.REJECTED] += rejected
+            counts.dropped[LossReason.REJECTED] += rejected
             if rejected:
                 text = reply.text or "rejected without a reason"
-                self._log.lost(rejected, Lost.REJECTED, text)
+                self._log.lost(rejected, LossReason.REJECTED, text)
             elif reply.text:
                 self._log.warned(reply.text)
             return
-        lost = Lost.UNDELIVERED if reply.verdict is Verdict.RETRY else Lost.REJECTED
+        lost = LossReason.UNDELIVERED if reply.verdict is Verdict.RETRY else LossReason.REJECTED
         counts.dropped[lost] += spans
         self._log.lost(spans, lost, reply.text)
 
@@ -211,11 +211,11 @@ class _LossLog:
         # Spans that have no line yet, and why they were lost: the last text of each reason. A
         # collector that fails also fills the queue, which must not hide why it fails.
         self._spans = 0
-        self._texts: dict[Lost, str] = {}
+        self._texts: dict[LossReason, str] = {}
         self._warning = ""
         self._next = 0.0  # the loop's clock
 
-    def lost(self, spans: int, reason: Lost, text: str) -> None:
+    def lost(self, spans: int, reason: LossReason, text: str) -> None:
         """Logs it, or keeps it for the next line."""
         self._spans += spans
         self._texts[reason] = text

@@ -29,7 +29,7 @@ MAX_TEXT_CHARS: Final = 200
 
 
 class Verdict(StrEnum):
-    """What one attempt came to."""
+    """The result of one attempt."""
 
     DELIVERED = "delivered"
     RETRY = "retry"

@@ -21,8 +21,8 @@ Prefixes = tuple[int, ...]
 MAX_PREFIXES: Final = 65_536
 
 # Lengths in bytes: as far apart as a hundred tokens, from 2 KiB on by a quarter.
-_LEAST_BYTES: Final = 512
-_LONGEST_BYTES: Final = 64 * 1024
+_MIN_BYTES: Final = 512
+_MAX_BYTES: Final = 64 * 1024
 _GROWTH: Final = 4
 # Fields before the prompt, such as an id, may differ from turn to turn. Where the prompt begins
 # later than this, the body is taken from its beginning.
@@ -32,9 +32,9 @@ _BEGINS_WITHIN: Final = 4096
 
 def _lengths() -> Iterator[int]:
     length = 0
-    while length <= _LONGEST_BYTES:
+    while length <= _MAX_BYTES:
         yield length
-        length += max(_LEAST_BYTES, length // _GROWTH)
+        length += max(_MIN_BYTES, length // _GROWTH)
 
 
 _PIECES: Final = tuple(pairwise(_lengths()))
@@ -42,7 +42,7 @@ _PIECES: Final = tuple(pairwise(_lengths()))
 
 def prefixes_of(body: bytes, model: str, salt: int) -> Prefixes:
     """Returns the checksums of the prefixes of a request's prompt, the shortest one first."""
-    if len(body) < _LEAST_BYTES:
+    if len(body) < _MIN_BYTES:
         return ()
     begin = 0
     for field in _PROMPTS:
@@ -61,7 +61,7 @@ def prefixes_of(body: bytes, model: str, salt: int) -> Prefixes:
     return tuple(found)
 
 
-class _Table:
+class _PrefixTable:
     """The pools of one client's prefixes, in two generations: a full one replaces the older one,
     so that what was not used for a while is forgotten without an order to maintain."""
 
@@ -83,7 +83,7 @@ class PrefixAffinity:
         self._salt = salt
         self._most = most
         # In the order of their last use, the oldest one first.
-        self._tables: dict[bytes, _Table] = {}
+        self._tables: dict[bytes, _PrefixTable] = {}
         self.size = 0  # prefixes of all clients
 
     def prefixes_of(self, body: bytes, model: str, cache_salt: str = "") -> Prefixes:
@@ -107,7 +107,7 @@ class PrefixAffinity:
             return
         table = self._tables.pop(client, None)
         if table is None:
-            table = _Table()
+            table = _PrefixTable()
         self._tables[client] = table  # the last one now
         before = len(table.new)
         table.new.update(dict.fromkeys(prefixes, pool))

@@ -43,7 +43,7 @@ _AFTER_ALL_NAMES: Final = chr(0x10FFFF)  # sorts after every name
 _Ordered = list[tuple[float, str]]
 
 
-class Kind(NamedTuple):
+class PoolKind(NamedTuple):
     """What decides which requests a pool can serve; pools of one kind can serve the same ones.
 
     `group`: None of pools that are named one by one. `predicts`: the step time of its engine is
@@ -84,7 +84,7 @@ class Standing:
     slot. `load`: sequences that run or wait there.
     """
 
-    kind: Kind
+    kind: PoolKind
     value: float
     load: int
     waits: bool = False
@@ -97,7 +97,9 @@ class Standing:
         return self.value, self.load - self.kind.slots_total
 
 
-def standing(kind: Kind, pace_s: float | None, free: int, queue_depth: int, room: int) -> Standing:
+def standing(
+    kind: PoolKind, pace_s: float | None, free: int, queue_depth: int, room: int
+) -> Standing:
     """Computes the standing of a pool.
 
     `pace_s`: seconds per token of one more sequence, None if unknown. `free`: slots that the next
@@ -114,7 +116,7 @@ def standing(kind: Kind, pace_s: float | None, free: int, queue_depth: int, room
     return Standing(kind, pace_s * (1 + turns), load, waits=True, pace_s=pace_s)
 
 
-class _Order:
+class _OrderedPools:
     """The pools of one kind, by value and name: without a wait, and with one."""
 
     __slots__ = ("free", "load", "waiting")
@@ -137,7 +139,7 @@ class _Order:
         self.load -= old.load
 
 
-_Orders = Sequence[tuple[Kind, _Order]]
+_PoolsByKind = Sequence[tuple[PoolKind, _OrderedPools]]
 
 
 class Candidates:
@@ -145,8 +147,8 @@ class Candidates:
 
     def __init__(self, random: Random) -> None:
         self._random = random.random
-        self._orders: dict[Kind, _Order] = {}
-        self._standings: dict[str, tuple[Standing, _Order]] = {}
+        self._orders: dict[PoolKind, _OrderedPools] = {}
+        self._standings: dict[str, tuple[Standing, _OrderedPools]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._standings
@@ -166,11 +168,11 @@ class Candidates:
             self._standings.pop(name, None)
             return
         if order is None:
-            order = self._orders.setdefault(new.kind, _Order())
+            order = self._orders.setdefault(new.kind, _OrderedPools())
         order.add(name, new)
         self._standings[name] = new, order
 
-    def at_once(self, request: PlacementRequest) -> tuple[str, PlacementReason] | None:
+    def choose_at_once(self, request: PlacementRequest) -> tuple[str, PlacementReason] | None:
         """Chooses the pool for one sequence that starts at once wherever it would be compared: its
         home, if that is nearly as fast as the best and has no more than its share of the load, else
         the faster one of two, of equal ones the emptier. None: predictions have to decide."""
@@ -202,7 +204,7 @@ class Candidates:
             reason = PlacementReason.NAME
         return first[2], reason
 
-    def _is_good_home(self, name: str, latest: float, serving: _Orders) -> bool:
+    def _is_good_home(self, name: str, latest: float, serving: _PoolsByKind) -> bool:
         """Whether a request starts at once at its home, whose value is no more than that, and which
         has no more than its share of the load of those that can serve it."""
         home, order = self._standings.get(name, (None, None))
@@ -248,7 +250,7 @@ class Candidates:
         """Returns the load of all pools that take requests and can serve this one."""
         return _load(self._serving(request))
 
-    def _serving(self, request: PlacementRequest) -> _Orders:
+    def _serving(self, request: PlacementRequest) -> _PoolsByKind:
         return [each for each in self._orders.items() if each[0].serves(request)]
 
     def another(self, measurement_type: MeasurementType) -> list[str]:
@@ -272,7 +274,7 @@ class Candidates:
         return [_at(lists, near, number) for number in numbers]
 
 
-def _load(orders: _Orders) -> Load:
+def _load(orders: _PoolsByKind) -> Load:
     return Load(
         sum(order.load for _, order in orders),
         sum(kind.slots_total * len(order) for kind, order in orders),

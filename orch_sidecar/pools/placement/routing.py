@@ -51,8 +51,8 @@ class GenerationCall:
 
     `key`: the digest of its client's API key, empty without one; `weight`: of that key.
     `cache_owner`: equal for clients that share the engines' prefix cache; empty without keys.
-    `prefixes`: of its prompt, where pools are to be chosen by them. `later`: it is a part, not the
-    first, of a request.
+    `prefixes`: of its prompt, if pools are chosen by them. `is_later_part`: it is a part of a
+    request, and not its first.
     """
 
     generation: GenerationRequest
@@ -202,7 +202,7 @@ def _capable(
         if not capable:
             return _cannot_pin(pools, request)
     if options.measurement_type is not None:
-        matching = _measuring(capable, options)
+        matching = _of_measurement_type(capable, options)
         if isinstance(matching, Refusal):
             return matching
         capable = matching
@@ -216,7 +216,7 @@ def _capable(
     return [pool for pool in capable if _fits(pool, request)] or _too_large(capable, request)
 
 
-def _measuring(
+def _of_measurement_type(
     capable: Sequence[PoolSnapshot], options: RequestOptions
 ) -> Sequence[PoolSnapshot] | Refusal:
     """Returns those of these pools that measure what a request asks for."""

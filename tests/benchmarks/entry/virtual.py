@@ -30,7 +30,7 @@ from orch_sidecar.admission.types import (
     StepTime,
 )
 from orch_sidecar.api.options import NO_OPTIONS
-from orch_sidecar.pools.placement.candidates import Candidates, Kind, standing
+from orch_sidecar.pools.placement.candidates import Candidates, PoolKind, standing
 from orch_sidecar.pools.placement.routing import PlacementRequest, PoolSnapshot, place
 from orch_sidecar.tools.simulate.engine import Engine, EngineShape
 from orch_sidecar.tools.simulate.engine import Sequence as Sequenced
@@ -93,7 +93,7 @@ class Sidecar:
         self._random = Random(seed)
         self._candidates = Candidates(Random(seed))
         self._kinds = [
-            Kind("all", MeasurementType.BATCHED_ONLINE, False, None, None, shape.slots, True)
+            PoolKind("all", MeasurementType.BATCHED_ONLINE, False, None, None, shape.slots, True)
             for shape in traffic.shapes
         ]
         self.changed = set(range(len(self.pools)))
@@ -109,7 +109,7 @@ class Sidecar:
             for pool in self.changed:
                 self._update(pool, now)
             self.changed.clear()
-            if (at_once := self._candidates.at_once(ASKED)) is not None:
+            if (at_once := self._candidates.choose_at_once(ASKED)) is not None:
                 return int(at_once[0])
             compared = [int(name) for name in self._candidates.draw(ASKED)]
         elif self._way == "random":

@@ -332,7 +332,7 @@ async def test_quota_of_rows_holds_for_all_batches_of_a_key(
 async def test_key_has_so_many_batches_that_have_not_ended(
     batches: Batches, engine: ScriptedEngine, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.batches.catalog.MOST_OPEN_BATCHES", 2)
+    monkeypatch.setattr("orch_sidecar.batches.catalog.MAX_OPEN_BATCHES", 2)
     first, _ = [await batches.create(some(1)) for _ in range(2)]
     with pytest.raises(openai.APIStatusError) as refused:
         await batches.create(some(1))

@@ -105,7 +105,7 @@ async def test_each_row_is_in_the_output_once_although_the_engine_is_killed(
 async def test_row_with_which_every_engine_is_lost_is_given_up(
     batches: Batches, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.batches.runner._MOST_PAUSE_S", 0.01)
+    monkeypatch.setattr("orch_sidecar.batches.runner._MAX_PAUSE_S", 0.01)
 
     async def one_is_lost(answer: Answer) -> None:
         await (closes if answer.request.json()["seed"] == 1 else usual)(answer)
@@ -129,8 +129,8 @@ async def test_rows_behind_those_whose_engine_is_away_run_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("orch_sidecar.batches.runner._MOST_PAUSE_S", 0.01)
-    monkeypatch.setattr("orch_sidecar.batches.runner._MOST_WAIT_S", 0.1)
+    monkeypatch.setattr("orch_sidecar.batches.runner._MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr("orch_sidecar.batches.runner._MAX_WAIT_S", 0.1)
     large = await another(models=("large",))
     if not known:
         await large.stop()

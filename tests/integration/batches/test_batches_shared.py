@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from orch_sidecar.batches.runner import LEAST_WAITING
+from orch_sidecar.batches.runner import MIN_WAITING_ROWS
 from tests import postgres
 from tests.integration.answers import answer as usual
 from tests.integration.batches.batching import counts, ids, some
@@ -77,7 +77,7 @@ async def test_what_a_killed_sidecar_had_another_one_runs(
     ran = Counter(each.json()["seed"] for each in (*engine.generating, *other.generating))
     assert set(ran) == set(range(100))
     twice = [seed for seed, times in ran.items() if times > 1]
-    assert len(twice) <= LEAST_WAITING + other.slots, "only what it had taken"
+    assert len(twice) <= MIN_WAITING_ROWS + other.slots, "only what it had taken"
 
 
 @pytest.mark.long

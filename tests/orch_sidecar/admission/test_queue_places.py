@@ -88,7 +88,7 @@ def test_one_look_serves_all_requests_of_a_moment(monkeypatch: pytest.MonkeyPatc
         looks.append(now)
         return look(now)
 
-    monkeypatch.setattr(found, "_look", counted)
+    monkeypatch.setattr(found, "_predict", counted)
     assert found.of("b", 0.0) == Place(0, None)
     queue(core, interactive(), "c", at=0.01)
     assert found.of("c", 0.01) is None, "it has arrived since"

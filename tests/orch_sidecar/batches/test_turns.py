@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from orch_sidecar.batches.ledger import OpenBatch
 from orch_sidecar.batches.rows import MAX_MODELS
-from orch_sidecar.batches.runner import LEAST_WAITING, Runner
+from orch_sidecar.batches.runner import MIN_WAITING_ROWS, Runner
 from orch_sidecar.batches.tables import Status
 from tests.patience import HANG_S
 
@@ -46,7 +46,7 @@ async def test_owners_take_turns_and_the_oldest_of_their_batches() -> None:
     jobs.runner = runner
     runner.batches = {name: opened(name) for name in ("a1", "a2", "a3", "a4", "b1")}
     jobs.added = [opened("c1"), opened("b2")]
-    working = asyncio.create_task(runner.work())
+    working = asyncio.create_task(runner.run_jobs())
     async with asyncio.timeout(HANG_S):
         await jobs.done.wait()
     working.cancel()
@@ -66,4 +66,4 @@ def test_made_up_models_of_an_owner_take_no_more_rows_than_one_file_may() -> Non
     runner.batches[other.id] = other
     wanted = runner._wanted()
     assert sum(each.batch_id == other.id for each in wanted) == 1
-    assert sum(wanted.values()) == (MAX_MODELS + 1) * LEAST_WAITING
+    assert sum(wanted.values()) == (MAX_MODELS + 1) * MIN_WAITING_ROWS

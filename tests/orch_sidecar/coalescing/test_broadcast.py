@@ -31,11 +31,11 @@ async def test_ended_response_cannot_be_joined() -> None:
     broadcast = broadcast_of()
     Client("a").join(broadcast)
     engine = Engine(broadcast)
-    assert broadcast.joinable
+    assert broadcast.is_joinable
     engine.sends(STREAM[:-5])
-    assert broadcast.joinable
+    assert broadcast.is_joinable
     engine.sends(STREAM[-5:])
-    assert not broadcast.joinable
+    assert not broadcast.is_joinable
 
 
 @given(st.sampled_from(SPOKEN), PLACES, PLACES)
@@ -71,7 +71,7 @@ async def test_client_that_joins_while_the_engine_is_connected_to_has_not_waited
     broadcast = broadcast_of()
     early = Client("early").join(broadcast)
     broadcast.record.admitted = early.record.identity.arrived + 1
-    assert broadcast.admitted
+    assert broadcast.is_admitted
     late = Client("late").join(broadcast)
     Engine(broadcast)
     assert early.record.admitted == broadcast.record.admitted
@@ -89,7 +89,7 @@ async def test_refused_admission_is_answered_by_each_handler() -> None:
         assert (ending.failure, ending.answered) == (refusal, False)
         assert client.data == b""
         assert client.ending.failure is refusal
-    assert not broadcast.joinable
+    assert not broadcast.is_joinable
 
 
 async def test_others_continue_when_the_first_subscriber_leaves() -> None:
@@ -117,7 +117,7 @@ async def test_generation_is_cancelled_when_the_last_subscriber_leaves() -> None
         client.leave()
     assert broadcast.abandoned
     assert engine.transport.closed
-    assert not broadcast.joinable
+    assert not broadcast.is_joinable
     clients[0].subscriber.stop()
     assert broadcast.abandoned
 
@@ -183,7 +183,7 @@ async def test_responses_are_complete_and_memory_is_bounded_in_any_order(
             assert number is not None
             engine.sends(rest[:number])
             rest = rest[number:]
-        elif what == "join" and broadcast.joinable:
+        elif what == "join" and broadcast.is_joinable:
             clients.append(Client(f"c{len(clients)}", room=number).join(broadcast))
         elif what == "read":
             assert number is not None
@@ -274,9 +274,9 @@ async def test_subscribers_wait_for_another_response_after_a_lost_connection() -
     client = Client("a").join(broadcast)
     broadcast.record.admitted = 17
     engine = Engine(broadcast)
-    assert (broadcast.admitted, client.record.admitted) == (True, 17)
+    assert (broadcast.is_admitted, client.record.admitted) == (True, 17)
     engine.closes(ConnectionResetError())
-    assert (broadcast.admitted, client.record.admitted) == (False, None)
+    assert (broadcast.is_admitted, client.record.admitted) == (False, None)
     late = Client("b").join(broadcast)
     assert late.record.admitted is None
     broadcast.record.admitted = 18

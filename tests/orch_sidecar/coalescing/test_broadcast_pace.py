@@ -47,9 +47,9 @@ async def test_response_cannot_be_joined_once_bytes_were_dropped() -> None:
     engine = Engine(broadcast)
     engine.sends(STREAM_HEAD)
     sends(engine, 10)
-    assert broadcast.joinable
+    assert broadcast.is_joinable
     sends(engine, 2)
-    assert not broadcast.joinable
+    assert not broadcast.is_joinable
     assert broadcast.log.size <= BOUND
     sends(engine, 100)
     engine.sends(b"0\r\n\r\n")

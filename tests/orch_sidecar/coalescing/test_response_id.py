@@ -53,9 +53,9 @@ def test_id_is_found_after_something_that_looks_like_it() -> None:
 def test_id_is_known_from_the_first_piece_that_has_it() -> None:
     response_id = ResponseId(ID)
     response_id.split(b": keep-alive\n\n")
-    assert not response_id.known
+    assert not response_id.is_known
     response_id.split(b'{"id":"cmpl-f00"}')
-    assert response_id.known
+    assert response_id.is_known
     assert renamed(b"none here", "mine", response_id) == b"none here"
 
 

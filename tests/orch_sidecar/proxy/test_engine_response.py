@@ -160,7 +160,7 @@ async def test_connection_lost_before_the_first_byte_may_be_retried_elsewhere() 
     assert not ending.answered
     assert first.response.unanswered
     assert not client.subscriber.done.done()
-    assert broadcast.joinable
+    assert broadcast.is_joinable
     second = Engine(broadcast)
     second.sends(STREAM)
     assert client.body == whole_for("a")
@@ -229,7 +229,7 @@ async def test_rejection_by_a_child_sidecar_leaves_the_clients_waiting() -> None
     assert below.response.rejected == 70
     assert below.kept
     assert not client.subscriber.done.done()
-    assert broadcast.joinable
+    assert broadcast.is_joinable
     Engine(broadcast, rejection=backpressure.sidecar_rejection).sends(STREAM)
     assert client.body == whole_for("a")
 

@@ -58,7 +58,7 @@ def test_parts_have_all_prompts_in_order_and_at_most_so_many_sequences(
             for at in range(choices * len(body["prompt"]))
         ]
     assert found == [(at, prompts[at // n]) for at in range(n * len(prompts))]
-    assert [part.reads_again for part in parts] == [
+    assert [part.repeats_prompt for part in parts] == [
         n > size and part.offset % n != 0 for part in parts
     ]
 

@@ -9,18 +9,18 @@ import pytest
 
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.splitting.division import Part
-from orch_sidecar.splitting.merging import Events, Unmergeable, together
+from orch_sidecar.splitting.merging import MergedEvents, Unmergeable, merge
 
 
-def part(offset: int, cost: int = 1, *, reads_again: bool = False) -> Part:
-    return Part(b"", cost, None, offset, reads_again)
+def part(offset: int, cost: int = 1, *, repeats_prompt: bool = False) -> Part:
+    return Part(b"", cost, None, offset, repeats_prompt)
 
 
 def merged(path: str, *answers: tuple[Part, dict[str, Any]], top_n: int = 0) -> Any:
     division = ENDPOINTS[path].division
     assert division is not None
     encoded = [(part, json.dumps(document).encode()) for part, document in answers]
-    return json.loads(together(division, encoded, top_n))
+    return json.loads(merge(division, encoded, top_n))
 
 
 def completion(texts: str, prompt_tokens: int, **more: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_prompt_that_was_read_for_several_parts_counts_once() -> None:
     found = merged(
         "/v1/chat/completions",
         (part(0, 2), completion("ab", 5)),
-        (part(2, reads_again=True), completion("c", 5)),
+        (part(2, repeats_prompt=True), completion("c", 5)),
     )
     assert found["usage"]["prompt_tokens"] == 5
     assert found["usage"]["total_tokens"] == 8
@@ -68,7 +68,7 @@ def test_embeddings_are_the_engines_bytes() -> None:
     one = b'{"data":[{"index":0,"embedding":[0.10000000001,-1e-7]}],"usage":{"prompt_tokens":1}}'
     division = ENDPOINTS["/v1/embeddings"].division
     assert division is not None
-    found = together(division, [(part(0), one), (part(1), one)], 0)
+    found = merge(division, [(part(0), one), (part(1), one)], 0)
     assert found == (
         b'{"data":[{"index":0,"embedding":[0.10000000001,-1e-7]},'
         b'{"index":1,"embedding":[0.10000000001,-1e-7]}],"usage":{"prompt_tokens":2}}'
@@ -108,7 +108,7 @@ def test_what_is_no_answer_of_the_api_is_not_put_together(answer: bytes) -> None
     division = ENDPOINTS["/v1/completions"].division
     assert division is not None
     with pytest.raises(Unmergeable):
-        together(division, [(part(0), answer)], 0)
+        merge(division, [(part(0), answer)], 0)
 
 
 def event(**document: Any) -> bytes:
@@ -116,7 +116,7 @@ def event(**document: Any) -> bytes:
 
 
 def test_stream_has_the_events_of_all_parts_one_usage_and_one_end() -> None:
-    events, one, other = Events(), part(0, 2), part(2, reads_again=True)
+    events, one, other = MergedEvents(), part(0, 2), part(2, repeats_prompt=True)
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     assert json.loads(
         events.of(other, event(id="b", created=9, choices=[{"index": 0, "text": "c"}]))[6:]
@@ -136,10 +136,10 @@ def test_stream_has_the_events_of_all_parts_one_usage_and_one_end() -> None:
 
 def test_errors_of_a_part_pass_and_other_events_are_none_of_the_api() -> None:
     failed = event(error={"message": "x"})
-    events = Events()
+    events = MergedEvents()
     assert events.of(part(3), failed) == failed
     assert events.of(part(0), event(choices=[{"index": 0, "text": "a"}])) == b"", "it is the last"
-    events = Events()
+    events = MergedEvents()
     for wrong in (b"data: {\n\n", b"data: []\n\n", event(x=1), event(choices=[{"text": "a"}])):
         with pytest.raises(Unmergeable):
             events.of(part(0), wrong)

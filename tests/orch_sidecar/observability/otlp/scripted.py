@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
-from orch_sidecar.observability.tracing import Lost, Trace
+from orch_sidecar.observability.tracing import LossReason, Trace
 
 DELIVERED = Reply(Verdict.DELIVERED)
 REJECTED = Reply(Verdict.REJECTED, "HTTP 400 Bad Request")
@@ -17,7 +17,7 @@ RETRY = Reply(Verdict.RETRY, "HTTP 503 Service Unavailable")
 EXPORT = ExportSettings(
     "http/protobuf", "http://collector", max_queue_size=12, max_batch_size=6, schedule_delay_s=5.0
 )
-NONE = dict.fromkeys(Lost, 0)
+NONE = dict.fromkeys(LossReason, 0)
 
 
 def throttled(delay_s: float) -> Reply:

@@ -18,7 +18,7 @@ from orch_sidecar.observability.otlp.delivery import Transport
 from orch_sidecar.observability.otlp.grpc_transport import GrpcTransport
 from orch_sidecar.observability.otlp.http_transport import HttpTransport
 from orch_sidecar.observability.otlp.settings import ExportSettings
-from orch_sidecar.observability.tracing import Lost
+from orch_sidecar.observability.tracing import LossReason
 from tests.integration.running import eventually
 from tests.orch_sidecar.observability.otlp.grpc_receivers import failing, grpc_receiver, returning
 from tests.orch_sidecar.observability.otlp.http_receivers import (
@@ -29,7 +29,7 @@ from tests.orch_sidecar.observability.otlp.http_receivers import (
 )
 from tests.orch_sidecar.observability.otlp.sdk_bytes import Traces, header_names
 
-NONE = dict.fromkeys(Lost, 0)
+NONE = dict.fromkeys(LossReason, 0)
 SPANS_OF_A_TRACE = ["admission.wait", "engine.request", "/v1/chat"]
 HTTP, GRPC = "http/protobuf", "grpc"
 

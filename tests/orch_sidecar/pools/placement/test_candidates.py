@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.pools.placement.candidates import Candidates, Kind, Standing, standing
+from orch_sidecar.pools.placement.candidates import Candidates, PoolKind, Standing, standing
 from orch_sidecar.pools.placement.routing import Load, PlacementRequest, place
 from orch_sidecar.tools.simulate.engine import EngineShape
 from tests.benchmarks.entry.virtual import Traffic, quality
@@ -21,12 +21,12 @@ from tests.orch_sidecar.snapshots import BATCHED, SINGLE, snapshot
 SEED = 7
 
 
-def kind(group: str = "cloud", **more: Any) -> Kind:
+def kind(group: str = "cloud", **more: Any) -> PoolKind:
     known: dict[str, Any] = {
         "measurement_type": BATCHED, "on_request": False, "models": frozenset({"m"}),
         "ctx_max": 2048, "slots_total": 8, "predicts": True,
     }  # fmt: skip
-    return Kind(group, **(known | more))
+    return PoolKind(group, **(known | more))
 
 
 def request(
@@ -35,7 +35,7 @@ def request(
     return PlacementRequest(model, cost, tokens, RequestOptions(**options))
 
 
-def candidates(*values: float, of: Kind | None = None) -> Candidates:
+def candidates(*values: float, of: PoolKind | None = None) -> Candidates:
     """Pools `0`, `1`, ... with these standings."""
     made, of_all = Candidates(Random(SEED)), of or kind()
     for number, value in enumerate(values):
@@ -236,7 +236,7 @@ def test_what_could_serve_a_request_is_what_placement_among_all_could_choose(
             snapshot(str(number), group=group, measurement_type=of_type, slots_total=slots, **named)
         )
         frozen = None if models is None else frozenset(models)
-        of = Kind(group, of_type, on_request, frozen, ctx_max, slots, predicts=True)
+        of = PoolKind(group, of_type, on_request, frozen, ctx_max, slots, predicts=True)
         made.update(str(number), Standing(of, 1.0, 0))
     away = Refusal(Reason.ENGINE_DOWN, "away")
     possible = set()
