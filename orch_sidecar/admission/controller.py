@@ -293,11 +293,6 @@ class AdmissionController:
     # State
 
     @property
-    def queue_depth(self) -> int:
-        """Queued requests of all classes."""
-        return self.queues.depth
-
-    @property
     def blocked_by(self) -> Constraint | None:
         """The constraint that blocks the head of the queue."""
         return self.order.blocked_by if self.queues.depth else None

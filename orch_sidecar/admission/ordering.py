@@ -1,9 +1,9 @@
 """Decides which queued request is dispatched next.
 
 Pure: times are seconds of a monotonic clock. The order: a bulk request that is due (it is owed
-slots, or interactive traffic has delayed it for as long as it may); else interactive requests;
-else bulk ones; else idle ones; within a class fair between API keys (`fairness`). A blocked request
-keeps those behind it waiting, so that one that needs many slots is not overtaken forever, but for
+slots, or interactive traffic has delayed it for as long as it may), then interactive requests, then
+bulk ones, then idle ones; within a class fair between API keys (`fairness`). A blocked request
+keeps those behind it waiting, so that one that needs many slots is not overtaken forever, except
 those that the `Scope` of what blocks it lets pass. Dispatch is work-conserving: the head of the
 queue waits only for a constraint.
 """

@@ -245,7 +245,7 @@ class Broadcast(Sink):
         """Keeps the log within its bound.
 
         Pieces that every subscriber has got are dropped. If all are behind, the engine is paused;
-        otherwise the slowest are disconnected, for they would slow down the others.
+        otherwise the slowest are disconnected: they would slow down the others.
         """
         log = self.log
         self._trim()

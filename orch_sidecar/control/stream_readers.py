@@ -102,7 +102,7 @@ class Channel:
 
 
 class Stream:
-    """One reader's stream. `write_s`: a reader that takes nothing for so long is disconnected."""
+    """One reader's stream. `write_s`: after so long without taking anything it is disconnected."""
 
     write_s: float
 
@@ -179,7 +179,7 @@ class Streams(Generic[C, S]):
         owners: Collection[str] = (),
     ) -> web.StreamResponse | Refusal:
         """Serves a stream until its reader disconnects, falls behind, is permitted no longer or
-        replaced by another, or this closes. `channel`: a new one, for want of one of its name.
+        replaced by another, or this closes. `channel`: used if there is none of its name yet.
         `owners`: the instances that own leases here."""
         if self._closed:
             return Refusal(Reason.DRAINING, "this sidecar is shutting down", retry_after_ms=1000)

@@ -56,7 +56,7 @@ class StepHistory:
         )
 
     def token_rates(self) -> dict[str, float | None]:
-        """Returns generated and prompt tokens per second of late; None until two reports are
+        """Returns recent generated and prompt tokens per second; None until two reports are
         known."""
         counts = self._counts
         if len(counts) < 2:

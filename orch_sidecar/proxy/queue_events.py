@@ -39,7 +39,7 @@ class Watchers:
         return request.queue_response
 
     def watch(self, request: Request, waiting: Request) -> None:
-        """Shows the client of `request` what becomes of `waiting`, until its stream begins.
+        """Shows the client of `request` the progress of `waiting`, until its stream begins.
 
         Raises CancelledError if the client is gone.
         """

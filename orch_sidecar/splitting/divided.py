@@ -134,7 +134,7 @@ class DividedRequest:
             each.resume()
 
     def stop(self) -> None:
-        """Ends all parts, but for the one that calls it."""
+        """Ends all parts except the one that calls it."""
         current = asyncio.current_task()
         for task in self._tasks:
             if task is not current:

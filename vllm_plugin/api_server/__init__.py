@@ -1,4 +1,4 @@
-"""Decides what becomes of requests in vLLM's API server, before they reach the engine.
+"""Decides which requests pass from vLLM's API server to the engine.
 
 The middleware counts requests and checks their leases, and notices calls that suspend the engine;
 `statements_endpoint` answers with signed statements.

@@ -27,11 +27,6 @@ class ParentClaims:
         self._offers = defaultdict[str, list[Offer]](list)  # not yet sent to their parents
 
     @property
-    def has_claims(self) -> bool:
-        """Whether a parent claims slots, or is offered some."""
-        return self.claim_table.has_claims
-
-    @property
     def has_demand(self) -> bool:
         """Whether requests wait at parents, for slots or anything else."""
         return self.claim_table.contended(self._instance)

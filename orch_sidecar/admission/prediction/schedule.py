@@ -1,7 +1,7 @@
 """Predicts when slots come free, and so when queued requests will start.
 
 Pure: times are seconds of decoding from now; the prompts that the engine reads meanwhile are
-counted apart, in `prompt_tokens`, for they delay all slots. The slots are a heap of the times at
+counted apart, in `prompt_tokens`: they delay all slots. The slots are a heap of the times at
 which they come free; a request takes the earliest ones and frees them at its predicted end.
 """
 

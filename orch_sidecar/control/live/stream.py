@@ -29,7 +29,7 @@ logger = logging.getLogger("orch.sidecar")
 # Smooth enough to look at, and no more work than a hundred requests.
 EVENT_EVERY_S: Final = 0.25
 ALIVE_EVERY_S: Final = 2.0
-# A reader that takes nothing for so long is disconnected, and may come back.
+# After so long without taking anything a reader is disconnected; it may come back.
 MAX_LAG_S: Final = 10.0
 # Of an id at the clients' listener: enough to find a request, too few to cancel it.
 SHORT_ID_CHARACTERS: Final = 8

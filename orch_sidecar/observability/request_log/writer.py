@@ -63,7 +63,7 @@ class LineWriter:
             self._wakes.set()
 
     def close(self, within_s: float) -> None:
-        """Writes what it has, for so long at most, and ends. Blocks."""
+        """Writes what it has, within this time, and ends. Blocks."""
         self._closing = True
         self._wakes.set()
         self._writing.join(within_s)

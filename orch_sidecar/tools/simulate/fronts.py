@@ -124,7 +124,7 @@ class Admitted(Direct):
 
     @property
     def queued(self) -> int:
-        return self._controller.queue_depth
+        return self._controller.queues.depth
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         service_class = arrival.service_class if self._classes else BULK

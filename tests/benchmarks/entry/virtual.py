@@ -128,7 +128,7 @@ class Sidecar:
             self._kinds[pool],
             core.service_times.pace_s(),
             core.constraints.free_slots(ServiceClass.INTERACTIVE, now),
-            core.queue_depth,
+            core.queues.depth,
             core.ledger.room,
         )
         self._candidates.update(f"{pool:04}", new)
@@ -142,7 +142,7 @@ class Sidecar:
             CLOUD.measurement_type,
             slots_total=core.ledger.slots_total,
             room=core.ledger.room,
-            queue_depth=core.queue_depth,
+            queue_depth=core.queues.depth,
             end_ms=None if forecast is None else forecast.end_ms,
         )
 

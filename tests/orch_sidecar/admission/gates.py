@@ -77,17 +77,17 @@ async def lease_of(task: asyncio.Task[Outcome]) -> Lease:
 
 async def queued(gate: Gate, request: AdmissionRequest | None = None) -> asyncio.Task[Outcome]:
     """A task that waits in the queue."""
-    depth = gate.controller.queue_depth
+    depth = gate.controller.queues.depth
     task = asyncio.ensure_future(admit(gate, request or interactive()))
     await asyncio.sleep(0)
-    assert gate.controller.queue_depth == depth + 1
+    assert gate.controller.queues.depth == depth + 1
     return task
 
 
 def assert_nothing_left(gate: Gate) -> None:
     assert gate.status().leased == 0
     assert gate.status().leases == 0
-    assert gate.controller.queue_depth == 0
+    assert gate.controller.queues.depth == 0
     assert (gate.tickets, gate.waiting) == ({}, {})
 
 

@@ -249,7 +249,7 @@ class Checked(RuleBasedStateMachine):
     @invariant()
     def queues_agree_with_the_model(self) -> None:
         model, core = self.model, self.core
-        assert core.queue_depth == model.depth
+        assert core.queues.depth == model.depth
         for service_class in ServiceClass:
             waiting = [each.ticket for each in core.queues.line(service_class)]
             assert waiting == list(model.queues[service_class])
@@ -304,7 +304,7 @@ class Checked(RuleBasedStateMachine):
         assert (
             core.ledger.leased,
             core.ledger.lease_count,
-            core.queue_depth,
+            core.queues.depth,
         ) == (0, 0, 0)
         assert core.ledger.kv_committed == 0
         assert core.next_event(model.now) is None

@@ -51,10 +51,10 @@ def test_request_that_does_not_fit_waits_and_is_admitted_on_release() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
     assert core.arrive("b", bulk(), 1.0) == Queued(0, None)
-    assert (core.queue_depth, core.status(0.0).of(BULK).queued) == (1, 1)
+    assert (core.queues.depth, core.status(0.0).of(BULK).queued) == (1, 1)
     assert reason(core.blocked_by) == "slot"
     assert core.release("a", 2.0) == [Decision("b", Lease("b", 1, "e1"))]
-    assert (core.queue_depth, core.status(0.0).of(BULK).queued, core.blocked_by) == (
+    assert (core.queues.depth, core.status(0.0).of(BULK).queued, core.blocked_by) == (
         0,
         0,
         None,
@@ -266,7 +266,7 @@ def test_reloaded_rules_apply_to_new_requests_and_end_none() -> None:
     queue(core, interactive(), "b", "c")
     small = class_rules(queue_capacity=1, max_wait_s=1.0, batch=BatchBounds(least=1, most=1))
     assert core.replace_rules(rules(small, small), 1.0) == []
-    assert (core.ledger.leased, core.queue_depth) == (2, 2)
+    assert (core.ledger.leased, core.queues.depth) == (2, 2)
     limits = core.constraints.batch.limits
     assert limits.batch(INTERACTIVE) == limits.batch(BULK) == 1
     assert reason_of(core.arrive("d", interactive(), 1.0)) is Reason.QUEUE_FULL

@@ -61,7 +61,7 @@ def test_unavailable_engine_refuses_arrivals_and_keeps_those_queued() -> None:
     assert core.unavailable is STALE
     assert reason_of(core.arrive("c", interactive(), 1.0)) is STALE.reason
     assert core.release("a", 2.0) == [], "stale fails closed"
-    assert core.queue_depth == 1
+    assert core.queues.depth == 1
     assert granted(core.engine_reports(report(1), 3.0)) == ["b"]
     assert core.unavailable is None
 
@@ -167,7 +167,7 @@ def test_all_queued_requests_are_refused_at_once() -> None:
     assert {each.ticket: each.outcome for each in decisions} == dict.fromkeys(
         ("i1", "i2", "b"), CLOSING
     )
-    assert (core.queue_depth, core.blocked_by) == (0, None)
+    assert (core.queues.depth, core.blocked_by) == (0, None)
     assert core.refuse_queued(CLOSING) == []
 
 

@@ -219,7 +219,7 @@ class KeysMachine(RuleBasedStateMachine):
                 self.end(0, 5, 0.01)
         assert not self.queued
         assert not self.running
-        assert self.core.ledger.leased == self.core.queue_depth == 0
+        assert self.core.ledger.leased == self.core.queues.depth == 0
         other = BULK if self.service_class is INTERACTIVE else INTERACTIVE
         assert self.core.queues.line(other).shares == {}
 

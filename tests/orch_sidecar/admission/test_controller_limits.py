@@ -87,7 +87,7 @@ def test_drop_lru_keeps_the_queues_bounded() -> None:
     for number in range(20):
         core.arrive(f"b{number}", bulk(), 0.0)
         core.arrive(f"i{number}", interactive(), 0.0)
-    assert core.queue_depth == 4
+    assert core.queues.depth == 4
 
 
 def test_request_behind_the_evicted_one_is_dispatched_if_it_fits() -> None:
@@ -188,14 +188,14 @@ def test_a_request_that_may_not_wait_goes_at_once_or_not_at_all(
     core = core_of(1)
     fill(core, arriving, "a")
     assert reason_of(core.arrive("b", arriving, 0.0)) is reason
-    assert core.queue_depth == 0
+    assert core.queues.depth == 0
 
 
 def test_a_deadline_that_is_over_ends_the_wait_before_it_begins() -> None:
     core = core_of(1)
     fill(core, bulk(), "a")
     assert reason_of(core.arrive("b", bulk(deadline_ms=0.0), 0.0)) is Reason.DEADLINE_MISS
-    assert (core.queue_depth, core.take_displaced()) == (0, [])
+    assert (core.queues.depth, core.take_displaced()) == (0, [])
 
 
 def test_no_request_is_overtaken_while_the_timer_is_late() -> None:

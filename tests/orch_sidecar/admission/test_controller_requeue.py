@@ -154,7 +154,7 @@ def test_requeued_request_enters_a_full_queue() -> None:
     fill(core, interactive(), "a")
     queue(core, interactive(), "b")
     refused_below(core, "a", interactive(), 0.1, 1.0)
-    assert core.queue_depth == 2
+    assert core.queues.depth == 2
 
 
 def test_requeued_request_that_has_become_too_large_is_refused() -> None:
@@ -308,9 +308,9 @@ def test_depth_counts_parts_and_returns_to_zero() -> None:
     fill(core, interactive(), "a")
     queue(core, interactive(), "p1")
     queue(core, interactive(is_later_part=True), "p2")
-    assert core.queue_depth == 2
+    assert core.queues.depth == 2
     core.leave("p1", 1.0)
     core.leave("p2", 1.0)
-    assert core.queue_depth == 0
+    assert core.queues.depth == 0
     for service_class in (INTERACTIVE, BULK):
         assert core.queues.places(service_class) == 0

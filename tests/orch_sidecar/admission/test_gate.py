@@ -207,7 +207,7 @@ async def test_cancellation_while_queued_leaves_the_queue() -> None:
     waiting, behind = await queued(gate), await queued(gate)
     waiting.cancel()
     assert await cancelled(waiting)
-    assert gate.controller.queue_depth == 1
+    assert gate.controller.queues.depth == 1
     end(gate, held)
     end(gate, await lease_of(behind))
     assert_nothing_left(gate)

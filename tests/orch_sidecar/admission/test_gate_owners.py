@@ -42,7 +42,7 @@ async def test_a_ticket_whose_owner_is_gone_leaves_the_queue() -> None:
     task = await waiting(ticket)
     ticket.owner = None
     assert gate.reconcile() == []
-    assert gate.controller.queue_depth == 0
+    assert gate.controller.queues.depth == 0
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     held.end()
@@ -56,7 +56,7 @@ async def test_what_an_error_leaves_of_an_arrival_is_found(monkeypatch: pytest.M
         patched.setattr(gate.controller, "next_event", MagicMock(side_effect=ZeroDivisionError))
         with pytest.raises(ZeroDivisionError):
             opened(gate)
-    assert gate.controller.queue_depth == 1
+    assert gate.controller.queues.depth == 1
     gate.reconcile()
     held.end()
     assert_nothing_left(gate)
@@ -86,7 +86,7 @@ async def test_end_of_a_ticket_leaves_nothing_queued_or_leased() -> None:
     held, ticket = opened(gate), opened(gate)
     task = await waiting(ticket)
     ticket.end()
-    assert gate.controller.queue_depth == 0
+    assert gate.controller.queues.depth == 0
     held.end(ended=False)
     assert gate.ledger.closing() == [held.id]
     task.cancel()

@@ -318,7 +318,7 @@ async def test_offer_is_taken_by_the_request_that_waits(
     await eventually(lambda: engine.claims == [Claim(2, urgent=True)])
     gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
     await asyncio.sleep(0)
-    assert gate.controller.queue_depth == 1, "others claim slots, too"
+    assert gate.controller.queues.depth == 1, "others claim slots, too"
     gate.offered(2, 1)
     assert (await lease_of(waiting)).cost == 2
     await eventually(lambda: engine.claims[-1] is None)

@@ -99,11 +99,11 @@ async def test_cancelled_wait_leaves_the_queue() -> None:
     holder = pool.gate.open(request_of(), asked())
     task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool, asked()))
     await asyncio.sleep(0)
-    assert pool.gate.controller.queue_depth == 1
+    assert pool.gate.controller.queues.depth == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert pool.gate.controller.queue_depth == 0
+    assert pool.gate.controller.queues.depth == 0
     assert pool.gate.left[asked().service_class] == 1
     holder.end()
     assert pool.gate.status().leases == 0

@@ -82,7 +82,7 @@ def test_offer_to_a_parent_is_booked_for_its_requests(parents: ParentClaims) -> 
     assert parents.consume_booking(ONE, 2, 0.0)
     assert not parents.consume_booking(ONE, 2, 0.0)
     assert parents.consume_booking(ONE, 1, 0.0)
-    assert not parents.has_claims
+    assert not parents.claim_table.has_claims
 
 
 def test_parent_gives_slots_back(parents: ParentClaims) -> None:
@@ -111,7 +111,7 @@ def test_parent_that_disconnects_claims_nothing(parents: ParentClaims) -> None:
     parents.divide(1, None, 0.0)
     parents.closed(ONE)
     assert parents.parents_with_offers() == []
-    assert not parents.has_claims
+    assert not parents.claim_table.has_claims
     assert not parents.consume_booking(ONE, 1, 0.0)
 
 

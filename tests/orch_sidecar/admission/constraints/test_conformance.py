@@ -195,7 +195,7 @@ def test_request_that_is_set_aside_and_lacks_slots_then_is_not_overtaken() -> No
     core.arrive("short", interactive(2), 0.0)
     queue(core, AdmissionRequest(INTERACTIVE, 3, LONG + 1, 100), "long of 3", at=0.1)
     core.release("long 1", 1.0, 100)
-    assert core.queue_depth == 1
+    assert core.queues.depth == 1
     assert isinstance(core.arrive("small", interactive(), 1.1), Queued), "two slots are free"
     assert isinstance(core.arrive("small bulk", bulk(), 1.1), Queued)
     assert [each.ticket for each in core.release("short", 2.0, 100)] == ["long of 3", "small"]
@@ -206,12 +206,12 @@ def test_request_that_is_set_aside_leaves_and_expires_as_any_other() -> None:
     core.arrive("long 1", long(), 0.0)
     queue(core, long(), "leaves", "stays", at=0.1)
     core.leave("leaves", 0.2)
-    assert core.queue_depth == 1
+    assert core.queues.depth == 1
     assert core.next_event(0.2) == pytest.approx(60.1)
     [expired] = core.dispatch(60.1)
     assert expired.ticket == "stays"
     assert isinstance(expired.outcome, Refusal)
-    assert core.queue_depth == 0
+    assert core.queues.depth == 0
     assert core.blocked_by is None
 
 
@@ -303,7 +303,7 @@ def play(
             perform(core.take_displaced(), now)
         elif now < until:
             perform(core.dispatch(now), now)
-    return went, core.queue_depth
+    return went, core.queues.depth
 
 
 def mixture(seed: int, seconds: float, per_s: float) -> list[tuple[float, AdmissionRequest, float]]:
@@ -333,7 +333,7 @@ def test_nobody_blocked_is_promised_an_immediate_start_and_all_go_in_the_end(
     assert blocked
     promised_0 = [each for each in blocked if each.promised_ms == 0 and each.waited_s > 0.05]
     assert promised_0 == []
-    assert core.ledger.leased == core.queue_depth == core.queues.aside_count == 0
+    assert core.ledger.leased == core.queues.depth == core.queues.aside_count == 0
     assert not getattr(constraint, "running", 0), "sums return to zero"
 
 
