@@ -94,7 +94,7 @@ def claim_fields(claims: EngineClaims, instance: str | None) -> State:
     """Returns what a parent sees of those that share an engine with it: nothing where none does but
     other parents of this sidecar."""
     table, sidecars = claims.parents.claim_table, claims.offers.sidecars
-    claim = table.of(instance)
+    claim = table.claim_of(instance)
     others = claims.offers.contended or claims.has_queue or table.contended(instance)
     return {
         "sidecars": sidecars,
@@ -154,7 +154,7 @@ class StateFeed:
         if not self._private:
             state.pop(PRIVATE_FIELD, None)
         sent, self._sent = self._sent, state
-        self._leases.subscribers.looks(subscriber)
+        self._leases.subscribers.looked(subscriber)
         self._changed_at = now
         if beat:
             self._beat_at = now

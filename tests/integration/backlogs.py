@@ -103,7 +103,7 @@ def instance(running: Running) -> str:
 
 def claim(engine: ScriptedEngine, running: Running) -> Claim | None:
     """What the engine has recorded as a sidecar's claim."""
-    return engine.engine_state.claims.of(instance(running))
+    return engine.engine_state.claims.claim_of(instance(running))
 
 
 def break_streams(engine: ScriptedEngine) -> int:

@@ -167,12 +167,12 @@ async def test_instance_belongs_to_the_key_that_named_it(
     stream = await reads(running, name, ring.bearer("entry"))
     entrys = ours(running, "entry", name)
     assert await claims(running, name, ring.bearer("other-entry")) == 409
-    assert books.of(entrys) is None
+    assert books.claim_of(entrys) is None
     assert await claims(running, name, ring.bearer("entry")) == 204
-    assert books.of(entrys) == Claim(4, urgent=True, more=8)
+    assert books.claim_of(entrys) == Claim(4, urgent=True, more=8)
     theirs = await reads(running, name, ring.bearer("other-entry"))
     await theirs.close()
-    assert books.of(entrys) is not None
+    assert books.claim_of(entrys) is not None
     lease = f"{name}.{1:032x}.1"
     headers = [ring.bearer("other-entry"), ("X-Orch-Lease", lease)]
     client = await started(running, headers=headers)
@@ -228,7 +228,7 @@ async def test_entry_with_the_key_of_a_sidecar_is_served_by_its_child(
     clients |= await backlog(entry, numbers.next(20))
     entrys = ours(child, "entry", instance(entry))
     books = child.pool.claims.parents.claim_table
-    await eventually(lambda: books.of(entrys) is not None)
+    await eventually(lambda: books.claim_of(entrys) is not None)
     recording.flows.set()
     await answered(clients)
     gone = await started(entry, seed=1000)

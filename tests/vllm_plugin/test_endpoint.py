@@ -138,7 +138,7 @@ async def test_claim_of_a_sidecar_that_reads_the_state_is_kept(
     engine.engine_state.claim(US, ClaimCall(Claim(1, urgent=False)))
     call = Call(engine.app, "PUT", f"{CLAIMS_PATH}{US}", body=body)
     assert await call.status() == 204
-    assert engine.engine_state.claims.of(US) == claim
+    assert engine.engine_state.claims.claim_of(US) == claim
     await engine.stop(stream)
 
 

@@ -78,7 +78,7 @@ async def test_stranger_is_refused_what_is_for_sidecars(
     error = (await call.json())["error"]
     assert error["type"] == "not_a_sidecar"
     assert VARIABLE in error["message"]
-    assert engine.engine_state.claims.of(US) is None
+    assert engine.engine_state.claims.claim_of(US) is None
     assert isinstance(engine.engine_state.enter(LEASE), int), "it is not spent"
 
 

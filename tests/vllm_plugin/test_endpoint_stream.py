@@ -84,7 +84,7 @@ async def test_sidecar_that_names_no_version_is_offered_nothing(engine: Engine) 
     await call.status()
     assert (await call.event_named("state"))["sidecars"] == 0
     assert engine.engine_state.enter(LEASE) is Rejected.BUSY
-    assert engine.engine_state.claims.of(US) is None
+    assert engine.engine_state.claims.claim_of(US) is None
     engine.engine_state.leave(key)
     assert (await call.event_named("change"))["leased"] == 0
     assert engine.engine_state.claims.offered == 0

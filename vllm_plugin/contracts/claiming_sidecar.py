@@ -1,10 +1,9 @@
-"""The sidecars that read a state, an engine's or a pool's: how they hear of changes, and what one
-of them claims of the slots, what it is offered, and for how long.
+"""Keeps what a sidecar that reads a state (an engine's or a pool's) claims, is offered, and hears.
 
 Pure: times are seconds of the caller's clock, and waking is a callback. An offer is booked for
-twice the time that the last one took until the sidecar showed that it had heard of it, by a request
-or a call: for OFFER_S at least and MAX_OFFER_S at most. Else a sidecar farther away than OFFER_S
-could never take any. One farther away than MAX_OFFER_S cannot: its offers are booked for OFFER_S.
+twice the time after which the sidecar last showed, by a request or a call, that it had heard of an
+offer: between OFFER_S and MAX_OFFER_S. With a fixed OFFER_S, a sidecar farther away could never use
+an offer. One farther away than MAX_OFFER_S cannot: its offers are booked for OFFER_S.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from vllm_plugin.contracts.lease_protocol import MAX_OFFER_S, OFFER_S, Claim
 
 @dataclass(slots=True)
 class Offer:
-    """`slots` are booked for a sidecar instance until then. `number`: from 1; `left`: those that
-    no request has used."""
+    """An offer of `slots`, booked for a sidecar instance until `until_s`. `number`: from 1; `left`:
+    slots that no request has used."""
 
     instance: str
     slots: int
@@ -30,18 +29,18 @@ class Offer:
 
 @dataclass(slots=True)
 class ClaimingSidecar:
-    """What a sidecar that reads the state claims, and is offered."""
+    """The claim of a sidecar that reads the state, and its offers."""
 
     streams: int = 0
     claim: Claim | None = None
-    start: int = 0  # of its next grant, in sequences granted: the lowest is next
+    next_start: int = 0  # of its next grant, in sequences granted: the lowest is next
     age: int = 0  # of its claim, or of the last grant under it: the older, the lower
     number: int = 0  # of its last call
-    has_unclaimed_demand: bool = False  # for something else than slots
-    called_s: float = 0.0  # when it last called, or a request of it was rejected
+    has_unclaimed_demand: bool = False  # for anything but slots
+    called_s: float = 0.0  # when it last called, or its last request was rejected
     offers: deque[Offer] = field(default_factory=deque)  # the oldest first
-    offer_s: float = OFFER_S  # for which an offer is booked
-    unheard: tuple[int, float] | None = None  # the first offer after which it was not heard of
+    offer_s: float = OFFER_S  # for how long an offer is booked
+    unheard: tuple[int, float] | None = None  # the first offer that it may not have heard of
 
     @property
     def booked(self) -> int:
@@ -75,21 +74,21 @@ class Subscriber:
         self.instance = instance
         self.wake = wake
         self.claims = claims and instance is not None
-        self.changed = False  # something has, since it last looked
-        self.at_once = False  # and is not to wait for its turn
-        self.replaced = False  # its sidecar has opened another stream: this one is to end
+        self.changed = False  # something has changed since it last looked
+        self.at_once = False  # that must not wait for its turn
+        self.replaced = False  # its sidecar has opened another stream: this one has to end
         self.ended: list[str] = []
         self.offers: list[Offer] = []
 
     def replace(self) -> None:
-        """Its stream is to end."""
+        """Has its stream end."""
         self.replaced = True
         self.wake()
 
 
 class Subscribers(set[Subscriber]):
-    """All subscribers. A change costs time for those only that do not know of one yet: of many,
-    most wait for their turn to send it."""
+    """All subscribers. A change costs time only for those without an earlier one: most of many
+    still wait for their turns to send that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,20 +98,20 @@ class Subscribers(set[Subscriber]):
         super().discard(subscriber)
         self._up_to_date.discard(subscriber)
 
-    def looks(self, subscriber: Subscriber) -> None:
-        """The subscriber looks at the state now: the next change wakes it again."""
+    def looked(self, subscriber: Subscriber) -> None:
+        """The subscriber has looked at the state: the next change wakes it again."""
         subscriber.changed = subscriber.at_once = False
         self._up_to_date.add(subscriber)
 
     def change(self) -> None:
-        """Something has changed, which each sends in its turn."""
+        """Wakes subscribers for a change that each sends in its turn."""
         up_to_date, self._up_to_date = self._up_to_date, set()
         for subscriber in up_to_date:
             subscriber.changed = True
             subscriber.wake()
 
     def wake_all(self) -> None:
-        """Something has changed that each sends at once."""
+        """Wakes all subscribers for a change that each sends at once."""
         self._up_to_date.clear()
         for subscriber in self:
             subscriber.changed = subscriber.at_once = True

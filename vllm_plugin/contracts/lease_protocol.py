@@ -96,7 +96,7 @@ class Claim(NamedTuple):
         """All slots that are claimed."""
         return self.cost + self.more
 
-    def less(self, slots: int) -> Claim | None:
+    def reduced_by(self, slots: int) -> Claim | None:
         """Returns what is left to claim when so many slots were offered; None: nothing."""
         left = self.slots - slots
         if left <= 0:

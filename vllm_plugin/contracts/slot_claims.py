@@ -1,22 +1,22 @@
 """Decides which sidecar gets the slots of this engine that come free.
 
-Pure: times are seconds of the caller's clock. A sidecar that has requests queued for want of slots
-claims them: those of the request that is next by its own policy, and how many more the ones behind
-it could take. A request enters the engine if its slots are free and no claim that goes before it
-would be delayed. Slots that come free are offered request by request to the claim that is first,
-and gather until they suffice for it: urgent claims first (for interactive requests, and for bulk
-work that is owed slots), then by start-time fair queueing: each grant moves its sidecar's next
-start back by its slots, so that sidecars whose requests end at the same time, or need different
-numbers of slots, get equal shares of them; of equal starts the oldest is first.
+Pure: times are seconds of the caller's clock. A sidecar whose requests wait for slots claims them:
+those of the request that is next by its own policy, and how many more the ones behind it could
+take. A request enters the engine if its slots are free and it delays no claim that goes before it.
+Slots that come free are offered request by request to the first claim, and gather until they
+suffice for it. Urgent claims go first (for interactive requests, and for bulk work that is owed
+slots), then start-time fair queueing decides: each grant moves its sidecar's next start back by its
+slots. So sidecars get equal shares, also if their requests end at the same time or need different
+numbers of slots; of equal starts the oldest is first.
 
 All that a sidecar is offered at one time is one numbered offer. Its slots are booked for a while
-(`ClaimingSidecar`); requests of the sidecar use them up, whichever they are. The sidecar takes an
-offer, or gives slots of it back, as soon as it hears of it: these are not charged, unless the same
-call claims as many. Slots that were neither used nor given back in time pass on, its claim is
-withdrawn, and they are charged twice: else a sidecar that uses nothing would be first for ever. A
-call that sets a claim names the last offer that the sidecar has heard of: later ones, which are on
-their way to it, count against the claim. A claim that is not repeated for CLAIM_S ends: the network
-may lose a sidecar without an end of its stream.
+(`ClaimingSidecar`); any requests of the sidecar use them up. The sidecar uses an offer, or gives
+slots of it back, as soon as it hears of it. Slots that are given back are not charged, unless the
+same call claims as many. If slots were neither used nor given back in time, others get them, the
+sidecar's claim is withdrawn, and they are charged twice: otherwise a sidecar that uses nothing
+would be first for ever. A call that sets a claim names the last offer of which the sidecar has
+heard: later ones, which are on their way, count against the claim. A claim that is not repeated for
+CLAIM_S ends: the network may lose a sidecar without ending its stream.
 
 Goyal, Vin, Cheng: Start-time fair queueing, SIGCOMM 1996.
 """
@@ -37,21 +37,21 @@ class SlotClaims:
         self._sidecars: dict[str, ClaimingSidecar] = {}
         self._claiming = 0  # sidecars
         self._ages = 0
-        self._made = 0  # offers
-        self._start = 0  # of the last grant
+        self._offers_made = 0  # offers
+        self._last_start = 0  # of the last grant
 
     # Sidecars
 
     def opened(self, instance: str) -> None:
-        """A sidecar reads the state; only such ones can claim, because offers are sent there."""
+        """A sidecar opened a stream of the state. Only its readers can claim: they get offers."""
         self._sidecars.setdefault(instance, ClaimingSidecar()).streams += 1
 
     def closed(self, instance: str) -> None:
-        """One of its streams ended; with the last one its claim and its offers end."""
+        """A stream of a sidecar ended; with the last one, its claim and its offers end."""
         sidecar = self._sidecars[instance]
         sidecar.streams -= 1
         if not sidecar.streams:
-            self._set(sidecar, None)
+            self._set_claim(sidecar, None)
             self.offered -= sidecar.booked
             del self._sidecars[instance]
 
@@ -70,7 +70,7 @@ class SlotClaims:
         """Whether a sidecar claims slots, or is offered some."""
         return bool(self._claiming or self.offered)
 
-    def of(self, instance: str | None) -> Claim | None:
+    def claim_of(self, instance: str | None) -> Claim | None:
         """Returns what a sidecar claims beyond what it was offered."""
         return None if (sidecar := self._known(instance)) is None else sidecar.claim
 
@@ -83,7 +83,7 @@ class SlotClaims:
         return min(self._claims(), key=_rank)[2] if self._claiming else None
 
     def claimed(self, *, urgent: bool) -> int:
-        """Returns the slots of all claims of that urgency."""
+        """Returns the slots of all claims with this urgency."""
         return sum(claim.slots for _, _, claim in self._claims() if claim.urgent is urgent)
 
     def booked(self, instance: str) -> int:
@@ -91,16 +91,16 @@ class SlotClaims:
         return self._sidecars[instance].booked
 
     def has_unclaimed_demand(self, instance: str | None) -> bool:
-        """Whether requests of a sidecar wait for something else than the slots that it claims."""
+        """Whether requests of a sidecar wait for anything but the slots that it claims."""
         return (sidecar := self._known(instance)) is not None and sidecar.has_unclaimed_demand
 
     @property
     def any_unclaimed_demand(self) -> bool:
-        """Whether requests of any sidecar wait for something else than the slots it claims."""
+        """Whether requests of any sidecar wait for anything but the slots that it claims."""
         return any(each.has_unclaimed_demand for each in self._sidecars.values())
 
     def contended(self, instance: str | None) -> bool:
-        """Whether requests of other sidecars than this one wait, for slots or something else."""
+        """Whether requests of other sidecars wait, for slots or anything else."""
         return any(
             each.has_unclaimed_demand or each.claim is not None
             for other, each in self._sidecars.items()
@@ -113,8 +113,8 @@ class SlotClaims:
         return self.offered - (0 if sidecar is None else sidecar.booked)
 
     def call(self, instance: str, call: ClaimCall, now_s: float) -> None:
-        """Sets what a sidecar that reads the state claims, and frees what it gives back. A call
-        that was overtaken by a later one changes nothing of that."""
+        """Sets the claim of a sidecar that reads the state, and frees what it gives back. A call
+        that a later one has overtaken changes neither."""
         sidecar = self._sidecars[instance]
         sidecar.called_s = now_s
         sidecar.heard(call.taken, now_s)
@@ -126,14 +126,13 @@ class SlotClaims:
         self._give_back(sidecar, call.unused, call.taken, refund)
         coming = sum(offer.left for offer in sidecar.offers if offer.number > call.taken)
         if claim is not None and coming >= claim.cost:
-            claim = claim.less(coming)
-        self._set(sidecar, claim)
+            claim = claim.reduced_by(coming)
+        self._set_claim(sidecar, claim)
 
     def try_enter(self, instance: str, claim: Claim, free: int, now_s: float) -> bool:
-        """Lets a request of a sidecar in, which uses up what that was offered, or returns False.
-
-        `free`: slots that no request has, offered ones included. If not, and the sidecar reads the
-        state, its claim is the one for this request, or an older one.
+        """Lets a request of a sidecar in, and uses up slots that the sidecar was offered. False: it
+        may not enter; if the sidecar reads the state, it has a claim for this request now, or an
+        older claim. `free`: slots that no request has, offered ones included.
         """
         sidecar, cost = self._sidecars.get(instance), claim.cost
         booked = 0 if sidecar is None else min(sidecar.booked, cost)
@@ -153,43 +152,43 @@ class SlotClaims:
         if sidecar is not None:
             sidecar.called_s = now_s
             if sidecar.claim is None or claim.urgent > sidecar.claim.urgent:
-                self._set(sidecar, claim)
+                self._set_claim(sidecar, claim)
         return False
 
     # Offers
 
     def offer(self, free: int, now_s: float) -> list[Offer]:
-        """Offers slots to those claims that are first, and returns the new offers."""
+        """Offers slots to the first claims, and returns the new offers."""
         made: dict[str, Offer] = {}
         while self._claiming:
             instance, sidecar, claim = min(self._claims(), key=_rank)
             if claim.cost > free - self.offered:
                 break
             if instance not in made:
-                self._made += 1
-                made[instance] = sidecar.offer(instance, self._made, now_s)
+                self._offers_made += 1
+                made[instance] = sidecar.offer(instance, self._offers_made, now_s)
             made[instance].slots += claim.cost
             made[instance].left += claim.cost
             self.offered += claim.cost
             self._grant(sidecar, claim.cost)
             sidecar.age = self._next_age()
-            sidecar.claim = claim.less(claim.cost)
+            sidecar.claim = claim.reduced_by(claim.cost)
             self._claiming -= sidecar.claim is None
         return list(made.values())
 
     def expire(self, now_s: float) -> bool:
-        """Ends the offers that were not taken in time, the claims of their sidecars, and the claims
-        that were not repeated in time. Returns whether any."""
+        """Ends the offers that were not used in time, the claims of their sidecars, and the claims
+        that were not repeated in time. Returns whether there were any."""
         found = False
         for sidecar in self._sidecars.values():
-            # A clock that is set back does not book slots for longer.
+            # Setting back the clock does not book slots for longer.
             until = now_s + MAX_OFFER_S
             late = [each for each in sidecar.offers if not now_s < each.until_s <= until]
             for offer in late:
                 self._free(sidecar, offer, offer.left, -1)
             silent = not sidecar.called_s <= now_s < sidecar.called_s + CLAIM_S
             if late or (silent and (sidecar.has_unclaimed_demand or sidecar.claim is not None)):
-                self._set(sidecar, None)
+                self._set_claim(sidecar, None)
                 sidecar.has_unclaimed_demand = sidecar.has_unclaimed_demand and not silent
                 found = True
         return found
@@ -210,12 +209,12 @@ class SlotClaims:
             if sidecar.claim is not None:
                 yield instance, sidecar, sidecar.claim
 
-    def _set(self, sidecar: ClaimingSidecar, claim: Claim | None) -> None:
+    def _set_claim(self, sidecar: ClaimingSidecar, claim: Claim | None) -> None:
         """Sets a claim. It keeps its place unless its urgency changes."""
         before, sidecar.claim = sidecar.claim, claim
         self._claiming += (claim is not None) - (before is not None)
         if claim is not None and (before is None or claim.urgent != before.urgent):
-            sidecar.start = max(self._start, sidecar.start)
+            sidecar.next_start = max(self._last_start, sidecar.next_start)
             sidecar.age = self._next_age()
 
     def _delays_others(self, instance: str, claim: Claim) -> bool:
@@ -224,21 +223,25 @@ class SlotClaims:
             return False
         sidecar = self._sidecars.get(instance)
         if sidecar is None:
-            rank = (not claim.urgent, self._start, self._ages + 1)
+            rank = (not claim.urgent, self._last_start, self._ages + 1)
         elif sidecar.claim is not None and sidecar.claim.urgent == claim.urgent:
-            rank = (not claim.urgent, sidecar.start, sidecar.age)
+            rank = (not claim.urgent, sidecar.next_start, sidecar.age)
         else:
-            rank = (not claim.urgent, max(self._start, sidecar.start), self._ages + 1)
+            rank = (not claim.urgent, max(self._last_start, sidecar.next_start), self._ages + 1)
         return any(_rank(each) < rank for each in self._claims() if each[0] != instance)
 
     def _grant(self, sidecar: ClaimingSidecar, slots: int) -> None:
-        """A sidecar gets slots: its next start is later."""
-        start = sidecar.start if sidecar.claim is not None else max(self._start, sidecar.start)
-        self._start = max(self._start, start)
-        sidecar.start = start + slots
+        """Charges a sidecar for slots: its next start is later."""
+        start = (
+            sidecar.next_start
+            if sidecar.claim is not None
+            else max(self._last_start, sidecar.next_start)
+        )
+        self._last_start = max(self._last_start, start)
+        sidecar.next_start = start + slots
 
     def _use(self, sidecar: ClaimingSidecar, slots: int) -> None:
-        """Requests use up so many of the slots that are booked, the oldest first."""
+        """Uses up booked slots, those of the oldest offer first."""
         while slots:
             offer = sidecar.offers[0]
             used = min(slots, offer.left)
@@ -249,17 +252,17 @@ class SlotClaims:
                 sidecar.offers.popleft()
 
     def _give_back(self, sidecar: ClaimingSidecar, slots: int, taken: int, refund: int) -> None:
-        """So many slots of the offers up to `taken` will not be used."""
+        """Frees slots of the offers up to `taken` that will not be used."""
         for offer in [each for each in sidecar.offers if each.number <= taken]:
             returned = min(slots, offer.left)
             slots -= returned
             self._free(sidecar, offer, returned, refund)
 
     def _free(self, sidecar: ClaimingSidecar, offer: Offer, slots: int, refund: int) -> None:
-        """Slots of an offer are not used. `refund`: 1; 0: they stay charged; -1: twice."""
+        """Frees slots of an offer. `refund`: 1: uncharged; 0: still charged; -1: charged twice."""
         offer.left -= slots
         self.offered -= slots
-        sidecar.start -= refund * slots
+        sidecar.next_start -= refund * slots
         if not offer.left:
             sidecar.offers.remove(offer)
 
@@ -270,4 +273,4 @@ class SlotClaims:
 
 def _rank(claiming: tuple[str, ClaimingSidecar, Claim]) -> tuple[bool, int, int]:
     _, sidecar, claim = claiming
-    return not claim.urgent, sidecar.start, sidecar.age
+    return not claim.urgent, sidecar.next_start, sidecar.age

@@ -64,7 +64,7 @@ class EngineState:
             self.claims.opened(subscriber.instance)
             self._subscribers.wake_all()  # the number of sidecars has changed
         self._subscribers.add(subscriber)
-        self._subscribers.looks(subscriber)
+        self._subscribers.looked(subscriber)
         for each in former if subscriber.instance is not None else ():
             self.unsubscribe(each)
             each.replace()
@@ -233,7 +233,7 @@ class EngineState:
 
     def look(self, subscriber: Subscriber) -> State:
         """Returns the fields that are sent as soon as they change; wakes at the next change."""
-        self._subscribers.looks(subscriber)
+        self._subscribers.looked(subscriber)
         return self.change_fields(subscriber.instance)
 
     @property
@@ -273,7 +273,7 @@ class EngineState:
 
     def claim_fields(self, instance: str | None) -> State:
         """Returns what a sidecar claims, as the engine knows it, and from which of its calls."""
-        claims, claim = self.claims, self.claims.of(instance)
+        claims, claim = self.claims, self.claims.claim_of(instance)
         return {
             "claim": None if claim is None else claim._asdict(),
             "waits": claims.has_unclaimed_demand(instance),

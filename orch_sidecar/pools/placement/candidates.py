@@ -1,12 +1,12 @@
 """Keeps many pools in order, and draws the few that may be the best for a request.
 
-To predict when a request would end at a pool takes some ten microseconds, which for each request
-can be spent on a few of hundreds of pools. So each pool has a standing that is cheap to compute
-when it changes: what a token takes there, as many times as a request waits for its turn. Of the
-pools whose standing is nearly the best two are drawn at random. Where a request starts at once at
-both, the faster one takes it, of equal ones the emptier; else their predictions decide. At random,
-because several sidecars in front of the same engines learn late what the others did: if each took
-the best by what it knows, all would take the same.
+Predicting when a request would end at a pool takes some ten microseconds: of hundreds of pools,
+only a few can be asked for each request. So each pool has a standing that is cheap to compute when
+it changes: the time of a token there, times the turns that a request would wait. Two of the pools
+with nearly the best standing are drawn at random. Where a request starts at once at both, the
+faster one takes it, of equal ones the emptier; otherwise their predictions decide. The draw is
+random because several sidecars in front of the same engines learn late what the others did: if each
+took the best that it knows, all would take the same.
 
 Mitzenmacher: The power of two choices in randomized load balancing, IEEE TPDS 2001; How useful is
 old information?, IEEE TPDS 2000.
@@ -30,10 +30,10 @@ from orch_sidecar.pools.placement.routing import (
 )
 from vllm_plugin.contracts.profile import MeasurementType
 
-# So many pools are all compared.
+# Up to this number, all pools are compared.
 MAX_POOLS_COMPARED: Final = 4
-# So many pools in which a request need not wait, or more in which it has to: there the predictions
-# distinguish them better.
+# How many pools are drawn in which a request need not wait, and in which it has to: of those more,
+# because predictions distinguish them better.
 POOLS_DRAWN: Final = 2
 WAITING_POOLS_DRAWN: Final = 4
 # A pool is nearly as good as the best up to this multiple of its standing.
@@ -173,8 +173,8 @@ class Candidates:
         self._standings[name] = new, order
 
     def choose_at_once(self, request: PlacementRequest) -> tuple[str, PlacementReason] | None:
-        """Chooses the pool for one sequence that starts at once wherever it would be compared: its
-        home, if that is nearly as fast as the best and has no more than its share of the load, else
+        """Chooses the pool for one sequence that would start at once at every pool to compare: its
+        home, if that is nearly as fast as the best and has no more than its share of the load, or
         the faster one of two, of equal ones the emptier. None: predictions have to decide."""
         serving = self._serving(request)
         free = [order.free for _, order in serving if order.free]
@@ -190,7 +190,7 @@ class Candidates:
         elif len(serving) > 1 or best >= 0:
             return None
         else:
-            latest, nearly = -1.0, 1.0  # the values are by the slots that are free
+            latest, nearly = -1.0, 1.0  # the values count free slots
         if request.home is not None and self._is_good_home(request.home, latest, serving):
             return request.home, request.home_for
         drawn = self._draw(free, POOLS_DRAWN, nearly)
@@ -205,8 +205,8 @@ class Candidates:
         return first[2], reason
 
     def _is_good_home(self, name: str, latest: float, serving: _PoolsByKind) -> bool:
-        """Whether a request starts at once at its home, whose value is no more than that, and which
-        has no more than its share of the load of those that can serve it."""
+        """Whether a request starts at once at its home, whose value is at most `latest`, and which
+        has no more than its share of the load of all that can serve the request."""
         home, order = self._standings.get(name, (None, None))
         if home is None or home.waits or home.value > latest:
             return False
@@ -217,12 +217,11 @@ class Candidates:
     def draw(
         self, request: PlacementRequest, tried: Collection[str] = (), group: str | None = None
     ) -> list[str]:
-        """Returns the pools to compare for a request; none, if none that takes requests can serve
-        it.
+        """Returns the pools to compare for a request; none if no available pool can serve it.
 
-        They are some of the best without a wait; some of those with the shortest, if these are all
-        or were faster once it runs; and of each kind that cannot be compared some of the best.
-        `tried`: pools and groups that are not to be considered. `group`: only its pools are.
+        They are some of the best without a wait; some of those with the shortest wait, if there are
+        no others or they would run the request faster; and some of the best of each kind that
+        cannot be compared. `tried`: pools and groups to leave out. `group`: the only one to use.
         """
         free: list[_Ordered] = []
         waiting: list[_Ordered] = []
@@ -261,7 +260,7 @@ class Candidates:
         return []
 
     def _draw(self, lists: Sequence[_Ordered], most: int, nearly: float) -> list[str]:
-        """Draws from ordered pools up to that multiple of the best value; the best, if few are."""
+        """Draws from ordered pools up to `nearly` times the best value; if few are, the best."""
         limit = nearly * min(pools[0][0] for pools in lists)
         near = [bisect_right(pools, (limit, _AFTER_ALL_NAMES)) for pools in lists]
         total = sum(near)
@@ -282,7 +281,7 @@ def _load(orders: _PoolsByKind) -> Load:
 
 
 def _at(lists: Sequence[_Ordered], counts: Sequence[int], number: int) -> str:
-    """Returns the name with that number, if so many of each list are counted."""
+    """Returns the name with this number, where `counts` names of each list are counted."""
     for pools, count in zip(lists, counts, strict=True):
         if number < count:
             return pools[number][1]

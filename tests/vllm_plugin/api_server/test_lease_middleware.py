@@ -288,7 +288,7 @@ async def test_request_without_a_slot_is_rejected_before_its_body_is_read(
     error = (await call.json())["error"]
     assert (error["type"], error["retriable"]) == ("no_slot", True)
     assert not engine.entered.is_set()
-    assert engine.engine_state.claims.of(US) == Claim(4, urgent=True)
+    assert engine.engine_state.claims.claim_of(US) == Claim(4, urgent=True)
     engine.go_on.set()
     await first.task
     assert [offer.slots for offer in engine.subscriber.offers] == [4]
@@ -302,14 +302,14 @@ async def test_rejected_bulk_request_leaves_a_claim_that_is_not_urgent(
     await engine.entered.wait()
     headers = {"X-Orch-Lease": LEASE, "X-Orch-Class": "bulk"}
     assert await Call(engine.app, "POST", "/v1/completions", headers).status() == 429
-    assert engine.engine_state.claims.of(US) == Claim(4, urgent=False)
+    assert engine.engine_state.claims.claim_of(US) == Claim(4, urgent=False)
 
 
 async def test_lease_for_more_than_the_engine_has_is_a_bad_request(engine: GeneratingApp) -> None:
     call = engine.call(lease=lease_of(US, 7, cost=9))
     assert await call.status() == 400
     assert "more sequences than the engine has slots" in (await call.json())["error"]["message"]
-    assert engine.engine_state.claims.of(US) is None
+    assert engine.engine_state.claims.claim_of(US) is None
 
 
 async def test_request_without_room_for_its_adapter_is_rejected_before_its_body_is_read(
@@ -333,7 +333,7 @@ async def test_request_without_room_for_its_adapter_is_rejected_before_its_body_
     error = (await rejected.json())["error"]
     assert (error["type"], error["retriable"]) == ("no_adapter", True)
     assert not engine.entered.is_set()
-    assert engine.engine_state.claims.of(US) is None, "it lacks no slot"
+    assert engine.engine_state.claims.claim_of(US) is None, "it lacks no slot"
     engine.go_on.set()
     await first.task
     assert await call(3, "b%20%C3%A4", "b ä").status() == 200

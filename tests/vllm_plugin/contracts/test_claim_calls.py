@@ -73,4 +73,4 @@ def test_invalid_call_is_named_with_the_rule(body: bytes, message: str) -> None:
     ],
 )
 def test_offer_is_deducted_from_a_claim(claim: Claim, offered: int, left: Claim | None) -> None:
-    assert claim.less(offered) == left
+    assert claim.reduced_by(offered) == left

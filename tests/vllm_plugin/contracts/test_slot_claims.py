@@ -41,7 +41,7 @@ def test_request_enters_while_slots_are_free_and_nothing_is_claimed(claims: Slot
 
 def test_request_without_a_slot_leaves_a_claim(claims: SlotClaims) -> None:
     assert not enters(claims, ONE, Claim(2, urgent=False), free=1)
-    assert claims.of(ONE) == Claim(2, urgent=False)
+    assert claims.claim_of(ONE) == Claim(2, urgent=False)
     assert not claims.contended(ONE)
     assert claims.contended(TWO)
     assert claims.contended(None)
@@ -69,10 +69,10 @@ def test_older_claim_of_a_sidecar_stays_when_a_later_request_of_it_is_rejected(
 ) -> None:
     enters(claims, ONE, Claim(3, urgent=True), free=0)
     enters(claims, ONE, Claim(1, urgent=True), free=0)
-    assert claims.of(ONE) == Claim(3, urgent=True), "it is at the head of the sidecar's queue"
+    assert claims.claim_of(ONE) == Claim(3, urgent=True), "it is at the head of the sidecar's queue"
     enters(claims, TWO, BULK, free=0)
     enters(claims, TWO, URGENT, free=0)
-    assert claims.of(TWO) == URGENT, "an interactive request goes before a bulk one"
+    assert claims.claim_of(TWO) == URGENT, "an interactive request goes before a bulk one"
 
 
 def test_slots_that_come_free_are_offered_to_the_oldest_claim(claims: SlotClaims) -> None:
@@ -122,7 +122,7 @@ def test_slots_that_are_free_together_are_one_offer_to_each(claims: SlotClaims) 
     claim(claims, TWO, Claim(2, urgent=True, more=2))
     assert offered(claims, free=9) == [(ONE, 5), (TWO, 4)]
     assert claims.offered == 9
-    assert (claims.of(ONE), claims.of(TWO)) == (Claim(1, urgent=True, more=4), None)
+    assert (claims.claim_of(ONE), claims.claim_of(TWO)) == (Claim(1, urgent=True, more=4), None)
     assert [enters(claims, ONE, URGENT, free) for free in (9, 8, 7, 6, 5)] == [True] * 5
     assert not enters(claims, ONE, URGENT, free=4), "those are booked for the other one"
     assert [enters(claims, TWO, Claim(2, urgent=True), free) for free in (4, 2)] == [True] * 2
@@ -149,7 +149,7 @@ def test_request_may_need_more_than_was_offered_if_more_is_free(claims: SlotClai
 def test_large_requests_are_offered_slots_for_whole_ones(claims: SlotClaims) -> None:
     claim(claims, ONE, Claim(3, urgent=True, more=6))
     assert offered(claims, free=8) == [(ONE, 6)]
-    assert claims.of(ONE) == Claim(3, urgent=True)
+    assert claims.claim_of(ONE) == Claim(3, urgent=True)
 
 
 def test_slots_gather_for_a_large_claim_and_nobody_overtakes_it(claims: SlotClaims) -> None:
@@ -170,9 +170,9 @@ def test_claim_counts_offers_that_its_sidecar_has_not_heard_of(claims: SlotClaim
     claim(claims, ONE, Claim(1, urgent=True, more=2))
     [first] = claims.offer(2, 0.0)
     claim(claims, ONE, Claim(1, urgent=True, more=4))
-    assert claims.of(ONE) == Claim(1, urgent=True, more=2), "two are on their way"
+    assert claims.claim_of(ONE) == Claim(1, urgent=True, more=2), "two are on their way"
     claim(claims, ONE, Claim(1, urgent=True, more=4), taken=first.number)
-    assert claims.of(ONE) == Claim(1, urgent=True, more=4), "these have been taken"
+    assert claims.claim_of(ONE) == Claim(1, urgent=True, more=4), "these have been taken"
 
 
 def test_claim_for_a_request_that_needs_more_than_is_on_its_way_gathers_all_of_it(
@@ -181,7 +181,9 @@ def test_claim_for_a_request_that_needs_more_than_is_on_its_way_gathers_all_of_i
     claim(claims, ONE, URGENT)
     [offer] = claims.offer(1, 0.0)
     claim(claims, ONE, Claim(2, urgent=True))
-    assert claims.of(ONE) == Claim(2, urgent=True), "the one that is offered will be given back"
+    assert claims.claim_of(ONE) == Claim(2, urgent=True), (
+        "the one that is offered will be given back"
+    )
     assert offered(claims, free=2) == []
     claim(claims, ONE, Claim(2, urgent=True), taken=offer.number, unused=1)
     assert offered(claims, free=2) == [(ONE, 2)]
@@ -221,20 +223,20 @@ def test_call_that_was_overtaken_by_a_later_one_does_nothing(claims: SlotClaims)
     claim(claims, ONE, Claim(2, urgent=True), number=2)
     claim(claims, ONE, None, number=1)
     claim(claims, ONE, None, number=2)
-    assert (claims.of(ONE), claims.number_of(ONE)) == (Claim(2, urgent=True), 2)
+    assert (claims.claim_of(ONE), claims.number_of(ONE)) == (Claim(2, urgent=True), 2)
     claim(claims, ONE, None, number=3)
-    assert (claims.of(ONE), claims.number_of(ONE)) == (None, 3)
+    assert (claims.claim_of(ONE), claims.number_of(ONE)) == (None, 3)
     claims.closed(ONE)
     claims.opened(ONE)
     claim(claims, ONE, URGENT, number=1)
-    assert claims.of(ONE) == URGENT, "another run of the engine, or another stream"
+    assert claims.claim_of(ONE) == URGENT, "another run of the engine, or another stream"
 
 
 def test_offer_is_void_when_foreign_sequences_took_its_slots(claims: SlotClaims) -> None:
     claim(claims, ONE, URGENT)
     claims.offer(1, 0.0)
     assert not enters(claims, ONE, URGENT, free=0)
-    assert claims.of(ONE) == URGENT
+    assert claims.claim_of(ONE) == URGENT
     assert claims.expire(OFFER_S)
     assert claims.offered == 0
 
@@ -246,7 +248,7 @@ def test_offer_that_is_not_taken_passes_on(claims: SlotClaims) -> None:
     assert claims.expires_at == 1.0 + OFFER_S
     assert not claims.expire(1.0 + OFFER_S / 2)
     assert claims.expire(1.0 + OFFER_S)
-    assert claims.of(ONE) is None
+    assert claims.claim_of(ONE) is None
     assert offered(claims, free=1) == [(TWO, 1)]
 
 
@@ -261,9 +263,9 @@ def test_claim_and_offer_end_with_the_last_stream_of_a_sidecar(claims: SlotClaim
     claim(claims, ONE, Claim(1, urgent=True, more=1))
     claims.offer(1, 0.0)
     claims.closed(ONE)
-    assert claims.of(ONE) == URGENT
+    assert claims.claim_of(ONE) == URGENT
     claims.closed(ONE)
-    assert (claims.of(ONE), claims.offered, claims.sidecars) == (None, 0, 2)
+    assert (claims.claim_of(ONE), claims.offered, claims.sidecars) == (None, 0, 2)
 
 
 @pytest.mark.parametrize("wanted", [Claim(8, urgent=True), None])
@@ -277,7 +279,7 @@ def test_offer_that_was_taken_stays_booked_for_the_request_that_is_on_its_way(
     claim(claims, ONE, wanted, taken=offer.number)
     assert not enters(claims, TWO, URGENT, free=1)
     assert enters(claims, ONE, URGENT, free=1)
-    assert claims.of(ONE) == wanted
+    assert claims.claim_of(ONE) == wanted
     assert claims.offered == 0
 
 

@@ -28,7 +28,11 @@ def test_claim_that_is_not_repeated_expires(claims: SlotClaims, call: ClaimCall)
     assert claims.contended(OTHER)
     assert claims.expire(10.0 + CLAIM_S)
     assert not claims.contended(OTHER)
-    assert (claims.has_claims, claims.any_unclaimed_demand, claims.of(LOST)) == (False, False, None)
+    assert (claims.has_claims, claims.any_unclaimed_demand, claims.claim_of(LOST)) == (
+        False,
+        False,
+        None,
+    )
     assert not claims.expire(10.0 + 2 * CLAIM_S)
 
 
@@ -38,7 +42,7 @@ def test_claim_stands_while_calls_repeat_it(claims: SlotClaims, number: int) -> 
     claims.call(LOST, ClaimCall(URGENT, number=1), 0.0)
     claims.call(LOST, ClaimCall(URGENT, number=number), CLAIM_S - 0.1)
     assert not claims.expire(CLAIM_S)
-    assert claims.of(LOST) == URGENT
+    assert claims.claim_of(LOST) == URGENT
 
 
 def test_claim_of_a_rejected_request_expires_if_no_call_follows(claims: SlotClaims) -> None:
@@ -52,7 +56,7 @@ def test_requests_of_a_sidecar_keep_its_claim(claims: SlotClaims) -> None:
     claims.call(LOST, ClaimCall(Claim(4, urgent=True), number=1), 0.0)
     assert not claims.try_enter(LOST, URGENT, free=0, now_s=CLAIM_S / 2)
     assert not claims.expire(CLAIM_S)
-    assert claims.of(LOST) == Claim(4, urgent=True)
+    assert claims.claim_of(LOST) == Claim(4, urgent=True)
 
 
 def test_claim_that_expired_can_be_made_again(claims: SlotClaims) -> None:
