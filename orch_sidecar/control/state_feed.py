@@ -139,7 +139,7 @@ class StateFeed:
             pool.claims.expire(now)
         # They do not wait, and are preceded by the slots that their reader may use.
         offers = pool.claims.parents.offers(instance)
-        due = subscriber.changed and now - self._changed_at >= self._every_s
+        due = subscriber.changed and now - self._changed_at >= self._interval_s
         if not (beat or offers or due or subscriber.at_once):
             return events
         # Idle requests of others give way to this parent's: they are no foreign ones to it.
@@ -172,15 +172,15 @@ class StateFeed:
         """Returns the event with the whole state, as it was sent last."""
         return STATE, self._sent | {"leases": sorted(self._leases.of(self.subscriber.instance))}
 
-    def rest_s(self, now: float) -> float:
+    def sleep_s(self, now: float) -> float:
         """Returns the seconds until `due` may return events without being woken."""
-        rest_s = self._beat_at + HEARTBEAT_EVERY_S - now
+        sleep_s = self._beat_at + HEARTBEAT_EVERY_S - now
         if self.subscriber.changed:
-            rest_s = min(rest_s, self._changed_at + self._every_s - now)
-        return max(0.0, rest_s)
+            sleep_s = min(sleep_s, self._changed_at + self._interval_s - now)
+        return max(0.0, sleep_s)
 
     @property
-    def _every_s(self) -> float:
+    def _interval_s(self) -> float:
         """The least time between two changes: the longer, the more parents there are to send to."""
         readers, sidecars = self._leases.readers, self._pool.claims.offers.sidecars
         parents_s = min(HEARTBEAT_EVERY_S, SHARED_CHANGES_EVERY_S * (readers - 1))

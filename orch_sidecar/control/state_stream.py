@@ -112,9 +112,9 @@ class _Stream(Stream):
         data, self.unsent = self.unsent, b""
         return _encoded(*channel.feed.whole()) if data is None else data
 
-    def rest_s(self, now: float) -> float:
-        rest_s: float = self.channel.feed.rest_s(now)
-        return rest_s
+    def sleep_s(self, now: float) -> float:
+        sleep_s: float = self.channel.feed.sleep_s(now)
+        return sleep_s
 
 
 class Publisher:

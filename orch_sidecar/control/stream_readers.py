@@ -125,7 +125,7 @@ class Stream:
         """Returns what is to be sent now; empty if there is nothing."""
         raise NotImplementedError
 
-    def rest_s(self, now: float) -> float | None:
+    def sleep_s(self, now: float) -> float | None:
         """Returns the seconds until there may be something, if it is not woken; None: unlimited."""
         return None
 
@@ -146,7 +146,7 @@ class Stream:
                     await response.write(data)
             else:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.rest_s(loop.time())):
+                    async with asyncio.timeout(self.sleep_s(loop.time())):
                         await self.woken.wait()
 
 

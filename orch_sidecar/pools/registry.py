@@ -310,7 +310,7 @@ class PoolRegistry:
         longest_s -= spent_ms / 1000
         return longest_s if start_ms <= 1000 * longest_s else 0.0
 
-    def read_pairs(self, model: str) -> bool:
+    def reads_pairs(self, model: str) -> bool:
         """Whether all engines that may serve this model read the two texts of a pair together."""
         asked = [pool for pool in self.all if model in (pool.watcher.models or (model,))]
         return all(pool.watcher.reads_pairs for pool in asked or self.all)

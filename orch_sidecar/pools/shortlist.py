@@ -94,7 +94,7 @@ class Shortlist:
         if not names:
             return self._all, None
         if options.measurement_type is not None:  # that there is another is why it was chosen
-            names += candidates.another(options.measurement_type)
+            names += candidates.of_other_measurement(options.measurement_type)
         load = candidates.load(request) if request.home is not None else None
         return [self._by_name[name] for name in dict.fromkeys(names)], load
 

@@ -287,7 +287,7 @@ class Frontend:
         if isinstance(wanted, Refusal):
             return NotSent(wanted)
         record, key, options = request.record, request.key, request.options
-        if wanted.joint and self._pools.read_pairs(wanted.model):
+        if wanted.joint and self._pools.reads_pairs(wanted.model):
             wanted.cost -= wanted.joint
         record.model = wanted.model
         record.cost = wanted.cost

@@ -156,7 +156,9 @@ async def test_one_pool_of_several_below_is_named(
     assert "there is no pool 'c'" in refused.error["message"]
 
 
-async def test_three_tiers(start: Start, lower: Running, engine: ScriptedEngine) -> None:
+async def test_requests_through_three_tiers_never_exceed_the_slots(
+    start: Start, lower: Running, engine: ScriptedEngine
+) -> None:
     engine.answer = Streaming()
     middle = await above(start, lower)
     top = await above(start, middle)

@@ -46,13 +46,13 @@ class Queued(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A request with slots; `first_byte_s`: when its answer began, of the loop's clock. `tells`:
-    its first byte is a token, so that the engine reads its prompt until then."""
+    """A request with slots. `first_byte_s`: when its answer began, by the loop's clock.
+    `first_byte_is_token`: so that the engine reads its prompt until then."""
 
     id: str
     lease: Lease
     first_byte_s: float | None
-    tells: bool
+    first_byte_is_token: bool
 
 
 def slots(ledger: Ledger) -> dict[str, int]:
@@ -141,7 +141,7 @@ def admitted(requests: Iterable[Admitted], names: Names, clock: Clock) -> list[d
 
 
 def _phase(admitted: Admitted) -> str | None:
-    if not admitted.tells:
+    if not admitted.first_byte_is_token:
         return None
     return "prompt" if admitted.first_byte_s is None else "generation"
 

@@ -116,8 +116,8 @@ class LiveSource:
             if owner is not None and lease.request is not None and not lease.closing:
                 record = owner.record
                 at_s = None if record.first_byte is None else record.first_byte / 1e9
-                tells = record.stream and record.identity.endpoint.first_byte_is_token
-                yield Admitted(record.identity.id, lease, at_s, tells)
+                is_token = record.stream and record.identity.endpoint.first_byte_is_token
+                yield Admitted(record.identity.id, lease, at_s, is_token)
 
     def _serves(self, pool: str, model: str) -> bool:
         try:

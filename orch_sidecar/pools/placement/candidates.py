@@ -252,7 +252,7 @@ class Candidates:
     def _serving(self, request: PlacementRequest) -> _PoolsByKind:
         return [each for each in self._orders.items() if each[0].serves(request)]
 
-    def another(self, measurement_type: MeasurementType) -> list[str]:
+    def of_other_measurement(self, measurement_type: MeasurementType) -> list[str]:
         """Returns a pool of another measurement type, if there is one."""
         for kind, order in self._orders.items():
             if kind.measurement_type is not measurement_type:

@@ -207,7 +207,7 @@ def test_neither_retries_nor_deadlines_of_a_millisecond_count_as_prompts() -> No
     fill(core, interactive(prompt_tokens=600), "e")
 
 
-def test_one_slot_is_enough() -> None:
+def test_one_slot_serves_long_prompts_in_time() -> None:
     core = core_that_reads(slots=1)
     served = serve(core, every(1.0, 500, 60.0))
     assert served.share(500) == 1

@@ -54,7 +54,7 @@ def test_same_configuration_changes_nothing() -> None:
     assert plan.after == configuration()
 
 
-def test_limit_changes() -> None:
+def test_changed_limit_is_applied_without_restart() -> None:
     plan = plan_reload(configuration(), configuration(max_body_bytes=2000, log_level="DEBUG"))
     assert shown(plan.changes) == ["max_body_bytes: 1000 -> 2000", "log_level: INFO -> DEBUG"]
     assert plan.needs_restart == ()
@@ -99,7 +99,7 @@ def test_pools_are_compared_by_name_in_any_order() -> None:
     assert plan.after.settings == Settings(pools=[a, b])
 
 
-def test_admission_rules_change() -> None:
+def test_changed_admission_rules_are_applied_without_restart() -> None:
     changed = with_bulk(queue_capacity=7, max_wait_s=5.0)
     plan = plan_reload(configuration(), configuration(changed))
     assert shown(plan.changes) == [

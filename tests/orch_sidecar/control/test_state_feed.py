@@ -86,13 +86,13 @@ def test_changes_come_at_most_every_20_ms() -> None:
     grant(slots, "x", 1)
     leases.changed()
     assert subscriber.feed.due(10.010) == []
-    assert subscriber.feed.rest_s(10.010) == pytest.approx(0.010)
+    assert subscriber.feed.sleep_s(10.010) == pytest.approx(0.010)
     grant(slots, "y", 1)
     leases.changed()
     assert subscriber.wakes == 1
     [(name, data)] = subscriber.feed.due(10.021)
     assert (name, data["foreign"]) == ("change", 2)
-    assert subscriber.feed.rest_s(10.021) == pytest.approx(0.979)
+    assert subscriber.feed.sleep_s(10.021) == pytest.approx(0.979)
 
 
 @pytest.mark.parametrize(("parents", "every_s"), [(1, 0.020), (11, 0.020), (64, 0.126)])

@@ -75,7 +75,7 @@ def _mode(name: str | None) -> SimpleNamespace | None:
     return None if name is None else SimpleNamespace(name=name)
 
 
-def test_plain_engine() -> None:
+def test_engine_without_special_settings_has_plain_conditions() -> None:
     plain = Conditions("none", "none", "bfloat16", "on", UNKNOWN, 1, 1, **SETTINGS)
     assert conditions_of(config()) == plain
 

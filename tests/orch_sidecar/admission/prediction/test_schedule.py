@@ -33,7 +33,7 @@ def test_more_slots_than_there_are_is_not_foreseen() -> None:
     assert schedule.start(2) == 1.0, "nothing was taken"
 
 
-def test_looking_takes_nothing() -> None:
+def test_asking_when_slots_are_free_takes_none() -> None:
     schedule = Schedule([0.0, 1.0])
     assert [schedule.start(1), schedule.start(1), schedule.start(2)] == [0.0, 0.0, 1.0]
 

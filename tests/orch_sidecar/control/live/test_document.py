@@ -137,7 +137,8 @@ def test_admitted_requests_have_their_times() -> None:
     made = admission()
     lease = made.arrive("a", ask(), 95.0)
     assert isinstance(lease, Lease)
-    assert document.admitted([Admitted("id", lease, 96.0, tells=True)], NAMES, CLOCK) == [
+    admitted = Admitted("id", lease, 96.0, first_byte_is_token=True)
+    assert document.admitted([admitted], NAMES, CLOCK) == [
         {"id": "id", "class": "interactive", "key": "chat", "cost": 1,
          "admitted_at": 1_095_000, "first_byte_at": 1_096_000, "phase": "generation"}
     ]  # fmt: skip

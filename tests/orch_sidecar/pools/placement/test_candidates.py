@@ -197,8 +197,8 @@ def test_load_is_that_of_all_that_could_serve_the_request() -> None:
 
 def test_another_measurement_type_is_named_if_there_is_one() -> None:
     made = candidates(1.0)
-    assert made.another(BATCHED) == []
-    assert made.another(SINGLE) == ["0"]
+    assert made.of_other_measurement(BATCHED) == []
+    assert made.of_other_measurement(SINGLE) == ["0"]
 
 
 POOLS = st.lists(

@@ -46,7 +46,7 @@ def refused(
 # The model.
 
 
-def test_model_decides_first() -> None:
+def test_model_decides_before_anything_else() -> None:
     pools = [pool("a", models={"x"}), pool("b", models={"m", "y"}), pool("c", models={"z"})]
     assert place(pools, request()) == ("b", By.ONLY)
     assert place(pools, request("z", pool="b", prefers=True)) == ("c", By.ONLY)
