@@ -109,7 +109,7 @@ class Route:
         tried = set(request.excluded)
         chosen = await self._choose(request, call, tried or None)
         if isinstance(chosen, Refusal):
-            return nowhere(request, None, chosen)
+            return no_pool(request, None, chosen)
         refusal: Refusal | None = None
         while True:
             pool, ask, why = chosen
