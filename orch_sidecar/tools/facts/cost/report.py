@@ -13,7 +13,7 @@ from orch_sidecar.tools.facts.cost.cost import Cost, Prices, Total, by_label
 from orch_sidecar.tools.facts.tables.row import Label
 
 _OF_LABELS: Final[Mapping[Label, str]] = {
-    Label.SINGLE_STREAM: "a machine of one user's own, or reserved for one",
+    Label.SINGLE_STREAM: "one user's own machine, or a reserved one",
     Label.BATCHED_ONLINE: "a shared machine, by its tokens within the SLO",
     Label.OFFLINE: "a backlog for which nobody waits",
 }
