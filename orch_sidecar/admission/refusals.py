@@ -107,7 +107,7 @@ def too_long_a_wait(
         if late or requested_ms <= 0:
             return Refusal(
                 Reason.QUEUE_TIMEOUT,
-                f"the request {expected}, and X-Orch-Max-Wait-Ms allows {requested_ms:g} ms: "
+                f"the request {expected}, and X-Orch-Max-Wait-Ms allows {requested_ms:.0f} ms: "
                 "retry later or allow a longer wait",
             )
     if start_ms is not None and start_ms > limit_ms:
@@ -142,8 +142,8 @@ def late(
     if request.deadline_ms is not None and first_token_ms > request.deadline_ms:
         return Refusal(
             Reason.DEADLINE_MISS,
-            f"{expected}, and the request allows {request.deadline_ms:g} ms (X-Orch-Deadline-Ms or "
-            "x-slo-ttft-ms): retry later or allow more time",
+            f"{expected}, and the request allows {request.deadline_ms:.0f} ms "
+            "(X-Orch-Deadline-Ms or x-slo-ttft-ms): retry later or allow more time",
         )
     slo_ms = rules.ttft_p95_ms
     if slo_ms is None:

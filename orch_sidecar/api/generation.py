@@ -240,7 +240,7 @@ def _prompts_in(
     if prompts < least:
         lacks = f"the request has no {field}"
         if field == "prompt":  # vLLM's words
-            lacks = "Either prompt or prompt_embeds must be provided and non-empty."
+            lacks = "Either prompt or prompt_embeds must be provided and non-empty"
         raise InvalidBody(f"{lacks}: send a string, token ids, or a list of them", field)
     return prompts, None if truncated else tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orch_sidecar.admission import refusals
 from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
@@ -189,6 +190,17 @@ def test_a_request_that_may_not_wait_goes_at_once_or_not_at_all(
     fill(core, arriving, "a")
     assert reason_of(core.arrive("b", arriving, 0.0)) is reason
     assert core.queues.depth == 0
+
+
+def test_refusal_states_a_time_limit_in_whole_milliseconds() -> None:
+    """Of what the client allows, a fraction has passed before it is compared."""
+    asked = interactive(max_wait_ms=199.808)
+    refusal = refusals.waits_too_long(asked, class_rules(), start_ms=3000)
+    assert refusal is not None
+    assert "would start in 3000 ms, and X-Orch-Max-Wait-Ms allows 200 ms:" in refusal.message
+    refusal = refusals.late(interactive(deadline_ms=1499.81), class_rules(), 2.0)
+    assert refusal is not None
+    assert "the request allows 1500 ms (" in refusal.message
 
 
 def test_a_deadline_that_is_over_ends_the_wait_before_it_begins() -> None:

@@ -107,6 +107,7 @@ def test_request_of_other_apis_costs_a_sequence_for_each_text(
         ("/v1/embeddings", {"input": []}, "the request has no input"),
         ("/v1/embeddings", {"messages": ["a"]}, "messages must be a list of messages, or of such"),
         ("/v2/embed", {"texts": []}, "the request has no texts"),
+        ("/v1/completions", {"prompt": []}, "provided and non-empty: send a string, token ids"),
         ("/v1/rerank", {"query": "a"}, "the request has no documents"),
     ],
 )
