@@ -14,12 +14,13 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from aiohttp import web
 
 from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE
 from orch_sidecar.api.refusal import Reason, Refusal
+from orch_sidecar.wire.client_connection import ClientConnection
 
 # Some ten kilobytes each; a cluster has tens of entries, hundreds if it is large.
 MAX_READERS: Final = 1024
@@ -194,7 +195,8 @@ class Streams(Generic[C, S]):
         channel = self.channels.setdefault(channel.name, channel)
         stream = self.open[reader] = self._kind(transport, channel, permits)
         channel.streams.add(stream)
-        response = web.StreamResponse(headers={**self._headers, **headers})
+        of_origin = cast(ClientConnection, http.protocol).origin_fields
+        response = web.StreamResponse(headers={**self._headers, **headers, **of_origin})
         try:
             channel.joined()
             await response.prepare(http)

@@ -81,6 +81,15 @@ async def test_without_the_setting_no_page_is_granted_anything(
     assert (question.status, granted(question)) == (405, [])
 
 
+@pytest.mark.parametrize("path", ["/v1/capabilities/stream", "/v1/live"])
+async def test_streams_of_the_state_are_for_the_page_too(start: Start, path: str) -> None:
+    client = await (await start(allowed_origins=[PAGE])).client()
+    client.send_request("GET", path, headers=[ORIGIN, ("Accept", "text/event-stream")])
+    head = await client.seen(b"\r\n\r\n")
+    assert b"text/event-stream" in head
+    assert f"Access-Control-Allow-Origin: {PAGE}\r\n".encode() in head
+
+
 @pytest.mark.parametrize("events", [False, True])
 async def test_streams_are_for_the_page_too(
     engine: ScriptedEngine, start: Start, events: bool

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -22,7 +22,6 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.live.document import with_rows
 from orch_sidecar.control.live.source import LiveSource, Part
 from orch_sidecar.control.stream_readers import Channel, Reader, Stream, Streams
-from orch_sidecar.wire.client_connection import ClientConnection
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -149,7 +148,7 @@ class LiveStream:
             Reader(client, None, "operators" if operator else "clients"),
             _Channel(self, key, operator=operator),
             lambda: operator or self.source.permits(key),
-            cast(ClientConnection, http.protocol).origin_fields,
+            {},
         )
 
     def run_or_stop(self) -> None:
