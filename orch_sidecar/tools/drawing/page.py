@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 
 from orch_sidecar.tools.drawing.chart import Chart
 from orch_sidecar.tools.drawing.picture import element_of
-from orch_sidecar.tools.drawing.texts import Child, aligned, element, html_of, value_text
+from orch_sidecar.tools.drawing.texts import Child, aligned, element, html_of, shown, value_text
 
 # The page loads nothing, whatever a name in it contains.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -64,7 +64,7 @@ class Page:
     @property
     def plain(self) -> str:
         """Its words, for a terminal."""
-        return "\n".join(self._lines)
+        return shown("\n".join(self._lines))
 
     def section(self, title: str) -> None:
         """Begins a section; a terminal shows the title of one that has words."""

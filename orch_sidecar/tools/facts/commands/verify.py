@@ -47,12 +47,12 @@ Each FILE is a table, whose evidence lies beside it (<sha256>.json, as the note 
 it), or one such file. KEYS has the trusted public keys with the time for which each is valid, as
 `orch key --evidence` prints them; without it no signer is known. The verdicts:
 
-  verified               an engine certified by a trusted key signed what the row states
+  verified                an engine certified by a trusted key signed what the row states
   intact, signer unknown  nothing was changed, but no trusted key vouches for the engine
-  not fresh              without a nonce: made of traces, or asked for without one
-  unverified             the row has no evidence, or none of the model that ran
-  failed                 the evidence or the row was changed, or the row does not follow from it,
-                         or it was signed at a time that this machine's clock has not reached
+  not fresh               without a nonce: made of traces, or asked for without one
+  unverified              the row has no evidence, or none of the model that ran
+  failed                  the evidence or the row was changed, or the row does not follow from it,
+                          or it was signed at a time that this machine's clock has not reached
 
 Throughput is recomputed from the engine's finished sequences, from their first arrival to their
 last end by its clock; a row may not exceed it by more than 2 %. What only the client measured, and

@@ -71,6 +71,12 @@ def test_terminal_has_texts_and_tables_and_headings_of_what_it_shows() -> None:
     ]  # fmt: skip
 
 
+def test_names_do_not_control_a_terminal() -> None:
+    page = pages.Page("tiny\x1b]0;a\x07")
+    page.text("a model\u202e")
+    assert page.plain == "tiny\ufffd]0;a\ufffd\na model\ufffd"
+
+
 def test_empty_list_and_no_charts_leave_nothing() -> None:
     page = pages.Page("a")
     page.list([])
