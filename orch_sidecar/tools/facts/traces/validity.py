@@ -133,7 +133,8 @@ def _clocks(served: tuple[Request, ...]) -> Iterator[Objection]:
         most = max(apart, key=abs)
         where = "ahead of" if most > 0 else "behind"
         detail = f"the engine's clock is at least {abs(most) / 1e9:.3f} s {where} the sidecar's"
-        yield Objection(Reason.CONTRADICTION, f"{len(apart)} of its sequences: {detail}")
+        remedy = "set both by NTP, and measure again"
+        yield Objection(Reason.CONTRADICTION, f"{len(apart)} of its sequences: {detail}; {remedy}")
 
 
 def _offset_ns(each: EngineSequence, start_ns: int, end_ns: int) -> int:

@@ -43,7 +43,8 @@ def test_clocks_are_compared_by_how_much_they_differ() -> None:
     found = verdict("home", moved(-100, SEQUENCE))
     [clocks] = [each.detail for each in found.objections if "clock" in each.detail]
     assert re.fullmatch(
-        r"5 of its sequences: the engine's clock is at least 99\.99\d s behind the sidecar's",
+        r"5 of its sequences: the engine's clock is at least 99\.99\d s behind the sidecar's; "
+        "set both by NTP, and measure again",
         clocks,
     )
     assert reasons(verdict("home", moved(-0.9, SEQUENCE))) == set()
