@@ -105,6 +105,8 @@ async def tune(
     endpoint = replace(plan.endpoint, fields=fields)
     steady = replace(plan, endpoint=endpoint, scenario=closed)
     sweep = await run_sweep(steady, sizes, interrupted, report)
+    if not sweep.complete:
+        raise EndpointError(f"the closed loops ended early {sweep.ended_by}")
     curve = curve_of(steps_between(*_entries(each, found.snapshot.pool)) for each in sweep.results)
     entry = _entries(sweep.results[-1], found.snapshot.pool)[1]
     prefill = entry.get("prefill_tokens_per_s") or None
@@ -126,10 +128,10 @@ async def tune(
 def _times_per_token(sweep: Sweep) -> Iterator[tuple[int, float]]:
     """Yields the 95th percentile of each concurrency, milliseconds. One request alone waits for
     no prompt of another."""
-    for point, result in zip(sweep.points, sweep.results, strict=True):
-        figures = result.figures
-        if point.clients and point.clients > 1 and figures is not None and figures.tpot_ms:
-            yield point.clients, figures.tpot_ms.p95
+    for result in sweep.results:
+        clients, figures = result.scenario.clients, result.figures
+        if clients and clients > 1 and figures is not None and figures.tpot_ms:
+            yield clients, figures.tpot_ms.p95
 
 
 def _entries(result: Result, pool: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.tools.bench.load.endpoint import EndpointError
 from orch_sidecar.tools.bench.load.scenario import Scenario
+from orch_sidecar.tools.bench.runs.run import silent
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.simulate.traffic import Workload
 from orch_sidecar.tools.tune.cli import RATES, tune
 from tests.integration.bench.measuring import INPUT_TOKENS, OUTPUT_TOKENS, plan, url_of
-from tests.integration.running import Running
+from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.usefixtures("fast_reports")
@@ -50,3 +52,14 @@ async def test_curve_and_rate_are_those_of_the_engine(
     assert sum("met the SLO" in line for line in reported) == len(found.rate.trials)
     classes = {request.header("x-vllm-priority") for request in engine.generating}
     assert classes == {"0", "1"}, "the curve is measured with bulk, the rate with interactive"
+
+
+async def test_interruption_ends_it_with_the_reason(cloud: Running, engine: ScriptedEngine) -> None:
+    online = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.0, 0, rate_per_s=1.0)
+    traffic, interrupted = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0), asyncio.Event()
+    tuning = tune(plan(url_of(cloud), online), traffic, 600.0, interrupted, silent)
+    running = asyncio.create_task(tuning)
+    await eventually(lambda: len(engine.generating) > 3)
+    interrupted.set()
+    with pytest.raises(EndpointError, match="early at 1 clients: the user interrupted the run"):
+        await running
