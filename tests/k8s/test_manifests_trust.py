@@ -241,4 +241,4 @@ def test_gateway_says_how_its_fairness_ids_count() -> None:
 def test_readme_says_what_a_delete_of_everything_takes_along() -> None:
     text = GUIDE.read_text(encoding="utf-8")
     assert re.search(r"`kubectl delete -f k8s/`[^\n]* delete the Namespace `orch`", text)
-    assert re.search(r"network plugin that enforces them", text)
+    assert re.search(r"network plugin must enforce them", text)
