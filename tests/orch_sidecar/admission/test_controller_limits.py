@@ -195,7 +195,7 @@ def test_a_request_that_may_not_wait_goes_at_once_or_not_at_all(
 def test_refusal_states_a_time_limit_in_whole_milliseconds() -> None:
     """Of what the client allows, a fraction has passed before it is compared."""
     asked = interactive(max_wait_ms=199.808)
-    refusal = refusals.waits_too_long(asked, class_rules(), start_ms=3000)
+    refusal = refusals.too_long_a_wait(asked, class_rules(), start_ms=3000)
     assert refusal is not None
     assert "would start in 3000 ms, and X-Orch-Max-Wait-Ms allows 200 ms:" in refusal.message
     refusal = refusals.late(interactive(deadline_ms=1499.81), class_rules(), 2.0)
