@@ -32,11 +32,13 @@ install: $(STAMP)
 # The engine for CPUs pins the CPU build of torch, which is not on PyPI: pip must be configured
 # to find it. The torchvision, torchaudio and torchcodec that come along are CUDA builds that
 # break `import transformers`; text models need none of them. No module is compiled ahead: of the
-# hundred seconds that all of them take, those that are imported are a third.
+# hundred seconds that all of them take, those that are imported are a third. The pip of Python 3.11
+# takes two minutes of a core to choose what a newer one chooses in a half.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the engine for CPUs into $(VENV): about 3.5 GB, some minutes"
+	@$(BIN)/python -m pip install --quiet --no-compile --upgrade pip || true  # an older one is slower
 	@$(BIN)/python -m pip install --quiet --no-compile --editable '.[cpu,dev]' || { \
 	  echo; echo "If pip found no torch==...+cpu above: it is in PyTorch's package index for CPUs"; \
 	  echo "(pytorch.org, Get Started, Pip, CPU). Set PIP_EXTRA_INDEX_URL to it, and try again."; \
