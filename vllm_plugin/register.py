@@ -16,8 +16,11 @@ import asyncio
 import functools
 import inspect
 import logging
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +36,7 @@ _PROFILE_VARIABLE: Final = "ORCH_PROFILE"  # as in allowlist, which is not impor
 WARM_UP_VARIABLE: Final = "ORCH_WARM_UP"
 # Of the start of an engine with CUDA graphs, the one whose operators pay for every second of it.
 _WARM_UP_SHARE: Final = 0.1
+_LOOK_EVERY_S: Final = 1.0
 
 logger = logging.getLogger("vllm.orch")
 
@@ -71,6 +75,24 @@ def general_plugin() -> None:
     logging.getLogger("vllm.v1.metrics.loggers").addFilter(telemetry.IterationLineFilter())
     _wrap_create_engine_config(profile)
     _label_spans(profile)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """Has a process that another one of the engine started end with it, as at SIGTERM.
+
+    vLLM's API server stops its engine core, but where it is killed itself, the core would run on
+    without anybody, and keep its memory: vLLM watches its workers alone.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_EVERY_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=watch, name="orch-parent", daemon=True).start()
 
 
 def show_stat_logger() -> None:

@@ -1,12 +1,16 @@
-"""The parts of the engine's state that are read from vLLM's final configuration."""
+"""What processes of an engine do at their start, and what is read from vLLM's configuration."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.patience import HANG_S
 from vllm_plugin.adapters.vllm_config import pool_of
 from vllm_plugin.state.engine_facts import features_of, rate_limits_of
 
@@ -76,3 +80,28 @@ def test_rate_limits_are_those_that_vllm_enforces(
 )
 def test_pool_always_has_a_name(environ: dict[str, str], pool: str) -> None:
     assert pool_of(environ, "cloud") == pool
+
+
+_PARENT = """
+import multiprocessing, time
+from vllm_plugin.register import end_with_parent
+
+def core():
+    end_with_parent()
+    print("begun", flush=True)
+    time.sleep(3600)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=core).start()
+"""
+
+
+def test_engine_core_ends_with_an_api_server_that_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "api_server.py"
+    program.write_text(_PARENT)
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE) as api_server:
+        assert api_server.stdout is not None
+        assert api_server.stdout.readline() == b"begun\n"
+        api_server.kill()
+        rest, _ = api_server.communicate(timeout=HANG_S)  # which the core has open, too
+    assert rest == b""
