@@ -164,7 +164,7 @@ def _steps(seen: Observation) -> _Found:
 
 def _alone(seen: Observation) -> _Found:
     """Objects to a batched label of steps that mostly had the sequences of one request."""
-    together = seen.decoding or seen.in_flight
+    together = seen.running or seen.in_flight
     # Where most steps read prompts, those that only decode are few, and of the last sequences.
     counted = 1.0 if seen.limited_by == "prompts" else seen.batches.shared
     shared = min(counted, intervals.share_together(together) if together else 1.0)

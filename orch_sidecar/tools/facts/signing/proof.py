@@ -83,6 +83,12 @@ class SignedRequest(CompletedRequest):
         """In the engine, with as many sequences as it had."""
         return Interval(self.arrived_s, self.ended_s, len(self.leaves))
 
+    @property
+    def running(self) -> Interval:
+        """From its first slot to its end."""
+        slot_s = min(leaf.ended_s - leaf.decode_s - leaf.prefill_s for leaf in self.leaves)
+        return Interval(slot_s, self.ended_s)
+
 
 def _request(leaves: Sequence[Leaf]) -> SignedRequest:
     """Returns the request that had these sequences, which share its prompt."""

@@ -92,7 +92,7 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
         in_flight=[each.in_flight for each in proof.requests],
         arrivals=run.arrivals,
         at_once=run.clients,
-        decoding=[each.generation for each in proof.requests],
+        running=[each.running for each in proof.requests],
         in_engine=[Interval(leaf.arrived_s, leaf.ended_s) for leaf in proof.leaves],
         clock_slack=proof.adjusted_s + ROUNDING_S,
     )

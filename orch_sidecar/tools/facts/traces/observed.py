@@ -39,23 +39,25 @@ _INTERACTIVE: Final = "interactive"
 def observation_of(scenario: Scenario, traffic: Traffic) -> Observation:
     """Returns what the spans of a scenario with an answer show. `traffic`: all requests."""
     served, found = scenario.ended(Outcome.SERVED), scenario.sequences
+    answered = [each.sequences for each in served if each.sequences]
     seen = Observation(
         label=Label(scenario.key.measurement_type),
         slots=frozenset(each.slots for each in found),
         batches=batches_of(found),
-        counts=RequestCounts(
-            sent=len(scenario.requests), answered=sum(bool(each.sequences) for each in served)
-        ),
+        counts=RequestCounts(sent=len(scenario.requests), answered=len(answered)),
         beside=_beside(scenario, traffic),
         in_flight=[
             Interval(each.start_ns, each.end_ns, each.requested_sequences)
             for each in scenario.requests
             if each.outcome is not Outcome.REFUSED
         ],
+        running=[
+            Interval(min(each.slot_ns for each in own), max(each.end_ns for each in own))
+            for own in answered
+        ],
         decoding=[
             Interval(min(each.first_ns for each in own), max(each.end_ns for each in own))
-            for own in (request.sequences for request in served)
-            if own
+            for own in answered
         ],
         in_engine=[Interval(each.start_ns, each.end_ns) for each in found],
     )

@@ -102,6 +102,12 @@ class EngineSequence(Attributes):
         return self.end_ns - round(self.decode_s * 1e9) if self.decode_s else self.start_ns
 
     @property
+    def slot_ns(self) -> int:
+        """When it got its slot, by the engine; as `first_ns` where that is not known."""
+        inference_s = self.inference_s
+        return self.end_ns - round(inference_s * 1e9) if inference_s else self.first_ns
+
+    @property
     def step_s(self) -> float:
         """The mean time of a decode step, 0 where none was counted."""
         return self.decode_s / self.steps if self.steps else 0.0

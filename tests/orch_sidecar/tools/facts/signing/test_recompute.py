@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from orch_sidecar.tools.facts.labels.judge import Reason, judge
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of
 from orch_sidecar.tools.facts.signing.proof import prove
-from orch_sidecar.tools.facts.signing.recompute import contradictions
+from orch_sidecar.tools.facts.signing.recompute import contradictions, observation_of
 from orch_sidecar.tools.facts.signing.verdict import Verdict, verify_evidence
 from tests.orch_sidecar.tools.facts.cheats.evidence import GIVES, call, calls, scenario
 from tests.orch_sidecar.tools.facts.signing.signed import (
@@ -76,6 +78,23 @@ def test_requests_one_after_the_other_are_no_batch_however_many_sequences_they_h
         engine.decode(4, 6, of_one_request=True, prompts=prompts)
     found = reasons(engine.signed(before, engine.ask(since=1)), row_of())
     assert "the requests came one by one" in "; ".join(found)
+
+
+@pytest.mark.parametrize(("queued_s", "prefill_s", "is_batched"), [(0, 9, True), (9, 0, False)])
+def test_requests_run_together_while_prompts_are_read_but_not_while_they_are_queued(
+    queued_s: float, prefill_s: float, is_batched: bool
+) -> None:
+    proof, row = prove(SigningEngine().measure(batch=2), {}), row_of(batch=2)
+    first, second = proof.leaves
+    at_s = first.ended_s
+    first = first._replace(arrived_s=at_s - 10, prefill_s=0.1, decode_s=9.9)
+    second = second._replace(
+        arrived_s=at_s - 9, ended_s=at_s + 1,
+        queued_s=queued_s, prefill_s=prefill_s, decode_s=1.0,
+    )  # fmt: skip
+    run = RecordedRun.model_validate(result_of(row))
+    found = observation_of(row.measurement_type, run, replace(proof, leaves=[first, second]))
+    assert (Reason.MOSTLY_ALONE in [each.reason for each in judge(found)]) is not is_batched
 
 
 def test_first_tokens_of_a_part_of_the_answers_are_no_figures() -> None:
