@@ -89,6 +89,7 @@ def test_invalid_document_is_rejected(capabilities: Any) -> None:
     [
         ("epoch", None),
         ("gpu", ""),
+        ("measurement_type", "aggregate"),
         ("slots_total", "8"),
         ("foreign", -1),
         ("requests_total", True),
