@@ -15,8 +15,9 @@ from orch_sidecar.tools.local.stack import free_port
 from orch_sidecar.tools.local.up import tiny_model
 from tests.engine import inert_probe
 from tests.environments import without_this_project
-from tests.import_graph import ROOT
 from tests.patience import READY_WITHIN_S
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

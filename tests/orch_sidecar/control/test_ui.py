@@ -12,7 +12,8 @@ from aiohttp.test_utils import make_mocked_request
 from orch_sidecar.api.endpoints import UI_FILES
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.control import ui
-from tests.import_graph import ROOT
+
+ROOT = Path(__file__).parents[3]
 
 FOLDER = ROOT / "orch_sidecar" / "ui"
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}

@@ -13,7 +13,8 @@ import pytest
 from orch_sidecar import cli
 from orch_sidecar.tools.local import engine, stack, up
 from orch_sidecar.tools.local.stack import Plan, Stack, StackError, free_port
-from tests.import_graph import ROOT
+
+ROOT = Path(__file__).parents[4]
 
 pytestmark = pytest.mark.usefixtures("no_settings_in_the_environment")
 
