@@ -1,4 +1,4 @@
-"""Who works on what: workers, the rows that they take and end, batches to check or to end.
+"""Records the work of each worker: the rows that it takes and ends, batches to check or to end.
 
 Functions of a transaction's session. What a worker has taken is free again once others see that
 its beat does not change: no clock is compared with that of another machine. A worker that was only

@@ -322,7 +322,7 @@ class Runner:
         return EndedRow(row.batch_id, row.number, written, answer.status < 400)
 
     def _lost(self, row: TakenRow, request_id: str, answer: Answer | None, error: str) -> EndedRow:
-        """Has a row run again, but for one that was lost too often."""
+        """Has a row run again, unless it was lost too often."""
         if row.lost + 1 < ledger.MAX_LOSSES:
             self._refuse(row, 0.1 * 2**row.lost)
             return EndedRow(row.batch_id, row.number, None, lost=True)

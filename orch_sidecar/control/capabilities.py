@@ -44,7 +44,7 @@ def head(
     sidecar_build: str,
     generation: int,
 ) -> dict[str, Any]:
-    """Returns the document but for its last field, `engines`: an entry of every configured pool.
+    """Returns the document without its last field, `engines`: an entry for each configured pool.
 
     `states`: of all pools by name, the absent ones included. `generation`: of the sidecar's
     configuration.

@@ -1,4 +1,4 @@
-"""A request on its way through the stages, and its head for the engine."""
+"""Keeps what the stages know of a request, and of the attempts to answer it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request for a thing that the sidecar stores, as it is handed to what answers it."""
+"""Describes a request for a file or a batch that the sidecar stores, for those who answer it."""
 
 from __future__ import annotations
 

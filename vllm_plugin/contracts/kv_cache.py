@@ -1,4 +1,4 @@
-"""The KV cache of an engine, as it reports it and as its sidecars count on it: blocks by group of
+"""Describes the KV cache of an engine, for the engine and its sidecars alike: blocks by group of
 layers.
 
 Pure.

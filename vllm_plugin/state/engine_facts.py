@@ -1,4 +1,4 @@
-"""What does not change while an engine runs. Pure."""
+"""Keeps the facts that do not change while an engine runs. Pure."""
 
 from __future__ import annotations
 

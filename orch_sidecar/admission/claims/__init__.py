@@ -1,1 +1,1 @@
-"""What this sidecar claims of an engine that others use, too, for itself and its parents. Pure."""
+"""Claims slots of an engine that others use, too, for this sidecar and its parents. Pure."""

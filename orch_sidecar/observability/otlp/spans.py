@@ -1,4 +1,4 @@
-"""The traces of requests: ids and sampling, and which spans there are from when to when.
+"""Builds the traces of requests: their ids, sampling, spans, and the times of these.
 
 Of OpenTelemetry's SDK it uses the sampler, asked once per trace for the server span, the generator
 of ids, and the propagator, where a client sent a context. Nothing is encoded of a trace that is not
