@@ -15,7 +15,7 @@ from tests.compiled import ROOT, settings
 
 COMPILED = modules(ROOT, **settings())
 # Leaving them waits for nothing.
-IMMEDIATE = ("asyncio.timeout(", "self._one_at_a_time")
+IMMEDIATE = ("asyncio.timeout(", "self._outline_lock")
 
 
 def waits_that_show_an_exception(tree: ast.AST) -> Iterator[int]:
