@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
 
 from aiohttp import web
@@ -14,6 +14,7 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.registry import PoolRegistry
+from orch_sidecar.wire.client_connection import ClientConnection, ClientRequest
 from tests.orch_sidecar.parents import US, FakePool, ledger
 
 STREAM = f"/v1/capabilities/stream?instance={US}"
@@ -53,9 +54,14 @@ class Tier:
         return answer
 
     async def start(self) -> web.Server:
-        server = web.Server(self.handle, handler_cancellation=True)
+        def handle(request: ClientRequest) -> Awaitable[web.StreamResponse]:
+            return self.handle(request.for_aiohttp())
+
+        server = web.Server(cast(Any, handle), handler_cancellation=True)
         loop = asyncio.get_running_loop()
-        self.listener = await loop.create_server(server, "127.0.0.1", 0)
+        self.listener = await loop.create_server(
+            lambda: ClientConnection(server, loop=loop, access_log=None), "127.0.0.1", 0
+        )
         self.port = self.listener.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         return server
