@@ -267,7 +267,7 @@ class AdmissionController:
 
     def _dismiss_queued(self) -> list[Decision]:
         """Refuses all queued requests if the engine is gone and this sidecar shuts down: it will
-        not be there any more when the engine is started again."""
+        no longer be there when the engine is started again."""
         gone, draining = self.unavailable, self.draining
         if draining is None or draining.ordered_by is not OrderedBy.SHUTDOWN:
             return []

@@ -98,7 +98,7 @@ class Ticket:
         return self._gate.places.of(self.id, now)
 
     def obstacle(self) -> Refusal | None:
-        """Returns why a request that has waited after it got its lease cannot be sent any more;
+        """Returns why a request that has waited since it got its lease can no longer be sent;
         None: it can."""
         gate = self._gate
         away = gate.controller.away_refusal(gate._loop.time())
@@ -245,7 +245,7 @@ class Gate:
         self._perform(self.claims.offered(slots, number, self._loop.time()))
 
     def leases_ended(self, leases: Iterable[str]) -> None:
-        """Releases leases under which the engine confirmed that it runs nothing any more."""
+        """Releases leases for which the engine confirmed that nothing runs."""
         now = self._loop.time()
         self._perform([each for lease in leases for each in self.controller.release(lease, now)])
 

@@ -192,7 +192,7 @@ class PoolRegistry:
         for pool in self.all:
             pool.gate.drain(OrderedBy.SHUTDOWN)
         if self.on_ready is not None:
-            self.on_ready()  # those that wait for a pool wait for none any more
+            self.on_ready()  # requests that wait for a pool now have one
 
     def read_prefixes(self, call: GenerationCall, body: bytes) -> None:
         """Sets the prefixes of a call from its body, where pools are chosen by them."""

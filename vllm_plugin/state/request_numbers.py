@@ -57,7 +57,7 @@ class RequestNumbers:
         self._left.pop(parent, None)
 
     def leave(self, number: int) -> None:
-        """Removes a request that is not in the engine any more. Its number stays known for a
+        """Removes a request that has left the engine. Its number stays known for a
         while."""
         parent = self._parents.pop(number, None)
         if parent is None:

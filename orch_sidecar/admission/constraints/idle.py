@@ -8,7 +8,7 @@ interactive ones in two ways, and each may add a small share to the time of a fi
   that reads a part of a prompt is longer by DECODES_SHARE;
 - by prompts: a step that reads a part of one takes c seconds more, so an interactive request that
   arrives during it waits c / 2 longer on average. Then the idle request is cut, unless the part was
-  the last, and the unread rest of its prompt costs nothing. After MAX_CUTS it is not cut any more,
+  the last, and the unread rest of its prompt costs nothing. After MAX_CUTS it is no longer cut,
   and each step that reads the interactive prompt reads a part of the idle one, too, while any is
   left. So a prompt that is read for s seconds meets a share s of each second's requests, and costs
   s times the delay of each. PROMPTS_SHARE of the time of a first token pays for it. No idle prompt
@@ -46,7 +46,7 @@ from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 
 # The shares by which idle prompts and decodes may prolong the mean time to an interactive first
 # token: together at most a tenth at the 95th percentile. With a tenth for prompts alone, those of
-# 3 000 tokens cost 0.115: the few requests that meet one that is not cut any more wait long.
+# 3 000 tokens cost 0.115: the few requests that meet a prompt which is no longer cut wait long.
 PROMPTS_SHARE: Final = 0.07
 DECODES_SHARE: Final = 0.05
 # The share that both may take of the time in which bulk requests decode. Prompts that are cut count
@@ -108,7 +108,7 @@ class DelayBudget:
         self._saved_s -= seconds
 
     def ready_at(self, rate: float, now: float) -> float:
-        """Returns when the budget is not overdrawn any more."""
+        """Returns when the budget will no longer be overdrawn."""
         self._update(rate, now)
         if self._saved_s >= 0:
             return now

@@ -4,7 +4,7 @@ Pure: times are seconds of a monotonic clock. A request that waits for something
 need (`Scope.REQUEST`) is set aside: those behind it go on, and it goes as soon as it can, before
 all that are in line. Those that need the same form a group, and go in their order. A request that
 passes a group and uses what it waits for prolongs its wait. So after as many such sequences as the
-engine has slots, or after PASSED_S, none goes before the group's first request any more. A group
+engine has slots, or after PASSED_S, no request passes the group's first one. A group
 keeps its turn for as long, so that groups alternate in batches. Of several groups that have waited
 long enough, the order of dispatch decides, then which has waited longest.
 """

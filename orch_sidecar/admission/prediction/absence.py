@@ -12,7 +12,7 @@ from typing import Final
 
 from orch_sidecar.api.refusal import Reason, Refusal
 
-# Expected of a first absence: clients that are told nothing wait as long before they retry.
+# How long a first absence is expected to last: clients without a hint retry after about as long.
 FIRST_ABSENCE_S: Final = 1.0
 # Clients are asked to come again within this time, however long the absence lasts.
 MAX_RETRY_S: Final = 60.0
