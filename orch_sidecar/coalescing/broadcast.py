@@ -16,8 +16,9 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.coalescing.subscriber import ResponseLog, Subscriber
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import LONGEST_SILENCE_S, Pool
-from orch_sidecar.proxy.client_writer import ClientWriter, is_event_stream
+from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
+from orch_sidecar.wire.forwarding import is_event_stream
 from orch_sidecar.wire.http1 import Head
 
 # Per piece, besides its bytes: a tuple, a list, and an object header for each of its texts.

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from aiohttp import web
 
-from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE
+from orch_sidecar.api.headers import CACHE_CONTROL, CONTENT_TYPE, X_ACCEL_BUFFERING
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.wire.client_connection import ClientConnection
 
@@ -166,6 +166,7 @@ class Streams(Generic[C, S]):
             **common_headers,
             CONTENT_TYPE: "text/event-stream",
             CACHE_CONTROL: "no-store",
+            X_ACCEL_BUFFERING: "no",  # else nginx keeps the events to itself
         }
         self._readers = Readers()
         self._closed = False

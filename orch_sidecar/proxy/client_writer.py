@@ -21,7 +21,6 @@ from aiohttp import HttpVersion11
 from orch_sidecar.api.headers import (
     CONNECTION,
     CONTENT_LENGTH,
-    CONTENT_TYPE,
     SERVER_TIMING,
     X_CORRELATION_ID,
     X_ORCH_PREDICTED_START_MS,
@@ -37,14 +36,13 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import Sink
 from orch_sidecar.wire.client_connection import ClientConnection, ClientRequest
 from orch_sidecar.wire.client_connections import SilenceLimit, undelivered_bytes
-from orch_sidecar.wire.forwarding import filtered_response_head
+from orch_sidecar.wire.forwarding import filtered_response_head, is_event_stream
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _CLOSE: Final = field_line(CONNECTION, "close")
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
 _CONTENT_LENGTH_LINE: Final = field_line(CONTENT_LENGTH, "%d")
-_CONTENT_TYPE: Final = raw(CONTENT_TYPE)
 _QUEUE_POSITION: Final = field_line(X_ORCH_QUEUE_POSITION, "%d")
 _PREDICTED_START_MS: Final = field_line(X_ORCH_PREDICTED_START_MS, "%d")
 _TIMING: Final = field_line(SERVER_TIMING, "%b")
@@ -52,7 +50,6 @@ _TIMING: Final = field_line(SERVER_TIMING, "%b")
 _REQUEST_ID, _CORRELATION_ID, _OWN_ID = (
     name.lower() for name in (X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID)
 )
-_EVENT_STREAM: Final = b"text/event-stream"
 
 
 class Source(Protocol):
@@ -266,12 +263,6 @@ def response_fields(record: RequestRecord, pool: Pool) -> bytes:
     if record.predicted_start_ms is not None:
         queued += _PREDICTED_START_MS % record.predicted_start_ms
     return ids + pool.fields + queued
-
-
-def is_event_stream(head: Head) -> bool:
-    """Whether the body consists of server-sent events, so that an error can be one of them."""
-    content_type = next((value for name, value in head.fields if name == _CONTENT_TYPE), b"")
-    return content_type.lower().startswith(_EVENT_STREAM)
 
 
 def chunk(data: bytes) -> bytes:

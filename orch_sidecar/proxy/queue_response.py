@@ -34,10 +34,10 @@ from orch_sidecar.proxy.client_writer import (
     ClientWriter,
     Source,
     chunk,
-    is_event_stream,
     response_fields,
 )
 from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.forwarding import is_event_stream
 from orch_sidecar.wire.http1 import Head
 
 # When a line is repeated: the prediction has changed by then, and proxies close silent streams.

@@ -21,6 +21,7 @@ from orch_sidecar.api.headers import (
     CONNECTION,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
+    CONTENT_TYPE,
     EXPECT,
     FORWARDED,
     HOP_BY_HOP,
@@ -31,6 +32,7 @@ from orch_sidecar.api.headers import (
     TRACESTATE,
     TRANSFER_ENCODING,
     VIA,
+    X_ACCEL_BUFFERING,
     X_AMZN_SAGEMAKER,
     X_API_KEY,
     X_CORRELATION_ID,
@@ -95,8 +97,11 @@ _OPTIONS: Final = frozenset(
 _ALIASES: Final = frozenset(map(raw, OPTION_ALIASES))
 _CONNECTION: Final = raw(CONNECTION)
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
+_CONTENT_TYPE: Final = raw(CONTENT_TYPE)
+_EVENT_STREAM: Final = b"text/event-stream"
 _AUTHORIZATION: Final = field_line(AUTHORIZATION, "%b")
 _CHUNKED: Final = b"%b: chunked" % raw(TRANSFER_ENCODING)
+_BUFFERING: Final = raw(X_ACCEL_BUFFERING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,5 +194,13 @@ def filtered_response_head(head: Head, http10: bool) -> tuple[bytes, bool]:
     lines += [b"%b: %b" % field for field in head.fields if field[0] not in dropped]
     if head.chunked and not http10:
         lines.append(_CHUNKED)
+    if is_event_stream(head) and all(name != _BUFFERING for name, _ in head.fields):
+        lines.append(b"%b: no" % _BUFFERING)  # else nginx keeps the events to itself
     framed = not http10 if head.chunked else head.length is not None or head.status in (204, 304)
     return b"\r\n".join(lines) + b"\r\n", framed
+
+
+def is_event_stream(head: Head) -> bool:
+    """Whether the body consists of server-sent events, so that an error can be one of them."""
+    content_type = next((value for name, value in head.fields if name == _CONTENT_TYPE), b"")
+    return content_type.lower().startswith(_EVENT_STREAM)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from orch_sidecar.api import options
-from orch_sidecar.wire.forwarding import header_names, request_head
+from orch_sidecar.wire.forwarding import filtered_response_head, header_names, request_head
+from orch_sidecar.wire.http1 import Head
 
 PLAIN = (
     (b"Host", b"here"),
@@ -78,3 +79,22 @@ def test_what_proxies_and_other_sidecars_add_is_not_forwarded() -> None:
     head = request_head(b"GET / HTTP/1.1", client, b"", authorization=None)
     assert b"of a client" not in head
     assert b"Accept: */*" in head
+
+
+@pytest.mark.parametrize(
+    ("fields", "lines"),
+    [
+        (((b"content-type", b"text/event-stream; charset=utf-8"),), [b"x-accel-buffering: no"]),
+        (((b"content-type", b"application/json"),), []),
+        ((), []),
+        (
+            ((b"x-accel-buffering", b"yes"), (b"content-type", b"Text/Event-Stream")),
+            [b"x-accel-buffering: yes"],
+        ),
+    ],
+)
+def test_streams_ask_proxies_to_pass_them_on_at_once_unless_the_engine_says_how(
+    fields: tuple[tuple[bytes, bytes], ...], lines: list[bytes]
+) -> None:
+    head, _ = filtered_response_head(Head(200, b"OK", fields, True, True, None), False)
+    assert [each for each in head.split(b"\r\n") if each.startswith(b"x-accel")] == lines
