@@ -45,6 +45,8 @@ def first_problem(error: ValidationError) -> Problem:
     wrong = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(map(str, wrong["loc"]))
     rule = wrong["msg"].removeprefix("Value error, ")
+    if wrong["type"] in ("model_type", "dataclass_type"):  # its text names the class
+        rule = "must be an object"
     return Problem(place, wrong["input"], rule, wrong["type"] == "missing")
 
 
@@ -85,8 +87,8 @@ def documents_in(name: str, content: bytes) -> Iterator[tuple[int, Any]]:
         line = content.count(b"\n", 0, error.start) + 1
         rule = "the text is not UTF-8 (it must not be compressed)"
     except json.JSONDecodeError as error:
-        line, rule = error.lineno, error.msg
-    except ValueError as error:  # of int(), a name that is there twice, or too deep
+        line, rule = error.lineno, "it ends too early" if error.pos == len(text) else error.msg
+    except ValueError as error:  # an integer, a name that is there twice, or too deep
         rule = str(error)
     else:
         return
@@ -119,7 +121,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 _NO_SPACE: Final = re.compile(r"[^\s\ufeff]")
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_of_different_names)
+_DECODER: Final = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_of_different_names)
 _STRICT: Final = json.JSONDecoder(
     parse_int=_integer, parse_constant=_no_number, object_pairs_hook=_of_different_names
 )

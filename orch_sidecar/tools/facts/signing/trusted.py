@@ -73,7 +73,7 @@ def parse_trusted(text: str) -> TrustedKeys:
     try:
         document: Any = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidTrustedKeys(f"is not valid YAML: {error}") from None
+        raise InvalidTrustedKeys(f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, list) or not document:
         raise InvalidTrustedKeys("must be a list of keys, as `orch key --evidence` prints them")
     found: dict[str, TrustedKey] = {}

@@ -130,5 +130,8 @@ def _temporary_beside(path: Path) -> Path:
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(target.parent))
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.new")
-    temporary.open("xb").close()
+    try:
+        temporary.open("xb").close()
+    except OSError as error:  # nobody knows the name of the temporary file
+        raise OSError(error.errno, error.strerror, str(target.parent)) from None
     return temporary

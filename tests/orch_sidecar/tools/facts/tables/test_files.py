@@ -178,6 +178,11 @@ def test_missing_folder_is_named(path: Path) -> None:
         write(path.parent / "none" / "t.csv", "text")
 
 
+def test_folder_in_which_no_file_can_be_made_is_named() -> None:
+    with pytest.raises(OSError, match=r": '/sys'$"):  # nobody may there, root neither
+        check_writable(Path("/sys/t.csv"))
+
+
 def test_write_that_fails_leaves_the_old_file_and_nothing_else(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
