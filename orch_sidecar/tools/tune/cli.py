@@ -19,6 +19,7 @@ import yaml
 from orch_sidecar.api.headers import X_ORCH_CLASS
 from orch_sidecar.tools.arguments import (
     TextParser,
+    Unavailable,
     add_lengths,
     add_plot,
     add_profile,
@@ -39,7 +40,7 @@ from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sw
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned
-from orch_sidecar.tools.facts.commands.terminal import print_error
+from orch_sidecar.tools.facts.commands.terminal import counted, print_error
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -120,8 +121,12 @@ async def tune(
         usable = min(decision.slots, slots)
         rate = RateSearch(_FIRST_SHARE * full.at(usable).requests_per_s, RATES, seconds)
         apart = replace(plan.scenario, seed=plan.scenario.seed + _SEEDS_APART)
-        if why := await try_rates(replace(plan, scenario=apart), rate, interrupted, report):
-            report(why)
+        try:
+            why = await try_rates(replace(plan, scenario=apart), rate, interrupted, report)
+        except Unavailable as error:  # the slots are decided
+            why = f"the search for a rate ended early: {error}"
+        if why:
+            decision = replace(decision, doubts=(*decision.doubts, why))
     return Tuning(sweep, model, full, decision, rate)
 
 
@@ -221,7 +226,7 @@ def charts_of(curve: StepCurve, decision: Decision, tpot_slo_ms: float | None) -
     throughput = [
         Series("measured", batches, [point.tokens_per_s for point in curve.points], Style("")),
         fitted("fit", curve.tokens_per_s, 1.0, last),
-        Series(f"{slots} slots", [float(slots)], [curve.tokens_per_s(slots)], chosen),
+        Series(counted(slots, "slot"), [float(slots)], [curve.tokens_per_s(slots)], chosen),
     ]
     slo = () if tpot_slo_ms is None else (Marked("SLO", tpot_slo_ms, True, horizontal=True),)
     label = "sequences per step"

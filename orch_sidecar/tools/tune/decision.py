@@ -157,6 +157,11 @@ def _doubts(
             f"more may be worth having: the engine has {slots_now} slots; start it with "
             f"--max-num-seqs {2 * max(slots_now, slots)} and tune again"
         )
+    if slots == 1:
+        found.append(
+            "one slot does not batch: the written profile has 2; for one request at a time use the "
+            "profile home"
+        )
     if by_slo == 0:
         alone_ms = full.tpot_p95_ms(1)
         found.append(f"no batch keeps the SLO: a token of one sequence takes {alone_ms:.1f} ms")

@@ -21,25 +21,25 @@ from tests.integration.scripted_engine import ScriptedEngine
 pytestmark = pytest.mark.usefixtures("fast_reports")
 
 
-async def test_curve_and_rate_are_those_of_the_engine(
-    cloud: Running, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+ONLINE = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.0, 0, rate_per_s=1.0)
+WITH_SLO = replace(ONLINE, slo_ms={"ttft": 1e6, "tpot": 1e6})
+TRAFFIC = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0)
+
+
+@pytest.fixture
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orch_sidecar.tools.bench.load.capabilities.REPORT_INTERVAL_S", 0.03)
     rates = replace(RATES, requests=10, most_trials=2)
     monkeypatch.setattr("orch_sidecar.tools.tune.cli.RATES", rates)
-    online = Scenario(
-        Label.BATCHED_ONLINE,
-        Arrivals.POISSON,
-        1,
-        0.0,
-        0,
-        rate_per_s=1.0,
-        slo_ms={"ttft": 1e6, "tpot": 1e6},
-    )
+
+
+@pytest.mark.usefixtures("few_requests")
+async def test_curve_and_rate_are_those_of_the_engine(
+    cloud: Running, engine: ScriptedEngine
+) -> None:
     reported: list[str] = []
-    traffic = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0)
-    asked = plan(url_of(cloud), online)
-    found = await tune(asked, traffic, 0.3, asyncio.Event(), reported.append)
+    asked = plan(url_of(cloud), WITH_SLO)
+    found = await tune(asked, TRAFFIC, 0.3, asyncio.Event(), reported.append)
     assert [point.clients for point in found.sweep.points] == [1, 2, 4]
     assert {1, 2, 4} <= {point.batch for point in found.model.curve.points}
     step_ms = found.model.curve.ms(4)
@@ -55,11 +55,24 @@ async def test_curve_and_rate_are_those_of_the_engine(
 
 
 async def test_interruption_ends_it_with_the_reason(cloud: Running, engine: ScriptedEngine) -> None:
-    online = Scenario(Label.BATCHED_ONLINE, Arrivals.POISSON, 1, 0.0, 0, rate_per_s=1.0)
-    traffic, interrupted = Workload(0.0, INPUT_TOKENS, OUTPUT_TOKENS, spread=0.0), asyncio.Event()
-    tuning = tune(plan(url_of(cloud), online), traffic, 600.0, interrupted, silent)
+    interrupted = asyncio.Event()
+    tuning = tune(plan(url_of(cloud), ONLINE), TRAFFIC, 600.0, interrupted, silent)
     running = asyncio.create_task(tuning)
     await eventually(lambda: len(engine.generating) > 3)
     interrupted.set()
     with pytest.raises(EndpointError, match="early at 1 clients: the user interrupted the run"):
         await running
+
+
+@pytest.mark.usefixtures("few_requests")
+async def test_interruption_of_the_search_is_a_doubt_of_what_was_decided(cloud: Running) -> None:
+    interrupted = asyncio.Event()
+
+    def report(line: str) -> None:
+        if "met the SLO" in line:
+            interrupted.set()
+
+    found = await tune(plan(url_of(cloud), WITH_SLO), TRAFFIC, 0.3, interrupted, report)
+    assert found.rate is not None
+    assert [trial.kept for trial in found.rate.trials] == [True]
+    assert found.decision.doubts[-1].startswith("the search for a rate ended early: ")

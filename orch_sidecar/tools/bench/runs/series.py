@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from orch_sidecar.tools.bench.load.driver import Interrupted
-from orch_sidecar.tools.bench.load.endpoint import EndpointError
+from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.plan import Plan
 from orch_sidecar.tools.bench.results.result import KEPT_SHARE, Result, Status, Trial
 from orch_sidecar.tools.bench.results.sweep import Sweep, sweep_of
-from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure, silent
+from orch_sidecar.tools.bench.runs.run import measure, silent
 
 # Of quotients of rates.
 _ROUNDING: Final = 1e-9
@@ -166,7 +165,7 @@ async def find_rate(
         report(f"largest rate that meets the SLO: {rate_per_s:.4g}/s")
         final = replace(plan.scenario, rate_per_s=rate_per_s)
         result = await measure(replace(plan, scenario=final), interrupted, report)
-    except (EndpointError, NotMeasurable, Interrupted, OSError, ValueError) as error:
+    except (Unavailable, OSError, ValueError) as error:
         if search.last is None:
             raise
         return _ended(search, f"the search ended early: {error}")
@@ -204,7 +203,7 @@ async def run_sweep(
         )
         try:
             results.append(await measure(replace(plan, scenario=scenario), interrupted, report))
-        except (EndpointError, NotMeasurable, Interrupted) as error:
+        except Unavailable as error:
             if not results:
                 raise
             ended_by = f"at {clients} clients: {error}"

@@ -80,7 +80,6 @@ class TestCheck:
         assert err.startswith(f"orch facts: {path}")
         assert expected in err
 
-
     def test_file_beyond_the_memory_exits_with_2(
         self, run: Run, valid: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
