@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orch_sidecar.tools.facts.commands.verify import beside
+from orch_sidecar.tools.facts.labels import intervals
+from orch_sidecar.tools.facts.labels.thresholds import SHARED_STEPS
 from orch_sidecar.tools.facts.signing.evidence_file import Signed, digest, evidence_of, named_by
-from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
+from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
     Verified,
@@ -18,6 +22,7 @@ from orch_sidecar.tools.facts.signing.verdict import (
     verify_table,
 )
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
+from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, ENGINE
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row, format_notes, parse_notes
 from tests.fuzz import examples
@@ -73,6 +78,21 @@ def test_row_of_a_signed_run_is_verified_with_what_was_recomputed(operator: Oper
     assert (batches.mean, batches.largest) == (3.0, 3)
     assert (len(found.proof.leaves), found.proof.generated_tokens) == (3, 18)
     assert found.only_client == CLIENTS
+
+
+def test_recorded_run_whose_requests_decode_beside_prompts_is_verified() -> None:
+    """Three clients, prompts of 1200 tokens and answers of 4: while one of them decodes, the engine
+    mostly reads the prompts of the others. Of `orch bench` on a tiny model."""
+    folder = Path(__file__).parent / "recorded"
+    trusted = parse_trusted((folder / "trusted.yaml").read_text(encoding="utf-8"))
+    [row] = valid_rows(read(folder / "beside_prompts.csv"))
+    [(_, found)] = verify_table([row], beside(folder / "beside_prompts.csv"), trusted)
+    assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", [])
+    assert found.proof is not None
+    requests = found.proof.requests
+    assert intervals.share_together([each.generation for each in requests]) < SHARED_STEPS
+    together = intervals.share_together([each.running for each in requests])
+    assert together == pytest.approx(0.857, abs=1e-3)
 
 
 def test_run_between_two_pairs_of_statements_makes_one_row(operator: Operator) -> None:
