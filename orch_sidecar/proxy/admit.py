@@ -150,7 +150,8 @@ class Admit:
 
 def generated_tokens(record: RequestRecord, response: EngineResponse) -> int | None:
     """Returns how many tokens a response has so far; None: unknown."""
-    if response.answer.counts[1] is not None or not record.stream:
+    failed = response.status >= 400  # its answer is no stream, and no token
+    if response.answer.counts[1] is not None or failed or not record.stream:
         return response.answer.counts[1]
     per_sequence = max(1, response.reads - 1)  # a stream without usage: a read per token
     if record.max_tokens is not None:

@@ -21,6 +21,7 @@ class Call:
         headers: dict[str, str] | None = None,
         body: bytes = b"",
         client: tuple[str, int] | None = ("127.0.0.1", 1),
+        root_path: str = "",
     ) -> None:
         path, _, query = path.partition("?")
         scope = {
@@ -33,7 +34,7 @@ class Call:
             "path": path,
             "raw_path": path.encode(),
             "query_string": query.encode(),
-            "root_path": "",
+            "root_path": root_path,
             "headers": [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()],
             "client": client,
             "server": ("127.0.0.1", 2),

@@ -14,7 +14,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vllm_plugin.api_server.routes import BEGIN_UPDATE, END_UPDATE, SLEEP, SUSPENDING
+from vllm_plugin.api_server.routes import BEGIN_UPDATE, END_UPDATE, SLEEP, SUSPENDING, route_path
 from vllm_plugin.state.engine_state import EngineState
 
 ASK_EVERY_S: Final = 1.0
@@ -42,11 +42,12 @@ class AdminCallMiddleware:
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = self._suspending.get(scope["path"]) if scope["type"] == "http" else None
+        path = route_path(scope) if scope["type"] == "http" else ""
+        reason = self._suspending.get(path)
         if reason is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        readiness, path = self._engine_state.readiness, scope["path"]
+        readiness = self._engine_state.readiness
         key = readiness.call_began(reason)
         self._engine_state.readiness_changed(time.time())
         status = 0

@@ -11,7 +11,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_plugin.api_server.errors import refusal
-from vllm_plugin.api_server.routes import generates
+from vllm_plugin.api_server.routes import generates, route_path
 from vllm_plugin.api_server.sidecar_middleware import FROM_SIDECAR
 from vllm_plugin.contracts.lease_protocol import ENGINE_GONE, NO_SLOT, parse_lease
 from vllm_plugin.contracts.lora import ADAPTER_HEADER, NO_ADAPTER, parse_adapter
@@ -219,5 +219,5 @@ def _call_after_turns(turns: int, call: Callable[[], object]) -> None:
 
 def _generates(scope: Scope) -> bool:
     if scope["type"] == "http":
-        return generates(scope["method"], scope["path"])
+        return generates(scope["method"], route_path(scope))
     return bool(scope["type"] == "websocket")

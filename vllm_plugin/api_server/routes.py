@@ -6,7 +6,8 @@ another plugin's, is counted rather than overlooked.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 from vllm_plugin.state.readiness import ASLEEP, PAUSED, NotReady
@@ -71,6 +72,12 @@ _NOT_GENERATING: Final = frozenset(
 )
 _RESPONSES: Final = "/v1/responses/"
 _CANCEL: Final = "/cancel"
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """Returns the path of a request without vLLM's --root-path, as Starlette looks up its route."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def generates(method: str, path: str) -> bool:

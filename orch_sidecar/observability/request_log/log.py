@@ -35,7 +35,7 @@ def line_of(record: RequestRecord, ended: int, batch_mean: float | None) -> byte
     """Returns the line of a request that `ended` at that time of the monotonic clock, in
     nanoseconds. `batch_mean`: of the engine's decode steps while it ran."""
     identity, labels = record.identity, record.labels or {}
-    streams = record.stream and identity.endpoint.first_byte_is_token
+    streams = record.stream and record.status < 400 and identity.endpoint.first_byte_is_token
     arrived = datetime.fromtimestamp(identity.arrived_ns / 1e9, UTC)
     return msgspec.json.encode(
         {

@@ -58,6 +58,20 @@ async def test_lease_is_released_after_a_complete_response() -> None:
     assert pool.gate.tickets == {}
 
 
+@pytest.mark.parametrize(
+    ("status", "outcome", "tokens"),
+    [(200, Outcome.OK, 2), (200, Outcome.ENGINE_ERROR, 2), (400, Outcome.CLIENT_ERROR, None)],
+)
+async def test_stream_without_usage_has_a_token_per_read_and_an_error_has_none(
+    status: int, outcome: Outcome, tokens: int | None
+) -> None:
+    request, uncounted = request_of(), SimpleNamespace(counts=(None,) * 4)
+    request.record.stream, request.record.cost, request.sink = True, 1, MagicMock()
+    stage = NextStage(answers(SENT, status=status, outcome=outcome, answer=uncounted))
+    await admit(stage).handle(request, pool_of(), asked())
+    assert request.record.tokens == tokens
+
+
 async def test_lease_of_a_response_that_was_cut_short_waits_for_the_engine() -> None:
     stage = NextStage(answers(SENT, complete=False))
     pool, request = pool_of(), request_of()

@@ -72,11 +72,12 @@ class GeneratingApp:
         path: str = "/v1/completions",
         lease: str | None = LEASE,
         traceparent: str | None = None,
+        root_path: str = "",
     ) -> Call:
         headers = {} if lease is None else {"X-Orch-Lease": lease}
         if traceparent is not None:
             headers["traceparent"] = traceparent
-        return Call(self.app, "POST", path, headers)
+        return Call(self.app, "POST", path, headers, root_path=root_path)
 
     async def settled(self) -> None:
         for _ in range(ABORT_TURNS + 2):

@@ -60,8 +60,11 @@ async def engine() -> PausableApp:
     return PausableApp()
 
 
-async def test_engine_is_not_ready_from_the_beginning_of_the_call(engine: PausableApp) -> None:
-    call = Call(engine.app, "POST", "/sleep")
+@pytest.mark.parametrize(("path", "root_path"), [("/sleep", ""), ("/llm/sleep", "/llm")])
+async def test_engine_is_not_ready_from_the_beginning_of_the_call(
+    engine: PausableApp, path: str, root_path: str
+) -> None:
+    call = Call(engine.app, "POST", path, root_path=root_path)
     await engine.began.wait()
     assert engine.state == "asleep"
     assert "POST /wake_up" in engine.engine_state.heartbeat_fields()["message"]

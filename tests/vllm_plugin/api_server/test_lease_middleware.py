@@ -61,11 +61,20 @@ async def test_request_without_a_lease_is_counted_as_foreign(engine: GeneratingA
     engine.assert_no_request_left()
 
 
-@pytest.mark.parametrize(("path", "counted"), [("/v1/completions", True), ("/ping", False)])
+@pytest.mark.parametrize(
+    ("path", "counted"),
+    [
+        ("/v1/completions", True),
+        ("/ping", False),
+        ("/llm/v1/completions", True),
+        ("/llm/tokenize", False),
+    ],
+)
 async def test_only_generating_requests_are_counted(
     engine: GeneratingApp, path: str, counted: bool
 ) -> None:
-    call = engine.call(path, lease=None)
+    """With --root-path they are those of a path with and without it."""
+    call = engine.call(path, lease=None, root_path="/llm")
     await engine.entered.wait()
     assert engine.engine_state.leases.foreign_to(US) == int(counted)
     engine.go_on.set()
