@@ -7,12 +7,15 @@ of requests; dispatches nothing.
 from __future__ import annotations
 
 import random
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from orch_sidecar.admission import refusals
-from orch_sidecar.admission.constraints.constraint import Constraint, Scope
+from orch_sidecar.admission.constraints.constraint import Ahead, Constraint, Scope
 from orch_sidecar.admission.constraints.rules import AdmissionConstraints
 from orch_sidecar.admission.fairness.fair_queue import MAX_LISTED_REQUESTS
 from orch_sidecar.admission.prediction.lent_slots import (
@@ -23,7 +26,7 @@ from orch_sidecar.admission.prediction.lent_slots import (
 )
 from orch_sidecar.admission.prediction.release_rate import MAX_RETRY_MS, MIN_RETRY_MS, ReleaseRates
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.prediction.service_time import Forecast, Start
+from orch_sidecar.admission.prediction.service_time import Forecast, Start, output_of
 from orch_sidecar.admission.prediction.shorter_prompts import MAX_SHORTER_FACTOR, ShorterPrompts
 from orch_sidecar.admission.types import AdmissionRequest, QueuedRequest
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -68,7 +71,7 @@ class Forecaster:
         if (kept := self._share_kept()) < 1.0:
             schedule = schedule.with_share(kept)
         if is_bulk:
-            self._queue_up(schedule, INTERACTIVE, None)
+            self._queue_up(schedule, INTERACTIVE, None, now)
             schedule = schedule.copy(without=max(0, reserved))
         return schedule
 
@@ -77,23 +80,64 @@ class Forecaster:
         return self._constraints.offers.share_kept(ledger.slots_total, ledger.leased)
 
     def _queue_up(
-        self, schedule: Schedule, service_class: ServiceClass, until: AdmissionRequest | None
-    ) -> None:
-        """Places the queued requests of a class: all, or only those before the new one `until`."""
-        line, service_times = self._queues.line(service_class), self._service_times
+        self,
+        schedule: Schedule,
+        service_class: ServiceClass,
+        until: AdmissionRequest | None,
+        now: float,
+    ) -> Ahead:
+        """Places the queued requests of a class: all, or only those before the new one `until`.
+        Returns what they are."""
+        line, aside = self._queues.line(service_class), self._queues.aside(service_class)
+        starts_behind, ahead = self._constraints.starts_behind, Ahead()
+        for group in aside:  # a few of each one by one
+            most = MAX_LISTED_REQUESTS // aside.groups + 1
+            # Bulk ones delay those in line less than a place in the schedule would.
+            for each in islice(group, 0 if service_class is BULK else most):
+                blocked_s = starts_behind(ahead, each.request, now)
+                self._place(schedule, each.request, ahead, blocked_s)
+            needed = group.constraint.group(group.first.request)
+            ahead.needing[group.constraint, needed] = group.cost
         if not line.size:
-            return
-        if line.size <= MAX_LISTED_REQUESTS:  # one by one
+            return ahead
+        if line.size <= MAX_LISTED_REQUESTS:
             for each in line if until is None else line.before(until):
-                service_times.place(schedule, each.request)
-            return
+                blocked_s = starts_behind(ahead, each.request, now)
+                self._place(schedule, each.request, ahead, blocked_s)
+            return ahead
         sequences, tokens = line.cost, float(line.tokens)
         if until is not None:
             _, sequences, tokens = line.ahead(until)
-        if sequences <= 0:
+        if sequences > 0:
+            share = min(1.0, tokens / line.tokens)
+            prompts, output = share * line.prompt_work, output_of(share * line.prompt_work, tokens)
+            self._service_times.fill(schedule, prompts, output, sequences)
+            ahead.sequences += sequences
+            ahead.prompt_tokens += prompts
+            ahead.output_tokens += output
+        return ahead
+
+    def _place(
+        self, schedule: Schedule, request: AdmissionRequest, ahead: Ahead, blocked_s: float | None
+    ) -> None:
+        """Places a queued request behind those that are `ahead`, if it is known for how long
+        something other than slots blocks it."""
+        if blocked_s is None:
             return
-        share = min(1.0, tokens / line.tokens)
-        service_times.fill(schedule, share * line.prompt_work, tokens, sequences)
+        if blocked_s > ahead.held_s:  # others pass it until then
+            insort(ahead.passed, (blocked_s, request), key=itemgetter(0))
+            return
+        if ahead.passed:
+            self._place_passed(schedule, ahead)
+        self._service_times.place(schedule, request)
+
+    def _place_passed(self, schedule: Schedule, ahead: Ahead) -> None:
+        """Places the requests that others pass only until the next slot comes free."""
+        while ahead.passed:
+            next_s = self._service_times.start_s(schedule, 1)
+            if next_s is None or ahead.passed[0][0] > next_s:
+                return
+            self._service_times.place(schedule, ahead.passed.pop(0)[1])
 
     def start(
         self,
@@ -115,14 +159,15 @@ class Forecaster:
         )
         if schedule is None:
             return None
-        self._queue_up(schedule, request.service_class, request)
+        ahead = self._queue_up(schedule, request.service_class, request, now)
+        self._place_passed(schedule, ahead)
         if lent:
             slots_s = lent.start_s(request.cost, self._queues.ahead(request).sequences)
         else:
             slots_s = times.start_s(schedule, request.cost)
         if slots_s is None:
             return None
-        blocked_s = blocked_by.starts_in_s(request, self._prompts_ahead(request), now)
+        blocked_s = self._constraints.starts_behind(ahead, request, now)
         if blocked_s is None:
             return None
         slots_s = _clear_s(max(slots_s, blocked_s), request, blocked_by, now)
@@ -136,13 +181,6 @@ class Forecaster:
         """Returns the start of a request that gets its slots after `wait_s`."""
         own_s = self._service_times.first_token_s(request)
         return Start(wait_s, None if own_s is None else wait_s + own_s)
-
-    def _prompts_ahead(self, request: AdmissionRequest) -> float:
-        """Returns the prompt tokens of the bulk requests that go before a new bulk one."""
-        line = self._queues.line(BULK)
-        if request.service_class is not BULK or not line.tokens:
-            return 0.0
-        return line.prompt_work * self._queues.ahead(request).tokens / line.tokens
 
     def _lent_slots(self, cost: int, now: float) -> LentSlots | None:
         """Returns at least `cost` slots of bulk requests beside interactive traffic. None: there is
@@ -171,11 +209,7 @@ class Forecaster:
 
         `blocked_by`: what the head of the queue waits for.
         """
-        for group in self._queues.aside(service_class):
-            for queued in group:
-                aside_s = group.constraint.starts_in_s(queued.request, 0.0, now)
-                yield queued, _clear_s(aside_s, queued.request, group.constraint, now)
-        times, is_bulk = self._service_times, service_class is BULK
+        times, is_bulk, ahead = self._service_times, service_class is BULK, Ahead()
         lent = self._lent_slots(1, now) if is_bulk else None
         if lent:
             schedule: Schedule | None = lent.schedule
@@ -183,27 +217,35 @@ class Forecaster:
             schedule = None
         else:
             schedule = self._schedule_of(service_class, blocked_by, now)
-        slots_s, unread, ahead = None, 0.0, 0
+        for group in self._queues.aside(service_class):
+            for queued in group:
+                aside_s = self._constraints.starts_behind(ahead, queued.request, now)
+                aside_s = _clear_s(aside_s, queued.request, group.constraint, now)
+                if aside_s is not None and schedule is not None:
+                    slots_s = times.start_s(schedule, queued.request.cost)
+                    if not is_bulk:
+                        self._place(schedule, queued.request, ahead, aside_s)
+                    aside_s = None if slots_s is None else max(aside_s, slots_s)
+                yield queued, aside_s
+        slots_s, sequences = None, 0
         rates = self.release_rates.of(service_class)
         rate = rates.per_second(now) if schedule is None else None
         for number, queued in enumerate(self._queues.line(service_class)):
             request = queued.request
-            blocked_s: float | None = 0.0
-            if blocked_by is not None:
-                blocked_s = blocked_by.starts_in_s(request, unread, now)
-                unread += request.cost * request.prompt_tokens if is_bulk else 0
+            blocked_s = self._constraints.starts_behind(ahead, request, now)
             if blocked_s is None:
                 yield queued, None
                 continue
             if schedule is None:
-                ahead += request.cost
-                yield queued, max(ahead / rate, blocked_s) if rate else None
+                sequences += request.cost
+                yield queued, max(sequences / rate, blocked_s) if rate else None
                 continue
             if number < _MAX_PREDICTED_REQUESTS:
                 cost = request.cost
-                slots_s = lent.start_s(cost, ahead) if lent else times.start_s(schedule, cost)
-                times.place(schedule, request)
-                ahead += cost
+                self._place_passed(schedule, ahead)
+                slots_s = lent.start_s(cost, sequences) if lent else times.start_s(schedule, cost)
+                self._place(schedule, request, ahead, blocked_s)
+                sequences += cost
                 each_s = slots_s
             else:
                 each_s = (

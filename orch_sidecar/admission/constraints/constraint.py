@@ -9,7 +9,7 @@ order of dispatch, predictions, claims, texts, metrics and the simulator are der
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar, Final
 
@@ -48,6 +48,24 @@ class Occupancy:
     def taken_for(self, service_class: ServiceClass) -> int:
         """Returns the sequences that leave a request of this class no room."""
         return self.taken + self.idle if service_class is IDLE else self.taken
+
+
+@dataclass(slots=True)
+class Ahead:
+    """The requests of its class that go before a queued one, as a prediction counts them.
+
+    `prompt_tokens`: of each as often as it has sequences. `output_tokens`: expected ones. `held_s`:
+    for how long those that nobody passes are blocked. `passed`: those that others pass, and for how
+    many seconds: the first to go comes first. `needing`: sequences by what they need: a constraint
+    with Scope.REQUEST, and its group.
+    """
+
+    sequences: int = 0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    held_s: float = 0.0
+    passed: list[tuple[float, AdmissionRequest]] = field(default_factory=list)
+    needing: dict[tuple[Constraint, Hashable], int] = field(default_factory=dict)
 
 
 class Constraint:
@@ -97,11 +115,10 @@ class Constraint:
         knows."""
         return None
 
-    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
-        """Returns for how many seconds it will at least block a request; None: unknown.
-
-        `before`: prompt tokens of the requests of its class that go before it.
-        """
+    def starts_in_s(self, request: AdmissionRequest, ahead: Ahead, now: float) -> float | None:
+        """Returns for how many seconds it will at least block a queued request behind others; 0: it
+        will not, or slots are what it waits for; None: unknown. It is asked of each request in
+        line, whatever blocks the first."""
         return 0.0
 
     # Scope.REQUEST

@@ -6,11 +6,19 @@ from the engine's own groups of layers, and is corrected where the engine takes 
 
 from __future__ import annotations
 
-from math import ceil
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import ceil, inf
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.constraint import POLL_S, Constraint, Occupancy
+from orch_sidecar.admission.constraints.constraint import POLL_S, Ahead, Constraint, Occupancy
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.service_time import (
+    MAX_AGE_S,
+    MAX_FRESH_LEASES,
+    ServiceTimes,
+)
 from orch_sidecar.admission.types import NO_KV_NEED, AdmissionRequest, EngineReport, KvNeed
 from vllm_plugin.contracts.kv_cache import KvCache
 
@@ -29,6 +37,24 @@ MIN_SHOWN_USAGE: Final = 0.5
 SETTLING_S: Final = 0.5
 
 
+@dataclass(slots=True)
+class _Ends:
+    """When running requests will end, as predicted after so many `grants`: in how many seconds
+    (`at_s`), and the blocks that are free by then. `per_s`: blocks per second, while others take
+    the places of those that end."""
+
+    predicted_at: float = -inf
+    grants: int = 0
+    at_s: list[float] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
+    per_s: float = 1e-3
+
+    def freed_in_s(self, blocks: float) -> float:
+        """Returns in how many seconds so many blocks are free, if nobody takes any."""
+        at = bisect_left(self.freed, blocks)
+        return self.at_s[at] if at < len(self.at_s) else inf
+
+
 class KvBudget(Constraint):
     """Keeps the KV blocks that all leases will have taken by their ends within the cache.
 
@@ -42,12 +68,13 @@ class KvBudget(Constraint):
     """
 
     reason: ClassVar[str] = "kv"
-    wastes_slots: ClassVar[bool] = True
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, service_times: ServiceTimes) -> None:
         self.cache: KvCache | None = None
         self.preemptions = 0  # observed since the sidecar started
         self._ledger = ledger
+        self._service_times = service_times
+        self._predicted_ends = _Ends()
         self._has_bounded_groups = False  # of layers, in the cache
         self._block_tokens = 0  # above 0 where the blocks of a sequence follow from it alone
         self._usage = 0.0
@@ -118,6 +145,49 @@ class KvBudget(Constraint):
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return now + POLL_S  # a lowered share recovers without any event
+
+    def starts_in_s(self, request: AdmissionRequest, ahead: Ahead, now: float) -> float | None:
+        """Predicts when enough running requests will have ended for it, and for those that go
+        before it, some of which end meanwhile."""
+        cache, need = self.cache, request.kv
+        if cache is None:
+            return 0.0
+        before = 0
+        if ahead.sequences:
+            each = ahead.output_tokens / ahead.sequences
+            before = self.need(ahead.prompt_tokens, each, ahead.sequences).at_end
+        if self.fits(KvNeed(need.prompt + before, need.reading, need.output), now):
+            return 0.0
+        ends = self._ends(now)
+        if not ends.at_s:
+            return 0.0
+        lacking = self._ledger.kv_committed + need.at_end
+        lacking += self._reading_blocks(cache, need.reading)
+        lacking -= int(cache.blocks_total * self._usable_share(now))
+        own_s = 0.0 if self.fits(need, now) else min(ends.freed_in_s(lacking), ends.at_s[-1])
+        both_s = min(ends.freed_in_s(lacking + before), (lacking + before) / ends.per_s)
+        return max(own_s, both_s)
+
+    def _ends(self, now: float) -> _Ends:
+        ledger, ends, times = self._ledger, self._predicted_ends, self._service_times
+        changed = ends.grants != ledger.grants and ledger.lease_count <= MAX_FRESH_LEASES
+        if changed or now - ends.predicted_at > MAX_AGE_S:
+            found = []
+            for lease in ledger.all():
+                if lease.request is not None:
+                    remaining_s = times.remaining_s(lease, lease.request, now)
+                    if remaining_s is not None:
+                        took_s = max(now - lease.granted_at + remaining_s, 1e-3)
+                        found.append((remaining_s, lease.kv.at_end, lease.kv.at_end / took_s))
+            found.sort()
+            ends = self._predicted_ends = _Ends(
+                now,
+                ledger.grants,
+                [at_s for at_s, _, _ in found],
+                list(accumulate(blocks for _, blocks, _ in found)),
+                sum(per_s for _, _, per_s in found) or 1e-3,
+            )
+        return ends
 
     def text(self) -> str:
         return "room in the KV cache: the running requests are expected to fill it"

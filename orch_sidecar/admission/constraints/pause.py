@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from orch_sidecar.admission.constraints.constraint import UNLIMITED, Constraint, Occupancy
+from orch_sidecar.admission.constraints.constraint import UNLIMITED, Ahead, Constraint, Occupancy
 from orch_sidecar.admission.constraints.slot_offers import SlotOffers
 from orch_sidecar.admission.types import AdmissionRequest
 from vllm_plugin.contracts.profile import ServiceClass
@@ -47,7 +47,7 @@ class Pause(Constraint):
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return self.until
 
-    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
+    def starts_in_s(self, request: AdmissionRequest, ahead: Ahead, now: float) -> float | None:
         return max(0.0, self.until - now)
 
     def text(self) -> str:

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from orch_sidecar.admission.constraints.batch import BatchLimit
-from orch_sidecar.admission.constraints.constraint import POLL_S, Constraint, Occupancy, Scope
+from orch_sidecar.admission.constraints.constraint import (
+    POLL_S,
+    Ahead,
+    Constraint,
+    Occupancy,
+    Scope,
+)
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.queues import Queues
@@ -174,10 +180,11 @@ class PrefillLimit(Constraint):
         at = self.budget.fits_at(request.prompt_tokens, self._stall_s(), now)
         return now + POLL_S if at is None else min(max(at, now + 1e-3), now + POLL_S)
 
-    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
-        if request.service_class is not BULK:
+    def starts_in_s(self, request: AdmissionRequest, ahead: Ahead, now: float) -> float | None:
+        if request.service_class is not BULK or not self._traffic(now):
             return 0.0
-        return self.budget.fits_in_s(before, request.prompt_tokens, self._stall_s(), now)
+        prompt, before = request.prompt_tokens, ahead.prompt_tokens
+        return self.budget.fits_in_s(before, prompt, self._stall_s(), now)
 
     def begin_epoch(self) -> None:
         self.budget.begin_epoch()

@@ -11,7 +11,13 @@ from collections.abc import Iterable
 
 from orch_sidecar.admission.constraints.adapter import Adapters
 from orch_sidecar.admission.constraints.batch import BatchLimit, Limits, limits_for
-from orch_sidecar.admission.constraints.constraint import UNLIMITED, Constraint, Occupancy
+from orch_sidecar.admission.constraints.constraint import (
+    UNLIMITED,
+    Ahead,
+    Constraint,
+    Occupancy,
+    Scope,
+)
 from orch_sidecar.admission.constraints.idle import IdleRoom
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.constraints.pause import Pause
@@ -46,7 +52,7 @@ class AdmissionConstraints:
         traffic = self.reserve.has_traffic
         self.batch = BatchLimit(limits_for(rules, 0, None), ledger, self.offers, traffic)
         self._prefill = PrefillLimit(rules, ledger, queues, service_times, self.batch, traffic)
-        self.kv = KvBudget(ledger)
+        self.kv = KvBudget(ledger, service_times)
         self.slots = Slots(ledger)
         self.idle = IdleRoom(ledger, queues, service_times, self.reserve, self.offers)
         self.all: tuple[Constraint, ...] = (
@@ -70,6 +76,11 @@ class AdmissionConstraints:
             tuple(each for each in of_class if each.absolute) for of_class in self._of_class
         )
         self._limiting_room = _overriding("room", self._of_class)
+        # Those that say how long they block a request; those that block some and let others pass,
+        # and of these those that do not say so.
+        self._foreseeing = _overriding("starts_in_s", self._of_class)
+        self._by_request = tuple(each for each in self.all if each.scope is Scope.REQUEST)
+        self._unforeseen = set(self._by_request).difference(*self._foreseeing)
         self.granting = _overriding("granted", self._of_class)
         self.ending = _overriding("ended", self._of_class)
         # Slots, the largest batch seen and the step time from which the limits were computed.
@@ -156,6 +167,33 @@ class AdmissionConstraints:
             if not each.absolute and each.blocks(request, occupancy, now):
                 return each
         return None
+
+    def starts_behind(self, ahead: Ahead, request: AdmissionRequest, now: float) -> float | None:
+        """Returns for how many seconds a queued request will at least be blocked by something other
+        than slots; None: unknown. Counts it as ahead of those that are asked for next."""
+        blocked_s: float | None = 0.0
+        for each in self._foreseeing[request.service_class.rank]:
+            if each.inactive:
+                continue
+            each_s = each.starts_in_s(request, ahead, now)
+            if each_s is None or blocked_s is None:
+                blocked_s = None
+            elif each_s > 0:
+                blocked_s = max(blocked_s, each_s)
+                if each.scope is not Scope.REQUEST and each_s > ahead.held_s:
+                    ahead.held_s = each_s
+        for each in self._by_request:
+            if each.inactive or not each.is_used_by(request):
+                continue
+            key = each, each.group(request)
+            ahead.needing[key] = ahead.needing.get(key, 0) + request.cost
+            if each in self._unforeseen and each.blocks(request, self._occupancy(), now):
+                at = each.clears_at(request, now)
+                blocked_s = None if at is None or blocked_s is None else max(blocked_s, at - now)
+        ahead.sequences += request.cost
+        ahead.prompt_tokens += request.cost * request.prompt_tokens
+        ahead.output_tokens += request.work
+        return ahead.held_s if blocked_s is not None and blocked_s < ahead.held_s else blocked_s
 
     def room_to_claim(self, request: AdmissionRequest, now: float, *, due: bool) -> int:
         """Returns the slots that the head of a queue, which lacks some, and those behind it could

@@ -30,6 +30,7 @@ class Group:
     since: float
     turn_at: float
     passed: int = 0
+    cost: int = 0  # sequences
     queued: OrderedDict[str, QueuedRequest] = field(default_factory=OrderedDict)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
@@ -65,6 +66,10 @@ class SetAside:
     def __iter__(self) -> Iterator[Group]:
         return iter(self._groups.values())
 
+    @property
+    def groups(self) -> int:
+        return len(self._groups)
+
     def add(self, queued: QueuedRequest, constraint: Constraint, now: float) -> None:
         """Sets a request aside."""
         key = constraint, constraint.group(queued.request)
@@ -73,6 +78,7 @@ class SetAside:
         self._group_of[queued.ticket] = key
         self.size += 1
         self.cost += queued.request.cost
+        group.cost += queued.request.cost
 
     def remove(self, queued: QueuedRequest) -> bool:
         """Removes a request. Returns whether it was set aside."""
@@ -81,6 +87,7 @@ class SetAside:
             return False
         group = self._groups[key]
         del group.queued[queued.ticket]
+        group.cost -= queued.request.cost
         if not group.queued:
             del self._groups[key]
         self.size -= 1

@@ -89,6 +89,11 @@ def counted_tokens(request: AdmissionRequest, output_tokens: float) -> int:
     return 1 + request.prompt_tokens + int(OUTPUT_TOKEN_WEIGHT * output_tokens)
 
 
+def output_of(prompt_tokens: float, tokens: float) -> float:
+    """Returns the output of requests with such prompts that count these `tokens` for their keys."""
+    return max(0.0, tokens - prompt_tokens) / OUTPUT_TOKEN_WEIGHT
+
+
 class ServiceTimes:
     """Predicts the service times of one engine's requests."""
 
@@ -259,15 +264,14 @@ class ServiceTimes:
         decoding_s = schedule.start(cost)
         return None if decoding_s is None else self._wall_s(decoding_s, schedule.prompt_tokens)
 
-    def fill(self, schedule: Schedule, prompt_work: float, tokens: float, sequences: int) -> None:
+    def fill(self, schedule: Schedule, prompt_work: float, output: float, sequences: int) -> None:
         """Puts equal sequences behind the others, if their length is known.
 
-        `prompt_work`: the prompt tokens of their requests, times the sequences of each. `tokens`:
-        the expected ones that they count for keys.
+        `prompt_work`: the prompt tokens of their requests, times the sequences of each. `output`:
+        the expected tokens of all.
         """
         token_s = self._token_s()
         if token_s is not None:
-            output = max(0.0, tokens - prompt_work) / OUTPUT_TOKEN_WEIGHT
             schedule.fill(sequences, self._slowness.factor * output * token_s / sequences)
             schedule.prompt_tokens += prompt_work
 

@@ -180,12 +180,29 @@ def test_bulk_requests_beyond_their_batch_wait_for_an_end_of_either_class() -> N
     assert core.forecast(interactive(max_tokens=100), 0.0) == Forecast(0, 15, 1500)
 
 
-def test_free_slots_are_of_no_use_while_the_cache_is_full() -> None:
+def test_free_slots_are_of_no_use_until_the_cache_has_room() -> None:
     core = core_of(8, step_time=STEP_TIME, kv=kv_of(1000), kv_usage=0.95)
     fill(core, bulk(prompt_tokens=800, max_tokens=100), "a")
     request = bulk(prompt_tokens=300, max_tokens=100)
-    assert queue(core, request, "b", "c") == [Queued(0, 1100), Queued(1, 2200)]
+    assert queue(core, request, "b", "c") == [Queued(0, 1100), Queued(1, 1100)]
     assert reason(core.blocked_by) == "kv"
+    assert granted(core.release("a", 1.1, 100)) == ["b", "c"]
+
+
+def test_request_in_line_for_a_slot_is_told_of_the_cache_that_will_lack_room_then() -> None:
+    """A step takes 13 ms, and slots come free after 1.3, 1.3 and 9.1 s. With the last one come the
+    blocks that the second in line needs; the third waits behind it."""
+    core = core_of(3, step_time=STEP_TIME, kv=kv_of(1000))
+    fill(core, interactive(max_tokens=100), "a", "b")
+    fill(core, interactive(max_tokens=700), "c")
+    small, large = interactive(max_tokens=50), interactive(prompt_tokens=400, max_tokens=50)
+    starts = [each.predicted_start_ms for each in queue(core, small, "d")]
+    starts += [each.predicted_start_ms for each in queue(core, large, "e")]
+    starts += [each.predicted_start_ms for each in queue(core, small, "f")]
+    assert reason(core.blocked_by) == "slot"
+    assert starts == [1300, 9100, 9100]
+    shown = core.forecaster.starts(INTERACTIVE, core.blocked_by, 0.0)
+    assert [round(1000 * (start_s or 0)) for _, start_s in shown] == starts
 
 
 def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:

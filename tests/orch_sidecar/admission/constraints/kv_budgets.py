@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orch_sidecar.admission.constraints.kv_cache import KvBudget
 from orch_sidecar.admission.ledger import Ledger
+from orch_sidecar.admission.prediction.service_time import ServiceTimes
 from orch_sidecar.admission.types import EngineReport, KvNeed
 from tests.orch_sidecar.admission.examples import bulk, kv_of
 from vllm_plugin.contracts.kv_cache import KvCache
@@ -14,7 +15,7 @@ class LeasedBudget(KvBudget):
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        super().__init__(self.ledger)
+        super().__init__(self.ledger, ServiceTimes(self.ledger))
 
     def begin_epoch(self) -> None:
         self.ledger.begin_epoch("e2")

@@ -114,6 +114,22 @@ def test_later_turns_are_predicted_behind_earlier_ones() -> None:
     ]
 
 
+def test_request_in_line_for_a_slot_is_told_of_the_adapter_that_it_will_wait_for() -> None:
+    """A step takes 14 ms. The adapter of the second in line has room when that of the longest
+    request has ended; the others get the first slots."""
+    core = engine()
+    fill(core, of("a"), "a1", "a2", "a3")
+    fill(core, of("a", 1000), "a4")
+    [plain] = queue(core, of(None), "plain")
+    [b] = queue(core, of("b"), "b")
+    [later] = queue(core, of(None), "later")
+    assert reason(core.blocked_by) == "slot"
+    starts = [each.predicted_start_ms for each in (plain, b, later)]
+    assert starts == [1400, 14_000, 1400]
+    shown = core.forecaster.starts(INTERACTIVE, core.blocked_by, 0.0)
+    assert [round(1000 * (start_s or 0)) for _, start_s in shown] == starts
+
+
 def test_adapters_of_others_take_room_as_long_as_the_engine_reports_them() -> None:
     core = engine(foreign=1, adapters_foreign=frozenset({"x"}))
     queue(core, of("b"), "b")

@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orch_sidecar.admission.constraints.constraint import UNLIMITED, Constraint, Occupancy, Scope
+from orch_sidecar.admission.constraints.constraint import (
+    UNLIMITED,
+    Ahead,
+    Constraint,
+    Occupancy,
+    Scope,
+)
 from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Decision, Lease, Queued
 from orch_sidecar.api.refusal import Refusal
@@ -99,7 +105,7 @@ class Nights(Constraint):
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
         return now - now % 120 + 120
 
-    def starts_in_s(self, request: AdmissionRequest, before: float, now: float) -> float | None:
+    def starts_in_s(self, request: AdmissionRequest, ahead: Ahead, now: float) -> float | None:
         return 120 - now % 120 if now % 120 >= 60 else 0.0
 
     def text(self) -> str:
@@ -386,7 +392,7 @@ def test_every_constraint_of_an_engine_says_what_it_is_and_keeps_nothing() -> No
     for each in core.constraints.all:
         assert isinstance(each.scope, Scope)
         assert each.text()
-        assert (each.starts_in_s(request, 0.0, 0.0) or 0.0) >= 0.0
+        assert (each.starts_in_s(request, Ahead(), 0.0) or 0.0) >= 0.0
         at = each.clears_at(request, 5.0)
         assert at is None or at > 5.0 or not each.blocks(request, Occupancy(0, 0), 5.0)
     core.arrive("a", request, 0.0)
