@@ -44,10 +44,12 @@ def as_page(comparison: Comparison) -> Page:
         page.section("Charts")
         page.charts(charts_of(comparison))
     if comparison.apart:
-        page.section("not compared, since one condition differs:")
-        page.list(_separations(comparison))
+        page.section("Not compared, since one condition differs")
+        for why, values in _separations(comparison):
+            page.text(why)
+            page.list(values)
     if comparison.left_out:
-        page.section("excluded:")
+        page.section("Excluded")
         page.list(f"{each.place}: {each.why}" for each in comparison.left_out)
     return page
 
@@ -126,17 +128,18 @@ def _named(comparison: Comparison) -> Iterator[tuple[str, Way, Style]]:
             yield name, way, Style(line, f"${letter}$", number % _SET_COLORS)
 
 
-def _separations(comparison: Comparison) -> Iterator[str]:
+def _separations(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     """Formats, by condition, why it separates sets, and its values."""
     sets = [each.conditions for each in comparison.sets]
     differing, contrasts = varied(sets), varied(sets, known=True)
     for condition, of_condition in groupby(comparison.apart, key=lambda each: each.condition):
-        yield f"{condition}: {DIFFERENCES[condition]}"
         without = [name for name in DIFFERENCES if name == condition or name not in differing]
+        lines = []
         for each in of_condition:
             alike = describe(each.alike, without=without, always=contrasts)
             values = ", ".join(each.values)
-            yield f"  {values} ({alike})" if alike else f"  {values}"
+            lines.append(f"{values} ({alike})" if alike else values)
+        yield f"{condition}: {DIFFERENCES[condition]}", lines
 
 
 def _text(value: float | None) -> str:

@@ -145,7 +145,7 @@ def test_row_to_be_confirmed_is_excluded_and_reported() -> None:
     assert [point.batch for point in points(found)] == [2]
     [left_out] = found.left_out
     assert left_out.place == "t.csv:3"
-    assert "excluded:\n  t.csv:3: to_be_confirmed" in text_of(found)
+    assert "Excluded\n  t.csv:3: to_be_confirmed" in text_of(found)
 
 
 def test_repeated_row_counts_once() -> None:
@@ -258,11 +258,11 @@ class TestReport:
     def test_separated_sets_are_listed_by_condition(self) -> None:
         rows = (at(2, 170), at(2, 150, gpu="A100"), at(2, 150, precision="FP8"))
         text = text_of(compared(*rows))
-        assert text.split("not compared")[1].splitlines()[1:] == [
-            "  precision: different precisions",
-            "    BF16, FP8 (H100)",
-            "  gpu: different accelerators",
-            "    H100, A100 (BF16)",
+        assert text.split("Not compared")[1].splitlines()[1:] == [
+            "precision: different precisions",
+            "  BF16, FP8 (H100)",
+            "gpu: different accelerators",
+            "  H100, A100 (BF16)",
         ]
 
     def test_machine_without_accelerator_is_named(self) -> None:
