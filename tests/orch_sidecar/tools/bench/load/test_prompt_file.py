@@ -130,13 +130,13 @@ def test_whatever_is_written_is_read(
         ('{"messages": ["a"]}', "messages.0 is 'a': it must be an object with a role"),
         ('{"messages": [{"content": "a"}]}', "messages.0 is {'content': 'a'}: it must be"),
         ('{"conversations": {}}', "conversations is {}: Input should be a valid list"),
-        ('{"conversations": [3]}', "conversations.0 is 3: Input should be a valid dictionary"),
+        ('{"conversations": [3]}', "conversations.0 is 3: must be an object"),
         ('{"conversations": [{"from": "human"}]}', "conversations.0.value is missing"),
         ('{"prompt": "a", "output_tokens": 0}', "output_tokens is 0: Input should be greater"),
         ('{"prompt": "a", "output_tokens": null}', "output_tokens is None: Input should be a"),
         ('{"prompt": "a", "output_tokens": true}', "output_tokens is True: Input should be a"),
         ('{"prompt": "a", "output_tokens": 2.0}', "output_tokens is 2.0: Input should be a"),
-        ('{"prompt": "a"', "invalid JSON: Expecting ',' delimiter"),
+        ('{"prompt": "a"', "invalid JSON: it ends too early"),
     ],
 )
 def test_invalid_entry_is_reported_with_its_line_and_rule(line: str, message: str) -> None:

@@ -190,7 +190,10 @@ def test_pool_that_was_measured_is_named_where_there_are_several(run: Run, tmp_p
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("[" * 100_000, "nested too deeply"), ('{"completed":\n' + "1" * 5000, "Exceeds the limit")],
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"completed":\n' + "1" * 5000, "has more than 20 digits"),
+    ],
 )
 def test_invalid_json_is_reported_with_its_location(
     run: Run, tmp_path: Path, content: str, expected: str

@@ -223,7 +223,7 @@ def test_one_document_over_several_lines_and_a_list_of_exports_are_read() -> Non
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"\n \n", "f:3: invalid JSON: Expecting value"),
+        (b"\n \n", "f:3: invalid JSON: it ends too early"),
         (b'{"resourceSpans":[]}\n{"resourceSp', "f:2: invalid JSON"),
         (b'{"resourceSpans":[]}\n\n{"resourceLogs":[]}', "f:3: no traces"),
         (b'{"resourceSpans":[\n]\n', "f:3: invalid JSON"),
