@@ -8,6 +8,8 @@ KServe) have none there: what is asked of them is written out in the tests of wh
 from __future__ import annotations
 
 import copy
+import json
+from functools import cache
 from typing import Any, Final
 
 import kubernetes_validate  # type: ignore[import-untyped] # ships no types
@@ -45,7 +47,12 @@ def ours() -> list[Manifest]:
 
 def check(body: Any, minor: str) -> None:
     """Raises ValidationError for what that minor's schema does not allow."""
-    used = kubernetes_validate.validate(body, minor, strict=True)
+    _check(json.dumps(body, sort_keys=True), minor)
+
+
+@cache  # most objects are the same in many overlays, and each look reads a schema of megabytes anew
+def _check(body: str, minor: str) -> None:
+    used = kubernetes_validate.validate(json.loads(body), minor, strict=True)
     assert used == minor, f"{minor} was asked for, {used} was used"
 
 
