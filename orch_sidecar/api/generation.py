@@ -45,8 +45,11 @@ class GenerationRequest:
 
 
 # Looked at only where one of them is there at all.
+# For a divided engine: with them a client would name the peers from which the engine takes blocks
+# or encoded media, and its figures would be those of others' work.
+_TRANSFERS: Final = ("kv_transfer_params", "ec_transfer_params")
 _OPTIONAL_FIELDS: Final = frozenset(
-    ("service_tier", "priority", "kv_transfer_params", "use_beam_search", "cache_salt")
+    ("service_tier", "priority", *_TRANSFERS, "use_beam_search", "cache_salt")
 )
 _INTEGERS: Final = frozenset((int,))  # bool is another type
 _MAX_INTEGER: Final = 2**31 - 1
@@ -209,12 +212,13 @@ def _choices(document: Document) -> int:
 
 
 def _reject_unsupported(document: Document) -> None:
-    if document.get("kv_transfer_params") is not None:
-        raise InvalidBody(
-            "kv_transfer_params is not supported, because it moves sequences between engines; "
-            "send the request without it",
-            "kv_transfer_params",
-        )
+    for field in _TRANSFERS:
+        if document.get(field) is not None:
+            raise InvalidBody(
+                f"{field} is not supported, because it moves work between engines; send the "
+                "request without it",
+                field,
+            )
     if _boolean(document, "use_beam_search"):
         raise InvalidBody(
             "use_beam_search must not be true: a beam search runs as changing numbers of "

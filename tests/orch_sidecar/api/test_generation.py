@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from typing import Any
@@ -247,13 +248,12 @@ def test_stream_is_true_false_or_null(api: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("api", apis.GENERATING)
-def test_beam_search_and_kv_transfer_are_rejected(api: Endpoint) -> None:
+def test_beam_search_and_transfers_are_rejected(api: Endpoint) -> None:
     assert refusal_of(read_json(api, prompt="a", use_beam_search=True)).param == "use_beam_search"
     assert refusal_of(read_json(api, prompt="a", use_beam_search=1)).param == "use_beam_search"
     moves: list[Any] = [{"do_remote_decode": True}, {}, [], "x", 0, False]
-    for moved in moves:
-        refusal = refusal_of(read_json(api, prompt="a", kv_transfer_params=moved))
-        assert refusal.param == "kv_transfer_params"
+    for moved, field in itertools.product(moves, ("kv_transfer_params", "ec_transfer_params")):
+        assert refusal_of(read_json(api, prompt="a", **{field: moved})).param == field
 
 
 def test_background_response_is_rejected_with_the_reason() -> None:
