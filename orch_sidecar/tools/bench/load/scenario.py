@@ -22,7 +22,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.facts.tables.notes import TRACE_DIGITS, Arrivals
+from orch_sidecar.tools.facts.labels.recorded import TraceDocument
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.traces import Trace, TracedRequest, merged
 from vllm_plugin.contracts.profile import ServiceClass
@@ -71,41 +72,6 @@ def until(
             )
         taken.append(at)
     return tuple(taken)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceDocument:
-    """The traces that were replayed. `window_s`: the part, in their own seconds; None: to the end.
-    `requests`: of that part. `bulk_clients`: clients with bulk work beside them."""
-
-    name: str
-    sha256: str
-    requests: int
-    window_s: tuple[float, float | None]
-    time_factor: float
-    length_factor: float
-    bulk_clients: int = 0
-    bulk_name: str | None = None
-    bulk_sha256: str | None = None
-    bulk_requests: int = 0
-
-    @property
-    def has_bulk(self) -> bool:
-        return self.bulk_name is not None or self.bulk_clients > 0
-
-    def __str__(self) -> str:
-        from_s, until_s = self.window_s
-        parts = [
-            f"{self.requests} requests of the trace {self.name} ({self.sha256[:TRACE_DIGITS]})"
-        ]
-        if from_s or until_s is not None:
-            parts.append(f"from {from_s:g} s" + ("" if until_s is None else f" to {until_s:g} s"))
-        parts.append(f"times by {self.time_factor:g}, lengths by {self.length_factor:g}")
-        if self.bulk_clients:
-            parts.append(f"beside {self.bulk_clients} clients with bulk requests")
-        if self.bulk_name is not None:
-            parts.append(f"beside {self.bulk_requests} bulk requests of {self.bulk_name}")
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,16 +185,17 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 
 def _pareto(sweep: Sweep) -> Iterator[Chart]:
     """Yields what one user gets against what an accelerator makes, along the concurrencies."""
-    accelerators = sweep.results[0].engine.gpu_count or 1
+    accelerators = sweep.results[0].engine.gpu_count
     found = (
-        (point.is_sound, 1000 / point.tpot_p50_ms, point.tokens_per_s / accelerators, None)
+        (point.is_sound, 1000 / point.tpot_p50_ms, point.tokens_per_s / (accelerators or 1), None)
         for point in sweep.points
         if point.tpot_p50_ms
     )
     if series := apart("measured", found, Style()):
         about = "From the fewest concurrent requests at the right to the most at the left."
-        user, whole = "tokens/s per user (1 / TPOT p50)", "tokens/s per accelerator"
-        yield Chart("Throughput and speed", about, Axis(user), Axis(whole), series)
+        whole = f"tokens/s {'per accelerator' if accelerators else 'of the machine'}"
+        user = Axis("tokens/s per user (1 / TPOT p50)")
+        yield Chart("Throughput and speed", about, user, Axis(whole), series)
 
 
 def _in_proportion(sweep: Sweep) -> Iterator[Series]:

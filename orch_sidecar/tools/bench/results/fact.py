@@ -6,25 +6,17 @@ confirmed.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
-from orch_sidecar.tools.bench.results.result import (
-    FiguresDocument,
-    Result,
-    Status,
-    missing_identity,
-)
-from orch_sidecar.tools.facts.labels.figures import Totals
-from orch_sidecar.tools.facts.labels.measured import Engine, Notes, latency_notes
+from orch_sidecar.tools.bench.results.result import Result, Status, missing_identity
+from orch_sidecar.tools.facts.labels.measured import Engine, Notes
 from orch_sidecar.tools.facts.labels.recorded import RecordedRun
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX, digest, evidence_of
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
 from orch_sidecar.tools.facts.tables.row import Row, format_engine
-from vllm_plugin.contracts.profile import ServiceClass
 
 NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE, Status.UNBATCHED})
 # The parts of a result that a row is not made of. What the engine signed is in the evidence itself,
@@ -46,7 +38,6 @@ def row_of(result: Result) -> Row:
         missing.append("the number of prompt tokens is unknown: the responses do not report it")
     if missing:
         raise NoFact("; ".join(missing))
-    totals = {each.name: getattr(figures, each.name) for each in fields(Totals)}
     recorded = RecordedRun.model_validate(result.model_dump(mode="json", exclude=_UNUSED))
     outcomes = recorded.outcomes
     if result.goodput is not None:
@@ -58,25 +49,12 @@ def row_of(result: Result) -> Row:
             str(engine.gpu),
             engine.gpu_count or 0,
         ),
-        totals=Totals(**totals),
         source_tag=f"orch-bench:{result.id}",
         batches=None if result.status is Status.UNVERIFIED else result.batches,
-        overlap=figures.overlap,
-        latency_ms=_latencies(result, figures),
         outcomes=outcomes,
         settings=_settings(result),
         given=engine.given,
     ).row()
-
-
-def _latencies(result: Result, figures: FiguresDocument) -> dict[str, float]:
-    """Returns those of the interactive requests, where there were two classes."""
-    interactive = result.classes.get(ServiceClass.INTERACTIVE)
-    found = figures if interactive is None else interactive.figures
-    if found is None:
-        return {}
-    spreads = {"ttft": found.ttft_ms, "tpot": found.tpot_ms, "latency": found.latency_ms}
-    return latency_notes(spreads, 1)
 
 
 def _settings(result: Result) -> Notes:

@@ -157,11 +157,10 @@ class Observation:
 
     `slots`: of its engines. `accepted`: the requests that these accepted in the window, None where
     that is not known. `in_flight`: its requests from arrival to end, as the client measured
-    them, else the sidecar, else the engine; `running`, `decoding`: the same from the slot, and from
-    the first token, to the last one, by the engine; `in_engine`: its sequences from their arrival
-    there. Each of one clock, whose readings may be wrong by `clock_slack`. `arrivals`, `at_once`:
-    the load and the limit of concurrent requests, as the client states them; None if it does not,
-    or there is no limit.
+    them, else the sidecar, else the engine; `running`: the same from the slot to the last token, by
+    the engine; `in_engine`: its sequences from their arrival there. Each of one clock, whose
+    readings may be wrong by `clock_slack`. `arrivals`, `at_once`: the load and the limit of
+    concurrent requests, as the client states them; None if it does not, or there is no limit.
     `batch_limited_by`: what kept an offline batch below slots and work, None if unknown. `times`:
     of the run, None where its states were read during it, or signed.
     """
@@ -175,7 +174,6 @@ class Observation:
     beside: Beside = Beside()
     in_flight: Sequence[Interval] = ()
     running: Sequence[Interval] = ()
-    decoding: Sequence[Interval] = ()
     in_engine: Sequence[Interval] = ()
     clock_slack: float = 0.0
     arrivals: Arrivals | None = None

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from orch_sidecar.tools.facts.labels.documents import at
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
 from orch_sidecar.tools.facts.labels.intervals import Interval
-from orch_sidecar.tools.facts.labels.measured import Measured, Notes
+from orch_sidecar.tools.facts.labels.measured import Measured, Notes, latency_notes
 from orch_sidecar.tools.facts.tables.notes import (
     BULK_CLIENTS,
     BULK_TRACE,
@@ -67,13 +68,39 @@ class Call(NamedTuple):
         return CompletedRequest(arrived_s, self.first_s, self.ended_s, prompt, self.output_tokens)
 
 
-class _Trace(BaseModel):
+@dataclass(frozen=True, slots=True)
+class TraceDocument:
+    """The traces that were replayed. `window_s`: the part, in their own seconds; None: to the end.
+    `requests`: of that part. `bulk_clients`: clients with bulk work beside them."""
+
+    name: str
     sha256: str
+    requests: int
     window_s: tuple[float, float | None]
     time_factor: float
     length_factor: float
     bulk_clients: int = 0
+    bulk_name: str | None = None
     bulk_sha256: str | None = None
+    bulk_requests: int = 0
+
+    @property
+    def has_bulk(self) -> bool:
+        return self.bulk_sha256 is not None or self.bulk_clients > 0
+
+    def __str__(self) -> str:
+        from_s, until_s = self.window_s
+        parts = [
+            f"{self.requests} requests of the trace {self.name} ({self.sha256[:TRACE_DIGITS]})"
+        ]
+        if from_s or until_s is not None:
+            parts.append(f"from {from_s:g} s" + ("" if until_s is None else f" to {until_s:g} s"))
+        parts.append(f"times by {self.time_factor:g}, lengths by {self.length_factor:g}")
+        if self.bulk_clients:
+            parts.append(f"beside {self.bulk_clients} clients with bulk requests")
+        if self.bulk_name is not None:
+            parts.append(f"beside {self.bulk_requests} bulk requests of {self.bulk_name}")
+        return ", ".join(parts)
 
     @property
     def notes(self) -> Notes:
@@ -104,7 +131,7 @@ class RecordedRun(BaseModel):
     burstiness: float | None = at("scenario.burstiness", default=None)
     seed: int = at("scenario.seed")
     slo_ms: dict[_Time, float] = at("scenario.slo_ms")
-    trace: _Trace | None = at("scenario.trace", default=None)
+    trace: TraceDocument | None = at("scenario.trace", default=None)
     loadgen: str | None = at("scenario.loadgen", default=None)
     model: str = at("engine.model")
     model_id: str = at("engine.model_id")
@@ -121,18 +148,24 @@ class RecordedRun(BaseModel):
     @property
     def of_class(self) -> Sequence[Call]:
         """The calls that latencies and goodput are of: where bulk work ran, the others."""
-        trace = self.trace
-        if trace is None or not (trace.bulk_clients or trace.bulk_sha256):
+        if self.trace is None or not self.trace.has_bulk:
             return self.calls
         return [call for call in self.calls if call.service_class == ServiceClass.INTERACTIVE]
 
     def measured(self, **more: Any) -> Measured:
-        """Returns what its row states. `more`: the engine, the figures and the source."""
+        """Returns what its row states. `more`: the engine, what it did and the source.
+
+        Raises ValueError for a run without figures.
+        """
+        some = [served for call in self.of_class if (served := call.served) is not None]
         own: dict[str, Any] = {
             "label": self.measurement_type,
             "claim": self.measurement_type,
             "model_id": self.model_id,
             "model_name": self.model_name,
+            "totals": figures(self.served),
+            "overlap": overlap(self.served),
+            "latency_ms": latency_notes(figures(some).times_s, 1000) if some else {},
             "load": {"tool": "orch bench", **self._load, "seed": self.seed},
             "outcomes": self.outcomes,
             "doubts": self._doubts,

@@ -16,7 +16,7 @@ from itertools import islice, pairwise
 from typing import Final, NamedTuple, TypeVar
 
 from orch_sidecar.tools.facts.labels import intervals, measured
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, figures, percentile
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, percentile
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import Measured, Model, name_model
@@ -100,15 +100,11 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
 
 def _rebuilt(run: RecordedRun, proof: Proof) -> Measured:
     """Returns what a row of this run states. Raises ValueError for a run without figures."""
-    state, whole = proof.before.snapshot, figures(run.served)
-    some = [served for call in run.of_class if (served := call.served) is not None]
-    latencies = measured.latency_notes(figures(some).times_s, 1000) if some else {}
+    state = proof.before.snapshot
     return run.measured(
         engine=measured.engine_of(state),
-        totals=whole,
         source_tag=f"orch-bench:{proof.before.run}",
         batches=proof.states.batches,
-        latency_ms=latencies,
         settings=measured.settings_of(state, proof.states.prefix_hit_ratio),
         given=_model(run, proof).given,
     )

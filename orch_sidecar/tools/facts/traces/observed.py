@@ -55,10 +55,6 @@ def observation_of(scenario: Scenario, traffic: Traffic) -> Observation:
             Interval(min(each.slot_ns for each in own), max(each.end_ns for each in own))
             for own in answered
         ],
-        decoding=[
-            Interval(min(each.first_ns for each in own), max(each.end_ns for each in own))
-            for own in answered
-        ],
         in_engine=[Interval(each.start_ns, each.end_ns) for each in found],
     )
     limited_by = _limited_by(scenario, seen.batches.largest, seen.target)

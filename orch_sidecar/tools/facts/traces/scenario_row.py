@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
+from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import Objection, Reason
 from orch_sidecar.tools.facts.labels.measured import (
     Engine,
@@ -231,8 +232,13 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
     notes: Notes = {}
     if seen.label is Label.OFFLINE and seen.batch_limited_by is not None:
         notes["batch_limited_by"] = seen.batch_limited_by
-    if any(each.requested_sequences > 1 for each in scenario.ended(Outcome.SERVED)):
-        notes[BATCH_REQUESTS] = intervals.mean(seen.decoding)
+    served = scenario.ended(Outcome.SERVED)
+    if any(each.requested_sequences > 1 for each in served):
+        notes[BATCH_REQUESTS] = intervals.mean(
+            Interval(min(of.first_ns for of in own), max(of.end_ns for of in own))
+            for each in served
+            if (own := each.sequences)
+        )
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
     if scenario.key.conditions is not None:

@@ -146,7 +146,8 @@ def test_requests_of_one_id_prove_no_lengths() -> None:
 
 def test_replayed_trace_beside_bulk_work_has_the_latencies_of_interactive_requests() -> None:
     trace = {
-        "sha256": "0123456789abcdef" * 4, "window_s": [0.0, None], "time_factor": 1.0,
+        "name": "conv.csv", "requests": 2, "sha256": "0123456789abcdef" * 4,
+        "window_s": [0.0, None], "time_factor": 1.0,
         "length_factor": 1.0, "bulk_clients": 1,
     }  # fmt: skip
     load = {"arrivals": "trace", "clients": None, "seed": 1, "slo_ms": {}, "trace": trace}
