@@ -160,7 +160,7 @@ k8s: $(STAMP)
 # One wheel for each interpreter: compiled modules run under no other.
 compiled: $(STAMP)
 	@for version in 3.11 3.12 3.13; do \
-	  if command -v python$$version >/dev/null; then \
+	  if python$$version -c '' 2>/dev/null; then \
 	    HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip --python python$$version wheel --quiet --no-deps --wheel-dir dist . || exit 1; \
 	  else echo "there is no Python $$version on this machine: no wheel for it"; fi; \
 	done; ls dist/*.whl

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,32 @@ def test_way_of_a_request_is_compiled_without_what_is_named_as_interpreted() -> 
     assert not [name for name in COMPILED if name.endswith("__init__.py")]
     assert not {*COMPILED} & {*settings()["interpreted"]}
     assert build() == "pure"
+
+
+def test_command_of_a_python_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    """pyenv has a command for each version, which fails unless that version is chosen."""
+    path, venv = tmp_path / "path", tmp_path / "venv"
+    for command, body in (
+        (path / "python3.11", "exit 127"),
+        (path / "python3.12", "exit 0"),
+        (path / "python3.13", "exit 127"),
+        (venv / "bin" / "python", 'echo "$@"; mkdir -p dist; touch dist/a.whl'),
+    ):
+        command.parent.mkdir(parents=True, exist_ok=True)
+        command.write_text(f"#!/bin/sh\n{body}\n")
+        command.chmod(0o755)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (venv / "installed").touch()
+    done = subprocess.run(
+        ["make", "-f", ROOT / "Makefile", "compiled", f"VENV={venv}"],
+        cwd=tmp_path, env={"PATH": f"{path}:/usr/bin:/bin"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    older, built, newer, *wheels = done.stdout.splitlines()
+    assert older == "there is no Python 3.11 on this machine: no wheel for it"
+    assert "--python python3.12 wheel" in built
+    assert newer == "there is no Python 3.13 on this machine: no wheel for it"
+    assert wheels == ["dist/a.whl"]
 
 
 def test_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
