@@ -1,4 +1,4 @@
-"""The sidecar under the Python that vLLM's images have, which is newer than this project's oldest.
+"""The sidecar under the other Pythons that pyproject.toml names; vLLM's images have 3.12.
 
 asyncio and aiohttp do much of their work in other ways from one version to the next: aiohttp
 starts its tasks eagerly from 3.12 on.
@@ -6,6 +6,7 @@ starts its tasks eagerly from 3.12 on.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,17 +16,19 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[1]
-OF_THE_IMAGE: Final = "3.12"
+NAMED: Final = re.findall(r'Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+OTHERS: Final = [each for each in NAMED if each != f"3.{sys.version_info.minor}"]
 TOOLS: Final = ("h11", "hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
 # A request's whole way, and the ends of it that differ most.
-FILES: Final = (
-    "test_transparency.py",
-    "test_cancel.py",
-    "test_disconnects.py",
-    "test_back_pressure.py",
-    "test_drain.py",
-    "test_headless.py",
-    "test_tiers.py",
+TESTS: Final = (
+    *(f"tests/orch_sidecar/{name}" for name in ("wire", "proxy", "pools", "splitting", "control")),
+    "tests/integration/test_transparency.py",
+    "tests/integration/test_cancel.py",
+    "tests/integration/test_disconnects.py",
+    "tests/integration/test_back_pressure.py",
+    "tests/integration/test_drain.py",
+    "tests/integration/test_headless.py",
+    "tests/integration/test_tiers.py",
 )
 
 
@@ -40,18 +43,15 @@ def interpreter(version: str) -> Path | None:
     return None
 
 
-@pytest.fixture
-def python() -> Path:
-    """The Python of the images, where it is another one than that of the tests."""
-    if sys.version_info[:2] >= tuple(map(int, OF_THE_IMAGE.split("."))):
-        pytest.skip(f"the tests themselves run under Python {OF_THE_IMAGE} or newer")
-    found = interpreter(OF_THE_IMAGE)
+@pytest.fixture(params=OTHERS)
+def python(request: pytest.FixtureRequest) -> Path:
+    found = interpreter(request.param)
     if found is None:
-        pytest.skip(f"there is no Python {OF_THE_IMAGE} on this machine")
+        pytest.skip(f"there is no Python {request.param} on this machine")
     return found
 
 
-def test_sources_compile_without_a_warning_under_the_python_of_the_image(
+def test_sources_compile_without_a_warning_under_another_python(
     python: Path, tmp_path: Path
 ) -> None:
     options = ["-W", "error", "-X", f"pycache_prefix={tmp_path}", "-m", "compileall", "-q"]
@@ -63,12 +63,11 @@ def test_sources_compile_without_a_warning_under_the_python_of_the_image(
 
 
 @pytest.mark.long
-def test_sidecar_serves_under_the_python_of_the_image(python: Path, tmp_path: Path) -> None:
+def test_sidecar_serves_under_another_python(python: Path, tmp_path: Path) -> None:
     venv = str(tmp_path / "venv")
     own = str(tmp_path / "venv" / "bin" / "python")
     install = [own, "-m", "pip", "install", "--quiet", str(ROOT), *TOOLS]
-    run = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    run += [str(Path("tests", "integration", name)) for name in FILES]
+    run = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     for command in ([str(python), "-m", "venv", venv], install, run):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
