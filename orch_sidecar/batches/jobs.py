@@ -1,14 +1,16 @@
 """Checks the input of new batches, and writes the files of those that end.
 
 A job that is broken off is done again from its beginning, by any worker: rows of an input are
-numbered by their lines, and output files are named by their batch.
+numbered by their lines. A worker that others took for dead changes nothing of a batch that another
+one has: each try has output files of its own, which are deleted if they are not needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import BinaryIO, Final
 
@@ -23,6 +25,7 @@ from orch_sidecar.batches.catalog import (
     delete_batch,
     delete_file,
     ended_batches,
+    new_name,
     now_s,
     unknown_files,
     used_rows,
@@ -111,7 +114,7 @@ class Jobs:
         problems: list[Problem] = []
         rows: list[InputRow] = []
         total = 0
-        transact(partial(ledger.remove_rows, batch_id=batch.id))
+        self._if_mine(batch.id, partial(ledger.remove_rows, batch_id=batch.id))
         try:
             with self._store.open(batch.input_file_id) as file:
                 for line in _lines(file, self._quotas.line_bytes):
@@ -136,7 +139,15 @@ class Jobs:
         transact(partial(checked, problems=problems))
 
     def _add(self, batch_id: str, first: int, rows: list[InputRow]) -> None:
-        self._database.transact(partial(ledger.add_rows, batch_id=batch_id, first=first, rows=rows))
+        adding = partial(ledger.add_rows, batch_id=batch_id, first=first, rows=rows)
+        self._if_mine(batch_id, adding)
+
+    def _if_mine(self, batch_id: str, work: Callable[[Session], None]) -> None:
+        def guarded(session: Session) -> None:
+            if self._still_mine(session, batch_id) is not None:
+                work(session)
+
+        self._database.transact(guarded)
 
     def _checked(
         self,
@@ -174,38 +185,40 @@ class Jobs:
         aborted_rows = 0
         now = now_s()
         seen = session.execute(
-            select(Batch.status, Batch.expires_at, Batch.in_progress_at).where(Batch.id == batch_id)
+            select(Batch.status, Batch.expires_at).where(Batch.id == batch_id)
         ).one()
         # Rows before their batch, as where rows end: no two transactions wait in a circle.
-        if seen.in_progress_at is None:
-            ledger.remove_rows(session, batch_id)  # of a check that did not end
-        elif seen.status == Status.CANCELLING or seen.expires_at <= now:
+        if seen.status == Status.CANCELLING or seen.expires_at <= now:
             aborted_rows = ledger.abort_rows(session, batch_id)
         batch = ledger.take_batch(session, self._worker, batch_id)
         if batch is None:
             session.rollback()
             return None
-        batch.failed += aborted_rows
+        if batch.in_progress_at is None:
+            ledger.remove_rows(session, batch_id)  # of a check that did not end
+        else:
+            batch.failed += aborted_rows
         if batch.status in (Status.VALIDATING, Status.IN_PROGRESS) and batch.expires_at <= now:
             batch.status, batch.finalizing_at, batch.expired_at = Status.FINALIZING, now, now
         return batch if batch.status in (Status.FINALIZING, Status.CANCELLING) else None
 
     def _write_files(self, batch: Batch) -> None:
-        suffix = batch.id.removeprefix("batch_")
         expires_at = batch.output_lifetime_s and now_s() + batch.output_lifetime_s
-        files = []
-        for name, state in (("output", RowState.COMPLETED), ("error", RowState.FAILED)):
-            file_id = f"file-{suffix}-{name}"
-            size = self._write(file_id, batch, state)
-            if size:
-                files.append(
-                    StoredFile(
+        files: dict[str, StoredFile] = {}
+        with ExitStack() as stack:
+            for name, state in (("output", RowState.COMPLETED), ("error", RowState.FAILED)):
+                file_id = f"file-{new_name()}"
+                stack.callback(self._store.delete, file_id)
+                size = self._write(file_id, batch, state)
+                if size:
+                    files[f"{name}_file_id"] = StoredFile(
                         id=file_id, owner=batch.owner, purpose=OUTPUT_PURPOSE, bytes=size,
                         filename=f"{batch.id}_{name}.jsonl", created_at=now_s(),
                         expires_at=expires_at,
-                    )
-                )  # fmt: skip
-        self._database.transact(partial(self._ended, batch_id=batch.id, files=files))
+                    )  # fmt: skip
+            written = stack.pop_all()  # where a commit fails, it may have been made
+        if not self._database.transact(partial(self._ended, batch_id=batch.id, files=files)):
+            written.close()
 
     def _write(self, file_id: str, batch: Batch, state: RowState) -> int:
         """Writes the lines of the rows in this state. Returns the bytes."""
@@ -226,13 +239,12 @@ class Jobs:
             self._store.delete(file_id)
         return size
 
-    def _ended(self, session: Session, batch_id: str, files: list[StoredFile]) -> None:
+    def _ended(self, session: Session, batch_id: str, files: dict[str, StoredFile]) -> bool:
         batch = self._still_mine(session, batch_id)
         if batch is None:
-            return
-        for file in files:
+            return False
+        for name, file in files.items():
             session.add(file)
-            name = "output_file_id" if file.id.endswith("-output") else "error_file_id"
             setattr(batch, name, file.id)
         ledger.remove_rows(session, batch_id)
         now = now_s()
@@ -244,6 +256,7 @@ class Jobs:
             batch.status, batch.completed_at = Status.COMPLETED, now
         batch.taken_by = None
         logger.info("batch %s: %s", batch_id, batch.status)
+        return True
 
     def _still_mine(self, session: Session, batch_id: str) -> Batch | None:
         batch = session.get(Batch, batch_id, with_for_update=True)

@@ -227,6 +227,8 @@ class Runner:
             if came[lane] < most:  # other sidecars may have the rest
                 self._pause(lane, _PAUSE_S)
         for row in taken:
+            if (row.batch_id, row.number) in self._rows:  # others took this worker for dead
+                continue
             if (batch := self.batches.get(row.batch_id)) is not None:
                 self._start(row, batch)
             else:  # it has ended meanwhile

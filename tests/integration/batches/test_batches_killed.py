@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import openai
 import pytest
 from sqlalchemy import event
 
+from orch_sidecar.batches import ledger
 from orch_sidecar.engine_state.states import PoolState
 from tests.integration.answers import answer as usual
 from tests.integration.batches.batching import Batches, counts, ids, lines, row, some
@@ -162,6 +164,24 @@ async def test_rows_that_a_stopping_sidecar_runs_are_run_by_the_next_one(
     batches = client(await start(batches=str(tmp_path)))
     await each_once(batches, await batches.until(batch), 20)
     assert len(engine.generating) == 4 + 20
+
+
+async def test_rows_that_others_have_given_back_are_not_run_beside_themselves(
+    batches: Batches, sidecar: Running, engine: ScriptedEngine, held: Held,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """They took this sidecar for dead, which was paused, and it takes its own rows again."""
+    batch = await batches.create(some(20))
+    await eventually(lambda: len(held.waiting) == 4 and sidecar.queued == 8)
+    found: Any = sidecar.sidecar.batches
+    await found._database.run(partial(ledger.leave, worker=found.runner.id))
+    for _ in range(4):
+        held.release()
+        await eventually(lambda: len(held.waiting) == 4)
+    engine.answer = usual
+    held.release_all()
+    await each_once(batches, await batches.until(batch), 20)
+    assert "Exception in callback" not in caplog.text
 
 
 async def test_batch_goes_on_once_a_full_disk_has_room(
