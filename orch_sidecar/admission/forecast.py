@@ -346,18 +346,24 @@ class Forecaster:
 
     def with_retry_after(self, refusal: Refusal, request: AdmissionRequest, now: float) -> Refusal:
         """Adds a Retry-After: the time in which everything before such a request is dispatched at
-        the measured rate; where slots are free, that in which the engine reads the prompts that it
-        has. A request that would start too late is not asked back before it could be in time."""
+        the measured rate, and those that were refused a moment ago, up to one for each slot, come
+        back one after the other; where slots are free, that in which the engine reads the prompts
+        that it has. A request that would start too late is not asked back before it could be in
+        time."""
+        ledger = self._ledger
         slots = self._queues.ahead_in_all_classes(request).sequences + request.cost
         unread_s = self._service_times.prompts.clears_at - now
-        if slots <= self._ledger.slots_total - self._ledger.non_idle and unread_s > 0:
+        if slots <= ledger.slots_total - ledger.non_idle and unread_s > 0:
             wait_ms = min(max(int(1000 * unread_s), MIN_RETRY_MS), MAX_RETRY_MS)
         else:
-            wait_ms = self.release_rates.all.retry_after_ms(slots / self._share_kept(), now)
+            demand = self._constraints.reserve.demand(request.service_class)
+            demand.update(now)
+            slots += min(len(demand.retries), ledger.slots_total)
+            slots_ahead = slots / self._share_kept()
+            wait_ms = self.release_rates.all.retry_after_ms(slots_ahead, now)
         if refusal.predicted_start_ms is not None:
-            longest_s, _ = refusals.longest_wait(
-                request, self._constraints.rules.of(request.service_class)
-            )
+            rules = self._constraints.rules.of(request.service_class)
+            longest_s = refusals.longest_wait(request, rules)[0] if request.may_queue else 0.0
             late_ms = refusal.predicted_start_ms - int(1000 * longest_s)
             wait_ms = max(wait_ms, min(late_ms, MAX_RETRY_MS))
         wait_ms = int(wait_ms * (1 + _JITTER_SHARE * self._jitter.random()))

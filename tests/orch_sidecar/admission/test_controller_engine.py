@@ -15,6 +15,7 @@ from tests.orch_sidecar.admission.examples import (
     DRAIN,
     INTERACTIVE,
     STALE,
+    STEP_TIME,
     bulk,
     class_rules,
     core_of,
@@ -203,6 +204,36 @@ def test_jitter_is_by_chance_unless_it_is_given() -> None:
 
     assert retry_after_ms(random.Random(7)) == retry_after_ms(random.Random(7))
     assert len({retry_after_ms(None) for _ in range(20)}) > 1
+
+
+def test_clients_refused_together_are_asked_back_one_after_the_other_in_a_turn_of_all_slots() -> (
+    None
+):
+    """A slot comes free each second."""
+    core = core_of(4)
+    fill(core, interactive(), "a", "b", "c", "d")
+    for number in range(3):
+        core.release("abc"[number], 1.0 + number)
+        fill(core, interactive(), f"more {number}", at=1.0 + number)
+    demand = core.constraints.reserve.interactive
+    for number in range(10):
+        request = interactive(may_queue=False, identity=1 + number)
+        outcome = core.arrive(f"r{number}", request, 3.0)
+        assert isinstance(outcome, Refusal)
+        assert outcome.retry_after_ms is not None
+        at_s = min(1 + number, 5)
+        assert 1000 * at_s <= outcome.retry_after_ms <= 1250 * at_s
+        demand.refused(request, 3.0 + outcome.retry_after_ms / 1000, 3.0)
+
+
+def test_who_may_not_queue_is_not_asked_back_before_a_slot_is_expected_to_be_free() -> None:
+    core = core_of(1, step_time=STEP_TIME)
+    fill(core, interactive(max_tokens=1000), "a")
+    outcome = core.arrive("b", interactive(may_queue=False), 0.0)
+    assert isinstance(outcome, Refusal)
+    assert outcome.predicted_start_ms == 11_000
+    assert outcome.retry_after_ms is not None
+    assert 11_000 <= outcome.retry_after_ms <= 1.25 * 11_000
 
 
 def test_short_prompts_behind_a_long_one_in_the_engine_block_nothing() -> None:
