@@ -130,6 +130,7 @@ class Fields(Struct):
     ctx_max: _SomeTokens = 1
     kv_tokens_total: _Tokens = 0
     kv_blocks_total: _Tokens = 0
+    kv_blocks_kept: _Tokens = 0
     kv_groups: Annotated[list[_KvGroup], Meta(max_length=_MAX_GROUPS)] = []
     kv_cache_usage: _Share = 0
     preemptions_total: _Events = 0

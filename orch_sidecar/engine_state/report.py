@@ -18,14 +18,16 @@ from vllm_plugin.contracts.lease_protocol import POOLING, WORKLOADS_BY_PATH, Cla
 FIELDS: Final = frozenset(
     {
         "epoch", "slots_total", "running", "waiting", "prefilling", "foreign", "ctx_max",
-        "kv_blocks_total", "kv_groups", "kv_cache_usage", "preemptions_total", "batch_seen",
-        "step_time", "prefill_tokens_per_s", "features", "sidecars", "contended",
+        "kv_blocks_total", "kv_blocks_kept", "kv_groups", "kv_cache_usage", "preemptions_total",
+        "batch_seen", "step_time", "prefill_tokens_per_s", "features", "sidecars", "contended",
         "foreign_interactive", "lora", "supported_workloads",
     }
 )  # fmt: skip
 
 # What takes a computation follows from these; they change seldom.
-_DERIVED_FIELDS: Final = frozenset({"kv_blocks_total", "kv_groups", "step_time", "features"})
+_DERIVED_FIELDS: Final = frozenset(
+    {"kv_blocks_total", "kv_blocks_kept", "kv_groups", "step_time", "features"}
+)
 
 
 def report_of(
@@ -103,9 +105,10 @@ def _adapters(lora: Mapping[str, Any] | None) -> dict[str, Any]:
 def _kv_cache(document: Mapping[str, Any]) -> KvCache | None:
     """Returns the KV cache; None for an engine without one, or that reports no groups of it."""
     blocks, entries = document.get("kv_blocks_total"), document.get("kv_groups")
+    kept = document.get("kv_blocks_kept", 0)
     if not blocks or not entries:
         return None
-    return KvCache(blocks, tuple(map(KvGroup.of, entries)))
+    return KvCache(blocks, tuple(map(KvGroup.of, entries)), kept)
 
 
 def _scheduled(document: Mapping[str, Any], foreign: int) -> int | None:

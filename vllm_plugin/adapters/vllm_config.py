@@ -193,8 +193,9 @@ async def kv_cache_of(engine_client: Any) -> KvCache:
             "orch: the groups of the KV cache are unknown; assuming full attention", exc_info=True
         )
         groups = (KvGroup(cache.block_size),)
-    # vLLM reserves one block as a placeholder.
-    return KvCache(max(0, (cache.num_gpu_blocks or 0) - 1), groups)
+    blocks = cache.num_gpu_blocks or 0
+    kept = int(blocks * config.scheduler_config.watermark)
+    return KvCache(max(0, blocks - 1), groups, kept)  # vLLM reserves one block as a placeholder
 
 
 async def conditions_of_workers(engine_client: Any, conditions: Conditions) -> Conditions:

@@ -100,8 +100,9 @@ HOOKS: Final = (
             "prefill_schedule_interval",
             "max_num_queued_reqs",
             "max_num_queued_tokens",
+            "watermark",
         ),
-        "slots_total, features, step times, rate_limits, conditions",
+        "slots_total, features, step times, rate_limits, conditions, blocks of the KV cache",
     ),
     Hook(
         "config/parallel.py",

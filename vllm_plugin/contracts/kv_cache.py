@@ -37,10 +37,15 @@ class KvGroup:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """A pool of blocks that all groups of layers share; without groups their use is unknown."""
+    """A pool of blocks that all groups of layers share; without groups their use is unknown.
+
+    `blocks_kept`: that must be free beside the prompt of a sequence that starts while others run
+    (vLLM's --watermark).
+    """
 
     blocks_total: int = 0
     groups: tuple[KvGroup, ...] = ()
+    blocks_kept: int = 0
 
     @property
     def block_tokens(self) -> int:
@@ -97,4 +102,4 @@ class KvCache:
             "kv_tokens_total": self.blocks_total * ctx_max // longest if longest else 0,
             "kv_blocks_total": self.blocks_total,
             "kv_groups": [{k: v for k, v in each.items() if v} for each in counted],
-        }
+        } | ({"kv_blocks_kept": self.blocks_kept} if self.blocks_kept else {})

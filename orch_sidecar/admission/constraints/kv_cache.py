@@ -163,7 +163,7 @@ class KvBudget(Constraint):
             return 0.0
         lacking = self._ledger.kv_committed + need.at_end
         lacking += self._reading_blocks(cache, need.reading)
-        lacking -= int(cache.blocks_total * self._usable_share(now))
+        lacking += cache.blocks_kept - int(cache.blocks_total * self._usable_share(now))
         own_s = 0.0 if self.fits(need, now) else min(ends.freed_in_s(lacking), ends.at_s[-1])
         both_s = min(ends.freed_in_s(lacking + before), (lacking + before) / ends.per_s)
         return max(own_s, both_s)
@@ -200,12 +200,16 @@ class KvBudget(Constraint):
         limit = float(cache.blocks_total)
         if self._share != 1.0:
             limit *= self._usable_share(now)
-        own = need.prompt + (need.output or 0) + self._reading_blocks(cache, need.reading)
+        reading = self._reading_blocks(cache, need.reading)
+        in_cache = self._usage * cache.blocks_total + self._ledger.unseen_blocks
+        least = need.prompt + reading + cache.blocks_kept
+        if cache.blocks_kept and in_cache and in_cache + least > cache.blocks_total:
+            return False  # beside others the engine would not begin it
+        own = need.prompt + (need.output or 0) + reading
         if need.output is not None and self._ledger.kv_committed + own <= limit:
             return True
         if self._usage >= FULL_USAGE or now - self._preempted_at < BACK_OFF_S:
             return False
-        in_cache = self._usage * cache.blocks_total + self._ledger.unseen_blocks
         return in_cache + self._ledger.kv_growth + own <= limit
 
     def _compare(self, share: float | None, now: float) -> None:

@@ -79,6 +79,7 @@ def test_whole_document_needs_all_required_fields_and_a_change_needs_none(name: 
         ("weights", [None, 5]),
         ("observed_at", [None, 5]),
         ("kv_blocks_total", [-1, 0.5, 10**400, None]),
+        ("kv_blocks_kept", [-1, 0.5, 10**400, None]),
         ("kv_groups", [None, {}, [None], [{}], [GROUP] * 1001, *([GROUP, GROUP | {name: wrong}]
                        for name in GROUP for wrong in (-1, 0.5, "1", True, None, 10**400))]),
         ("models", ["tiny", [""], [1], {}, None]),

@@ -98,6 +98,9 @@ def test_cache_without_blocks_and_a_prefill_rate_of_zero_are_unknown() -> None:
     document = NEEDED | {"prefill_tokens_per_s": 0, "kv_blocks_total": 0, "kv_groups": GROUPS}
     assert report_of(document) == EngineReport("e", 4, 1)
     assert report_of(document | {"kv_blocks_total": 10, "kv_groups": []}).kv is None
+    kept = report_of(document | {"kv_blocks_total": 10, "kv_blocks_kept": 2}).kv
+    assert kept is not None
+    assert kept.blocks_kept == 2
 
 
 @pytest.mark.parametrize(
@@ -159,6 +162,7 @@ CHANGES: list[dict[str, Any]] = [
     {"step_time": FIT | {"t0_ms": 9.0}},
     {"step_time": None},
     {"kv_groups": GROUPS, "kv_blocks_total": 9},
+    {"kv_blocks_kept": 3},
     {"features": {"max_num_batched_tokens": 64}},
     {"slots_total": 8, "contended": True, "sidecars": 3, "epoch": "f"},
     {"models": ["x"]},

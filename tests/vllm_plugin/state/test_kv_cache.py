@@ -90,7 +90,7 @@ def test_kv_cache_of_a_model_without_attention_is_empty() -> None:
 class EngineClient:
     """The parts of vLLM's client of an engine core that are used."""
 
-    def __init__(self, answer: list[dict[str, Any]] | Exception) -> None:
+    def __init__(self, answer: list[dict[str, Any]] | Exception, watermark: float = 0.0) -> None:
         self._answer = answer
         self.engine_core = self
         self.vllm_config = SimpleNamespace(
@@ -101,7 +101,7 @@ class EngineClient:
                 mamba_cache_mode="none",
             ),
             model_config=SimpleNamespace(max_model_len=2048, hf_text_config=None),
-            scheduler_config=SimpleNamespace(max_num_batched_tokens=512),
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=512, watermark=watermark),
             num_speculative_tokens=0,
             num_lookahead_tokens=0,
             num_prefill_lookahead_tokens=0,
@@ -119,6 +119,12 @@ async def test_groups_are_queried_from_the_engine_core() -> None:
     client = EngineClient([row("full_attention", 128), row("sliding_window", 128, 256)])
     assert scheduling_of(client.vllm_config) == Scheduling(2048, 20, 2, 512)
     assert await kv_cache_of(client) == KvCache(255, (KvGroup(128), KvGroup(128, 3, 11)))
+
+
+async def test_blocks_that_the_engine_keeps_free_are_reported() -> None:
+    cache = await kv_cache_of(EngineClient([row("full_attention", 128)], watermark=0.1))
+    assert cache == KvCache(255, (KvGroup(128),), 25)
+    assert cache.document(2048)["kv_blocks_kept"] == 25
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("it failed"), [{"kind": "full_attention"}]])

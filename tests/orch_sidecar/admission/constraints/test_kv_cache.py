@@ -46,6 +46,17 @@ def test_prompts_that_share_a_prefix_are_counted_as_the_cache_has_them() -> None
     assert not kv.fits(need(651, 10), 1.0), "300 + 4 * 10 + 651 + 10"
 
 
+def test_prompt_starts_beside_others_where_the_blocks_that_the_engine_keeps_stay_free() -> None:
+    kv, cache = LeasedBudget(), KvCache(1000, (KvGroup(1),), blocks_kept=100)
+    kv.reports(cache, 0.0, 0, 0.0)
+    assert kv.fits(need(950, 50), 0.0), "alone"
+    kv.grant(need(300, 0), 0.0)
+    assert not kv.fits(need(601, 0), 1.0), "not yet in the usage"
+    kv.reports(cache, 0.3, 0, 1.0)
+    assert kv.fits(need(600, 100), 1.0), "what is generated may take them"
+    assert not kv.fits(need(601, 0), 1.0)
+
+
 def test_prompts_count_in_full_until_the_cache_was_reported_with_them() -> None:
     kv = budget_of(1000, usage=0.3)
     kv.grant(need(600, 0), 1.0)
