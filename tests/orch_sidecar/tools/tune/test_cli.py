@@ -15,9 +15,9 @@ from orch_sidecar.tools.bench.results.result import Trial
 from orch_sidecar.tools.bench.runs.series import RateSearch
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Workload
-from orch_sidecar.tools.tune.cli import RATES, decision_text, parser, tuned_profile
+from orch_sidecar.tools.tune.cli import RATES, charts_of, decision_text, parser, tuned_profile
 from orch_sidecar.tools.tune.decision import Binds, Decision
-from orch_sidecar.tools.tune.engine_model import FullSlots, memory_bound
+from orch_sidecar.tools.tune.engine_model import FullSlots, Point, curve_of, memory_bound
 from vllm_plugin.contracts import profile as profiles
 from vllm_plugin.contracts.profile import ProfileError
 
@@ -77,6 +77,16 @@ def test_memory_is_what_the_engine_reports_of_its_own_blocks() -> None:
 def full() -> FullSlots:
     shape = EngineShape(t0_ms=10.0, c_ms=1.0, alpha=1.0, prefill_tokens_per_s=inf)
     return FullSlots(shape, Workload(bulk_share=0.0, prompt=1.0, output=64.0, spread=0.0))
+
+
+@pytest.mark.parametrize(("slots", "name"), [(1, "1 slot"), (24, "24 slots")])
+def test_chosen_slots_are_marked_on_the_curve(slots: int, name: str) -> None:
+    curve = curve_of([{b: Point(b, 500, 10.0 + b) for b in (1, 2, 4, 8)}])
+    charts = charts_of(curve, Decision(slots, None, Binds.SLO, None, ()), 50.0)
+    assert [chart.title for chart in charts] == ["Decode step", "Throughput"]
+    assert [mark.name for mark in charts[0].marked] == ["SLO"]
+    chosen = charts[1].series[-1]
+    assert (chosen.name, chosen.xs) == (name, [float(slots)])
 
 
 def test_text_states_what_binds_and_how_sure_it_is() -> None:

@@ -46,7 +46,9 @@ def test_throughput_of_an_accelerator_stands_against_the_speed_of_a_user() -> No
     found = sweep()
     engine = found.results[0].engine.model_copy(update={"gpu_count": 2})
     results = [each.model_copy(update={"engine": engine}) for each in found.results]
+    assert sweep_charts(found)[-1].y.label == "tokens/s of the machine", "it has no accelerator"
     pareto = sweep_charts(sweep_of(results))[-1]
+    assert pareto.y.label == "tokens/s per accelerator"
     [measured, *_] = pareto.series
     sound = [point for point in found.points if point.is_sound]
     assert measured.xs == tuple(1000 / (point.tpot_p50_ms or 0) for point in sound)
