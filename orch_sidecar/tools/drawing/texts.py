@@ -50,6 +50,11 @@ def percent(share: float | None, digits: int = 1, *, sign: bool = False) -> str:
     return NONE if share is None else f"{100 * share:{'+' if sign else ''}.{digits}f} %"
 
 
+def counted(number: int, noun: str) -> str:
+    """Formats a count: `no rows`, `1 row`, `2 rows`."""
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
     """Returns the lines of a table. `texts`: the columns from the left that are aligned left."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

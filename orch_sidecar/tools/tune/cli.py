@@ -39,8 +39,8 @@ from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs.series import RateSearch, SearchRules, run_sweep, try_rates
 from orch_sidecar.tools.drawing.chart import Chart, Marked, Series, Style, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
-from orch_sidecar.tools.drawing.texts import aligned
-from orch_sidecar.tools.facts.commands.terminal import counted, print_error
+from orch_sidecar.tools.drawing.texts import aligned, counted
+from orch_sidecar.tools.facts.commands.terminal import print_error
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label

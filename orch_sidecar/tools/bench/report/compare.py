@@ -24,12 +24,12 @@ from orch_sidecar.tools.bench.report.run import (
     differing,
     verdict,
 )
-from orch_sidecar.tools.bench.report.sweep import clients_text, curves_by_clients
+from orch_sidecar.tools.bench.report.sweep import curves_by_clients
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series, Style
 from orch_sidecar.tools.drawing.page import Page
-from orch_sidecar.tools.drawing.texts import NONE
+from orch_sidecar.tools.drawing.texts import NONE, counted
 
 _HEAD: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
 
@@ -127,7 +127,7 @@ def compare_sweeps_report(before: Sweep, after: Sweep) -> Page:
     page.section("Curves")
     page.charts(curves_by_clients({"a": before, "b": after}))
     for one, same in pairs:
-        page.section(clients_text(one.scenario.clients or 0))
+        page.section(counted(one.scenario.clients or 0, "client"))
         _table(page, one, same)
     page.remark(INTERVALS_TEXT)
     _conditions(page, *pairs[0])

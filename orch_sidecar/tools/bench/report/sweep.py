@@ -13,7 +13,7 @@ from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.sweep import Curve, Point, Sweep, is_sound
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, Style, apart, by_size
 from orch_sidecar.tools.drawing.page import Page, badge
-from orch_sidecar.tools.drawing.texts import number_text
+from orch_sidecar.tools.drawing.texts import counted, number_text
 
 _CURVE_POINTS: Final = 60
 # A curve that is further off some point describes nothing, and is not drawn.
@@ -53,14 +53,16 @@ def sweep_report(sweep: Sweep) -> Page:
     page.table(_HEAD, [_row(point, measures.get(point.clients, {})) for point in sweep.points])
     page.text(_fit_text(sweep))
     if sweep.base_clients is not None:
-        page.text(f"Speed-up and efficiency are relative to {clients_text(sweep.base_clients)}.")
+        page.text(
+            f"Speed-up and efficiency are relative to {counted(sweep.base_clients, 'client')}."
+        )
     elif sweep.points:
         page.text("There is no speed-up, as no point is sound.")
     page.remark(INTERVALS_TEXT)
     page.list([*limits(sweep), *_reasons(sweep)])
     page.section("What was measured, and how")
     page.remark(
-        f"Conditions of the run with {clients_text(first.scenario.clients or 0)}; the others "
+        f"Conditions of the run with {counted(first.scenario.clients or 0, 'client')}; the others "
         "differ in their clients, their seeds and their numbers of requests."
     )
     conditions(page, first)
@@ -90,11 +92,6 @@ def limits(sweep: Sweep) -> Iterator[str]:
             yield f"{text}: {'1 client' if which == '1 clients' else which}"
 
 
-def clients_text(clients: int) -> str:
-    """Formats a number of clients."""
-    return "1 client" if clients == 1 else f"{clients} clients"
-
-
 def _measures(sweep: Sweep) -> Measures:
     return {
         clients: {each.name: each for each in measures_of(result)}
@@ -122,7 +119,9 @@ def _row(point: Point, measures: dict[str, Measure]) -> tuple[str, ...]:
 
 def _reasons(sweep: Sweep) -> Iterator[str]:
     return (
-        f"{clients_text(point.clients)}: {why}" for point in sweep.points for why in point.reasons
+        f"{counted(point.clients, 'client')}: {why}"
+        for point in sweep.points
+        for why in point.reasons
     )
 
 

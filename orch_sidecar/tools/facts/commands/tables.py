@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     Refused,
     add_command,
-    counted,
     sound_rows,
 )
 from orch_sidecar.tools.facts.commands.verify import beside

@@ -128,8 +128,3 @@ def print_error(text: object) -> None:
 def escaped(text: str) -> str:
     """Returns one line as a terminal may show it: names in a file must not control it."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
-def counted(number: int, noun: str) -> str:
-    """Formats a count: `no rows`, `1 row`, `2 rows`."""
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import count, number
+from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
     add_row_options,
-    counted,
     http_url,
     print_error,
     write_rows,

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     Refused,
     add_command,
-    counted,
     escaped,
     print_json,
 )

@@ -73,6 +73,7 @@ class _Summary(Fields):
     output_tokens: _Number = at("total_usage_completion_tokens.avg")
     ttft_p50_ms: float | None = at("time_to_first_token.p50", default=None)
     ttft_p95_ms: float | None = at("time_to_first_token.p95", default=None)
+    latency_ms: float = at("request_latency.avg")
     latency_p50_ms: float = at("request_latency.p50")
     latency_p90_ms: float = at("request_latency.p90")
     latency_p95_ms: float = at("request_latency.p95")
@@ -114,6 +115,7 @@ def _run(summary: _Summary) -> ImportedRun:
             tokens_per_s=summary.output_tokens / summary.duration_s,
         ),
         latency_ms=latency_ms if sent_when_due else {},
+        took_s=summary.latency_ms * summary.answered / 1000,
         notes={"window_is": "the tool's duration"},
         local_end_s=summary.ended.replace(tzinfo=UTC).timestamp(),
     )

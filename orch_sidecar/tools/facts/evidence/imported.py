@@ -42,6 +42,9 @@ from orch_sidecar.tools.facts.tables.row import Label, Row
 Count = Annotated[int, Field(ge=0)]
 _Found = TypeVar("_Found")
 
+# Of a tool's sum over its own rounded times.
+_TOLERANCE: Final = 0.001
+
 # The note of a run with speculative decoding: tokens per sequence and step.
 ACCEPTANCE_LENGTH: Final = "acceptance_length"
 
@@ -84,7 +87,8 @@ class ImportedRun:
     complete ones, and its window from the first arrival to the last end, unless the note
     `window_is` states otherwise. `counts_tokens`: whether its tokens are those of the engine; where
     they are not, `totals` has none. `latency_ms`: by the names of the notes. `served`: its answers
-    by the tool's own times, none where the file does not contain them. `notes`: further notes.
+    by the tool's own times, none where the file does not contain them. `took_s`: all answers
+    together, from sending to end, where the tool states it. `notes`: further notes.
     `began_at_s`, `ended_at_s`, `local_end_s`: see `RunTimes`.
     """
 
@@ -98,6 +102,7 @@ class ImportedRun:
     failed: int = 0
     latency_ms: Mapping[str, float] = field(default_factory=dict)
     served: Sequence[CompletedRequest] = ()
+    took_s: float = 0.0
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
     began_at_s: float | None = None
     ended_at_s: float | None = None
@@ -152,6 +157,10 @@ def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
     """Converts a run to a row. Raises Rejection."""
     if not (source.model_id or run.model):
         raise Rejection("model", "", "the file does not name it: give --model-id")
+    window_s, at_once = run.totals.window_s, run.at_once
+    if at_once is not None and run.took_s > at_once * window_s * (1 + _TOLERANCE):
+        rule = f"is too short: at most {at_once} at a time, answers took {run.took_s:g} s in all"
+        raise Rejection("the duration", f"{window_s:g} s", rule)
     if not run.counts_tokens:
         run = _counted(run, known)
     engine = known if isinstance(known, Engine) else engine_of(known.before)

@@ -48,6 +48,7 @@ class _Summary(Fields):
     duration_ns: Annotated[int, Field(gt=0)]
     ttft_ns: dict[str, float] = at("ttft.percentiles", default={})
     latency_ns: dict[str, float] = at("latency.percentiles")
+    latencies_ns: float = at("latency.total")
 
     @property
     def arrivals(self) -> Arrivals:
@@ -92,6 +93,7 @@ def _run(summary: _Summary) -> ImportedRun:
             tokens_per_s=0.0,
         ),
         latency_ms={} if scheduled else summary.latency_ms,
+        took_s=summary.latencies_ns / _NS_PER_S,
         notes={"window_is": "the tool's duration"},
         counts_tokens=False,
     )

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
+from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.observation import Observation, RunTimes, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
@@ -67,10 +68,6 @@ class Objection:
 
     reason: Reason
     detail: str
-
-
-def count_requests(count: int) -> str:
-    return "1 request" if count == 1 else f"{count} requests"
 
 
 # To which a file's date is rounded.
@@ -237,7 +234,7 @@ def _beside(seen: Observation) -> _Found:
         (online, Reason.ONLINE_TRAFFIC, " of class interactive"),
     ):
         if count:
-            yield Objection(reason, f"{count_requests(count)}{text}")
+            yield Objection(reason, f"{counted(count, 'request')}{text}")
     meanwhile = "foreign sequences in the same engine at the time"
     unseen = "sequences that shared a step with untraced ones (tracing must not sample)"
     for count, reason, text in (

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from orch_sidecar.tools.facts.labels.judge import Objection, Reason, count_requests, judge
+from orch_sidecar.tools.drawing.texts import counted
+from orch_sidecar.tools.facts.labels.judge import Objection, Reason, judge
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.thresholds import CLOCK_RATE, CLOCKS_AGREE_S, ROUNDING_S
 from orch_sidecar.tools.facts.tables.contradictions import PROFILE_LABELS
@@ -49,19 +50,19 @@ def _incomplete(
     ]
     if unended:
         detail = "not ended, or without a server span, when the traces were read"
-        yield Objection(Reason.NOT_ENDED, f"{count_requests(len(unended))}: {detail}")
+        yield Objection(Reason.NOT_ENDED, f"{counted(len(unended), 'request')}: {detail}")
     # A coalesced request has no sequence of its own.
     alone = [request for request in served if not request.coalesced]
     missing = sum(not request.sequences for request in alone)
     if missing:
         detail = "no span of the engine (it is not traced, or has not exported its spans yet)"
         yield Objection(
-            Reason.ENGINE_NOT_TRACED, f"{missing} of {count_requests(len(served))}: {detail}"
+            Reason.ENGINE_NOT_TRACED, f"{missing} of {counted(len(served), 'request')}: {detail}"
         )
     partly = sum(0 < len(request.sequences) < request.requested_sequences for request in alone)
     if partly:
         detail = "fewer spans of the engine than sequences"
-        yield Objection(Reason.ENGINE_NOT_TRACED, f"{count_requests(partly)}: {detail}")
+        yield Objection(Reason.ENGINE_NOT_TRACED, f"{counted(partly, 'request')}: {detail}")
 
 
 def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator[Objection]:
@@ -83,7 +84,7 @@ def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator
     )
     for contradicts, text in texts:
         if count := sum(map(contradicts, served)):
-            yield Objection(Reason.CONTRADICTION, f"{count_requests(count)}: {text}")
+            yield Objection(Reason.CONTRADICTION, f"{counted(count, 'request')}: {text}")
     named = None if profile is None else PROFILE_LABELS.get(profile)
     if named is not None and named != label:
         detail = f"the profile {profile} is {named}: a measurement of it cannot be {label}"
@@ -109,14 +110,14 @@ def _counts(scenario: Scenario, traffic: Traffic, batches: Batches) -> Iterator[
         wrong += sum(len(each) > 1 for each in attempts)
         if wrong:
             detail = "the engine numbers each request once, these spans have a number of another"
-            yield Objection(Reason.CONTRADICTION, f"{count_requests(wrong)}: {detail}")
+            yield Objection(Reason.CONTRADICTION, f"{counted(wrong, 'request')}: {detail}")
     largest = batches.largest + sum(
         request.requested_sequences for request, _ in aborted_in(scenario, traffic)
     )
     decoded, uncounted = round(batches.steps * batches.mean), UNCOUNTED_STEPS * len(found)
     if not batches.steps <= decoded <= batches.steps * largest + uncounted:
-        counted = f"the engine counted {decoded} sequences in {batches.steps} decode steps"
-        yield Objection(Reason.CONTRADICTION, f"{counted} of up to {largest}")
+        detail = f"the engine counted {decoded} sequences in {batches.steps} decode steps"
+        yield Objection(Reason.CONTRADICTION, f"{detail} of up to {largest}")
 
 
 def _clocks(served: tuple[Request, ...]) -> Iterator[Objection]:

@@ -47,6 +47,13 @@ def test_states_of_the_engine_earn_the_label() -> None:
     assert (row.measurement_type, row.batch, row.output_tokens) == (Label.BATCHED_ONLINE, 4, 16)
 
 
+def test_duration_in_which_the_clients_cannot_have_had_their_answers_is_rejected() -> None:
+    found = found_in(lambda summary: summary["benchmark_duration"].update(avg=8.0))
+    assert isinstance(found, ImportedRun)
+    with pytest.raises(Rejection, match="the duration '8 s': is too short: at most 4 at a time"):
+        to_row(found, proof("aiperf_cloud"), Source("run-1", None, None))
+
+
 def test_times_of_a_schedule_are_left_out_for_they_begin_with_the_sending() -> None:
     found = found_in(phase(type="poisson", rate=8.0))
     assert isinstance(found, ImportedRun)

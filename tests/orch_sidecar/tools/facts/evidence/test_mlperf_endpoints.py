@@ -71,6 +71,12 @@ def test_run_whose_tokens_no_engine_counted_is_rejected(failed: int) -> None:
         to_row(run, known, NAMED)
 
 
+def test_duration_in_which_the_clients_cannot_have_had_their_answers_is_rejected() -> None:
+    run = run_in(lambda summary: summary.update(duration_ns=1_600_000_000))
+    with pytest.raises(Rejection, match=r"the duration '1.6 s': is too short: at most 4 at a time"):
+        to_row(run, proof("mlperf_cloud"), NAMED)
+
+
 def test_model_has_to_be_named() -> None:
     with pytest.raises(Rejection, match="give --model-id"):
         to_row(run_in(), proof("mlperf_cloud"), Source("run-1"))
