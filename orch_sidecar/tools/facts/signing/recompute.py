@@ -337,7 +337,8 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
     if kind not in _UNSCHEDULED and not scheduled:
         yield f"arrivals is {kind}, the client's requests had no schedule"
     if beside and clients is not None:
-        yield from _loop(beside, clients, None if scheduled else proof)
+        paused = bool(run.bottleneck)
+        yield from _loop(beside, clients, None if scheduled else proof, may_pause=paused)
     times = ((call.due_s, call.sent_s) for call in scheduled)
     late = [sent_s - due_s for due_s, sent_s in times if due_s is not None and sent_s is not None]
     late_s, most_s = percentile(late, 99) or 0.0, float(CLIENT_LATE_S)
@@ -350,8 +351,13 @@ def _arrivals(run: RecordedRun, proof: Proof) -> Iterator[str]:
         yield from _rate(kind, rate, sorted(each.due_s or 0.0 for each in scheduled))
 
 
-def _loop(calls: Sequence[Call], clients: int, proof: Proof | None) -> Iterator[str]:
-    """Compares a closed loop with its clients: each has a request in flight, and no more."""
+def _loop(
+    calls: Sequence[Call], clients: int, proof: Proof | None, *, may_pause: bool
+) -> Iterator[str]:
+    """Compares a closed loop with its clients: each has a request in flight, and no more.
+
+    `may_pause`: its machine was busy, and the row notes that.
+    """
     known = [each for call in calls if (each := call.in_flight) is not None]
     inside = [] if proof is None else [each.in_flight for each in proof.requests]
     # An end that was noted late is no overlap.
@@ -361,7 +367,7 @@ def _loop(calls: Sequence[Call], clients: int, proof: Proof | None) -> Iterator[
     if at_once > clients:
         yield f"at_once is {clients}, {at_once} requests were in flight at once"
     lacking = intervals.missing(known, clients) if len(known) > clients else 0.0
-    if lacking > LACKING:
+    if lacking > LACKING and not may_pause:
         yield f"at_once is {clients}, of which {lacking:.0%} had no request in flight"
 
 

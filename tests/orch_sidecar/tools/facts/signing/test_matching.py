@@ -181,7 +181,7 @@ def test_requests_that_waited_before_the_engine_came_as_their_client_says() -> N
     assert list(impossible_times(seen(proof, delays, rate_per_s=30.0), proof)) == []
 
 
-def closed(clients: int, stated_clients: int) -> str:
+def closed(clients: int, stated_clients: int, *bottleneck: str) -> str:
     """A loop of clients whose requests take a second each, said to be one of another number."""
     leaves = [
         leaf(turn * clients + client, BEGIN_S + 1.4 * turn + 0.001 * client)
@@ -191,10 +191,11 @@ def closed(clients: int, stated_clients: int) -> str:
     proof = proof_of(leaves)
     run = seen(proof, arrivals="closed_loop", rate_per_s=None, clients=stated_clients)
     run = changed(lambda call: call._replace(due_s=None))(run)
-    return "; ".join(impossible_times(run, proof))
+    return "; ".join(impossible_times(stated(bottleneck=[*bottleneck])(run), proof))
 
 
 def test_closed_loop_has_a_request_of_each_client_in_flight_and_no_more() -> None:
     assert closed(4, 4) == ""
     assert "at_once is 3, 4 requests were in flight at once" in closed(4, 3)
     assert "at_once is 8, of which" in closed(4, 8)
+    assert closed(4, 8, "its event loop was blocked") == "", "its row notes the client's pauses"
