@@ -130,7 +130,7 @@ async def test_settings_that_are_wrong_change_nothing_and_are_reported(
     assert document["ready"] is True
     health = (await (await sidecar.client()).get("/v1/pools/cloud/health")).json()
     assert health["last_reload_error"] == document["last_reload_error"]
-    for text in ("port: [", "8080: 1", "- [port, 1]", "port: " + "[" * 3000):
+    for text in ("port: [", "8080: 1", "- [port, 1]", "port: " + "[" * 800):
         files.path.write_text(text)
         assert "not a YAML mapping" in (await reload())["last_reload_error"]
     files.path.unlink()
