@@ -61,12 +61,13 @@ types: $(STAMP)
 
 # Three side by side on two cores: engines and integration wait for much of their time. Those that
 # take longest come first, and the rest is in parts, so that one is left for each core until the
-# end. Each prints when it has ended.
+# end. Each prints when it has ended. Two cores need half of the processor time in all at least.
 SIDE_BY_SIDE := --no-print-directory --output-sync=target --keep-going
 PYTEST := $(BIN)/python -m pytest -q
 
 test: $(STAMP)
-	@$(MAKE) $(SIDE_BY_SIDE) --jobs=3 test-engine test-integration static unit-tools unit-serving unit-rest
+	@bash -c 'TIMEFORMAT="all parts: %0R s; processor time: %0U s, and %0S s in the kernel"; \
+	  time $(MAKE) $(SIDE_BY_SIDE) --jobs=3 test-engine test-integration static unit-tools unit-serving unit-rest'
 
 test-fast: lint
 	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 fast-unit fast-integration
