@@ -53,7 +53,9 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path: Path, engine: ScriptedEngine) -> Files:
+def files(tmp_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Files:
+    """Files that a busy machine has the time to read."""
+    monkeypatch.setattr("orch_sidecar.config.file_reader.MAX_READ_S", HANG_S)
     return Files(tmp_path, engine)
 
 
