@@ -56,7 +56,8 @@ class Forecaster:
     ) -> Schedule | None:
         """Predicts the slots as the queued requests of a class will find them. None: unknown."""
         ledger, is_bulk = self._ledger, service_class is BULK
-        free = max(0, ledger.slots_total - ledger.non_idle)
+        room = ledger.slots_total - ledger.non_idle
+        free = max(0, room)
         reserved = ledger.slots_total - self._constraints.bulk_batch(now) if is_bulk else 0
         only = None
         if blocked_by is not None:
@@ -68,6 +69,8 @@ class Forecaster:
         schedule = self._service_times.schedule(now, free, only)
         if schedule is None:
             return None
+        if room < 0:  # others have taken some of the slots, or the engine has fewer than it had
+            schedule = schedule.copy(without=-room)
         if (kept := self._share_kept()) < 1.0:
             schedule = schedule.with_share(kept)
         if is_bulk:

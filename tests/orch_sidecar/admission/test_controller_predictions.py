@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -187,6 +188,19 @@ def test_free_slots_are_of_no_use_until_the_cache_has_room() -> None:
     assert queue(core, request, "b", "c") == [Queued(0, 1100), Queued(1, 1100)]
     assert reason(core.blocked_by) == "kv"
     assert granted(core.release("a", 1.1, 100)) == ["b", "c"]
+
+
+@pytest.mark.parametrize("known", [{"slots": 2}, {"slots": 4, "foreign": 2}])
+def test_slots_that_are_given_back_to_others_first_are_not_promised(known: dict[str, Any]) -> None:
+    """More run than the engine has slots for: the first two ends give none."""
+    core = core_of(4, step_time=STEP_TIME)
+    for number in range(1, 5):
+        fill(core, interactive(max_tokens=100 * number), f"r{number}")
+    core.engine_reports(report(**known, step_time=STEP_TIME), 0.0)
+    step_ms = 14 + known.get("foreign", 0)
+    assert queue(core, interactive(max_tokens=10), "q") == [Queued(0, 300 * step_ms)]
+    assert granted(core.release("r1", 1.0) + core.release("r2", 2.0)) == []
+    assert granted(core.release("r3", 3.0)) == ["q"]
 
 
 def test_request_in_line_for_a_slot_is_told_of_the_cache_that_will_lack_room_then() -> None:

@@ -12,8 +12,9 @@ from orch_sidecar.api.options import NO_OPTIONS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import Outcome
 from orch_sidecar.pools.rebalancer import REBALANCED
+from orch_sidecar.proxy.in_flight import CANCELLED
 from orch_sidecar.proxy.result import NotSent, Result, Retry, Sent
-from orch_sidecar.proxy.route import Route
+from orch_sidecar.proxy.route import Route, WaitingRoom
 from tests.orch_sidecar.proxy.stages import NextStage, asked, pool_of, request_of
 from tests.patience import HANG_S
 
@@ -51,8 +52,10 @@ def request(*, refers: bool = False, **more: Any) -> Any:
     return request_of(call=cast(Any, call), **more)
 
 
-async def routed(pools: Pools, stage: NextStage, asking: Any = None) -> Result:
-    room = cast(Any, [])
+async def routed(
+    pools: Pools, stage: NextStage, asking: Any = None, room: WaitingRoom | None = None
+) -> Result:
+    room = WaitingRoom() if room is None else room
     route = Route(cast(Any, stage), cast(Any, None), cast(Any, pools), cast(Any, None), room)
     return await route.handle(asking or request())
 
@@ -136,8 +139,12 @@ async def test_request_that_moves_to_another_address_is_routed_again_once() -> N
 
 async def test_cancelled_request_is_not_routed_again() -> None:
     asking = request()
-    asking.cancelled = Refusal(Reason.CANCELLED, "cancelled")
-    stage = NextStage(NotSent(asking.cancelled, Retry.OTHER_POOL))
+
+    def is_cancelled(*_: Any) -> Result:
+        asking.cancelled = CANCELLED
+        return NotSent(CANCELLED, Retry.OTHER_POOL)
+
+    stage = NextStage(is_cancelled)
     result = await routed(Pools("a", "b"), stage, asking)
     assert names(stage) == ["a"]
     assert isinstance(result, NotSent)
@@ -168,3 +175,22 @@ async def test_failure_of_one_attempt_is_not_that_of_the_next() -> None:
     with pytest.raises(asyncio.CancelledError):
         await routed(Pools("a", "b"), stage, asking)
     assert asking.attempt.failure is None
+
+
+@pytest.mark.parametrize("first", ["back", "cancelled"])
+async def test_request_that_is_cancelled_as_a_pool_is_back_is_not_placed(first: str) -> None:
+    """It would take a place in the queue of that pool, and its client would wait for it."""
+    pools, stage, room, asking = Pools(), NextStage(SENT), WaitingRoom(), request()
+    pools.longest_s = HANG_S
+    waits = asyncio.create_task(routed(pools, stage, asking, room))
+    await asyncio.sleep(0)
+    assert len(room) == 1
+    pools.pools.append(pool_of())
+    if first == "back":
+        room.open()
+    asking.cancel(CANCELLED)
+    room.open()
+    result = await waits
+    assert isinstance(result, NotSent)
+    assert result.refusal is CANCELLED
+    assert stage.calls == []
