@@ -154,14 +154,23 @@ def list_items(
     }
 
 
-def create_batch(session: Session, owner: str, order: BatchOrder) -> Batch | Refusal:
-    """Adds a batch, to be checked and run by any worker."""
+def create_batch(
+    session: Session, owner: str, order: BatchOrder, most_bytes: int
+) -> Batch | Refusal:
+    """Adds a batch, to be checked and run by any worker, if the quota of its owner is not used up:
+    what rows answer is stored in any case."""
     file = find_file(session, owner, order.input_file_id)
     if isinstance(file, Refusal):
         return file
     if file.purpose != PURPOSE:
         text = f"the file {file.id} has the purpose {file.purpose!r}, it must be {PURPOSE!r}"
         return Refusal(Reason.INVALID_REQUEST, text, param="input_file_id")
+    if (used := used_bytes(session, owner)) > most_bytes:
+        text = (
+            f"the files of this API key have {used} bytes, and {most_bytes} are the most: delete "
+            "files that are not needed"
+        )
+        return Refusal(Reason.QUOTA_EXCEEDED, text)
     opened = select(func.count()).where(Batch.owner == owner, Batch.status.in_(OPEN))
     if (session.scalar(opened) or 0) >= MAX_OPEN_BATCHES:
         text = f"this API key has {MAX_OPEN_BATCHES} batches that have not ended, the most"

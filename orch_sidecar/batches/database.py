@@ -7,6 +7,7 @@ is not: each transaction is one function that runs in a thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,15 +16,26 @@ from zlib import crc32
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
+
+logger = logging.getLogger("orch.batches")
 
 _T = TypeVar("_T")
 
 # Other sidecars of a database that is shared hold its locks for milliseconds.
 _LOCK_TIMEOUT_S: Final = 30
 _MIGRATING: Final = "migrate"
+# A server that is gone without a word: no transaction waits for it longer than for a lock.
+_POSTGRESQL: Final = {
+    "connect_timeout": _LOCK_TIMEOUT_S,
+    "tcp_user_timeout": 1000 * _LOCK_TIMEOUT_S,
+    "keepalives_idle": _LOCK_TIMEOUT_S,
+    "keepalives_interval": 5,
+}
 
 
 class Database:
@@ -44,10 +56,14 @@ class Database:
                 f"batches_database is of {parsed.drivername!r}: it must begin with postgresql:// "
                 "or sqlite:///"
             )
+        # Errors are logged: they must not have the parameters, among which are answers.
+        create = partial(create_engine, parsed, hide_parameters=True)
         if self.shared:
-            self._engine = create_engine(parsed, pool_pre_ping=True, pool_size=2, max_overflow=2)
+            self._engine = create(
+                pool_pre_ping=True, pool_size=2, max_overflow=2, connect_args=_POSTGRESQL
+            )
         else:
-            self._engine = create_engine(parsed, connect_args={"timeout": _LOCK_TIMEOUT_S})
+            self._engine = create(connect_args={"timeout": _LOCK_TIMEOUT_S})
             _use_write_ahead_log(self._engine)
         # SQLite has one writer; more threads would wait for each other in it.
         self._threads = ThreadPoolExecutor(2 if self.shared else 1, "batches")
@@ -83,7 +99,12 @@ def _migrate(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", "orch_sidecar.batches:migrations")
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
+    now = MigrationContext.configure(connection).get_current_revision()
+    if now is None or now in known:
+        command.upgrade(config, "head")
+    else:
+        logger.warning("the database of batches has tables of a later version (%s)", now)
 
 
 def _use_write_ahead_log(engine: Engine) -> None:

@@ -28,7 +28,7 @@ from orch_sidecar.batches.catalog import BatchOrder, Page, Quotas, now_s, over_q
 from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.jobs import CHUNK_BYTES, Jobs
 from orch_sidecar.batches.rows import serves
-from orch_sidecar.batches.store import FileStore
+from orch_sidecar.batches.store import FileStore, Opened, StoreFault
 from orch_sidecar.batches.tables import Batch, StoredFile
 from orch_sidecar.wire.request_body import send_continue
 from orch_sidecar.wire.resource_request import ResourceRequest
@@ -51,6 +51,7 @@ _PAGE_FILES: Final = 10_000
 _PAGE_BATCHES: Final = 100
 
 Answer = web.StreamResponse | Refusal
+_json: Final = web.json_response
 
 
 class _Lifetime(msgspec.Struct):
@@ -126,8 +127,8 @@ class Endpoints:
         }
 
     async def answer(self, request: ResourceRequest) -> Answer:
-        """Answers a request of a client. Raises SQLAlchemyError or OSError where the storage
-        fails."""
+        """Answers a request of a client. Raises SQLAlchemyError, StoreFault or FileNotFoundError
+        where the storage fails."""
         if request.what is ResourcePath.FILE_CONTENT:
             return await self._content(request)
         method = request.http.method.replace("HEAD", "GET")
@@ -153,9 +154,7 @@ class Endpoints:
             self._arriving[owner] -= reserved
             if not isinstance(added, StoredFile):  # a form may break off behind its file
                 await asyncio.to_thread(self._store.delete, name)
-        if isinstance(added, Refusal):
-            return added
-        return web.json_response(catalog.file_document(added))
+        return added if isinstance(added, Refusal) else _json(catalog.file_document(added))
 
     async def _receive(
         self, http: web.BaseRequest, owner: str, name: str, used: int
@@ -260,15 +259,12 @@ class Endpoints:
 
     async def _file(self, _: web.BaseRequest, owner: str, name: str) -> Answer:
         file = await self._database.run(partial(catalog.find_file, owner=owner, name=name))
-        if isinstance(file, Refusal):
-            return file
-        return web.json_response(catalog.file_document(file))
+        return file if isinstance(file, Refusal) else _json(catalog.file_document(file))
 
     async def _delete(self, _: web.BaseRequest, owner: str, name: str) -> Answer:
         deleted = await self._jobs.delete(owner, name)
-        if isinstance(deleted, Refusal):
-            return deleted
-        return web.json_response({"id": name, "object": "file", "deleted": True})
+        gone = {"id": name, "object": "file", "deleted": True}
+        return deleted if isinstance(deleted, Refusal) else _json(gone)
 
     async def _content(self, request: ResourceRequest) -> Answer:
         http, _, name, owner, headers = request
@@ -276,10 +272,21 @@ class Endpoints:
         if isinstance(file, Refusal):
             return file
         opened = await asyncio.to_thread(self._store.open, name)
+        response = web.StreamResponse(headers=headers)
+        response.content_type = "application/octet-stream"
+        response.content_length = file.bytes
         try:
-            response = web.StreamResponse(headers=headers)
-            response.content_type = "application/octet-stream"
-            response.content_length = file.bytes
+            await self._send(http, response, opened)
+        except StoreFault:
+            if http.transport is not None:
+                http.transport.abort()  # the head is sent: no refusal can follow it
+            raise
+        return response
+
+    async def _send(
+        self, http: web.BaseRequest, response: web.StreamResponse, opened: Opened
+    ) -> None:
+        try:
             await response.prepare(http)
             while http.method != "HEAD" and (
                 chunk := await asyncio.to_thread(opened.read, CHUNK_BYTES)
@@ -288,7 +295,6 @@ class Endpoints:
             await response.write_eof()
         finally:
             await asyncio.to_thread(opened.close)
-        return response
 
     # Batches
 
@@ -303,7 +309,8 @@ class Endpoints:
             return Refusal(Reason.BODY_TIMEOUT, text)
         if isinstance(order, Refusal):
             return order
-        creating = partial(catalog.create_batch, owner=owner, order=order)
+        most = self._quotas.total_bytes
+        creating = partial(catalog.create_batch, owner=owner, order=order, most_bytes=most)
         return self._answer_with(await self._database.run(creating))
 
     async def _batch(self, _: web.BaseRequest, owner: str, name: str) -> Answer:
@@ -321,7 +328,7 @@ class Endpoints:
             return batch
         if changed:
             self._look()
-        return web.json_response(catalog.batch_document(batch))
+        return _json(catalog.batch_document(batch))
 
     async def _short_body(self, http: web.BaseRequest) -> bytes:
         body = b""
@@ -339,19 +346,15 @@ class Endpoints:
         owner: str,
         _: str,
     ) -> Answer:
-        query = http.query
+        # No id and no purpose has it, and PostgreSQL takes none.
+        query = {name: value.replace("\0", "") for name, value in http.query.items()}
         limit = query.get("limit", str(usual))
         if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= most:
             return _invalid(f"limit is {limit[:20]!r}, it must be from 1 to {most}", "limit")
         ascending = query.get("order") == "asc" and kind is StoredFile
-        page = Page(
-            int(limit),
-            query.get("after", "").replace("\0", "") or None,
-            ascending,
-            query.get("purpose"),
-        )
+        page = Page(int(limit), query.get("after") or None, ascending, query.get("purpose"))
         listing = partial(catalog.list_items, kind=kind, owner=owner, page=page)
-        return web.json_response(await self._database.run(listing))
+        return _json(await self._database.run(listing))
 
 
 def _parse_order(body: bytes) -> BatchOrder | Refusal:
@@ -379,7 +382,7 @@ def _parse_order(body: bytes) -> BatchOrder | Refusal:
         return _bad_lifetime(lifetime.seconds, "output_expires_after")
     return BatchOrder(
         wanted.endpoint,
-        wanted.input_file_id,
+        wanted.input_file_id.replace("\0", ""),
         wanted.completion_window,
         window_s,
         labels,

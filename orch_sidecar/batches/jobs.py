@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
-from typing import BinaryIO, Final
+from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -32,7 +32,7 @@ from orch_sidecar.batches.catalog import (
 )
 from orch_sidecar.batches.database import Database, lock
 from orch_sidecar.batches.rows import InputCheck, InputRow, Problem, aborted
-from orch_sidecar.batches.store import FileStore
+from orch_sidecar.batches.store import FileStore, Opened
 from orch_sidecar.batches.tables import Batch, RowState, Status, StoredFile
 
 logger = logging.getLogger("orch.batches")
@@ -116,7 +116,7 @@ class Jobs:
         total = 0
         self._if_mine(batch.id, partial(ledger.remove_rows, batch_id=batch.id))
         try:
-            with self._store.open(batch.input_file_id) as file:
+            with closing(self._store.open(batch.input_file_id)) as file:
                 for line in _lines(file, self._quotas.line_bytes):
                     found = check.take(line)
                     if isinstance(found, Problem):
@@ -263,7 +263,7 @@ class Jobs:
         return batch if batch is not None and batch.taken_by == self._worker else None
 
 
-def _lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+def _lines(file: Opened, most_bytes: int) -> Iterator[bytes]:
     """Yields the lines of a file with their ends; one that is too long is cut, and is the last."""
     rest = b""
     while chunk := file.read(CHUNK_BYTES):

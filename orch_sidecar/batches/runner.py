@@ -115,6 +115,8 @@ class Runner:
         for turn in itertools.count():
             if self.batches is not seen:
                 seen, tried = self.batches, set()
+                with self._faults("delete expired files"):
+                    await self.jobs.delete_expired()
             due = [
                 (each, job)
                 for each in seen.values()
@@ -127,8 +129,6 @@ class Runner:
                 with self._faults(f"check or end the batch {batch.id}"):
                     await job(batch.id)
                     self.look()
-            with self._faults("delete expired files"):
-                await self.jobs.delete_expired()
             if time.monotonic() - swept_at >= SWEEP_EVERY_S:
                 swept_at = time.monotonic()
                 with self._faults("delete what is left of batches"):
@@ -154,7 +154,8 @@ class Runner:
             task.cancel()
         await asyncio.gather(*self._rows.values(), return_exceptions=True)
         with self._faults("give the rows of batches back"):
-            await self._database.run(partial(self._leave, ended=self._ended))
+            async with asyncio.timeout(DEAD_AFTER_LOOKS * LOOK_EVERY_S):  # then others take them
+                await self._database.run(partial(self._leave, ended=self._ended))
 
     @contextlib.contextmanager
     def _faults(self, what: str) -> Iterator[None]:
@@ -163,7 +164,8 @@ class Runner:
             yield
         except Exception as error:
             unknown = None if isinstance(error, FAULTS) else error
-            logger.error("cannot %s, trying again: %s", what, error, exc_info=unknown)
+            text = str(error) or type(error).__name__
+            logger.error("cannot %s, trying again: %s", what, text, exc_info=unknown)
 
     def _leave(self, session: Session, ended: list[EndedRow]) -> None:
         ledger.exchange(session, self.id, ended, {}, {})

@@ -18,8 +18,8 @@ from orch_sidecar.batches.connections import RowConnections
 from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.endpoints import Endpoints
 from orch_sidecar.batches.jobs import Jobs
-from orch_sidecar.batches.runner import FAULTS, Runner
-from orch_sidecar.batches.store import FileStore
+from orch_sidecar.batches.runner import Runner
+from orch_sidecar.batches.store import FileStore, StoreFault
 from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.wire.client_connection import Handler
 from orch_sidecar.wire.resource_request import ResourceRequest
@@ -99,7 +99,7 @@ class Batches:
         """Answers a request for files or batches."""
         try:
             return await self._endpoints.answer(request)
-        except FAULTS as error:
+        except (SQLAlchemyError, StoreFault, FileNotFoundError) as error:
             method, what = request.http.method, request.what
             logger.error("%s %s: the storage of batches failed: %s", method, what, error)
             text = "files and batches cannot be stored or read now: retry later"

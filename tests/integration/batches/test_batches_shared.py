@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -16,6 +17,7 @@ from tests.integration.answers import answer as usual
 from tests.integration.batches.batching import counts, ids, some
 from tests.integration.batches.conftest import MakeClient
 from tests.integration.batches.test_batches_killed import each_once, slow
+from tests.integration.client import CHAT
 from tests.integration.held import Held
 from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import Engine, ScriptedEngine
@@ -115,3 +117,16 @@ async def test_database_that_is_away_is_waited_for(
         assert (batch.status, counts(batch)) == ("completed", (100, 100, 0))
         assert [each["custom_id"] for each in await batches.output(batch)] == ids(100)
         await running.stop()
+
+
+async def test_characters_that_postgresql_does_not_store_are_no_fault_of_it(
+    start: Start, client: MakeClient, database: str, tmp_path: Path
+) -> None:
+    api = client(await start(batches=str(tmp_path), batches_database=database)).client
+    assert not [each async for each in api.files.list(purpose="a\0", after="\0")]
+    file = await api.files.create(file=("a", some(1)), purpose="batch")
+    wanted: Any = {"endpoint": CHAT, "completion_window": "24h", "metadata": {"a\0": "\0"}}
+    with pytest.raises(openai.NotFoundError):
+        await api.batches.create(input_file_id="file-\0", **wanted)
+    batch = await api.batches.create(input_file_id=file.id, **wanted)
+    assert batch.metadata == wanted["metadata"]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import time
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from fsspec.implementations.local import LocalFileOpener
 
 from tests.integration.batches.batching import Batches, some
 from tests.integration.batches.conftest import MakeClient
+from tests.integration.client import CHAT
 from tests.integration.keyed import KeyRing
 from tests.integration.running import Running, Start, eventually
 
@@ -123,6 +127,21 @@ async def test_file_beyond_the_limit_or_the_quota_is_refused_and_not_stored(
         await batches.upload(b"x")
 
 
+async def test_batch_is_refused_once_what_its_key_has_exceeds_the_quota(
+    start: Start, client: MakeClient, tmp_path: Path
+) -> None:
+    """Answers are stored in any case: without end, from one small file."""
+    batches = client(await start(batches=str(tmp_path / "batches"), batches_quota_bytes=10_000))
+    batch = await batches.ended(some(1))
+    again: Any = {"input_file_id": batch.input_file_id, "endpoint": CHAT, "completion_window": "1h"}
+    await batches.until(await batches.client.batches.create(**again))
+    with pytest.raises(openai.APIStatusError, match="delete files") as refused:
+        await batches.client.batches.create(**again)
+    assert refused.value.code == "quota_exceeded"
+    await batches.client.files.delete(batch.output_file_id or "")
+    assert await batches.client.batches.create(**again)
+
+
 async def test_uploads_at_once_have_the_quota_together(
     start: Start, client: MakeClient, tmp_path: Path
 ) -> None:
@@ -211,6 +230,27 @@ async def test_upload_that_is_broken_or_ended_by_a_shutdown_is_answered_and_coun
         await stopping
     recent = sidecar.sidecar.metrics.recent()
     assert [each.outcome for each, _ in recent.all()] == [reason]
+
+
+async def test_download_whose_storage_fails_ends_with_its_connection(
+    sidecar: Running, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has the head already, and could take a refusal for content."""
+    name = await batches.upload(b"x" * 1_000_000)
+    read, calls = LocalFileOpener.read, itertools.count()
+
+    def fails(file: LocalFileOpener, size: int) -> bytes:
+        if next(calls):
+            raise LookupError("an error of S3's library is no OSError")
+        content: bytes = read(file, size)
+        return content
+
+    monkeypatch.setattr(LocalFileOpener, "read", fails, raising=False)
+    downloading = await sidecar.client()
+    downloading.send_request("GET", f"/v1/files/{name}/content", None)
+    assert set((await downloading.aborted()).body) <= {ord("x")}
+    recent = sidecar.sidecar.metrics.recent()
+    assert recent.all()[-1][0].outcome == "storage_failed"
 
 
 async def test_form_that_is_wrong_behind_its_file_leaves_nothing(

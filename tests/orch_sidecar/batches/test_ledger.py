@@ -14,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, select, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from orch_sidecar.batches import ledger
@@ -135,6 +136,29 @@ def test_rows_of_the_tables_before_run_as_those_of_one_model(tmp_path: Path) -> 
     [row] = exchange(database, "a", most=2, lane=Lane(BATCH, batch.models[0]))
     assert row.custom_id == "a"
     database.close()
+
+
+def test_tables_of_a_later_version_are_used_as_they_are(tmp_path: Path) -> None:
+    """By a sidecar of before that starts again while an update rolls."""
+    url = f"sqlite:///{tmp_path}/batches.sqlite"
+    database = Database(url)
+    later = text("UPDATE alembic_version SET version_num = 'later'")
+    database.transact(lambda session: session.execute(later))
+    database.close()
+    database = Database(url)
+    database.transact(add_batch)
+    assert len(exchange(database, "a", most=20)) == 10
+    database.close()
+
+
+def test_error_has_nothing_of_what_is_stored(database: Database) -> None:
+    """It is logged."""
+    row = InputRow("a secret", "/score", MODEL, 0, 1)
+    add = partial(ledger.add_rows, batch_id=BATCH, first=0, rows=[row])
+    database.transact(add)
+    with pytest.raises(IntegrityError) as error:
+        database.transact(add)
+    assert "a secret" not in str(error.value)
 
 
 def test_two_at_once_take_different_rows(batch: Database) -> None:

@@ -94,6 +94,15 @@ def test_rows_beyond_the_most_are_refused() -> None:
     assert found.code == "too_many_rows"
 
 
+def test_blank_lines_are_not_without_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orch_sidecar.batches.rows.MAX_LINES", 2)
+    check = InputCheck(10, 1000)
+    found = [check.take(b"\n") for _ in range(3)]
+    assert found[:2] == [None, None]
+    assert isinstance(found[2], Problem)
+    assert (found[2].code, found[2].line) == ("too_many_lines", 3)
+
+
 def test_only_endpoints_with_admission_and_json_are_served() -> None:
     assert all(map(serves, ("/v1/embeddings", "/v1/responses", "/score", "/v2/rerank")))
     assert not any(map(serves, ("/v1/models", "/v1/audio/translations", "/tokenize", "/x")))
@@ -103,6 +112,8 @@ def test_only_endpoints_with_admission_and_json_are_served() -> None:
     ("body", "written"),
     [
         (b'{"a": 1.50}', b'{"a": 1.50}'),  # as the engine wrote it
+        (b'{"a": -1e999}', b'{"a": -1e999}'),
+        (b'{"a": "\xff"}', '"{\\"a\\": \\"\ufffd\\"}"'.encode()),
         (b'{\n"a": [1]\n}', b'{"a":[1]}'),  # on one line
         (b"no\xffjson", '"no\ufffdjson"'.encode()),
     ],

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from orch_sidecar.app.sidecar import _open_storage
@@ -55,6 +56,22 @@ def test_password_of_the_database_is_in_no_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its database cannot be used") as refused:
         opened(batches=str(tmp_path), batches_database=url)
     assert "secret" not in str(refused.value)
+
+
+def test_server_that_is_gone_without_a_word_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default the system sends again for a quarter of an hour, and nobody reads batches."""
+    given: dict[str, Any] = {}
+
+    def connect(*_: object, **options: Any) -> None:
+        given.update(options)
+        raise psycopg.OperationalError("gone")
+
+    monkeypatch.setattr("psycopg.connect", connect)
+    with pytest.raises(ValueError, match="gone"):
+        opened(batches=str(tmp_path), batches_database="postgresql://host/x")
+    assert (given["connect_timeout"], given["tcp_user_timeout"]) == (30, 30_000)
 
 
 def test_missing_extra_is_named(tmp_path: Path) -> None:

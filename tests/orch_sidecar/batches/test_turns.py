@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from orch_sidecar.batches.ledger import OpenBatch
 from orch_sidecar.batches.rows import MAX_MODELS
 from orch_sidecar.batches.runner import MIN_WAITING_ROWS, Runner
@@ -67,3 +69,48 @@ def test_made_up_models_of_an_owner_take_no_more_rows_than_one_file_may() -> Non
     wanted = runner._wanted()
     assert sum(each.batch_id == other.id for each in wanted) == 1
     assert sum(wanted.values()) == (MAX_MODELS + 1) * MIN_WAITING_ROWS
+
+
+async def test_sidecar_stops_although_the_database_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("orch_sidecar.batches.runner.LOOK_EVERY_S", 0.001)
+
+    class Silent:
+        async def run(self, _: object) -> None:
+            await asyncio.Event().wait()
+
+    runner = Runner(*cast(Any, (Silent(), None, lambda _: Jobs(), None, None)))
+    async with asyncio.timeout(HANG_S):
+        await runner.stop()
+    assert "cannot give the rows of batches back" in caplog.text
+
+
+async def test_expired_files_are_looked_for_once_the_batches_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A database that is away is logged once a look, not by each task and at each of its turns."""
+    monkeypatch.setattr("orch_sidecar.batches.runner.LOOK_EVERY_S", 0.01)
+
+    looked_for = asyncio.Event()
+
+    class Counting(Jobs):
+        deleted = 0
+
+        async def delete_expired(self) -> None:
+            self.deleted += 1
+            looked_for.set()
+
+        async def sweep(self) -> None:
+            self.done.set()
+
+    jobs = Counting()
+    runner = Runner(*cast(Any, (None, None, lambda _: jobs, None, None)))
+    working = asyncio.create_task(runner.run_jobs())
+    async with asyncio.timeout(HANG_S):
+        await jobs.done.wait()
+        await asyncio.sleep(0.1)
+        assert not jobs.deleted
+        runner.batches = {}
+        await looked_for.wait()
+    working.cancel()
