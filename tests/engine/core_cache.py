@@ -73,7 +73,7 @@ class Core:
     `batches`: that may be in flight at once, 2 with asynchronous scheduling.
     """
 
-    def __init__(self, model: str, batches: int = 1) -> None:
+    def __init__(self, model: str, batches: int = 1, watermark: float = 0.0) -> None:
         specs = dict(MODELS[model])
         config = VllmConfig()
         config.cache_config.kv_cache_layout = "LBHNC"
@@ -86,6 +86,7 @@ class Core:
         )
         config.scheduler_config.max_num_batched_tokens = BATCH_TOKENS
         config.scheduler_config.async_scheduling = batches > 1
+        config.scheduler_config.watermark = watermark
         register_all_kvcache_specs(config)
         groups = get_kv_cache_groups(config, specs)
         memory = FULL.page_size_bytes * LAYERS * 8000
@@ -102,6 +103,7 @@ class Core:
             *resolve_kv_cache_block_sizes(cache, config),
             max_in_flight_tokens=config.max_in_flight_tokens,
             enable_caching=False,
+            watermark=watermark,
         )
         self.scheduler = SimpleNamespace(kv_cache_config=cache, kv_cache_manager=self._manager)
 
@@ -129,6 +131,19 @@ class Core:
                 decoding = max(decoding, taken)
         self._manager.free(request)
         return reading, decoding
+
+    def starts_beside(self, other: int, prompt: int) -> bool:
+        """Whether a prompt is started while a sequence of `other` tokens runs."""
+        running, waiting = (
+            Request(str(tokens), [1] * tokens, SamplingParams(max_tokens=1), None)
+            for tokens in (other, prompt)
+        )
+        self._compute(running, other)
+        chunk = min(BATCH_TOKENS, prompt)
+        blocks = self._manager.allocate_slots(waiting, chunk, full_sequence_must_fit=True)
+        for each in (waiting, running):
+            self._manager.free(each)
+        return blocks is not None
 
     def _compute(self, request: Request, tokens: int) -> int:
         most = 0

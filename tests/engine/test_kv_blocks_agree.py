@@ -60,6 +60,14 @@ def test_a_sequence_takes_many_times_its_tokens_where_layers_are_grouped(cores: 
     assert times == pytest.approx({500: 6.0, 8000: 1.65})
 
 
+def test_prompt_starts_beside_others_while_the_blocks_that_are_kept_stay_free(cores: Any) -> None:
+    core = cores.Core("full attention", watermark=0.7)
+    cache = asyncio.run(kv_cache_of(core))
+    room = (cache.blocks_total - cache.blocks_kept - 1000) * cores.BLOCK
+    assert core.starts_beside(1000 * cores.BLOCK, room)
+    assert not core.starts_beside(1000 * cores.BLOCK, room + 1)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_in_all_are_those_of_the_longest_sequences(cores: Any, model: str) -> None:
     """As vLLM has it, but for one block or so, and for what prompts take while they are read."""
