@@ -159,8 +159,8 @@ class KvBudget(Constraint):
         if self.fits(KvNeed(need.prompt + before, need.reading, need.output), now):
             return 0.0
         ends = self._ends(now)
-        if not ends.at_s:
-            return 0.0
+        if not ends.at_s:  # of its own requests unknown: slots show the rate; others': nothing does
+            return 0.0 if self._ledger.leased > self._ledger.adopted else None
         lacking = self._ledger.kv_committed + need.at_end
         lacking += self._reading_blocks(cache, need.reading)
         lacking += cache.blocks_kept - int(cache.blocks_total * self._usable_share(now))

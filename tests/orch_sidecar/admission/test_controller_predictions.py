@@ -203,6 +203,11 @@ def test_slots_that_are_given_back_to_others_first_are_not_promised(known: dict[
     assert granted(core.release("r3", 3.0)) == ["q"]
 
 
+def test_nobody_knows_when_others_leave_room_in_the_cache() -> None:
+    core = core_of(2, foreign=1, kv=kv_of(500), kv_usage=0.5)
+    assert queue(core, interactive(prompt_tokens=400), "a") == [Queued(0, None)]
+
+
 def test_request_in_line_for_a_slot_is_told_of_the_cache_that_will_lack_room_then() -> None:
     """A step takes 13 ms, and slots come free after 1.3, 1.3 and 9.1 s. With the last one come the
     blocks that the second in line needs; the third waits behind it."""
