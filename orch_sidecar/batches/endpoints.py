@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
@@ -56,7 +56,7 @@ _json: Final = web.json_response
 
 class _Lifetime(msgspec.Struct):
     seconds: int
-    anchor: str = "created_at"
+    anchor: Literal["created_at"] = "created_at"
 
 
 class _Order(msgspec.Struct):
@@ -351,7 +351,10 @@ class Endpoints:
         limit = query.get("limit", str(usual))
         if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= most:
             return _invalid(f"limit is {limit[:20]!r}, it must be from 1 to {most}", "limit")
-        ascending = query.get("order") == "asc" and kind is StoredFile
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            return _invalid(f"order is {order[:20]!r}, it must be asc or desc", "order")
+        ascending = order == "asc" and kind is StoredFile
         page = Page(int(limit), query.get("after") or None, ascending, query.get("purpose"))
         listing = partial(catalog.list_items, kind=kind, owner=owner, page=page)
         return _json(await self._database.run(listing))

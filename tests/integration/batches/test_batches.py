@@ -49,10 +49,10 @@ async def two_end(batches: Batches, batch: openai.types.Batch, held: Held) -> No
 
 async def test_batch_is_completed_and_each_row_is_in_its_output(batches: Batches) -> None:
     batch = await batches.create(some(30))
-    assert (batch.status, counts(batch)) == ("validating", (0, 0, 0))
+    assert (batch.status, batch.model, counts(batch)) == ("validating", None, (0, 0, 0))
     assert batch.expires_at == batch.created_at + 86_400
     batch = await batches.until(batch)
-    assert (batch.status, counts(batch)) == ("completed", (30, 30, 0))
+    assert (batch.status, batch.model, counts(batch)) == ("completed", "tiny", (30, 30, 0))
     moments = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
     assert moments == sorted(moments)
     assert batch.error_file_id is None
@@ -142,7 +142,7 @@ async def test_row_that_fails_is_in_the_error_file_and_the_others_are_not_harmed
     engine.answer = one_fails
     content = some(3) + lines([row("wrong-model", model="unknown", seed=9), row("bad", n="x")])
     batch = await batches.ended(content)
-    assert (batch.status, counts(batch)) == ("completed", (5, 2, 3))
+    assert (batch.status, batch.model, counts(batch)) == ("completed", None, (5, 2, 3))
     assert [each["custom_id"] for each in await batches.output(batch)] == ["row-0", "row-2"]
     failures = {each["custom_id"]: each["response"] for each in await batches.failures(batch)}
     statuses = {name: response["status_code"] for name, response in failures.items()}
@@ -179,10 +179,11 @@ async def test_file_that_cannot_be_run_fails_as_a_whole_and_says_why(
         ({"endpoint": "/v1/models"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": {"a" * 65: "b"}}, "metadata"),
+        ({"output_expires_after": {"anchor": "ended_at", "seconds": 3600}}, None),
     ],
 )
 async def test_wrong_value_of_a_batch_is_named(
-    batches: Batches, options: dict[str, Any], param: str
+    batches: Batches, options: dict[str, Any], param: str | None
 ) -> None:
     wanted = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": "file-1"} | options
     with pytest.raises(openai.BadRequestError) as refused:

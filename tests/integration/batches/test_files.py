@@ -62,10 +62,11 @@ async def test_wrong_values_are_named(batches: Batches) -> None:
     assert refused.value.param == "purpose"
     with pytest.raises(openai.BadRequestError, match="the file is empty"):
         await batches.client.files.create(file=("a", b""), purpose="batch")
-    for limit in ("0", "9" * 5000):  # Python makes no number of the latter
+    # Python makes no number of the long one.
+    for name, value in (("limit", "0"), ("limit", "9" * 5000), ("order", "up")):
         with pytest.raises(openai.BadRequestError) as refused:
-            await batches.client.files.list(extra_query={"limit": limit})
-        assert refused.value.param == "limit"
+            await batches.client.files.list(extra_query={name: value})
+        assert refused.value.param == name
 
 
 async def test_form_without_a_file_is_refused(sidecar: Running) -> None:
