@@ -14,7 +14,11 @@ Clients, sidecar and engine share the machine's cores: each line tells what they
 what a virtual machine's host gave to others. With `--paced`, steps take a GPU's time (`paced`), and
 a line tells how many of them took longer: an arm is run again at once while those are too many, up
 to TRIES times, and the one with the fewest counts, whatever it measured; each try that does not
-count is told.
+count is told. A paced engine also tells how many of its slots had sequences ("occupancy").
+
+At last a batch of `--rows` is served to its end, beside interactive requests for as long as that is
+expected to take: its output has each row once.
+
 How far the p95 of first tokens can be told from chance shows an interval of the ratio: of all
 rounds, drawn anew (the bootstrap), the requests of each round with and without rows together.
 """
@@ -22,6 +26,7 @@ rounds, drawn anew (the bootstrap), the requests of each round with and without 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections import Counter
@@ -68,14 +73,21 @@ PACED: Final = ("steps/s", "late")
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One arm in one round, or in several: the interactive answers that were due in its window,
-    and what came in it: answers to bulk clients, rows, cuts, milliseconds of processor time."""
+    and what came in it: answers to bulk clients, rows, cuts, milliseconds of processor time.
+    `slot_s`: the seconds of all slots in it."""
 
     own: list[Answer]
     seconds: float
+    slot_s: float
     came: Counter[str]
 
     def __add__(self, other: Turn) -> Turn:
-        return Turn(self.own + other.own, self.seconds + other.seconds, self.came + other.came)
+        return Turn(
+            self.own + other.own,
+            self.seconds + other.seconds,
+            self.slot_s + other.slot_s,
+            self.came + other.came,
+        )
 
     @property
     def late(self) -> float:
@@ -96,14 +108,15 @@ class Turn:
             self.came["rows"] / self.seconds,
             self.came["bulk"] / self.seconds,
             self.came["cuts"] / max(1, self.came["rows"]),
-            None,
+            self.came["busy_ms"] / 1000 / self.slot_s if self.came["steps"] else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """What all arms share. `file`: the id of the rows. `many`: the file from which the sidecar
-    has how many run at once. `bulk_clients`: per slot as in `virtual`. `pace`: of the engine."""
+    has how many run at once. `bulk_clients`: per slot as in `virtual`. `pace`: of the engine.
+    `whole`: a batch is served to its end."""
 
     engine: rig.Engine
     sidecar: rig.Sidecar
@@ -113,12 +126,14 @@ class Rounds:
     requests: Sequence[Request]
     bulk_clients: int
     seconds: float
+    slots: int
     pace: paced.Pace | None
+    whole: bool = False
 
-    def turn(self, arm: str) -> Turn:
+    def turn(self, arm: str, tries: int = TRIES) -> Turn:
         """Runs an arm, again while too many of its steps were late."""
         found: list[Turn] = []
-        while len(found) < TRIES:
+        while len(found) < tries:
             found.append(self._turn(arm))
             if found[-1].late <= LATE:
                 break
@@ -149,14 +164,16 @@ class Rounds:
         own, bulk = (summary.of_class(found.answers, each) for each in (INTERACTIVE, BULK))
         ended = sum(each.complete and from_s <= (each.last_s or 0.0) < until_s for each in bulk)
         came = marks[1] - marks[0] + Counter(bulk=ended)
-        return Turn(summary.counted(own, from_s, until_s), until_s - from_s, came)
+        seconds = until_s - from_s
+        return Turn(summary.counted(own, from_s, until_s), seconds, self.slots * seconds, came)
 
     def _spent(self) -> Counter[str]:
         machine_s, stolen_s = processes.machine_cpu_s()
-        steps, late = self.pace.counts() if self.pace is not None else (0, 0)
+        steps, late, busy_ms = self.pace.counts() if self.pace is not None else (0, 0, 0)
         return Counter(
             steps=steps,
             late=late,
+            busy_ms=busy_ms,
             cuts=int(self.sidecar.metric("orch_idle_cuts_total")),
             sidecar=round(1000 * processes.cpu_s(self.sidecar.pid)),
             clients=round(1000 * time.process_time()),
@@ -178,24 +195,39 @@ class Rounds:
 
         yield done
         while (status := batches.retrieve(name).status) not in ("cancelled", "completed"):
-            if status == "in_progress":
+            if status == "in_progress" and not self.whole:
                 batches.cancel(name)
             time.sleep(0.2)
-        if status == "completed":
+        if self.whole:
+            self._check(name)
+        elif status == "completed":
             print(f"all {ROWS} rows were done before the window ended: rows/s are too few")
+
+    def _check(self, name: str) -> None:
+        """Says how a batch that is complete took, and what its output has."""
+        batch = self.client.batches.retrieve(name)
+        counts, took_s = batch.request_counts, (batch.completed_at or 0) - batch.created_at
+        assert counts is not None
+        assert batch.output_file_id is not None
+        lines = self.client.files.content(batch.output_file_id).text.splitlines()
+        names = {json.loads(line)["custom_id"] for line in lines}
+        print(
+            f"{batch.status} in {took_s} s: {counts.completed} rows completed, {counts.failed} "
+            f"failed, {len(lines)} lines of output with {len(names)} names"
+        )
 
 
 def target(port: int) -> Target:
     return Target(port, lambda asked: f"X-Orch-Class: {asked.service_class}\r\n".encode())
 
 
-def written(path: Path, factor: float) -> Path:
-    """Writes the rows: those of virtual time, their lengths times the factor of the trace's."""
+def written(path: Path, factor: float, rows: int) -> Path:
+    """Writes so many rows: those of virtual time, their lengths times the factor of the trace's."""
     plain = virtual.ROWS
     lengths = replace(plain, prompt=factor * plain.prompt, output=factor * plain.output)
     drawn = BulkClients(ROWS, lengths, IDLE).requests(SEED)
     with path.open("wb") as file:
-        for number, each in zip(range(ROWS), drawn, strict=False):
+        for number, each in zip(range(rows), drawn, strict=False):
             body = Request(0.0, IDLE, each.prompt, each.output, number).body({"stream": False})
             head = b'"custom_id": "row-%d", "method": "POST", "url": "/v1/completions"' % number
             file.write(b'{%b, "body": %b}\n' % (head, body))
@@ -231,11 +263,14 @@ def measure(options: argparse.Namespace) -> None:
             engine.rest()
             rate = LOAD * loaded.after.since(loaded.before).tokens_per_s / trace.output
             print(f"{slots} slots, {rate:.2f} interactive requests/s, {LOAD:g} of what it does")
-            file = written(Path(folder) / "rows.jsonl", options.length_factor)
+
+            def uploaded(rows: int) -> str:
+                file = written(Path(folder) / "rows.jsonl", options.length_factor, rows)
+                return str(client.files.create(file=file, purpose="batch").id)
+
             rounds = Rounds(
-                engine, sidecar, client, client.files.create(file=file, purpose="batch").id, many,
-                schedule(trace, rate, WARM_S + seconds), 24 * slots // 64, seconds,
-                pace,
+                engine, sidecar, client, uploaded(ROWS), many,
+                schedule(trace, rate, WARM_S + seconds), 24 * slots // 64, seconds, slots, pace,
             )  # fmt: skip
             ways = (LEARNED, *options.by_hand.split(","))
             arms = ("none", *ways, BESIDE, *(f"{BESIDE} + {each}" for each in ways))
@@ -248,7 +283,14 @@ def measure(options: argparse.Namespace) -> None:
                     every[arm].append(found[arm])
                 print(table(str(number + 1), {arm: [found[arm]] for arm in arms}), flush=True)
             print(table("all", every))
-            print("\n".join(judged(every)))
+            print("\n".join(judged(every)), flush=True)
+            takes_s = options.rows / together(every[LEARNED]).outcome.rows_per_s
+            longer = replace(
+                rounds, file=uploaded(options.rows), seconds=takes_s, whole=True,
+                requests=schedule(trace, rate, WARM_S + takes_s),
+            )  # fmt: skip
+            whole = {arm: [longer.turn(arm, tries=1)] for arm in ("none", LEARNED)}
+            print(table(f"{options.rows} rows", whole))
 
 
 def without(arm: str) -> str:

@@ -20,8 +20,8 @@ ARGUMENTS: Final = ("--worker-cls", "tests.benchmarks.idle.paced_worker.PacedWor
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Where the worker learns the factor of the curve, and writes how many steps it has run, and
-    how many of them took longer than by the curve."""
+    """Where the worker learns the factor of the curve, and writes how many steps it has run, how
+    many of them took longer than by the curve, and the milliseconds of each of their sequences."""
 
     factor: float
     file: Path
@@ -35,6 +35,6 @@ class Pace:
         root = str(Path(__file__).parents[3])
         return {FACTOR: str(self.factor), FILE: str(self.file), "PYTHONPATH": root}
 
-    def counts(self) -> tuple[int, int]:
-        steps, late = map(int, self.file.read_text().split() or (0, 0))
-        return steps, late
+    def counts(self) -> tuple[int, int, int]:
+        steps, late, busy_ms = map(int, self.file.read_text().split() or (0, 0, 0))
+        return steps, late, busy_ms

@@ -21,6 +21,7 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]
         self._factor = float(os.environ[FACTOR])
         self._file = os.open(os.environ[FILE], os.O_WRONLY)
         self._steps = self._late = 0
+        self._busy_s = 0.0
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         began_s = time.monotonic()
@@ -31,6 +32,7 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]
         if scheduled:
             takes_s = self._factor * (H200.step_ms(decoding) / 1000 + prompt_s)
             left_s = began_s + takes_s - time.monotonic()
+            self._busy_s += len(scheduled) * (takes_s + max(0.0, -left_s))
             self._count(is_late=left_s < 0)
             time.sleep(max(0.0, left_s))
         return output
@@ -38,4 +40,4 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]
     def _count(self, *, is_late: bool) -> None:
         self._steps += 1
         self._late += is_late
-        os.pwrite(self._file, b"%12d %12d" % (self._steps, self._late), 0)
+        os.pwrite(self._file, b"%12d %12d %12d" % (self._steps, self._late, 1000 * self._busy_s), 0)

@@ -33,7 +33,7 @@ H200: Final = EngineShape.of(
 )
 RATIO: Final = 1.1
 POINTS: Final = 1.0
-BULK_RATIO: Final = 0.95
+BULK_RATIO: Final = 0.85
 FIGURES: Final = (
     "TTFT p50", "p95", "over none", "TPOT p95", "over none", "refused",
     "rows/s", "bulk/s", "cuts per row", "occupancy", "bound",

@@ -14,6 +14,7 @@ from orch_sidecar.admission.constraints.idle import (
     DECODES_SHARE,
     MAX_CUTS,
     MAX_SAVED_S,
+    MAX_TOGETHER,
     PROMPTS_SHARE,
     QUIET_S,
     DelayBudget,
@@ -132,8 +133,10 @@ def test_slots_that_are_expected_to_be_used_stay_free() -> None:
     assert core.ledger.interactive == 3
     reserved = core.constraints.reserve.reserved(40.0)
     assert reserved > 3
-    began = [core.arrive(f"row{number}", idle(), 40.0) for number in range(8)]
-    assert sum(isinstance(each, Lease) for each in began) == 8 - reserved
+    for number in range(8):
+        core.arrive(f"row{number}", idle(), 40.0)
+        core.engine_reports(report(8, **MEASURED), 40.0)
+    assert core.ledger.idle == 8 - reserved
     assert reason(core.blocked_by) in ("reserve", "idle")
 
 
@@ -154,10 +157,9 @@ def test_beside_interactive_requests_the_batch_slows_none_down_by_much() -> None
 def test_beside_bulk_requests_decodes_and_prompts_take_a_small_share_of_the_engine() -> None:
     core = core_with(64, **MEASURED)
     fill(core, bulk(max_tokens=1000), *(f"b{number}" for number in range(10)))
-    for number in range(16):
-        core.arrive(f"row{number}", idle(prompt_tokens=1000), 0.0)
     read_s, seconds = 0.0, 30
     for tenth in range(10 * seconds):
+        core.arrive(f"row{tenth}", idle(prompt_tokens=1000), tenth / 10)
         core.engine_reports(report(64, **MEASURED), tenth / 10)
         for row in [each.id for each in core.ledger.all() if each.id.startswith("row")]:
             core.release(row, tenth / 10, 10)
@@ -215,6 +217,31 @@ def test_a_prompt_waits_until_no_other_is_unread() -> None:
     at = core.next_event(1.1)
     assert at is not None
     assert at > 1.1
+
+
+def test_a_step_reads_two_idle_prompts_where_both_fit_and_no_other_is_unread() -> None:
+    def begin(*prompts: int, between: AdmissionRequest | None = None) -> int:
+        """How many rows of so many tokens each begin at once."""
+        core = core_with(8, **MEASURED)
+        fill(core, interactive(prompt_tokens=500, max_tokens=50), "i")
+        core.engine_reports(report(8, **MEASURED), 5.0)
+        for number, tokens in enumerate(prompts):
+            if number == 1 and between is not None:
+                fill(core, between, "j", at=5.0)
+            core.arrive(f"row{number}", idle(prompt_tokens=tokens), 5.0)
+        return sum(each.id.startswith("row") for each in core.ledger.all())
+
+    assert begin(100, 100, 100) == MAX_TOGETHER == 2
+    assert begin(100, 450) == 1, "500 tokens are read in a step"
+    assert begin(100, 100, between=interactive(prompt_tokens=10)) == 1
+
+
+def test_an_idle_prompt_beside_another_costs_what_both_wait_for() -> None:
+    core = core_with(8, **MEASURED)
+    fill(core, interactive(prompt_tokens=1000, max_tokens=50), "i")
+    core.engine_reports(report(8, **MEASURED), 1.0)
+    room, row = core.constraints.idle, idle(prompt_tokens=200)
+    assert room._delay_s(row, 300) == pytest.approx(room._delay_s(row) + 0.02 * 0.03)
 
 
 def test_what_lacks_room_is_looked_at_now_and_then_only() -> None:

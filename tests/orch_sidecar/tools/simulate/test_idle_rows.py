@@ -12,7 +12,7 @@ from tests.benchmarks.idle.virtual import Load, outcome
     ("load", "numbers"),
     [
         pytest.param(Load(0.4, 0, seconds=60.0), (8, 12), id="alone"),
-        pytest.param(Load(0.5, 24, seconds=120.0), (3, 4), id="beside bulk requests"),
+        pytest.param(Load(0.4, 24, seconds=60.0), (12, 16), id="beside bulk requests"),
     ],
 )
 def test_nobody_notices_them_and_as_many_are_done_as_by_the_best_number_set_by_hand(
