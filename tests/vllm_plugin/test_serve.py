@@ -12,10 +12,26 @@ import pytest
 from tests.patience import HANG_S
 
 ROOT = Path(__file__).parents[2]
-COMMAND_LINE = """
-import importlib.metadata, sys
+CORE = """
+import gc
+COLLECTED = gc.isenabled()
+class EngineCore: ...
+def run(*words):
+    print(*words, COLLECTED, gc.isenabled(), flush=True)
+"""
+MAIN = """
+import importlib.metadata, multiprocessing, sys
+from vllm.v1.engine.core import run
 def main():
-    print(importlib.metadata.version("vllm"), sys.argv)
+    run(importlib.metadata.version("vllm"), sys.argv)
+    child = multiprocessing.get_context("spawn").Process(target=run, args=("core",))
+    child.start()
+    child.join()
+"""
+SERVE = """
+import gc
+def cmd_init(): ...
+assert not gc.isenabled()
 """
 
 
@@ -26,16 +42,21 @@ def test_arguments_are_passed_to_vllm_serve_with_either_distribution(
     tmp_path: Path, distribution: str, version: str
 ) -> None:
     info = tmp_path / f"{distribution}-7.0.0.dist-info"
-    package = tmp_path / "vllm" / "entrypoints" / "cli"
     info.mkdir()
-    package.mkdir(parents=True)
-    (package / "main.py").write_text(COMMAND_LINE)
     name = distribution.replace("_", "-")
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 7.0.0\n")
     (info / "RECORD").write_text("vllm/entrypoints/cli/main.py,,\n")
+    command_line = tmp_path / "vllm" / "entrypoints" / "cli"
+    engine = tmp_path / "vllm" / "v1" / "engine"
+    for package, module, text in (
+        (command_line, "main", MAIN), (command_line, "serve", SERVE), (engine, "core", CORE),
+    ):  # fmt: skip
+        package.mkdir(parents=True, exist_ok=True)
+        (package / f"{module}.py").write_text(text)
     done = _serve(tmp_path, "model", "--port", "1")
     called = f"{version} ['vllm', 'serve', 'model', '--port', '1']"
-    assert done.stdout.strip() == called, done.stderr
+    # In neither process is garbage collected while modules are imported, and in both it is then.
+    assert done.stdout.splitlines() == [f"{called} False True", "core False True"], done.stderr
 
 
 def test_without_vllm_the_error_names_the_missing_package(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ HOOKS: Final = (
     Hook("config/lora.py", "LoRAConfig", ("max_loras",), "features, conditions"),
     Hook("config/compilation.py", "CompilationConfig", ("mode", "cudagraph_mode"), "conditions"),
     Hook("entrypoints/cli/main.py", "", ("main",), "the start of a server"),
+    Hook("entrypoints/cli/serve.py", "", ("cmd_init",), "the start of a server"),
     Hook(
         "config/model.py",
         "ModelConfig",
