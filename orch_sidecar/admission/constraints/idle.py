@@ -46,7 +46,7 @@ from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, ServiceClass
 
 # The shares by which idle prompts and decodes may prolong the mean time to an interactive first
 # token: together at most a tenth at the 95th percentile.
-PROMPTS_SHARE: Final = 0.08
+PROMPTS_SHARE: Final = 0.07
 DECODES_SHARE: Final = 0.05
 # The share that both may take of the time in which bulk requests decode. Prompts that are cut count
 # whole, which makes up for losses that are not counted.
