@@ -28,6 +28,8 @@ _T = TypeVar("_T")
 
 # Other sidecars of a database that is shared hold its locks for milliseconds.
 _LOCK_TIMEOUT_S: Final = 30
+# A sidecar that was paused, or whose host is gone, in a transaction: it holds its locks no longer.
+_MAX_IDLE_S: Final = 5
 _MIGRATING: Final = "migrate"
 # A server that is gone without a word: no transaction waits for it longer than for a lock.
 _POSTGRESQL: Final = {
@@ -62,6 +64,7 @@ class Database:
             self._engine = create(
                 pool_pre_ping=True, pool_size=2, max_overflow=2, connect_args=_POSTGRESQL
             )
+            event.listen(self._engine, "connect", _end_idle_transactions)
         else:
             self._engine = create(connect_args={"timeout": _LOCK_TIMEOUT_S})
             _use_write_ahead_log(self._engine)
@@ -93,6 +96,12 @@ def lock(connection: Connection, name: str) -> None:
     if connection.dialect.name == "postgresql":
         number = crc32(name.encode())
         connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+
+
+def _end_idle_transactions(connection: Any, _: object) -> None:
+    # No option of the connection: pgbouncer takes none.
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{_MAX_IDLE_S}s'")
+    connection.commit()
 
 
 def _migrate(connection: Connection) -> None:

@@ -27,10 +27,11 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
         url = request.getfixturevalue("postgres_url")
     database = Database(url)
     yield database
-    database.transact(_empty)
+    database.transact(empty)
     database.close()
 
 
-def _empty(session: Session) -> None:
+def empty(session: Session) -> None:
+    """Forgets all that is in the tables."""
     for table in Base.metadata.sorted_tables:
         session.execute(table.delete())

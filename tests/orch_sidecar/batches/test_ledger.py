@@ -14,7 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from orch_sidecar.batches import ledger
@@ -22,6 +22,7 @@ from orch_sidecar.batches.database import Database
 from orch_sidecar.batches.ledger import EndedRow, Lane, TakenRow
 from orch_sidecar.batches.rows import InputRow
 from orch_sidecar.batches.tables import Base, Batch, Row, RowState, Status
+from tests.orch_sidecar.batches.conftest import empty
 
 BATCH, MODEL = "batch_1", "tiny"
 LANE = Lane(BATCH, MODEL)
@@ -184,6 +185,39 @@ def test_two_at_once_take_different_rows(batch: Database) -> None:
     for thread in threads:
         thread.join()
     assert sorted(numbers(found["a"]) + numbers(found["b"])) == list(range(10))
+
+
+def test_sidecar_that_is_paused_in_a_transaction_holds_nobody_up(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In SQLite there is no other one."""
+    monkeypatch.setattr("orch_sidecar.batches.database._MAX_IDLE_S", 1)
+    database = Database(postgres_url)
+    database.transact(add_batch)
+    locked, go = Event(), Event()
+    ended_by: list[str] = []
+
+    def hold(session: Session) -> None:
+        ledger.take_batch(session, "paused", BATCH)
+        locked.set()
+        go.wait()
+
+    def pause() -> None:
+        try:
+            database.transact(hold)
+        except DBAPIError as error:
+            ended_by.append(str(error.orig))
+
+    paused = Thread(target=pause)
+    paused.start()
+    locked.wait()
+    taken = database.transact(partial(ledger.take_batch, worker="other", batch_id=BATCH))
+    go.set()
+    paused.join()
+    assert taken is not None
+    assert "idle-in-transaction" in ended_by[0]
+    database.transact(empty)
+    database.close()
 
 
 def test_batch_whose_rows_have_ended_is_to_be_ended(batch: Database) -> None:
