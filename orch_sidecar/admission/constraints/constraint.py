@@ -55,9 +55,9 @@ class Ahead:
     """The requests of its class that go before a queued one, as a prediction counts them.
 
     `prompt_tokens`: of each as often as it has sequences. `output_tokens`: expected ones. `held_s`:
-    for how long those that nobody passes are blocked. `passed`: those that others pass, and for how
-    many seconds: the first to go comes first. `needing`: sequences by what they need: a constraint
-    with Scope.REQUEST, and its group.
+    for how long those that nobody passes are blocked; infinite: unknown. `passed`: those that
+    others pass, and for how many seconds: the first to go comes first. `needing`: sequences by what
+    they need: a constraint with Scope.REQUEST, and its group.
     """
 
     sequences: int = 0

@@ -8,6 +8,7 @@ of the batch, nor by prefill.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from orch_sidecar.admission.constraints.adapter import Adapters
 from orch_sidecar.admission.constraints.batch import BatchLimit, Limits, limits_for
@@ -176,6 +177,8 @@ class AdmissionConstraints:
             if each.inactive:
                 continue
             each_s = each.starts_in_s(request, ahead, now)
+            if each_s is None and each.scope is not Scope.REQUEST:
+                ahead.held_s = inf  # nobody knows for how long
             if each_s is None or blocked_s is None:
                 blocked_s = None
             elif each_s > 0:
@@ -193,7 +196,9 @@ class AdmissionConstraints:
         ahead.sequences += request.cost
         ahead.prompt_tokens += request.cost * request.prompt_tokens
         ahead.output_tokens += request.work
-        return ahead.held_s if blocked_s is not None and blocked_s < ahead.held_s else blocked_s
+        if blocked_s is None or ahead.held_s == inf:
+            return None
+        return max(blocked_s, ahead.held_s)
 
     def room_to_claim(self, request: AdmissionRequest, now: float, *, due: bool) -> int:
         """Returns the slots that the head of a queue, which lacks some, and those behind it could

@@ -206,6 +206,9 @@ def test_slots_that_are_given_back_to_others_first_are_not_promised(known: dict[
 def test_nobody_knows_when_others_leave_room_in_the_cache() -> None:
     core = core_of(2, foreign=1, kv=kv_of(500), kv_usage=0.5)
     assert queue(core, interactive(prompt_tokens=400), "a") == [Queued(0, None)]
+    assert queue(core, interactive(max_tokens=10), "b") == [Queued(1, None)], "it waits behind it"
+    shown = core.forecaster.starts(INTERACTIVE, core.blocked_by, 0.0)
+    assert [start_s for _, start_s in shown] == [None, None]
 
 
 def test_request_in_line_for_a_slot_is_told_of_the_cache_that_will_lack_room_then() -> None:
