@@ -209,7 +209,7 @@ class Rounds:
         counts, took_s = batch.request_counts, (batch.completed_at or 0) - batch.created_at
         assert counts is not None
         assert batch.output_file_id is not None
-        lines = self.client.files.content(batch.output_file_id).text.splitlines()
+        lines = self.client.files.content(batch.output_file_id).text.removesuffix("\n").split("\n")
         names = {json.loads(line)["custom_id"] for line in lines}
         print(
             f"{batch.status} in {took_s} s: {counts.completed} rows completed, {counts.failed} "
