@@ -1,4 +1,4 @@
-"""Streams behind nginx as Debian ships it, which buffers what it is not told to pass on at once."""
+"""Streams behind nginx with its default settings, with which it buffers responses."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ interactive ones in two ways, and each may add a small share to the time of a fi
   and each step that reads the interactive prompt reads a part of the idle one, too, while any is
   left. So a prompt that is read for s seconds meets a share s of each second's requests, and costs
   s times the delay of each. PROMPTS_SHARE of the time of a first token pays for it. No idle prompt
-  is sent while others are unread, except one more of MAX_TOGETHER idle ones that a step reads.
+  is sent while another is unread, unless that is an idle one, too, and one step reads both.
 
 The busier the engine is, the more requests wait behind one that is delayed: both shares are
 multiplied by the part of its time that others leave (the Pollaczek-Khinchine formula).
@@ -59,7 +59,7 @@ AVERAGING_S: Final = 30.0
 MAX_SAVED_S: Final = 5.0
 # For so long a slot is kept for a refused request to come back: a parent sidecar's does.
 KEEP_FREE_S: Final = 0.25
-# So many idle prompts may be unread at once.
+# How many idle prompts may be unread at once.
 MAX_TOGETHER: Final = 2
 # How often the prompt of an idle request may be cut for an interactive one.
 MAX_CUTS: Final = 3
@@ -145,11 +145,10 @@ class IdleRoom(Constraint):
         self._chunk_tokens: int | None = None
         self._reads_two_prompts = False  # in a step
         self._kept_free = (0, -inf)  # slots for a refused request, and until when
-        self._in_a_row = (0, 0)  # idle requests granted after any other, and all grants until then
-        self._reported = (
-            0,
-            0,
-        )  # prompts that the engine had yet to read, and all grants until then
+        # How many idle requests were granted one after the other, and all grants at the last.
+        self._in_a_row = (0, 0)
+        # The prompts that the engine had yet to read at its last report, and all grants until then.
+        self._reported = (0, 0)
         self._delay_budget = DelayBudget()  # for delays of interactive requests
         self._reading_budget = DelayBudget()  # for delays of bulk requests
 

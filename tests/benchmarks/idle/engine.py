@@ -14,7 +14,7 @@ Clients, sidecar and engine share the machine's cores: each line tells what they
 what a virtual machine's host gave to others. With `--paced`, steps take a GPU's time (`paced`), and
 a line tells how many of them took longer: an arm is run again at once while those are too many, up
 to TRIES times, and the one with the fewest counts, whatever it measured; each try that does not
-count is told. A paced engine also tells how many of its slots had sequences ("occupancy").
+count is printed. "occupancy" is the share of a paced engine's slots that had sequences.
 
 At last a batch of `--rows` is served to its end, beside interactive requests for as long as that is
 expected to take: its output has each row once.
