@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import http.client
 import os
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -19,10 +17,10 @@ from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
     add_output_options,
     add_row_options,
-    http_url,
     print_error,
     write_rows,
 )
+from orch_sidecar.tools.facts.commands.web import http_url, read_url
 from orch_sidecar.tools.facts.evidence import (
     aiperf,
     batches,
@@ -114,8 +112,6 @@ _EPILOG: Final = """examples:
 
 exit code 1: a run was rejected; the rows of all others are written or printed"""
 
-_TIMEOUT_S: Final = 60.0
-
 _FROM_BATCH: Final = """Makes the row of a completed batch (/v1/batches) that had an engine of the
 profile offline for itself.
 
@@ -185,25 +181,14 @@ def _run_batch(options: argparse.Namespace) -> int:
 
 def _batch_row(options: argparse.Namespace) -> Row:
     """Reads a batch from its sidecar. Raises Rejection, ValidationError and UnreadableFile."""
-    place = f"{options.url}/v1/batches/{quote(options.batch, safe='')}"
-    batch = batches.Batch.model_validate(parse_all(place, _get(place))[0][1])
+    key, place = os.environ.get("OPENAI_API_KEY"), f"{options.url}/v1/batches/"
+    place += quote(options.batch, safe="")
+    batch = batches.Batch.model_validate(parse_all(place, read_url(place, key))[0][1])
     place = f"{options.url}/v1/files/{quote(batch.output_file_id, safe='')}/content"
-    output = _get(place)
+    output = read_url(place, key)
     run = batches.to_run(batch, [line for _, line in parse_all(place, output)])
     tag = f"{options.batch} sha256:{hashlib.sha256(output).hexdigest()[:12]}"
     return to_row(run, _states(options), Source(tag, options.model_id, options.model_name))
-
-
-def _get(url: str) -> bytes:
-    """Returns what the sidecar has there. Raises UnreadableFile."""
-    key = os.environ.get("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 (the scheme was checked)
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
-            return bytes(response.read())
-    except (OSError, http.client.HTTPException) as error:
-        raise UnreadableFile(f"cannot read {url}: {error}") from None
 
 
 def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, ImportedRun | Rejection]]:

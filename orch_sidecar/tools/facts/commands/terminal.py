@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from orch_sidecar.tools.arguments import count_or_zero
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
@@ -76,14 +75,6 @@ def add_output_options(parser: argparse.ArgumentParser, model_id: str) -> None:
     add("--model-id", type=_text, help=model_id)
     name_help = "display name of the model (default: the last part of its id)"
     add("--model-name", type=_text, help=name_help)
-
-
-def http_url(text: str) -> str:
-    """Parses the URL of a server, without a slash at its end."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise argparse.ArgumentTypeError(f"{text!r} must begin with http:// or https://")
-    return text.rstrip("/")
 
 
 def _text(text: str) -> str:

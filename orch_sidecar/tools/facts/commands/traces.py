@@ -17,11 +17,11 @@ from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
     add_row_options,
-    http_url,
     print_error,
     write_rows,
 )
-from orch_sidecar.tools.facts.traces.readers.jaeger import Jaeger
+from orch_sidecar.tools.facts.commands.web import http_url, read_url
+from orch_sidecar.tools.facts.traces.readers.jaeger import all_spans, search_of
 from orch_sidecar.tools.facts.traces.readers.spans import Malformed, read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
@@ -118,11 +118,13 @@ def _from_jaeger(options: argparse.Namespace) -> int:
     margin_ns = round(margin_s(options.gap) * 1e9)
     first_us, last_us = (first_ns - margin_ns) // 1000, (last_ns + margin_ns) // 1000
     spans: list[Span] = []
-    server = Jaeger(options.url, limit=options.limit)
+    limit = options.limit
     with Progress("reading traces") as progress:
         for service in dict.fromkeys((options.service, options.engine_service)):
             progress.phase(f"reading traces of {service}")
-            spans += server.spans(service, first_us, last_us, partial(_count, progress))
+            received = partial(_count, progress)
+            search = search_of(read_url, options.url, service, limit, received)
+            spans += all_spans(search, first_us, last_us, limit, service)
     place = f"{options.service} at {options.url} from {start} to {end}"
     return _make_rows(options, spans, f"jaeger:{options.service}", place, first_ns, last_ns)
 

@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.traces.sequence import (
     EngineSequence,
     parse_sequence,
 )
-from orch_sidecar.tools.facts.traces.span import Attributes, Kind, Link, Span
+from orch_sidecar.tools.facts.traces.span import Attributes, Link, Span
 
 _ENGINE_SPAN: Final = "engine.request"
 _WAIT_SPAN: Final = "admission.wait"
@@ -213,7 +213,7 @@ def build_traffic(spans: Iterable[Span]) -> Traffic:
 
 
 def _is_request(span: Span) -> bool:
-    return span.kind is Kind.SERVER and _REQUEST_ID in span.attributes
+    return span.is_server and _REQUEST_ID in span.attributes
 
 
 def _request_above(span: Span, trace: dict[str, Span]) -> str | None:

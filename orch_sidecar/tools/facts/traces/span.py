@@ -10,24 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
 
-# A map within an attribute is a tuple of pairs.
-Value: TypeAlias = "str | bool | int | float | bytes | tuple[Value, ...] | None"
+Value: TypeAlias = "str | bool | int | float | None"
 
 SERVICE = "service.name"
 
 
-def format_time(time_ns: int, digits: int = 3) -> str:
-    """Formats a time as RFC 3339, cut off after so many digits of its second."""
+def format_time(time_ns: int) -> str:
+    """Formats a time as RFC 3339, cut off after the milliseconds."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
-    fraction = f"{rest:09}"[:digits]
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{fraction}Z"
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03}Z"
 
 
 class Attributes(BaseModel):
@@ -37,17 +34,6 @@ class Attributes(BaseModel):
 
 
 Parsed = TypeVar("Parsed", bound=Attributes)
-
-
-class Kind(StrEnum):
-    """OpenTelemetry's span kinds."""
-
-    UNSPECIFIED = "unspecified"
-    INTERNAL = "internal"
-    SERVER = "server"
-    CLIENT = "client"
-    PRODUCER = "producer"
-    CONSUMER = "consumer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +56,12 @@ class Span:
     span_id: str
     parent_id: str | None
     name: str
-    kind: Kind
+    is_server: bool
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Value]
     resource: Mapping[str, Value]
     links: tuple[Link, ...] = ()
-    error: bool = False
 
     @property
     def service(self) -> str:

@@ -1,8 +1,8 @@
-"""A Jaeger query service for tests, with the APIs, limits and responses of the real one.
+"""A Jaeger query service for tests, with the API, limits and responses of the real one.
 
 Written after jaegertracing/jaeger: `http_handler.go` and `query_parser.go` for what it takes and
-answers, `uimodel` for the form of a trace, `apiv3/http_gateway.go`, and `memory/tenant.go` for
-what a search finds. It gives no more traces than it is asked for: the newest.
+answers, `uimodel` for the form of a trace, and `memory/tenant.go` for what a search finds. It
+gives no more traces than it is asked for: the newest.
 """
 
 from __future__ import annotations
@@ -11,47 +11,30 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from orch_sidecar.tools.facts.traces.span import Kind, Span, Value
+from orch_sidecar.tools.facts.traces.span import Span, Value
 
-# The response to paths outside of the API: a file of the UI.
-PAGE = "<!doctype html><html><title>Jaeger UI</title></html>"
+# The largest limit that it takes.
+MOST = 100_000
 
 
 class ScriptedJaeger:
-    """Serves spans. `apis`: those that it has.
-
-    `streams`: API v3 answers an object for each trace, as 1.x does. `most`: the largest limit
-    that it takes. `failing`: the status and body of every answer.
-    """
+    """Serves spans. `failing`: the status and body of every answer."""
 
     def __init__(
-        self,
-        spans: Iterable[Span] = (),
-        *,
-        apis: tuple[str, ...] = ("ui", "v3"),
-        streams: bool = False,
-        most: int = 100_000,
-        failing: tuple[int, str] | None = None,
+        self, spans: Iterable[Span] = (), *, failing: tuple[int, str] | None = None
     ) -> None:
         self._traces: dict[str, list[Span]] = defaultdict(list)
         for span in spans:
             self._traces[span.trace_id].append(span)
-        self._streams = streams
-        self._most = most
         self._failing = failing
-        self.asked: list[str] = []
+        self.searches = 0
         self.app = web.Application()
-        if "ui" in apis:
-            self.app.router.add_get("/api/traces", self._ui)
-        if "v3" in apis:
-            self.app.router.add_get("/api/v3/traces", self._v3)
-        self.app.router.add_get("/{path:.*}", self._page)
+        self.app.router.add_get("/api/traces", self._answer)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -59,12 +42,8 @@ class ScriptedJaeger:
         async with TestServer(self.app) as server:
             yield str(server.make_url("")).rstrip("/")
 
-    async def _page(self, request: web.Request) -> web.Response:
-        self.asked.append("page")
-        return web.Response(text=PAGE, content_type="text/html")
-
-    async def _ui(self, request: web.Request) -> web.Response:
-        self.asked.append("ui")
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.searches += 1
         query = request.query
         if self._failing is not None:
             status, body = self._failing
@@ -72,7 +51,7 @@ class ScriptedJaeger:
         if "service" not in query:
             return _ui_error(400, "parameter 'service' is required")
         limit = int(query.get("limit", "100"))
-        if not 0 < limit <= self._most:
+        if not 0 < limit <= MOST:
             return _ui_error(500, "search depth must be greater than 0 and less than max traces")
         found = self._search(
             query["service"], int(query["start"]) * 1000, int(query["end"]) * 1000, limit
@@ -80,25 +59,6 @@ class ScriptedJaeger:
         assert query["raw"] == "true"
         document = {"data": [_ui_trace(trace) for trace in found], "total": 0, "limit": 0}
         return web.json_response({**document, "offset": 0, "errors": None})
-
-    async def _v3(self, request: web.Request) -> web.Response:
-        self.asked.append("v3")
-        query = request.query
-        for name in ("serviceName", "startTimeMin", "startTimeMax", "searchDepth", "rawTraces"):
-            assert f"query.{name}" in query
-        # The parameter names of 1.x.
-        found = self._search(
-            query["query.service_name"],
-            _ns(query["query.start_time_min"]),
-            _ns(query["query.start_time_max"]),
-            int(query["query.num_traces"]),
-        )
-        if not found:
-            error = {"httpCode": 404, "message": "No traces found"}
-            return web.Response(status=404, text=json.dumps({"error": error}))
-        parts = found if self._streams else [[span for trace in found for span in trace]]
-        texts = [json.dumps({"result": export_of(part)}) for part in parts]
-        return web.Response(text="\n".join(texts), content_type="application/json")
 
     def _search(self, service: str, start_ns: int, end_ns: int, limit: int) -> list[list[Span]]:
         def matches(span: Span) -> bool:
@@ -127,12 +87,11 @@ def _otlp_span(span: Span) -> dict[str, Any]:
         "spanId": span.span_id,
         "parentSpanId": span.parent_id or "",
         "name": span.name,
-        "kind": list(Kind).index(span.kind),
+        "kind": 2 if span.is_server else 1,
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
         "attributes": _otlp(span.attributes),
         "links": [{"traceId": link.trace_id, "spanId": link.span_id} for link in span.links],
-        "status": {"code": 2} if span.error else {},
     }
 
 
@@ -174,9 +133,7 @@ def _ui_trace(spans: list[Span]) -> dict[str, Any]:
 
 def _ui_span(span: Span, process: str) -> dict[str, Any]:
     tags = [_tag(key, value) for key, value in span.attributes.items()]
-    tags.append(_tag("span.kind", span.kind.value))
-    if span.error:
-        tags += [_tag("otel.status_code", "ERROR"), _tag("error", True)]
+    tags.append(_tag("span.kind", "server" if span.is_server else "internal"))
     references = [("FOLLOWS_FROM", link.trace_id, link.span_id) for link in span.links]
     if span.parent_id is not None:
         references.insert(0, ("CHILD_OF", span.trace_id, span.parent_id))
@@ -207,8 +164,3 @@ def _ui_error(status: int, text: str) -> web.Response:
     document = {"data": None, "total": 0, "limit": 0, "offset": 0}
     errors = [{"code": status, "msg": text}]
     return web.Response(status=status, text=json.dumps({**document, "errors": errors}))
-
-
-def _ns(text: str) -> int:
-    since = datetime.fromisoformat(text) - datetime.fromtimestamp(0, UTC)
-    return since // timedelta(microseconds=1) * 1000

@@ -21,7 +21,7 @@ from typing import Any
 
 from orch_sidecar.tools.facts.traces.readers.spans import read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
-from orch_sidecar.tools.facts.traces.span import Kind, Link, Span, Value
+from orch_sidecar.tools.facts.traces.span import Link, Span, Value
 
 TRACES = Path(__file__).with_name("traces")
 
@@ -198,19 +198,19 @@ def one(
         decoded = sequences if outcome == "ok" else 0
 
     def span(
-        place: int, parent: int | None, name: str, kind: Kind, attributes: Mapping[str, Value]
+        place: int, parent: int | None, name: str, server: bool, attributes: Mapping[str, Value]
     ) -> Span:
         return Span(
             trace_id=trace_id,
             span_id=f"{place:016x}",
             parent_id=None if parent is None else f"{parent:016x}",
             name=name,
-            kind=kind,
+            is_server=server,
             start_ns=start_ns,
             end_ns=end_ns,
             attributes={"measurement_type": label, "orch.pool": "pool", **attributes},
             resource=ENGINE if name == "llm_request" else SIDECAR,
-            links=links if kind is Kind.SERVER and name != "llm_request" else (),
+            links=links if server and name != "llm_request" else (),
         )
 
     of_sidecar: dict[str, Value] = {
@@ -241,11 +241,11 @@ def one(
             "orch.batch_size.mean": mean,
         }
     return [
-        span(1, None, "/v1/completions", Kind.SERVER, of_server),
-        span(2, 1, "admission.wait", Kind.INTERNAL, {}),
-        span(3, 1, "engine.request", Kind.CLIENT, of_sidecar),
+        span(1, None, "/v1/completions", True, of_server),
+        span(2, 1, "admission.wait", False, {}),
+        span(3, 1, "engine.request", False, of_sidecar),
         *(
-            span(4 + index, 3, "llm_request", Kind.SERVER, {**of_engine, **(decode or {})})
+            span(4 + index, 3, "llm_request", True, {**of_engine, **(decode or {})})
             for index in range(decoded)
         ),
     ]

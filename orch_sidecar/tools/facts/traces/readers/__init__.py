@@ -1,4 +1,4 @@
 """Readers of traces: spans from Jaeger's query service and from files of OTLP.
 
-Pure but for `jaeger`. May import `facts.tables`, `facts.labels.documents` and `traces.span`.
+Pure. May import `facts.tables`, `facts.labels.documents` and `traces.span`.
 """

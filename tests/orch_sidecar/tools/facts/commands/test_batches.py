@@ -136,7 +136,7 @@ def test_batch_that_is_no_offline_measurement_is_rejected_with_the_reason(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("no/batch",), "/v1/batches/no%2Fbatch: HTTP Error 404: Not Found"),
+        (("no/batch",), "/v1/batches/no%2Fbatch: 404 Not Found"),
         (("b", "--url", "http://127.0.0.1:9"), "cannot read http://127.0.0.1:9/v1/batches/b: "),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, build_traffic
-from orch_sidecar.tools.facts.traces.span import Kind, Link, Span
+from orch_sidecar.tools.facts.traces.span import Link, Span
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import SIDECAR, real, traffic_from
 
@@ -124,7 +124,7 @@ def test_several_requests_of_one_trace_are_several() -> None:
 
 def test_other_spans_of_the_client_are_ignored() -> None:
     server, *rest = one(1, 0, 1)
-    parent = Span(server.trace_id, "f" * 16, None, "checkout", Kind.SERVER, -5, 10**10, {}, SIDECAR)
+    parent = Span(server.trace_id, "f" * 16, None, "checkout", True, -5, 10**10, {}, SIDECAR)
     request = only([parent, replace(server, parent_id="f" * 16), *rest])
     assert (request.start_ns, request.end_ns) == (0, 1_000_000_000)
 

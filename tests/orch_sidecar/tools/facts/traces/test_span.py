@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.span import Attributes, Kind, Span, Value
+from orch_sidecar.tools.facts.traces.span import Attributes, Span, Value
 
 
 class Some(Attributes):
@@ -14,7 +14,7 @@ class Some(Attributes):
 
 
 def parsed(name: str, value: Value) -> Some:
-    return Span("0" * 32, "1" * 16, None, "n", Kind.SERVER, 0, 1, {name: value}, {}).parsed(Some)
+    return Span("0" * 32, "1" * 16, None, "n", True, 0, 1, {name: value}, {}).parsed(Some)
 
 
 def test_numbers_flags_and_texts_can_be_of_another_type() -> None:
@@ -29,7 +29,7 @@ def test_empty_attribute_is_missing(value: Value) -> None:
         assert parsed(name, value) == Some()
 
 
-@pytest.mark.parametrize("value", ["x", 1.5, "1.5", float("nan"), ("1",), b"x"])
+@pytest.mark.parametrize("value", ["x", 1.5, "1.5", float("nan")])
 def test_attribute_that_is_not_an_integer_is_reported_with_its_span(value: Value) -> None:
     with pytest.raises(ValueError, match=rf"span {'1' * 16} \(n\) of trace 0+: number is .*"):
         parsed("number", value)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.traces.readers.jaeger import JaegerError, Search, all_spans
-from orch_sidecar.tools.facts.traces.span import Kind, Span
+from orch_sidecar.tools.facts.traces.readers.jaeger import Search, all_spans
+from orch_sidecar.tools.facts.traces.readers.spans import Malformed
+from orch_sidecar.tools.facts.traces.span import Span
 
 FIRST_US, LAST_US = 1_000, 1_400
 
@@ -20,7 +21,7 @@ def span(trace: int, place: int, start_ns: int, service: str = "s") -> Span:
         f"{place:016x}",
         None,
         "n",
-        Kind.SERVER,
+        True,
         start_ns,
         start_ns,
         {},
@@ -95,7 +96,7 @@ def test_every_trace_is_found_or_the_limit_is_reported(
     traces = traces_of(starts)
     try:
         found = all_spans(store(traces, limit), FIRST_US, LAST_US, limit, "s")
-    except JaegerError:
+    except Malformed:
         assert any(_dense(traces, moment, limit) for moment in range(FIRST_US, LAST_US + 1))
         return
     keys = [(each.trace_id, each.span_id) for each in found]
@@ -124,7 +125,7 @@ def _dense(traces: list[list[Span]], moment_us: int, limit: int) -> bool:
 
 def test_more_traces_at_one_moment_than_a_search_returns_are_an_error() -> None:
     traces = traces_of([[1_100_000] for _ in range(5)])
-    with pytest.raises(JaegerError, match=r"5 traces.*--limit"):
+    with pytest.raises(Malformed, match=r"5 traces.*--limit"):
         all_spans(in_memory(traces, 5), FIRST_US, LAST_US, 5, "s")
     assert len(all_spans(in_memory(traces, 6), FIRST_US, LAST_US, 6, "s")) == 10
 
