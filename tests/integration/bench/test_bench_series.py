@@ -191,7 +191,7 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     assert "no row: concurrency 1: the result is unbatched" in printed.err
     table = files.read(tmp_path / "f.csv")
     assert [placed.row.batch for placed in valid_rows(table)] == [2, 4]
-    assert check(table, confirmed=True) == []
+    assert check(table) == []
     assert b"<!-- Time per output token -->" in plot.read_bytes()
     assert "Time per output token" in (tmp_path / "sweep.html").read_text(encoding="utf-8")
 

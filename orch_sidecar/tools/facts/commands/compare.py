@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
 )
 from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
 from orch_sidecar.tools.facts.comparison.compare import compare
-from orch_sidecar.tools.facts.comparison.report import as_document, as_page, charts_of, title_of
+from orch_sidecar.tools.facts.comparison.report import as_page, charts_of, title_of
 from orch_sidecar.tools.facts.tables.files import read, write
 
 _DESCRIPTION: Final = """Compares facts by their batch.
@@ -35,8 +36,8 @@ a remark. Nothing is averaged over any of these.
 
 A batch is the mean number of sequences per decode step. Speed-up and efficiency (speed-up over the
 growth of the batch) are relative to the smallest batch of the same way; several rows for one batch
-count as their median, a run and its traces once. Sets that differ in a single condition are listed
-with it. Rows that are to_be_confirmed are excluded. The files must be without faults."""
+count as their median, a run and its traces once. Rows that are to_be_confirmed are excluded. The
+files must be without faults."""
 
 _EPILOG: Final = """examples:
   orch facts compare tps_model_gpu.csv
@@ -69,7 +70,7 @@ def _compare(options: argparse.Namespace) -> int:
     found = compare(rows, verifier_of(tables, read_trusted(options.trusted)))
     page = as_page(found)
     if options.json:
-        print_json(as_document(found))
+        print_json(asdict(found))
     else:
         print(page.plain)
     if not found.sets:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from orch_sidecar.tools.arguments import count_or_zero
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
     add_output_options,
-    add_row_options,
+    given_text,
     print_error,
     write_rows,
 )
@@ -142,7 +143,12 @@ def _add(commands: Commands, tool: _Tool) -> None:
     parser = add_command(commands, command, run, summary, description, epilog, files=files)
     id_help = "id of the model: one that the engine serves or has loaded, if its state is given"
     id_help += " (default: the name in the file)"
-    add_row_options(parser, "the engine, without its state", id_help)
+    add_output_options(parser, id_help)
+    declare = parser.add_argument_group("the engine, without its state").add_argument
+    declare("--engine", type=given_text, help="name and version, such as 'vLLM 0.32.0'")
+    declare("--precision", type=given_text, help="such as BF16")
+    declare("--gpu", type=given_text, help="such as H100, or 'CPU (model of the processor)'")
+    declare("--gpu-count", type=count_or_zero, metavar="N", help="0 without an accelerator")
     _add_states(parser)
 
 

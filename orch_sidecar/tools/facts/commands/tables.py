@@ -35,8 +35,7 @@ stays as it is."""
 
 _CHECK_EPILOG: Final = """examples:
   orch facts check tps_model_gpu.csv
-  orch facts check --migrate-legacy --output migrated.csv tps_model_gpu.csv
-  orch facts check --confirmed facts/*.csv"""
+  orch facts check --migrate-legacy --output migrated.csv tps_model_gpu.csv"""
 
 _MERGE: Final = f"""Merges tables of facts into one, in the given order.
 
@@ -62,7 +61,6 @@ def add_commands(commands: Commands) -> None:
     add = add_command(
         commands, "check", _check, summary, _CHECK, _CHECK_EPILOG, files=files
     ).add_argument
-    add("--confirmed", action="store_true", help="report rows that are to_be_confirmed, too")
     add("--migrate-legacy", action="store_true", help="migrate the rows of an older file first")
     add("--output", type=Path, metavar="FILE", help="write the migrated table here")
 
@@ -83,7 +81,7 @@ def _check(options: argparse.Namespace) -> int:
     code = 0
     for path in options.files:
         table = _migrated(path, options.output) if options.migrate_legacy else read(path)
-        faults = check(table, confirmed=options.confirmed)
+        faults = check(table)
         print(*faults, _summary(table, faults), sep="\n")
         code = max(code, 1 if faults else 0)
     return code

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from orch_sidecar.tools.arguments import count_or_zero
 from orch_sidecar.tools.facts.tables.check import LocatedRow, check, valid_rows
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
@@ -54,30 +53,18 @@ def add_command(
     return parser
 
 
-def add_row_options(parser: argparse.ArgumentParser, unknown: str, model_id: str) -> None:
-    """Adds where rows go, and what of them may be given by hand.
-
-    `unknown`: names the values of the engine that may be; `model_id`: helps with that one.
-    """
-    add_output_options(parser, model_id)
-    declare = parser.add_argument_group(unknown).add_argument
-    declare("--engine", type=_text, help="name and version, such as 'vLLM 0.32.0'")
-    declare("--precision", type=_text, help="such as BF16")
-    declare("--gpu", type=_text, help="such as H100, or 'CPU (model of the processor)'")
-    declare("--gpu-count", type=count_or_zero, metavar="N", help="0 without an accelerator")
-
-
 def add_output_options(parser: argparse.ArgumentParser, model_id: str) -> None:
     """Adds where rows go, and the names of their model. `model_id`: helps with its id."""
     add = parser.add_argument
     add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
     add("--json", action="store_true", help="print rows, and what made none, as JSON")
-    add("--model-id", type=_text, help=model_id)
+    add("--model-id", type=given_text, help=model_id)
     name_help = "display name of the model (default: the last part of its id)"
-    add("--model-name", type=_text, help=name_help)
+    add("--model-name", type=given_text, help=name_help)
 
 
-def _text(text: str) -> str:
+def given_text(text: str) -> str:
+    """Parses a text that must not be empty."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the value must not be empty")
     return text.strip()

@@ -6,7 +6,7 @@ import argparse
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -16,7 +16,7 @@ from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
-    add_row_options,
+    add_output_options,
     print_error,
     write_rows,
 )
@@ -25,7 +25,7 @@ from orch_sidecar.tools.facts.traces.readers.jaeger import all_spans, search_of
 from orch_sidecar.tools.facts.traces.readers.spans import Malformed, read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
-    Declared,
+    Named,
     ScenarioVerdict,
     judge,
     scenario_name,
@@ -52,7 +52,7 @@ _FROM_JAEGER: Final = f"""Makes rows from the traces of an interval in Jaeger (1
 
 _FROM_JAEGER_EPILOG: Final = """examples:
   orch facts from-jaeger --since 30m --output tps_model_gpu.csv
-  orch facts from-jaeger --url http://jaeger:16686 --scenario run-7 --gpu "H100 80GB" --gpu-count 1
+  orch facts from-jaeger --url http://jaeger:16686 --scenario run-7
   orch facts from-jaeger --since 2026-05-01T08:00:00Z --until 2026-05-01T09:00:00Z --json"""
 
 _FROM_OTLP: Final = f"""Makes rows from files of traces.
@@ -106,7 +106,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     add("--gap", type=_gap_s, default=60.0, help=gap_help)
     id_help = "id of the model as the engine serves or loaded it (default: as requested)"
-    add_row_options(parser, "values that the spans do not contain", id_help)
+    add_output_options(parser, id_help)
 
 
 def _from_jaeger(options: argparse.Namespace) -> int:
@@ -163,8 +163,8 @@ def _make_rows(
     if len(models) > 1 and (options.model_id or options.model_name):
         names = ", ".join(models)
         options.usage.error(f"--model-id and --model-name require one model, not {names}")
-    declared = Declared(**{each.name: getattr(options, each.name) for each in fields(Declared)})
-    judged = [judge(each, traffic, declared, source) for each in selected if not each.is_warmup]
+    given = Named(options.model_id, options.model_name)
+    judged = [judge(each, traffic, given, source) for each in selected if not each.is_warmup]
     warmups = [scenario_name(each) for each in selected if each.is_warmup]
     rows = [each.row for each in judged if each.row is not None]
     write_rows(

@@ -3,7 +3,7 @@
 Pure. A set has the rows of one model on one engine with work of about the same lengths. In it the
 ways of batching stand side by side: a single-stream figure is never averaged with a batched one,
 nor an open loop with a closed one. A point is the rows of one way for one batch that can be
-trusted alike. Sets that differ in one condition only are listed with it.
+trusted alike.
 
 Figures per sequence and efficiencies divide by the mean number of sequences in a decode step, which
 the column `batch` has rounded: an open loop's largest batch is several times its mean.
@@ -101,18 +101,6 @@ class ComparableSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Separation:
-    """Sets that agree in all conditions but one, and therefore are not compared.
-
-    `alike`: the conditions of one of them. `values`: the values of the differing condition.
-    """
-
-    condition: str
-    values: tuple[str, ...]
-    alike: Conditions
-
-
-@dataclass(frozen=True, slots=True)
 class ExcludedRow:
     """A row that is not compared, or has no price, and why."""
 
@@ -125,7 +113,6 @@ class Comparison:
     """The comparison of some rows."""
 
     sets: tuple[ComparableSet, ...]
-    apart: tuple[Separation, ...]
     left_out: tuple[ExcludedRow, ...]
 
 
@@ -165,8 +152,7 @@ def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Com
         once, repeated = _once(members)
         left_out += repeated
         sets.append(ComparableSet(dict(zip(DIFFERENCES, values, strict=True)), _ways(once)))
-    separations = tuple(_separations([each.conditions for each in sets]))
-    return Comparison(tuple(sets), separations, tuple(left_out))
+    return Comparison(tuple(sets), tuple(left_out))
 
 
 def _confirmed(rows: Sequence[LocatedRow]) -> tuple[list[LocatedRow], list[ExcludedRow]]:
@@ -285,16 +271,3 @@ def _related(point: Point, base: Point) -> Point:
 def _notes(facts: Sequence[_Fact], name: str) -> Iterator[float]:
     """Yields the values of a note, of the rows that have it."""
     return (value for each in facts if (value := number_note(each.notes, name)) is not None)
-
-
-def _separations(found: Sequence[Conditions]) -> Iterator[Separation]:
-    """Yields the sets that differ in exactly one condition, by condition."""
-    for name in DIFFERENCES:
-        alike: dict[tuple[str, ...], list[Conditions]] = {}
-        for conditions in found:
-            others = tuple(conditions[other] for other in DIFFERENCES if other != name)
-            alike.setdefault(others, []).append(conditions)
-        for group in alike.values():
-            values = tuple(dict.fromkeys(each[name] for each in group))
-            if len(values) > 1:
-                yield Separation(name, values, group[0])

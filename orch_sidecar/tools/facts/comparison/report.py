@@ -1,12 +1,11 @@
-"""Shows a comparison: as a page for people, as a document for programs, and as charts."""
+"""Shows a comparison: as a page for people, and as charts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from itertools import chain, count, groupby
+from itertools import chain, count
 from string import ascii_uppercase
-from typing import Any, Final
+from typing import Final
 
 from orch_sidecar.tools.drawing.chart import Chart, Series, Style, by_size
 from orch_sidecar.tools.drawing.page import Page
@@ -28,7 +27,7 @@ _SET_COLORS: Final = 5  # the sixth is that of linear scaling
 
 
 def as_page(comparison: Comparison) -> Page:
-    """Returns a table for each set, the charts, then the separated sets and the excluded rows."""
+    """Returns a table for each set, the charts, then the excluded rows."""
     sets = comparison.sets
     page = Page(title_of(comparison))
     contrasts = varied([each.conditions for each in sets], known=True)
@@ -43,23 +42,10 @@ def as_page(comparison: Comparison) -> Page:
         )
         page.section("Charts")
         page.charts(charts_of(comparison))
-    if comparison.apart:
-        page.section("Not compared, since one condition differs")
-        for why, values in _separations(comparison):
-            page.text(why)
-            page.list(values)
     if comparison.left_out:
         page.section("Excluded")
         page.list(f"{each.place}: {each.why}" for each in comparison.left_out)
     return page
-
-
-def as_document(comparison: Comparison) -> dict[str, Any]:
-    """Converts a comparison to JSON values, with the field names of `compare`."""
-    found = asdict(comparison)
-    for each in found["apart"]:
-        each["why"] = DIFFERENCES[each["condition"]]
-    return found
 
 
 def title_of(comparison: Comparison) -> str:
@@ -126,20 +112,6 @@ def _named(comparison: Comparison) -> Iterator[tuple[str, Way, Style]]:
             name = ", ".join(filter(None, (subject, way.name)))
             line = _LINES[way.measurement_type]
             yield name, way, Style(line, f"${letter}$", number % _SET_COLORS)
-
-
-def _separations(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
-    """Formats, by condition, why it separates sets, and its values."""
-    sets = [each.conditions for each in comparison.sets]
-    differing, contrasts = varied(sets), varied(sets, known=True)
-    for condition, of_condition in groupby(comparison.apart, key=lambda each: each.condition):
-        without = [name for name in DIFFERENCES if name == condition or name not in differing]
-        lines = []
-        for each in of_condition:
-            alike = describe(each.alike, without=without, always=contrasts)
-            values = ", ".join(each.values)
-            lines.append(f"{values} ({alike})" if alike else values)
-        yield f"{condition}: {DIFFERENCES[condition]}", lines
 
 
 def _text(value: float | None) -> str:

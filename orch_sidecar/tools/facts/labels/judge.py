@@ -37,7 +37,7 @@ class Reason(StrEnum):
     NOTHING_SERVED = "nothing_served"
     NOT_ENDED = "not_ended"
     ENGINE_NOT_TRACED = "engine_not_traced"
-    NOT_COUNTED = "not_counted"  # the engine's spans lack its counters
+    NOT_COUNTED = "not_counted"  # the engine's spans lack its counters or settings
     NO_STEPS = "no_steps"
     CONTRADICTION = "contradiction"
     WRONG_LABEL = "wrong_label"
@@ -58,7 +58,7 @@ class Reason(StrEnum):
     UNTRACED_SEQUENCES = "untraced_sequences"
     ENGINE_CHANGED = "engine_changed"
     OTHER_TIME = "other_time"  # saved states are not those of before and after the run
-    NOT_SAID = "not_said"  # neither spans nor options have a value that a row needs
+    NOT_SAID = "not_said"  # the model is known by a path only
     UNSOUND_ROW = "unsound_row"
 
 

@@ -77,11 +77,8 @@ class LocatedRow:
         return f"{self.record.file}:{self.record.line}"
 
 
-def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
-    """Returns every fault of a table, in the order of its lines.
-
-    `confirmed`: rows that are `to_be_confirmed` are faults, too.
-    """
+def check(table: Table) -> list[Fault]:
+    """Returns every fault of a table, in the order of its lines."""
     fault = header_fault(table)
     if fault is not None:
         return [fault]
@@ -95,8 +92,6 @@ def check(table: Table, *, confirmed: bool = False) -> list[Fault]:
                 faults = [Fault.at(record, 0, f"the row repeats line {first.record.line}")]
             elif (contradicted := measured.add(located)) is not None:
                 faults = [contradicted]
-            elif confirmed and located.row.measurement_type is Label.TO_BE_CONFIRMED:
-                faults = [Fault.at(record, _LABEL, "the batching is not confirmed")]
         found += faults
     return found
 

@@ -37,12 +37,13 @@ _INTERACTIVE: Final = "interactive"
 
 
 def observation_of(scenario: Scenario, traffic: Traffic) -> Observation:
-    """Returns what the spans of a scenario with an answer show. `traffic`: all requests."""
+    """Returns what the spans of a scenario show, all of whose sequences state their engine, of
+    which there is one at least. `traffic`: all requests."""
     served, found = scenario.ended(Outcome.SERVED), scenario.sequences
     answered = [each.sequences for each in served if each.sequences]
     seen = Observation(
         label=Label(scenario.key.measurement_type),
-        slots=frozenset(each.slots for each in found),
+        slots=frozenset(each.engine.slots_total for each in found),
         batches=batches_of(found),
         counts=RequestCounts(sent=len(scenario.requests), answered=len(answered)),
         beside=_beside(scenario, traffic),
@@ -58,62 +59,50 @@ def observation_of(scenario: Scenario, traffic: Traffic) -> Observation:
         in_engine=[Interval(each.start_ns, each.end_ns) for each in found],
     )
     limited_by = _limited_by(scenario, seen.batches.largest, seen.target)
-    return _counted(replace(seen, batch_limited_by=limited_by), scenario, traffic)
+    seen = replace(seen, batch_limited_by=limited_by)
+    return _counted(seen, scenario, traffic) if seen.beside.engines == 1 else seen
 
 
 def batches_of(sequences: Sequence[EngineSequence]) -> Batches:
-    """Returns the decode-only steps from the first of these sequences of one engine to the last;
-    one without counters adds nothing."""
-    largest = max((each.batch_max for each in sequences if each.batch_max is not None), default=0)
-    counted = [(each, each.counters) for each in sequences if each.counters is not None]
-    if not counted:
-        return Batches(0, largest, 0.0)
-    steps = max(at.decode_steps for _, at in counted) - min(
-        at.decode_steps - each.steps for each, at in counted
+    """Returns the decode-only steps from the first of these sequences of one engine to the last."""
+    largest = max(each.batch_max for each in sequences)
+    steps = max(each.engine.decode_steps_total for each in sequences) - min(
+        each.engine.decode_steps_total - each.steps for each in sequences
     )
-    decoded = max(at.decode_sequences for _, at in counted) - min(
+    decoded = max(each.engine.decode_sequences_total for each in sequences) - min(
         # Before its own steps, the sum of whose batches is this.
-        at.decode_sequences - round(each.steps * (each.batch_mean or 0.0))
-        for each, at in counted
+        each.engine.decode_sequences_total - round(each.steps * each.batch_mean)
+        for each in sequences
     )
     return Batches(steps, largest, decoded / steps if steps else 0.0)
 
 
-def prefix_hit_ratio(sequences: Iterable[EngineSequence]) -> float | None:
-    """Returns which share of the prompt tokens that were looked up in the window was cached.
-
-    0 where none was looked up; None unless every sequence has the counters.
-    """
-    caches = [each.prefix_cache for each in sequences]
-    known = [cache for cache in caches if cache is not None]
-    if not known or len(known) < len(caches):
-        return None
+def prefix_hit_ratio(sequences: Sequence[EngineSequence]) -> float:
+    """Returns which share of the prompt tokens that were looked up in the window was cached; 0
+    where none was looked up."""
+    known = [each.engine for each in sequences]
     queries = max(at.queries for at in known) - min(at.queries_before for at in known)
     hits = max(at.hits for at in known) - min(at.hits_before for at in known)
     return hits / queries if queries > 0 else 0.0
 
 
 def _counted(seen: Observation, scenario: Scenario, traffic: Traffic) -> Observation:
-    """Adds what the counters of one engine show: the requests that it accepted, those of them that
-    are traced, and the steps that the traced sequences can have been in.
+    """Adds what the counters of its one engine show: the requests that it accepted, those of them
+    that are traced, and the steps that the traced sequences can have been in.
 
     Requests of others that entered before the window have no number in it, but are in its steps.
     """
-    engines = {each.engine for each in scenario.sequences}
-    if len(engines) != 1 or any(each.counters is None for each in scenario.sequences):
-        return seen
-    [engine] = engines
-    own = numbers(engine, scenario.sequences)
-    first = min(own)
-    last = max(each.counters.requests_total for each in scenario.sequences if each.counters)
+    epoch = scenario.sequences[0].epoch
+    first = min(numbers(epoch, scenario.sequences))
+    last = max(each.engine.requests_total for each in scenario.sequences)
     attempts = (attempt for request in traffic.requests for attempt in request.attempts)
-    traced = numbers(engine, chain(traffic.orphans, *(each.sequences for each in attempts)))
+    traced = numbers(epoch, chain(traffic.orphans, *(each.sequences for each in attempts)))
     aborted = aborted_in(scenario, traffic)
     cut = (
         sequence
         for request in (*scenario.before, *scenario.after)
         for sequence in request.sequences
-        if sequence.engine == engine
+        if sequence.epoch == epoch
     )
     in_steps = sum(map(_most_steps, chain(scenario.sequences, cut)))
     in_steps += sum(request.requested_sequences * seen.batches.steps for request, _ in aborted)
@@ -126,13 +115,10 @@ def _counted(seen: Observation, scenario: Scenario, traffic: Traffic) -> Observa
     return replace(seen, accepted=last - first + 1, counts=counts)
 
 
-def numbers(engine: str | None, sequences: Iterable[EngineSequence]) -> set[int]:
+def numbers(epoch: str | None, sequences: Iterable[EngineSequence]) -> set[int]:
     """Returns the numbers of the requests of these sequences in an engine."""
-    return {
-        each.counters.request_number
-        for each in sequences
-        if each.engine == engine and each.counters is not None
-    }
+    stated = (each.stated for each in sequences)
+    return {each.request_number for each in stated if each is not None and each.epoch == epoch}
 
 
 def aborted_in(scenario: Scenario, traffic: Traffic) -> list[tuple[Request, bool]]:
@@ -158,7 +144,7 @@ def _most_steps(each: EngineSequence) -> int:
     Each generated a token, but for the steps beyond its end; its first token came from a prefill.
     """
     in_steps = each.steps + UNCOUNTED_STEPS
-    speculative = each.counters is not None and each.counters.tokens_per_step > 1
+    speculative = each.engine.tokens_per_step > 1
     return (in_steps if speculative else min(in_steps, each.output_tokens)) + each.discarded_steps
 
 
@@ -184,7 +170,7 @@ def _beside(scenario: Scenario, traffic: Traffic) -> Beside:
     start_ns, end_ns = served[0].start_ns, max(each.end_ns for each in served)
     others = (each for each in found if not each.own)
     return Beside(
-        engines=len({each.engine for each in scenario.sequences}),
+        engines=len({each.epoch for each in scenario.sequences}),
         shared=sum(each.coalesced or each.coalesced_leader for each in requests),
         divided=sum(bool(each.parts) for each in requests),
         online=sum(each.service_class == _INTERACTIVE for each in requests),
@@ -209,8 +195,7 @@ class _Stay(NamedTuple):
 
 def _stays(scenario: Scenario, traffic: Traffic) -> list[_Stay]:
     """Returns who was in the scenario's engines, as traced, by the clock of the sidecar."""
-    engines = {sequence.engine for sequence in scenario.sequences}
-    pools = {sequence.pool for sequence in scenario.sequences}
+    engines = {sequence.epoch for sequence in scenario.sequences}
     own = {
         (request.trace_id, request.span_id)
         for request in (*scenario.requests, *scenario.before, *scenario.after)
@@ -226,8 +211,7 @@ def _stays(scenario: Scenario, traffic: Traffic) -> list[_Stay]:
             found.append(_Stay(each.start_ns, each.end_ns, left_ns, count, is_own))
     ahead_ns = engine_ahead_ns(scenario)
     for sequence, is_own in completed:
-        unknown = sequence.engine is None or None in engines
-        if sequence.pool in pools if unknown else sequence.engine in engines:
+        if sequence.epoch in engines:
             end_ns = sequence.end_ns - ahead_ns
             found.append(_Stay(sequence.start_ns - ahead_ns, end_ns, end_ns, 1, is_own))
     return found
@@ -244,7 +228,6 @@ def _beside_unseen(scenario: Scenario, found: Sequence[_Stay]) -> int:
         > bisect_right(started, each.end_ns - ahead_ns)
         - bisect_left(released, each.start_ns - ahead_ns)
         for each in scenario.sequences
-        if each.batch_max is not None
     )
 
 

@@ -1,7 +1,6 @@
 """Converts a traced scenario to a row, or to the objections against one.
 
-Pure. The figures are those of `figures`. Values that the spans do not contain must be declared,
-and a note of the row names them.
+Pure. The figures are those of `figures`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import Objection, Reason
 from orch_sidecar.tools.facts.labels.measured import (
-    Engine,
     Measured,
     Model,
     Notes,
@@ -27,17 +25,11 @@ from orch_sidecar.tools.facts.labels.observation import Observation
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import (
     BATCH_REQUESTS,
-    CONDITIONS,
     CUT,
     PREFIX_HIT_RATIO,
     Arrivals,
 )
-from orch_sidecar.tools.facts.tables.row import (
-    Label,
-    Row,
-    format_engine,
-    is_path,
-)
+from orch_sidecar.tools.facts.tables.row import Label, Row, is_path
 from orch_sidecar.tools.facts.traces.observed import observation_of, prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
@@ -56,16 +48,10 @@ _CLOSED_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """Values that the user declares where the spans lack them. As in `Row`.
+class Named:
+    """The names of the model that the user gives: None for that in the requests, and for the last
+    part of its id."""
 
-    `model_id`, `model_name`: None for the name in the requests, and for its last part.
-    """
-
-    engine: str | None = None
-    precision: str | None = None
-    gpu: str | None = None
-    gpu_count: int | None = None
     model_id: str | None = None
     model_name: str | None = None
 
@@ -79,30 +65,27 @@ class ScenarioVerdict:
     objections: tuple[Objection, ...]
 
 
-def judge(scenario: Scenario, traffic: Traffic, declared: Declared, source: str) -> ScenarioVerdict:
+def judge(scenario: Scenario, traffic: Traffic, given: Named, source: str) -> ScenarioVerdict:
     """Returns the row of a scenario that earned its label, or the objections.
 
     `traffic`: all requests, those of the scenario included. `source`: what was read, as
     `jaeger:orch-sidecar`; the tag of the row adds the scenario.
     """
-    found = objections(scenario, traffic)
-    if Reason.UNKNOWN_LABEL in {each.reason for each in found}:
-        return ScenarioVerdict(scenario, None, tuple(found))
-    columns, given = _columns(scenario, declared, found)
-    model = _model(scenario, declared, found)
-    if scenario.key.conditions is None and scenario.sequences:
-        detail = f"the spans of the engine do not contain its {', '.join(CONDITIONS)}"
-        found.append(Objection(Reason.NOT_SAID, detail))
-    if found:
+    found, engine = objections(scenario, traffic), scenario.key.engine
+    model = _model(scenario, given)
+    if model.objection is not None and scenario.sequences:
+        reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
+        found.append(Objection(reason, f"the model {model.id!r}: {model.objection}"))
+    if found or engine is None:
         return ScenarioVerdict(scenario, None, tuple(found))
     try:
         row = _measured(
             scenario,
             observation_of(scenario, traffic),
-            engine=Engine(**columns),
+            engine=engine,
             model_id=model.id,
             model_name=model.name,
-            given=[*given, *model.given],
+            given=model.given,
             source_tag=f"{source}/{scenario_name(scenario)}",
         ).row()
         faults = [fault.text for fault in invalid_fields(row)]
@@ -119,40 +102,13 @@ def scenario_name(scenario: Scenario) -> str:
     return scenario.key.scenario or format_time(scenario.start_ns)
 
 
-def _columns(
-    scenario: Scenario, declared: Declared, found: list[Objection]
-) -> tuple[dict[str, Any], list[str]]:
-    """Returns the columns of the engine, and those that the user declared. Objects where a value is
-    missing, or spans and user contradict each other."""
-    key, given = scenario.key, []
-    version = None if key.engine_version is None else format_engine("vllm", key.engine_version)
-    columns = {
-        "engine": version, "precision": key.precision, "gpu": key.gpu, "gpu_count": key.gpu_count,
-    }  # fmt: skip
-    for name, traced in columns.items():
-        option, own = f"--{name.replace('_', '-')}", getattr(declared, name)
-        if traced is None and own is None:
-            detail = f"{name}: the spans do not contain it; give it with {option}"
-            found.append(Objection(Reason.NOT_SAID, detail))
-        elif traced is None:
-            given.append(name)
-        elif own not in (None, traced):
-            detail = f"{name}: the spans contain {traced!r}, which contradicts {option} {own!r}"
-            found.append(Objection(Reason.CONTRADICTION, detail))
-    return columns | {name: getattr(declared, name) for name in given}, given
-
-
-def _model(scenario: Scenario, declared: Declared, found: list[Objection]) -> Model:
+def _model(scenario: Scenario, given: Named) -> Model:
     """Returns the model, by the names that the engine serves, and what it loaded."""
-    requested, sequences = scenario.key.model, scenario.sequences
-    served = {requested, *(each.served_as for each in sequences if each.served_as)}
-    loaded = {each.weights for each in sequences if each.weights}
-    names = declared.model_id or requested, declared.model_name
-    model = name_model(*names, sorted(served), sorted(loaded))
-    if model.objection is not None:
-        reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
-        found.append(Objection(reason, f"the model {model.id!r}: {model.objection}"))
-    return model
+    requested = scenario.key.model
+    engines = [each.stated for each in scenario.sequences if each.stated is not None]
+    served = sorted({requested, *(each.served_as for each in engines)})
+    loaded = sorted({each.weights for each in engines})
+    return name_model(given.model_id or requested, given.model_name, served, loaded)
 
 
 def _measured(scenario: Scenario, seen: Observation, **more: Any) -> Measured:
@@ -243,9 +199,7 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
         notes["profile"] = scenario.key.profile
     if scenario.key.conditions is not None:
         notes |= scenario.key.conditions.notes
-    ratio = prefix_hit_ratio(scenario.sequences)
-    if ratio is not None:
-        notes[PREFIX_HIT_RATIO] = ratio
+    notes[PREFIX_HIT_RATIO] = prefix_hit_ratio(scenario.sequences)
     return notes
 
 

@@ -8,10 +8,11 @@ its kind ran for a while. Whether a scenario earns its label is decided elsewher
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.snapshot import EngineConditions
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.sequence import EngineSequence
@@ -32,8 +33,8 @@ class ScenarioKey:
     """What the requests of a scenario have in common; None where the spans do not contain it.
 
     `run`: the digest of the run's secret id, without which a request of another client is another
-    scenario, although it has the name. `conditions`: runs with and without speculative decoding,
-    for instance, are different scenarios.
+    scenario, although it has the name. `engine`, `conditions`: runs with and without speculative
+    decoding, for instance, are different scenarios.
     """
 
     scenario: str | None
@@ -42,10 +43,7 @@ class ScenarioKey:
     pool: str
     profile: str | None
     run: str | None = None
-    engine_version: str | None = None
-    precision: str | None = None
-    gpu: str | None = None
-    gpu_count: int | None = None
+    engine: Engine | None = None
     conditions: EngineConditions | None = None
 
 
@@ -104,16 +102,14 @@ def group_scenarios(
     unlabelled: list[Request] = []
     for request in traffic.requests:
         key = _labels(request)
-        if key is None:
-            unlabelled.append(request)
-        else:
-            labelled[key].append(request)
-    whole: list[Scenario] = []
+        (unlabelled if key is None else labelled[key]).append(request)
+    whole: list[tuple[ScenarioKey, list[Request]]] = []
     for key, requests in labelled.items():
         pause_s = gap_s if key.scenario is None else margin_s(gap_s)
         for part in _split_at_gaps(requests, pause_s):
-            whole += _by_engine(key, part)
-    gathered, unassigned = _with_nearest(whole, unlabelled, _takes_unlabelled)
+            whole += _by_engine(key, part).items()
+    unassigned = [each for each in unlabelled if not _joined(each, whole)]
+    gathered = (Scenario(key, tuple(sorted(each, key=_start_ns))) for key, each in whole)
     cut = (_clipped(each, first_ns, last_ns) for each in gathered)
     scenarios = [each for each in cut if each is not None]
     scenarios.sort(key=lambda scenario: scenario.start_ns)
@@ -151,62 +147,37 @@ def _split_at_gaps(requests: Sequence[Request], gap_s: float) -> list[list[Reque
     return parts
 
 
-def _by_engine(labels: ScenarioKey, requests: Sequence[Request]) -> list[Scenario]:
-    """Returns a scenario for each kind of engine; requests that reached none join the nearest."""
+def _by_engine(key: ScenarioKey, requests: Sequence[Request]) -> dict[ScenarioKey, list[Request]]:
+    """Divides requests by the kind of their engine; one that reached none joins those before it."""
+    reached = [each.sequences[0].stated if each.sequences else None for each in requests]
+    last = next((each for each in reached if each is not None), None)
     kinds: dict[ScenarioKey, list[Request]] = defaultdict(list)
-    others: list[Request] = []
-    for request in requests:
-        if not request.sequences:
-            others.append(request)
-            continue
-        sequence = request.sequences[0]
-        key = replace(
-            labels,
-            engine_version=sequence.engine_version,
-            precision=sequence.precision,
-            gpu=sequence.gpu,
-            gpu_count=sequence.gpu_count,
-            conditions=sequence.conditions,
-        )
+    for request, engine in zip(requests, reached, strict=True):
+        last = engine or last
+        if last is not None:
+            key = replace(key, engine=last.columns, conditions=last.conditions)
         kinds[key].append(request)
-    if not kinds:
-        return [Scenario(labels, tuple(requests))]
-    scenarios = [Scenario(key, tuple(each)) for key, each in kinds.items()]
-    return _with_nearest(scenarios, others, lambda *_: True)[0]
+    return kinds
 
 
-def _takes_unlabelled(key: ScenarioKey, request: Request, distance_ns: int) -> bool:
-    """Returns whether a request without labels has the id of a scenario, or ran in one."""
-    same = (key.scenario, key.run) == (request.scenario, request.run)
-    near = request.scenario is not None or not distance_ns
-    return same and near and request.model in (None, key.model)
+def _joined(request: Request, scenarios: Sequence[tuple[ScenarioKey, list[Request]]]) -> bool:
+    """Adds a request without labels to the nearest scenario that has its id, or in which it ran.
+    Returns whether there is one."""
+    near = []
+    for key, requests in scenarios:
+        start_ns, end_ns = requests[0].start_ns, max(each.end_ns for each in requests)
+        distance_ns = max(start_ns - request.start_ns, request.start_ns - end_ns, 0)
+        same = (key.scenario, key.run) == (request.scenario, request.run)
+        within = request.scenario is not None or not distance_ns
+        if same and within and request.model in (None, key.model):
+            near.append((distance_ns, requests))
+    if near:
+        min(near, key=lambda each: each[0])[1].append(request)
+    return bool(near)
 
 
-def _with_nearest(
-    scenarios: Sequence[Scenario],
-    requests: Iterable[Request],
-    takes: Callable[[ScenarioKey, Request, int], bool],
-) -> tuple[list[Scenario], list[Request]]:
-    """Adds each request to the nearest scenario that takes it; returns those that none takes, too.
-
-    `takes`: gets how far from the window of the scenario it arrived, 0 within.
-    """
-    windows = [(each.start_ns, each.end_ns) for each in scenarios]
-    more: dict[int, list[Request]] = defaultdict(list)
-    left: list[Request] = []
-    for request in requests:
-        at_ns = request.start_ns
-        found = (
-            (max(start_ns - at_ns, at_ns - end_ns, 0), index)
-            for index, (start_ns, end_ns) in enumerate(windows)
-        )
-        taken = [each for each in found if takes(scenarios[each[1]].key, request, each[0])]
-        (more[min(taken)[1]] if taken else left).append(request)
-    joined = list(scenarios)
-    for index, added in more.items():
-        together = sorted((*scenarios[index].requests, *added), key=lambda each: each.start_ns)
-        joined[index] = replace(scenarios[index], requests=tuple(together))
-    return joined, left
+def _start_ns(request: Request) -> int:
+    return request.start_ns
 
 
 def _clipped(scenario: Scenario, first_ns: int | None, last_ns: int | None) -> Scenario | None:

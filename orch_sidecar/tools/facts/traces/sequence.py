@@ -7,14 +7,14 @@ None, and what needs it is not satisfied.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Final
+from typing import Final
 
-from pydantic import Field, ValidationError
+from pydantic import AliasGenerator, ConfigDict, Field, ValidationError
 
+from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.snapshot import EngineConditions
-from orch_sidecar.tools.facts.traces.span import Attributes, Parsed, Span
-
-_FIELDS: Final = fields(EngineConditions)
+from orch_sidecar.tools.facts.tables.row import format_engine
+from orch_sidecar.tools.facts.traces.span import Attributes, Span
 
 SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 
@@ -26,75 +26,88 @@ UNCOUNTED_STEPS: Final = 2
 # before the engine knows. The last token allows for one of them.
 _STOPPING_STEPS: Final = 2
 
+_ORCH: Final = AliasGenerator(validation_alias=lambda name: f"orch.{name}")
 
-class EngineCounters(Attributes):
-    """The engine's counters, since its epoch, as a sequence ended.
 
+class EngineLabels(Attributes):
+    """What an engine states on a span: about itself, and its counters since its epoch.
+
+    The counters are those at the end of the sequence, with `_before` at its arrival.
     `request_number`: of the HTTP request, from 1, among all generating requests that entered the
-    engine; the same on all its sequences. `requests_total`: those that had entered by the end.
-    `decode_steps`, `decode_sequences`: decode-only steps, and the sum of their batches.
+    engine; the same on all its sequences. `requests_total`: those that had entered.
+    `decode_steps_total`, `decode_sequences_total`: decode-only steps, and the sum of their batches.
     `engine_steps`: steps of any kind since this sequence arrived. `tokens_per_step`: the most
-    tokens that a step can generate of a sequence, above 1 with speculative decoding.
+    tokens that a step can generate of a sequence, above 1 with speculative decoding. `queries`,
+    `hits`: prompt tokens looked up and found in the prefix cache. `weights`: the id or path of the
+    model that it loaded; `served_as`: the first name under which it serves it.
     """
 
-    request_number: int = Field(validation_alias="orch.request_number")
-    requests_total: int = Field(validation_alias="orch.requests_total")
-    decode_steps: int = Field(validation_alias="orch.decode_steps_total")
-    decode_sequences: int = Field(validation_alias="orch.decode_sequences_total")
-    engine_steps: int = Field(validation_alias="orch.engine_steps")
-    tokens_per_step: int = Field(validation_alias="orch.tokens_per_step")
+    model_config = ConfigDict(alias_generator=_ORCH)
 
-
-class PrefixCache(Attributes):
-    """Prompt tokens looked up and found in the prefix cache since the epoch of the engine.
-
-    `_before`: when the sequence arrived; the others: when it ended.
-    """
-
+    epoch: str
+    slots_total: int
+    engine_version: str
+    precision: str
+    gpu: str
+    gpu_count: int
+    weights: str
+    served_as: str = Field(validation_alias="gen_ai.request.model")
+    request_number: int
+    requests_total: int
+    decode_steps_total: int
+    decode_sequences_total: int
+    engine_steps: int
+    tokens_per_step: int
     queries_before: int = Field(validation_alias="orch.prefix_cache.queries_before")
     hits_before: int = Field(validation_alias="orch.prefix_cache.hits_before")
     queries: int = Field(validation_alias="orch.prefix_cache.queries_total")
     hits: int = Field(validation_alias="orch.prefix_cache.hits_total")
+    conditions: EngineConditions = Field(validation_alias="conditions")
+
+    @property
+    def columns(self) -> Engine:
+        """The columns of the engine."""
+        name = format_engine("vllm", self.engine_version)
+        return Engine(name, self.precision, self.gpu, self.gpu_count)
 
 
 class EngineSequence(Attributes):
     """One sequence in the engine, from its arrival there to its last token.
 
-    `prompt`: the engine's id of its prompt; the sequences of one prompt share it, and its tokens.
-    `max_tokens`: the most that its request allowed.
-    `engine`: the engine instance, if known; it changes with a restart. `steps`: decode-only steps
-    that were counted from its first token to its end; without any there are no batch statistics.
-    `queue_s`, `decode_s`, `inference_s`: the engine's own times of waiting for a slot, from first
-    to last token, and from the slot to the last token. `served_as`: the first name under which the
-    engine serves its model; `weights`: the id or path that it loaded.
+    `stated`: by its engine, None unless its span has all of it. `prompt`: the engine's id of its
+    prompt; the sequences of one prompt share it, and its tokens. `max_tokens`: the most that its
+    request allowed. `steps`: decode-only steps that were counted from its first token to its end;
+    without any there are no batch statistics. `queue_s`, `decode_s`, `inference_s`: the engine's
+    own times of waiting for a slot, from first to last token, and from the slot to the last token.
     """
 
     start_ns: int
     end_ns: int
-    engine: str | None
-    pool: str | None = Field(None, validation_alias="orch.pool")
+    stated: EngineLabels | None
     profile: str | None = Field(None, validation_alias="orch.profile")
     measurement_type: str | None = None
     prompt: str
     input_tokens: int = Field(0, validation_alias="gen_ai.usage.input_tokens")
     output_tokens: int = Field(0, validation_alias="gen_ai.usage.output_tokens")
     max_tokens: int | None = Field(None, validation_alias="gen_ai.request.max_tokens")
-    slots: int | None = Field(None, validation_alias="orch.slots_total")
     steps: int = Field(0, validation_alias="orch.steps")
-    batch_max: int | None = Field(None, validation_alias="orch.batch_size.max")
-    batch_mean: float | None = Field(None, validation_alias="orch.batch_size.mean")
+    batch_max: int = Field(0, validation_alias="orch.batch_size.max")
+    batch_mean: float = Field(0.0, validation_alias="orch.batch_size.mean")
     queue_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_queue")
     decode_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_model_decode")
     inference_s: float = Field(0.0, validation_alias="gen_ai.latency.time_in_model_inference")
-    counters: EngineCounters | None
-    prefix_cache: PrefixCache | None
-    conditions: EngineConditions | None
-    engine_version: str | None = Field(None, validation_alias="orch.engine_version")
-    precision: str | None = Field(None, validation_alias="orch.precision")
-    gpu: str | None = Field(None, validation_alias="orch.gpu")
-    gpu_count: int | None = Field(None, validation_alias="orch.gpu_count")
-    served_as: str | None = Field(None, validation_alias="gen_ai.request.model")
-    weights: str | None = Field(None, validation_alias="orch.weights")
+
+    @property
+    def engine(self) -> EngineLabels:
+        """What its engine states. Raises ValueError where that is not known."""
+        if self.stated is None:
+            raise ValueError("the engine of the sequence is unknown")
+        return self.stated
+
+    @property
+    def epoch(self) -> str | None:
+        """Of its engine, if that is known; it changes with a restart."""
+        return None if self.stated is None else self.stated.epoch
 
     @property
     def first_ns(self) -> int:
@@ -128,31 +141,20 @@ class EngineSequence(Attributes):
 
 def parse_sequence(span: Span) -> EngineSequence:
     """Parses a span of the engine. Raises ValueError for an attribute of the wrong type."""
-    stated = span.attributes
-    instance = stated.get("orch.epoch") or span.resource.get("service.instance.id")
     return span.parsed(
         EngineSequence,
         start_ns=span.start_ns,
         end_ns=span.end_ns,
-        engine=None if instance is None else str(instance),
-        prompt=stated.get("gen_ai.request.id") or span.span_id,
-        counters=_whole(span, EngineCounters),
-        prefix_cache=_whole(span, PrefixCache),
-        conditions=_conditions(span),
+        prompt=span.attributes.get("gen_ai.request.id") or span.span_id,
+        stated=_labels(span),
     )
 
 
-def _whole(span: Span, model: type[Parsed]) -> Parsed | None:
-    """Returns the attributes of a model, None unless the span has all of them."""
-    names = (str(field.validation_alias) for field in model.model_fields.values())
-    return span.parsed(model) if all(name in span.attributes for name in names) else None
-
-
-def _conditions(span: Span) -> EngineConditions | None:
-    """Returns the conditions of the engine, None unless the span has those of every engine."""
-    stated = ((each.name, span.attributes.get(f"orch.{each.name}")) for each in _FIELDS)
-    known: dict[str, Any] = {name: value for name, value in stated if value is not None}
+def _labels(span: Span) -> EngineLabels | None:
+    stated = {name: value for name, value in span.attributes.items() if value not in (None, "")}
+    named = {each.name: stated.get(f"orch.{each.name}") for each in fields(EngineConditions)}
+    known = {name: value for name, value in named.items() if value is not None}
     try:
-        return EngineConditions(**known)
+        return EngineLabels.model_validate({**stated, "conditions": known})
     except ValidationError:
         return None

@@ -30,10 +30,17 @@ def objections(scenario: Scenario, traffic: Traffic) -> list[Objection]:
         return [Objection(Reason.UNKNOWN_LABEL, detail)]
     if not served:
         return [Objection(Reason.NOTHING_SERVED, "no request was answered")]
-    found = [*_incomplete(scenario, served, traffic), *_contradictions(scenario, served)]
+    found = [*_incomplete(scenario, served, traffic)]
+    sequences = scenario.sequences
+    if without := sum(each.stated is None for each in sequences):
+        detail = "lack counters or settings of the engine, so that nobody knows who else was in it"
+        found.append(
+            Objection(Reason.NOT_COUNTED, f"{without} of {len(sequences)} sequences {detail}")
+        )
+    if without or not sequences:
+        return found
     seen = observation_of(scenario, traffic)
-    if scenario.sequences:  # else something is missing
-        found += _counts(scenario, traffic, seen.batches)
+    found += (*_contradictions(scenario, served), *_counts(scenario, traffic, seen.batches))
     return [*found, *judge(seen)]
 
 
@@ -53,6 +60,8 @@ def _incomplete(
         yield Objection(Reason.NOT_ENDED, f"{counted(len(unended), 'request')}: {detail}")
     # A coalesced request has no sequence of its own.
     alone = [request for request in served if not request.coalesced]
+    if not alone:
+        yield Objection(Reason.COALESCED, "no request has a generation of its own")
     missing = sum(not request.sequences for request in alone)
     if missing:
         detail = "no span of the engine (it is not traced, or has not exported its spans yet)"
@@ -93,13 +102,10 @@ def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator
 
 
 def _counts(scenario: Scenario, traffic: Traffic, batches: Batches) -> Iterator[Objection]:
-    """Finds sequences that were not counted, numbers that a request cannot have, and steps that
-    cannot have had as many sequences as were counted."""
+    """Finds numbers that a request cannot have, and steps that cannot have had as many sequences as
+    were counted."""
     found = scenario.sequences
-    if without := sum(each.engine is None or each.counters is None for each in found):
-        detail = "have no counters of the engine, so that nobody knows who else was in it"
-        yield Objection(Reason.NOT_COUNTED, f"{without} of {len(found)} sequences {detail}")
-    for engine in {each.engine for each in found if each.engine is not None}:
+    for engine in {each.epoch for each in found}:
         # An attempt has one number, and no other attempt has it: a copied span shows here.
         attempts = [
             numbers(engine, attempt.sequences)
@@ -146,13 +152,9 @@ def _offset_ns(each: EngineSequence, start_ns: int, end_ns: int) -> int:
     return max(after, 0)
 
 
-def _too_many_tokens(request: Request) -> bool:
-    return any(
-        each.output_tokens
-        > (each.counters.engine_steps + UNCOUNTED_STEPS) * each.counters.tokens_per_step
-        for each in request.sequences
-        if each.counters is not None
-    )
+def _too_many_tokens(each: EngineSequence) -> bool:
+    steps = each.engine.engine_steps + UNCOUNTED_STEPS
+    return each.output_tokens > steps * each.engine.tokens_per_step
 
 
 def _other_tokens(request: Request) -> bool:
@@ -163,36 +165,26 @@ def _other_tokens(request: Request) -> bool:
     """
     if not request.sequences or request.output_tokens is None:
         return False
-    surplus = sum(
-        each.counters.tokens_per_step - 1
-        for each in request.sequences
-        if each.counters is not None and each.stopped
-    )
+    surplus = sum(each.engine.tokens_per_step - 1 for each in request.sequences if each.stopped)
     return not 0 <= request.engine_output_tokens - request.output_tokens <= surplus
 
 
-def _impossible_counts(request: Request) -> bool:
-    return any(
-        each.steps > each.counters.engine_steps
-        or each.steps > each.counters.decode_steps
-        or not 0 < each.counters.request_number <= each.counters.requests_total
-        or each.counters.tokens_per_step < 1
-        for each in request.sequences
-        if each.counters is not None
+def _impossible_counts(each: EngineSequence) -> bool:
+    return (
+        each.steps > each.engine.engine_steps
+        or each.steps > each.engine.decode_steps_total
+        or not 0 < each.engine.request_number <= each.engine.requests_total
+        or each.engine.tokens_per_step < 1
     )
 
 
-def _other_speculation(request: Request) -> bool:
-    return any(
-        (each.conditions.speculative == "none") != (each.counters.tokens_per_step == 1)
-        for each in request.sequences
-        if each.conditions is not None and each.counters is not None
-    )
+def _other_speculation(each: EngineSequence) -> bool:
+    return (each.engine.conditions.speculative == "none") != (each.engine.tokens_per_step == 1)
 
 
-def _impossible_hits(request: Request) -> bool:
-    caches = [each.prefix_cache for each in request.sequences if each.prefix_cache is not None]
-    return any(not 0 <= at.hits - at.hits_before <= at.queries - at.queries_before for at in caches)
+def _impossible_hits(each: EngineSequence) -> bool:
+    at = each.engine
+    return not 0 <= at.hits - at.hits_before <= at.queries - at.queries_before
 
 
 def _too_short(request: Request) -> bool:
@@ -214,6 +206,10 @@ def _tokens_out_of_order(request: Request) -> bool:
     return not request.start_ns <= first_ns <= request.end_ns <= closed_ns
 
 
+def _any(check: Callable[[EngineSequence], bool]) -> Callable[[Request], bool]:
+    return lambda request: any(map(check, request.sequences))
+
+
 _CHECKS: Final[tuple[tuple[Callable[[Request], bool], str], ...]] = (
     (
         lambda each: (
@@ -233,12 +229,12 @@ _CHECKS: Final[tuple[tuple[Callable[[Request], bool], str], ...]] = (
         lambda each: len(each.sequences) > each.requested_sequences,
         "more sequences in the engine than were requested",
     ),
-    (_too_many_tokens, "more tokens than the engine's steps can have generated"),
-    (_impossible_counts, "counts of the engine that contradict each other"),
+    (_any(_too_many_tokens), "more tokens than the engine's steps can have generated"),
+    (_any(_impossible_counts), "counts of the engine that contradict each other"),
     (
-        _other_speculation,
+        _any(_other_speculation),
         "tokens per step that the engine's speculative decoding does not generate",
     ),
-    (_impossible_hits, "more hits in the prefix cache than prompt tokens looked up in it"),
+    (_any(_impossible_hits), "more hits in the prefix cache than prompt tokens looked up in it"),
     (_too_short, "the answer took less time than the engine took to generate it"),
 )

@@ -227,6 +227,7 @@ def one(
         "gen_ai.request.id": f"cmpl-{number}",
         "gen_ai.usage.input_tokens": tokens[0],
         "gen_ai.usage.output_tokens": tokens[1],
+        "gen_ai.request.model": "model",
         "orch.epoch": "e1",
         "orch.engine_version": "0.32.0",
         "orch.precision": "BF16",

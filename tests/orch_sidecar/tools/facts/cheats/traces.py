@@ -245,7 +245,7 @@ ENGINE = [
         "conditions that nobody states",
         "cloud",
         set_to(SEQUENCE, {"orch.quantization": ""}),
-        "not_said",
+        "not_counted",
     ),
 ]
 

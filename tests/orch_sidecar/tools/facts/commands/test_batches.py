@@ -95,7 +95,7 @@ def test_batch_that_had_the_engine_for_itself_is_an_offline_measurement(
     words = "batch_1", "--output", str(table)
     assert from_batch(*words) == (0, "", f"{table}: 1 added, 0 already present\n")
     found = read(table)
-    assert check(found, confirmed=True) == []
+    assert check(found) == []
     [placed] = valid_rows(found)
     row = placed.row
     assert (row.measurement_type, row.batch, row.model_id) == (Label.OFFLINE, 4, "tiny")

@@ -38,7 +38,7 @@ def test_appends_a_valid_row_once(
     assert run(*words) == (0, "", f"{table}: 1 added, 0 already present\n")
     assert run(*words) == (0, "", f"{table}: 0 added, 1 already present\n")
     found = read(table)
-    assert check(found, confirmed=True) == []
+    assert check(found) == []
     [placed] = valid_rows(found)
     assert placed.row.measurement_type is label
     assert placed.row.source_tag.startswith(f"{name}.json sha256:")

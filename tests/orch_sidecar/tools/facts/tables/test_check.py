@@ -142,13 +142,6 @@ def test_identical_row_is_a_fault_that_names_the_first() -> None:
     ]
 
 
-def test_row_to_be_confirmed_is_valid_but_not_confirmed() -> None:
-    unknown = fields(measurement_type="to_be_confirmed", scenario_notes=notes(batching="unknown"))
-    found = table(fields(), unknown)
-    assert check(found) == []
-    assert places(check(found, confirmed=True)) == [(3, "measurement_type")]
-
-
 def test_each_fault_of_a_row_is_reported_once_in_the_order_of_columns() -> None:
     bad = fields(gpu="", batch="1", output_tokens="~64", measurement_type="online")
     assert places(check(table(bad))) == [

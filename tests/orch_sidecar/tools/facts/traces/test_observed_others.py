@@ -14,7 +14,7 @@ from tests.orch_sidecar.tools.facts.objections import (
     objections_to,
     valid,
 )
-from tests.orch_sidecar.tools.facts.spans import one, traffic_from, without
+from tests.orch_sidecar.tools.facts.spans import one, traffic_from
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -74,13 +74,6 @@ def test_failed_attempt_of_a_foreign_request_is_an_objection() -> None:
     assert objections_to(run, [server, wait, engine, *sequences], scenario="run-1") == {}
     reasons = objections_to(run, [server, wait, engine, *sequences, failed], scenario="run-1")
     assert list(reasons) == ["other_traffic"]
-
-
-def test_unknown_engines_are_distinguished_by_pool() -> None:
-    run = without(valid("offline", 1, 0, 10), "orch.epoch")
-    other = without(valid("offline", 2, 4, 5, server={}), "orch.epoch")
-    reasons = objections_to(run, other, scenario="run-1")
-    assert list(reasons) == ["not_counted", "other_traffic"]  # nobody knows whose counters
 
 
 @pytest.mark.parametrize("label", LABELS)

@@ -51,7 +51,7 @@ def test_a_real_stream_has_the_sidecars_times_and_the_engines_counts() -> None:
         assert request.attempts[0].start_ns <= decode.start_ns < decode.end_ns <= request.end_ns
     assert sorted(r.engine_output_tokens for r in traffic.requests) == list(range(24, 30))
     # All spans of an engine since its start have the same epoch.
-    assert len({decode.engine for r in traffic.requests for decode in r.sequences}) == 1
+    assert len({decode.epoch for r in traffic.requests for decode in r.sequences}) == 1
 
 
 def test_answer_that_was_not_streamed_has_no_first_byte() -> None:

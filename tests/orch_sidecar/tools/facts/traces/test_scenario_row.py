@@ -1,23 +1,20 @@
-"""Converting a scenario to a row: figures, notes and declared values."""
+"""Converting a scenario to a row: figures, notes and the names of its model."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
-from orch_sidecar.tools.facts.traces.scenario_row import Declared, ScenarioVerdict, judge
+from orch_sidecar.tools.facts.traces.scenario_row import Named, ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import ALONE, real, traffic_from, without
 
 RUN: dict[str, Value] = {"orch.scenario": "run-1"}
-FACTS = ("orch.engine_version", "orch.precision", "orch.gpu", "orch.gpu_count")
-GIVEN = Declared(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 
 
 def one(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
@@ -30,21 +27,21 @@ def many(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
     return made.one(number, start_s, end_s, **{"batch": (4, 4, 2.0), **more})
 
 
-def judged(*requests: list[Span], given: Declared | None = None) -> ScenarioVerdict:
+def judged(*requests: list[Span], given: Named | None = None) -> ScenarioVerdict:
     """Judges the single scenario of these requests."""
     traffic = traffic_from(*requests)
     [scenario] = group_scenarios(traffic, 60.0).scenarios
-    return judge(scenario, traffic, given or Declared(), "jaeger:orch-sidecar")
+    return judge(scenario, traffic, given or Named(), "jaeger:orch-sidecar")
 
 
-def row_of(*requests: list[Span], given: Declared | None = None) -> Row:
+def row_of(*requests: list[Span], given: Named | None = None) -> Row:
     found = judged(*requests, given=given)
     assert found.row is not None, found.objections
     assert found.objections == ()
     return found.row
 
 
-def objections_of(*requests: list[Span], given: Declared | None = None) -> list[tuple[str, str]]:
+def objections_of(*requests: list[Span], given: Named | None = None) -> list[tuple[str, str]]:
     found = judged(*requests, given=given)
     assert found.row is None
     return [(each.reason.value, each.detail) for each in found.objections]
@@ -113,7 +110,7 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
 def test_a_real_run_becomes_a_row(name: str, label: Label, batch: int, batching: str) -> None:
     traffic = build_traffic(real(name))
     scenario = group_scenarios(traffic, 60.0).scenarios[-1]
-    row = judge(scenario, traffic, Declared(), f"otlp:{name}.jsonl").row
+    row = judge(scenario, traffic, Named(), f"otlp:{name}.jsonl").row
     assert row is not None
     served = scenario.ended(Outcome.SERVED)
     tokens = sum(decode.output_tokens for request in served for decode in request.sequences)
@@ -131,28 +128,6 @@ def test_without_an_id_the_start_names_it() -> None:
     assert row.source_tag == "jaeger:orch-sidecar/2026-11-21T21:11:26.395Z"
 
 
-def test_missing_values_must_be_declared_and_are_noted() -> None:
-    request = without(one(1, 0, 1, server=RUN), *FACTS)
-    expected = objections_of(request)
-    assert [reason for reason, _ in expected] == ["not_said"] * 4
-    assert expected[3][1] == "gpu_count: the spans do not contain it; give it with --gpu-count"
-    row = row_of(request, given=GIVEN)
-    assert (row.engine, row.precision, row.gpu, row.gpu_count) == ("vLLM 0.32.0", "BF16", "H100", 1)
-    assert parse_notes(row.scenario_notes)["given"] == "engine,precision,gpu,gpu_count"
-    row = row_of(without(one(1, 0, 1), "orch.gpu"), given=Declared(gpu="L40S"))
-    assert parse_notes(row.scenario_notes)["given"] == "gpu"
-
-
-def test_declared_value_that_equals_the_spans_is_not_noted() -> None:
-    assert "given" not in parse_notes(row_of(one(1, 0, 1), given=GIVEN).scenario_notes)
-
-
-def test_declared_value_that_contradicts_the_spans_is_an_objection() -> None:
-    assert objections_of(one(1, 0, 1), given=replace(GIVEN, gpu_count=0)) == [
-        ("contradiction", "gpu_count: the spans contain 1, which contradicts --gpu-count 0")
-    ]
-
-
 def test_figure_of_one_rank_is_noted_as_such() -> None:
     rank: dict[str, Value] = {"orch.data_parallel": 8}
     assert parse_notes(row_of(one(1, 0, 1, decode=rank)).scenario_notes)["data_parallel"] == "8"
@@ -162,11 +137,11 @@ def test_figure_of_one_rank_is_noted_as_such() -> None:
 
 def test_served_model_name_is_noted_where_the_id_differs() -> None:
     loaded: dict[str, Value] = {"orch.weights": "org/Model-1B"}
-    row = row_of(one(1, 0, 1, decode=loaded), given=Declared(model_id="org/Model-1B"))
+    row = row_of(one(1, 0, 1, decode=loaded), given=Named(model_id="org/Model-1B"))
     assert "given" not in parse_notes(row.scenario_notes)
     assert (row.model_id, row.model_name) == ("org/Model-1B", "Model-1B")
     assert parse_notes(row.scenario_notes)["served_as"] == "model"
-    declared = Declared(model_id="org/Model-1B", model_name="Model")
+    declared = Named(model_id="org/Model-1B", model_name="Model")
     named = row_of(one(1, 0, 1, decode=loaded), given=declared)
     assert named.model_name == "Model"
     assert parse_notes(named.scenario_notes)["given"] == "model_name"
@@ -174,7 +149,7 @@ def test_served_model_name_is_noted_where_the_id_differs() -> None:
 
 
 def test_model_that_the_engine_does_not_serve_is_an_objection() -> None:
-    assert objections_of(one(1, 0, 1), given=Declared(model_id="org/Model-70B")) == [
+    assert objections_of(one(1, 0, 1), given=Named(model_id="org/Model-70B")) == [
         (
             "contradiction",
             "the model 'org/Model-70B': the engine serves model (loaded as model), not this",
@@ -187,13 +162,13 @@ def test_path_is_rejected_as_a_model_id() -> None:
     served = one(1, 0, 1, server=path, decode={**path, "orch.weights": "/models/m"})
     [(reason, reasons)] = objections_of(served)
     assert (reason, "is a path" in reasons) == ("not_said", True)
-    row = row_of(served, given=Declared(model_id="m"))
+    row = row_of(served, given=Named(model_id="m"))
     assert (row.model_id, parse_notes(row.scenario_notes)["given"]) == ("m", "model_id")
     # What was loaded has an id: no other is possible.
     loaded = one(1, 0, 1, server=path, decode={**path, "orch.weights": "org/m"})
-    row = row_of(loaded, given=Declared(model_id="org/m"))
+    row = row_of(loaded, given=Named(model_id="org/m"))
     assert "given" not in parse_notes(row.scenario_notes)
-    [(reason, _)] = objections_of(loaded, given=Declared(model_id="m"))
+    [(reason, _)] = objections_of(loaded, given=Named(model_id="m"))
     assert reason == "contradiction"
 
 
@@ -261,7 +236,7 @@ def test_cut_scenario_notes_which_end_is_missing() -> None:
     ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
     for first, last, cut in ends:
         [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9).scenarios
-        row = judge(scenario, traffic, Declared(), "s").row
+        row = judge(scenario, traffic, Named(), "s").row
         assert row is not None
         assert parse_notes(row.scenario_notes).get("cut") == cut
 
@@ -278,7 +253,11 @@ def test_invalid_row_is_an_objection() -> None:
 
 
 def test_all_objections_are_reported_together() -> None:
-    expected = objections_of(without(one(1, 0, 1, batch=(4, 2, 1.0), server=RUN), "orch.gpu"))
-    assert [reason for reason, _ in expected] == ["batch_above_one", "unseen_traffic", "not_said"]
+    request = one(1, 0, 1, batch=(4, 2, 1.0), server=RUN)
+    expected = objections_of(request, given=Named(model_id="other"))
+    reasons = ["batch_above_one", "unseen_traffic", "contradiction"]
+    assert [reason for reason, _ in expected] == reasons
+    [(reason, _)] = objections_of(without(request, "orch.gpu"))
+    assert reason == "not_counted"
     expected = objections_of(one(1, 0, 1, label="to_be_confirmed"))
     assert [reason for reason, _ in expected] == ["unknown_label"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario, group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
@@ -31,8 +32,8 @@ def test_real_requests_belong_to_the_scenarios_of_their_ids() -> None:
     assert sizes == {"home-1.warmup": 1, "home-1": 5, "shared-1": 3, "two-1": 3, "bulk-1": 2}
     assert [each.key.scenario for each in found.scenarios if each.is_warmup] == ["home-1.warmup"]
     home = found.scenarios[1]
-    assert (home.key.engine_version, home.key.precision) == ("0.32.0", "FP32")
-    assert (home.key.gpu_count, len(home.sequences)) == (0, 5)
+    assert home.key.engine == Engine("vLLM 0.32.0", "FP32", "CPU (AMD EPYC)", 0)
+    assert len(home.sequences) == 5
 
 
 def test_without_an_id_a_scenario_ends_where_nothing_ran_for_the_gap() -> None:
