@@ -83,13 +83,11 @@ def _run_guidellm(target: Target, load: Load, result: Path, claim: Label) -> Ran
 
 
 def _imported(
-    read: Callable[[object], list[ImportedRun | Rejection]],
+    run: Callable[[object], ImportedRun],
 ) -> Callable[[Path, States], Row | Rejection]:
     def row(result: Path, proof: States) -> Row | Rejection:
-        [measured] = read(json.loads(result.read_text(encoding="utf-8")))
-        if isinstance(measured, Rejection):
-            return measured
-        return read_run(lambda: to_row(measured, proof, Source(result.name)))
+        document = json.loads(result.read_text(encoding="utf-8"))
+        return read_run(lambda: to_row(run(document), proof, Source(result.name)))
 
     return row
 
@@ -102,8 +100,8 @@ def _own_row(result: Path, proof: States) -> Row | Rejection:
 
 
 TOOLS: Final = (
-    Tool("vllm_bench", _run_vllm_bench, _imported(vllm_bench.read), trim.vllm_bench),
-    Tool("guidellm", _run_guidellm, _imported(guidellm.read), trim.guidellm),
+    Tool("vllm_bench", _run_vllm_bench, _imported(vllm_bench.run), trim.vllm_bench),
+    Tool("guidellm", _run_guidellm, _imported(guidellm.run), trim.guidellm),
     Tool("orch_bench", tools.orch_bench, _own_row),
 )
 

@@ -50,24 +50,24 @@ has the label of the file (or of the engine, where the file claims none), or the
 because the engine did something else, or did it at another time. Without them the row is
 to_be_confirmed, and --engine, --precision, --gpu and --gpu-count are required instead."""
 
-Read = Callable[[object], list[ImportedRun | Rejection]]
-
 
 class _Tool(NamedTuple):
-    """A tool whose files become rows. `command`: `from-` and this; `name`, and what reads a parsed
-    file; `files`: completes `Makes rows from`, with how to write them and to claim a label."""
+    """A tool whose files become rows. `command`: `from-` and this; `name`, and what makes a run of
+    a parsed file; `files`: completes `Makes rows from`, with how to write them and to claim a
+    label; `parts`: divides a file into runs."""
 
     command: str
     name: str
-    read: Read
+    run: Callable[[object], ImportedRun]
     files: str
+    parts: Callable[[object], Sequence[object]] = lambda document: [document]
 
 
 _TOOLS: Final = (
     _Tool(
         "vllm-bench",
         "vllm bench serve",
-        vllm_bench.read,
+        vllm_bench.run,
         """files of `vllm bench serve --save-result`.
 
 Use --save-detailed if possible: the figures are then computed from every request, as those of
@@ -77,16 +77,17 @@ Use --save-detailed if possible: the figures are then computed from every reques
     _Tool(
         "guidellm",
         "GuideLLM",
-        guidellm.read,
+        guidellm.run,
         """reports of GuideLLM 0.7 or 0.8, one for each benchmark.
 
 Write the report with --output kind=json,path=FILE. A label is claimed with
 --label measurement_type=LABEL.""",
+        guidellm.parts,
     ),
     _Tool(
         "aiperf",
         "AIPerf",
-        aiperf.read,
+        aiperf.run,
         """summaries of AIPerf (profile_export_aiperf.json).
 
 Run it with --export-level records: the summary then has the tokens that the engine reported. Its
@@ -95,7 +96,7 @@ own count of tokens is of the text, tokenized again. It claims no label.""",
     _Tool(
         "mlperf-endpoints",
         "MLPerf endpoints",
-        mlperf_endpoints.read,
+        mlperf_endpoints.run,
         """summaries of MLPerf endpoints (performance/result_summary.json).
 
 Its tokens are of the text, tokenized again: those of the row are the engine's, which has to be
@@ -139,8 +140,9 @@ def _add(commands: Commands, tool: _Tool) -> None:
     command, summary = f"from-{tool.command}", f"make rows from files of {tool.name}"
     description = f"Makes rows from {tool.files}\n{_PROOF}"
     epilog, files = _EPILOG.format(command=command), f"files of {tool.name}"
-    run = partial(_run, tool.read)
-    parser = add_command(commands, command, run, summary, description, epilog, files=files)
+    parser = add_command(
+        commands, command, partial(_run, tool), summary, description, epilog, files=files
+    )
     id_help = "id of the model: one that the engine serves or has loaded, if its state is given"
     id_help += " (default: the name in the file)"
     add_output_options(parser, id_help)
@@ -160,14 +162,14 @@ def _add_states(parser: argparse.ArgumentParser, *, required: bool = False) -> N
     proof.add_argument("--pool", help="the measured pool, if there are several")
 
 
-def _run(read: Read, options: argparse.Namespace) -> int:
-    runs = [run for path in options.files for run in _runs(path, read)]
+def _run(tool: _Tool, options: argparse.Namespace) -> int:
+    runs = [run for path in options.files for run in _runs(path, tool)]
     known = _known(options, len(runs))
-    made: list[tuple[str, Row | Rejection]] = []
-    for tag, place, run in runs:
-        source = Source(tag, options.model_id, options.model_name)
-        row = run if isinstance(run, Rejection) else read_run(partial(to_row, run, known, source))
-        made.append((place, row))
+
+    def row_of(document: object, tag: str) -> Row:
+        return to_row(tool.run(document), known, Source(tag, options.model_id, options.model_name))
+
+    made = [(place, read_run(partial(row_of, part, tag))) for tag, place, part in runs]
     return _write(options, made)
 
 
@@ -197,35 +199,28 @@ def _batch_row(options: argparse.Namespace) -> Row:
     return to_row(run, _states(options), Source(tag, options.model_id, options.model_name))
 
 
-def _runs(path: Path, read: Read) -> Iterator[tuple[str, str, ImportedRun | Rejection]]:
-    """Yields the runs of a file, each with the tag of its source and its place."""
+def _runs(path: Path, tool: _Tool) -> Iterator[tuple[str, str, object]]:
+    """Yields the runs of a file as documents, each with the tag of its source and its place."""
     content = path.read_bytes()
-    found = [run for _, document in parse_all(str(path), content) for run in read(document)]
+    found = [part for _, document in parse_all(str(path), content) for part in tool.parts(document)]
     tag = f"{path.name} sha256:{hashlib.sha256(content).hexdigest()[:12]}"
-    for number, run in enumerate(found, 1):
+    for number, part in enumerate(found, 1):
         which = f"#{number}" if len(found) > 1 else ""
-        yield f"{tag}{which}", f"{path}{which}", run
+        yield f"{tag}{which}", f"{path}{which}", part
 
 
 def _known(options: argparse.Namespace, runs: int) -> States | Engine:
     """Returns what the options state about the engine; exits with 2 if they contradict."""
-    saved = [options.capabilities_before, options.capabilities_after]
+    saved = {options.capabilities_before, options.capabilities_after}
     declared = [options.engine, options.precision, options.gpu, options.gpu_count]
-    if any(saved):
-        if not all(saved):
-            options.usage.error("--capabilities-before and --capabilities-after go together")
-        if any(each is not None for each in declared):
-            options.usage.error(
-                "--engine, --precision, --gpu and --gpu-count are part of the capabilities: "
-                "omit them"
-            )
+    if None not in saved and all(each is None for each in declared):
         if runs != 1:
             options.usage.error(f"capabilities require files with a single run, not {runs}")
         return _states(options)
-    if any(each is None for each in declared):
+    if saved != {None} or None in declared:
         options.usage.error(
             "give either both --capabilities-before and --capabilities-after, or all of --engine, "
-            "--precision, --gpu and --gpu-count"
+            "--precision, --gpu and --gpu-count, which are part of the capabilities"
         )
     return Engine(*declared)
 

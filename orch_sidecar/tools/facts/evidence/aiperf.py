@@ -15,7 +15,7 @@ The tokens are those that the engine reported (`total_usage_…`, with `--export
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -24,7 +24,6 @@ from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
     loop_of,
-    read_run,
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
@@ -53,16 +52,13 @@ class _Phase(Fields):
         return loop_of(self.concurrency)
 
 
-class _Model(Fields):
-    name: str
-
-
 class _Summary(Fields):
     """Times of one request in ms, the duration in s."""
 
     version: str = at("schema_version", pattern=r"^1\.")
     tool: str = at("aiperf_version")
-    models: list[_Model] = at("input_config.models.items", min_length=1, max_length=1)
+    models: list[dict[str, Any]] = at("input_config.models.items", min_length=1, max_length=1)
+    model: str = at("input_config.models.items.0.name")
     phases: list[_Phase] = at("input_config.phases", min_length=1)
     cancelled: bool = at("was_cancelled")
     ended: datetime = at("end_time", strict=False)
@@ -88,12 +84,9 @@ class _Summary(Fields):
         return found[0]
 
 
-def read(document: object) -> list[ImportedRun | Rejection]:
-    """Returns the run in a summary."""
-    return [read_run(lambda: _run(_Summary.model_validate(document)))]
-
-
-def _run(summary: _Summary) -> ImportedRun:
+def run(document: object) -> ImportedRun:
+    """Returns the run in a summary. Raises Rejection and ValidationError."""
+    summary = _Summary.model_validate(document)
     if summary.cancelled:
         raise Rejection("was_cancelled", True, "must be false: a part of a run has no last end")
     phase = summary.phase
@@ -102,7 +95,7 @@ def _run(summary: _Summary) -> ImportedRun:
     latency_ms = {name: ms for name, ms in times.items() if name.endswith("_ms") and ms is not None}
     return ImportedRun(
         tool=f"aiperf {summary.tool}",
-        model=summary.models[0].name,
+        model=summary.model,
         arrivals=phase.arrivals,
         rate_per_s=phase.rate if not sent_when_due else None,
         at_once=phase.concurrency,

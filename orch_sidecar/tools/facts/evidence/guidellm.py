@@ -1,6 +1,6 @@
 """Parses reports of GuideLLM (`--output kind=json`), schema version 2: releases 0.7 and 0.8.
 
-Pure. Each benchmark of a report becomes an ImportedRun or a Rejection. What is not used, since it
+Pure. Each benchmark of a report is a run. What is not used, since it
 is defined otherwise than by `figures`:
 
 | in `requests.successful`, `metrics` | meaning in GuideLLM |
@@ -23,20 +23,17 @@ are sent in a burst. Such a benchmark is rejected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
 from orch_sidecar.tools.facts.evidence.imported import (
+    Claim,
     Count,
     Fields,
     ImportedRun,
     Rejection,
     figures_of,
-    parse_claim,
-    read_run,
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
@@ -86,25 +83,33 @@ class _Request(Fields):
         return CompletedRequest(arrived_s, first_s, ended_s, self.prompt_tokens, self.output_tokens)
 
 
-class _Benchmark(Fields):
+class _Report(Fields):
+    """A report of one benchmark."""
+
+    # Incremented with every breaking change; releases before 0.7 have 1, or none.
+    version: Literal[2] = at("metadata.version")
+    guidellm_version: str = at("metadata.guidellm_version")
+    claim: Claim = at("config.metadata.labels.measurement_type", default=None)
     strategy: Literal["synchronous", "concurrent", "throughput", "constant", "poisson", "trace"] = (
-        at("config.strategy.type_")
+        at("benchmarks.0.config.strategy.type_")
     )
-    rate: Annotated[float, Field(gt=0)] | None = at("config.strategy.rate", default=None)
-    streams: _Limit = at("config.strategy.streams", default=None)
-    worker_count: _Limit = at("config.strategy.worker_count", default=None)
+    rate: Annotated[float, Field(gt=0)] | None = at(
+        "benchmarks.0.config.strategy.rate", default=None
+    )
+    streams: _Limit = at("benchmarks.0.config.strategy.streams", default=None)
+    worker_count: _Limit = at("benchmarks.0.config.strategy.worker_count", default=None)
     # The requested limit; that of the strategy is the capacity of its processes.
-    max_concurrency: _Limit = at("config.profile.max_concurrency", default=None)
+    max_concurrency: _Limit = at("benchmarks.0.config.profile.max_concurrency", default=None)
     # Others run the engine inside the tool or use another protocol: their times differ.
-    backend: Literal["openai_http"] = at("config.backend.kind")
-    model: str = at("config.backend.model")
-    warmup: _Phase = at("config.warmup")
-    cooldown: _Phase = at("config.cooldown")
-    start_s: float = at("scheduler_metrics.start_time")
-    successful: Count = at("scheduler_metrics.requests_made.successful")
-    errored: Count = at("scheduler_metrics.requests_made.errored")
-    incomplete: Count = at("scheduler_metrics.requests_made.incomplete")
-    answers: tuple[_Request, ...] = at("requests.successful", strict=False)
+    backend: Literal["openai_http"] = at("benchmarks.0.config.backend.kind")
+    model: str = at("benchmarks.0.config.backend.model")
+    warmup: _Phase = at("benchmarks.0.config.warmup")
+    cooldown: _Phase = at("benchmarks.0.config.cooldown")
+    start_s: float = at("benchmarks.0.scheduler_metrics.start_time")
+    successful: Count = at("benchmarks.0.scheduler_metrics.requests_made.successful")
+    errored: Count = at("benchmarks.0.scheduler_metrics.requests_made.errored")
+    incomplete: Count = at("benchmarks.0.scheduler_metrics.requests_made.incomplete")
+    answers: tuple[_Request, ...] = at("benchmarks.0.requests.successful", strict=False)
 
     @property
     def failed(self) -> int:
@@ -130,53 +135,42 @@ class _Benchmark(Fields):
                 return Arrivals(scheduled)
 
 
-class _Report(Fields):
-    # Incremented with every breaking change; releases before 0.7 have 1, or none.
-    version: Literal[2] = at("metadata.version")
-    guidellm_version: str = at("metadata.guidellm_version")
-    claim: str | None = at("config.metadata.labels.measurement_type", default=None)
-    benchmarks: tuple[dict[str, Any], ...] = Field(strict=False, min_length=1)
+def parts(document: object) -> list[object]:
+    """Returns a report for each benchmark of a report; another document as it is."""
+    stated = document if isinstance(document, dict) else {}
+    if not isinstance(benchmarks := stated.get("benchmarks"), list):
+        return [document]
+    return [{**stated, "benchmarks": [each]} for each in benchmarks] or [document]
 
 
-def read(document: object) -> list[ImportedRun | Rejection]:
-    """Returns a run or a rejection for each benchmark, one rejection for another file."""
-    report = read_run(lambda: _Report.model_validate(document))
-    if isinstance(report, Rejection):
-        return [report]
-    return [read_run(partial(_run, report, benchmark)) for benchmark in report.benchmarks]
-
-
-def _run(report: _Report, document: dict[str, Any]) -> ImportedRun:
-    benchmark = _Benchmark.model_validate(document)
-    if not benchmark.successful:
-        rule = f"no request was answered, {benchmark.failed} failed"
+def run(document: object) -> ImportedRun:
+    """Returns the run of the one benchmark of a report. Raises Rejection and ValidationError."""
+    report = _Report.model_validate(document)
+    if not report.successful:
+        rule = f"no request was answered, {report.failed} failed"
         raise Rejection("scheduler_metrics.requests_made.successful", 0, rule)
-    if len(benchmark.answers) != benchmark.successful:
-        count = f"{len(benchmark.answers)} requests"
-        rule = f"must be all {benchmark.successful}: run GuideLLM without a sample size for metrics"
+    if len(report.answers) != report.successful:
+        count = f"{len(report.answers)} requests"
+        rule = f"must be all {report.successful}: run GuideLLM without a sample size for metrics"
         raise Rejection("requests.successful", count, rule)
-    served = [each.served(benchmark.arrivals) for each in benchmark.answers]
-    _check_due(benchmark, served)
+    served = [each.served(report.arrivals) for each in report.answers]
+    early = [each.arrived_s for each in served if each.arrived_s < report.start_s - _EARLY_S]
+    if early and report.arrivals in _SCHEDULED:
+        count = f"{len(early)} of {len(served)} requests"
+        rule = f"{count} were due before the run began at {report.start_s}"
+        raise Rejection("info.timings.targeted_start", early[0], rule)
     totals, latency_ms = figures_of(served)
     return ImportedRun(
         tool=f"guidellm {report.guidellm_version}",
-        model=benchmark.model,
-        claim=parse_claim(report.claim, benchmark.arrivals, benchmark.at_once),
-        arrivals=benchmark.arrivals,
-        rate_per_s=benchmark.rate,
-        at_once=benchmark.at_once,
-        failed=benchmark.failed,
+        model=report.model,
+        claim=report.claim,
+        arrivals=report.arrivals,
+        rate_per_s=report.rate,
+        at_once=report.at_once,
+        failed=report.failed,
         totals=totals,
         latency_ms=latency_ms,
         served=served,
         began_at_s=min(each.arrived_s for each in served),
         ended_at_s=max(each.ended_s for each in served),
     )
-
-
-def _check_due(benchmark: _Benchmark, served: Sequence[CompletedRequest]) -> None:
-    began_s = benchmark.start_s
-    early = [each for each in served if each.arrived_s < began_s - _EARLY_S]
-    if early and benchmark.arrivals in _SCHEDULED:
-        rule = f"{len(early)} of {len(served)} requests were due before the run began at {began_s}"
-        raise Rejection("info.timings.targeted_start", early[0].arrived_s, rule)

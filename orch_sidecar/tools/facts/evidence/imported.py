@@ -1,7 +1,7 @@
 """The run of another tool: how the file of any tool is read, and the row or rejection of a run.
 
-Pure. A tool has one module, with the fields of its file as models (`Fields`) and a function `read`;
-it knows nothing of the engine, and not whether the label was earned.
+Pure. A tool has one module, with the fields of its file as a model (`Fields`) and a function `run`,
+which raises Rejection; it knows nothing of the engine, and not whether the label was earned.
 
 A file alone proves nothing about the engine: its row is `to_be_confirmed`, and the label that the
 file claims becomes a note. With states of the engine from both ends of the run it is judged
@@ -35,11 +35,11 @@ from orch_sidecar.tools.facts.labels.measured import (
 )
 from orch_sidecar.tools.facts.labels.observation import RequestCounts, RunTimes, States, observed
 from orch_sidecar.tools.facts.tables.check import invalid_fields
-from orch_sidecar.tools.facts.tables.contradictions import load_contradiction
 from orch_sidecar.tools.facts.tables.notes import STATES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
 
 Count = Annotated[int, Field(ge=0)]
+Claim = Annotated[Label | None, Field(strict=False)]
 _Found = TypeVar("_Found")
 
 # Of a tool's sum over its own rounded times.
@@ -121,24 +121,6 @@ def loop_of(at_once: int | None) -> Arrivals:
     if at_once is None:
         return Arrivals.AT_ONCE
     return Arrivals.ONE_BY_ONE if at_once == 1 else Arrivals.CLOSED_LOOP
-
-
-def parse_claim(claim: object, arrivals: Arrivals, at_once: int | None) -> Label | None:
-    """Parses the label that a file claims.
-
-    Raises Rejection for an unknown label, and for one that the load in the file contradicts.
-    """
-    if claim is None:
-        return None
-    try:
-        label = Label(str(claim))
-    except ValueError:
-        rule = f"must be one of {', '.join(Label)}"
-        raise Rejection("measurement_type", claim, rule) from None
-    load = load_contradiction(label, arrivals, at_once)
-    if load is not None:
-        raise Rejection("measurement_type", claim, load)
-    return label
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
     loop_of,
-    read_run,
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
@@ -69,12 +68,9 @@ class _Summary(Fields):
         }
 
 
-def read(document: object) -> list[ImportedRun | Rejection]:
-    """Returns the run in a summary."""
-    return [read_run(lambda: _run(_Summary.model_validate(document)))]
-
-
-def _run(summary: _Summary) -> ImportedRun:
+def run(document: object) -> ImportedRun:
+    """Returns the run in a summary. Raises Rejection and ValidationError."""
+    summary = _Summary.model_validate(document)
     if not summary.complete:
         raise Rejection("complete", False, "must be true: a part of a run has no last end")
     scheduled = summary.arrivals is Arrivals.POISSON

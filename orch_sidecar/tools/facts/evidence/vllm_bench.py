@@ -21,14 +21,13 @@ from pydantic import Field
 
 from orch_sidecar.tools.facts.evidence.imported import (
     ACCEPTANCE_LENGTH,
+    Claim,
     Count,
     Fields,
     ImportedRun,
     Rejection,
     figures_of,
     loop_of,
-    parse_claim,
-    read_run,
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals
@@ -96,7 +95,7 @@ class _Result(Fields):
     output_throughput: _Positive
     total_token_throughput: _Positive
     date: str | None = None
-    measurement_type: str | None = None
+    measurement_type: Claim = None
     spec_decode_acceptance_length: float | None = None
     input_lens: _Counts = Field(default=None, strict=False)
     output_lens: _Counts = Field(default=None, strict=False)
@@ -120,12 +119,9 @@ class _Result(Fields):
         return loop_of(self.max_concurrency)
 
 
-def read(document: object) -> list[ImportedRun | Rejection]:
-    """Returns the run in a file, or in one line of a file of `--append-result`."""
-    return [read_run(lambda: _run(document))]
-
-
-def _run(document: object) -> ImportedRun:
+def run(document: object) -> ImportedRun:
+    """Returns the run in a file, or in one line of a file of `--append-result`. Raises Rejection
+    and ValidationError."""
     stated: dict[str, Any] = document if isinstance(document, dict) else {}
     for name, why in _REFUSED.items():
         if stated.get(name) is not None:
@@ -140,7 +136,7 @@ def _run(document: object) -> ImportedRun:
     return ImportedRun(
         tool=TOOL,
         model=result.model_id,
-        claim=parse_claim(result.measurement_type, result.arrivals, result.max_concurrency),
+        claim=result.measurement_type,
         arrivals=result.arrivals,
         rate_per_s=None if result.request_rate == "inf" else result.request_rate,
         at_once=result.max_concurrency,

@@ -22,8 +22,10 @@ _SHOWN_CHARACTERS: Final = 60
 
 
 def at(path: str, **more: Any) -> Any:
-    """Declares a field by its place in the document: `config.backend.model`."""
-    return Field(validation_alias=AliasPath(*path.split(".")), **more)
+    """Declares a field by its place in the document: `config.models.0.name`."""
+    first, *rest = path.split(".")
+    steps = (int(step) if step.isdigit() else step for step in rest)
+    return Field(validation_alias=AliasPath(first, *steps), **more)
 
 
 class Problem(NamedTuple):

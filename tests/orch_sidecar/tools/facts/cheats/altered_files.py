@@ -7,9 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import (
-    ImportedRun,
     Rejection,
     Source,
     read_run,
@@ -18,7 +16,7 @@ from orch_sidecar.tools.facts.evidence.imported import (
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row
-from tests.orch_sidecar.tools.facts.imports import document
+from tests.orch_sidecar.tools.facts.imports import document, run_in
 
 
 @dataclass
@@ -43,11 +41,9 @@ def files(name: str) -> Files:
 
 
 def outcome(name: str, given: Files) -> Row | Rejection:
-    read = vllm_bench.read if name.startswith("vllm") else guidellm.read
-    [found] = read(given.file)
+    found = run_in(name, given.file)
     if isinstance(found, Rejection):
         return found
-    assert isinstance(found, ImportedRun)
     known = States(parse_snapshot(given.before), parse_snapshot(given.after))
     return read_run(lambda: to_row(found, known, Source("run-1", given.model_id)))
 

@@ -119,7 +119,7 @@ def test_declared_values_must_be_valid(run: Run) -> None:
     [
         ([], "give either both --capabilities-before"),
         (GIVEN[:-2], "give either both --capabilities-before"),
-        (ends("guidellm_home")[:2], "go together"),
+        (ends("guidellm_home")[:2], "give either both --capabilities-before"),
         ([*ends("guidellm_home"), *GIVEN], "are part of the capabilities"),
         ([path("guidellm_cloud"), *ends("guidellm_home")], "not 2"),
     ],

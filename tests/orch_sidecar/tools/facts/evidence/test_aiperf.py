@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.aiperf import read
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, Source, to_row
+from orch_sidecar.tools.facts.evidence.aiperf import run
+from orch_sidecar.tools.facts.evidence.imported import (
+    ImportedRun,
+    Rejection,
+    Source,
+    read_run,
+    to_row,
+)
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document, proof
@@ -19,8 +25,7 @@ Change = Callable[[dict[str, Any]], Any]
 def found_in(change: Change = lambda summary: None) -> ImportedRun | Rejection:
     summary: dict[str, Any] = document("aiperf_cloud")
     change(summary)
-    [found] = read(summary)
-    return found
+    return read_run(lambda: run(summary))
 
 
 def phase(**fields: Any) -> Change:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from orch_sidecar.tools.facts.evidence.imported import (
-    Rejection,
-    parse_claim,
-)
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
 from orch_sidecar.tools.facts.labels.measured import latency_notes
-from orch_sidecar.tools.facts.tables.notes import Arrivals
-from orch_sidecar.tools.facts.tables.row import Label
 
 
 def served(
@@ -48,54 +40,3 @@ def test_notes_are_in_milliseconds_and_omit_unknown_values() -> None:
         "latency_p90_ms",
         "latency_p95_ms",
     }
-
-
-@pytest.mark.parametrize("at_once", [None, 1, 8])
-def test_missing_claim_is_none(at_once: int | None) -> None:
-    assert parse_claim(None, Arrivals.POISSON, at_once) is None
-
-
-@pytest.mark.parametrize(
-    ("claim", "arrivals", "at_once"),
-    [
-        ("single_stream", Arrivals.ONE_BY_ONE, 1),
-        ("batched_online", Arrivals.POISSON, None),
-        ("batched_online", Arrivals.CLOSED_LOOP, 8),
-        ("offline", Arrivals.AT_ONCE, None),
-        ("offline", Arrivals.CLOSED_LOOP, 64),
-        ("to_be_confirmed", Arrivals.POISSON, 1),
-    ],
-)
-def test_claim_that_the_load_allows_is_a_label(
-    claim: str, arrivals: Arrivals, at_once: int | None
-) -> None:
-    assert parse_claim(claim, arrivals, at_once) is Label(claim)
-
-
-@pytest.mark.parametrize(
-    ("claim", "arrivals", "at_once", "rule"),
-    [
-        (
-            "single_stream",
-            Arrivals.CLOSED_LOOP,
-            8,
-            "one_by_one; at_once=8 must be 1",
-        ),
-        ("single_stream", Arrivals.AT_ONCE, None, "arrivals=at_once must be one_by_one"),
-        ("single_stream", Arrivals.POISSON, 1, "arrivals=poisson must be one_by_one"),
-        ("batched_online", Arrivals.ONE_BY_ONE, 1, "at_once=1 must be above 1"),
-        ("offline", Arrivals.ONE_BY_ONE, 1, "at_once=1 must be above 1"),
-        ("offline", Arrivals.POISSON, None, "must be at_once or closed_loop"),
-        ("offline", Arrivals.CONSTANT, 64, "arrivals=constant must be"),
-        ("aggregate", Arrivals.AT_ONCE, 8, "must be one of single_stream, batched_online"),
-    ],
-)
-def test_claim_that_the_load_contradicts_is_rejected(
-    claim: str, arrivals: Arrivals, at_once: int | None, rule: str
-) -> None:
-    with pytest.raises(Rejection, match=rule) as raised:
-        parse_claim(claim, arrivals, at_once)
-    assert (raised.value.name, raised.value.value) == (
-        "measurement_type",
-        claim,
-    )

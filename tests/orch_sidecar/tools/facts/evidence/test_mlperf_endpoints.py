@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, Source, to_row
-from orch_sidecar.tools.facts.evidence.mlperf_endpoints import read
+from orch_sidecar.tools.facts.evidence.imported import (
+    ImportedRun,
+    Rejection,
+    Source,
+    read_run,
+    to_row,
+)
+from orch_sidecar.tools.facts.evidence.mlperf_endpoints import run
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -21,8 +27,7 @@ NAMED = Source("run-1", "tiny", None)
 def found_in(change: Change = lambda summary: None) -> ImportedRun | Rejection:
     summary: dict[str, Any] = document("mlperf_cloud")
     change(summary)
-    [found] = read(summary)
-    return found
+    return read_run(lambda: run(summary))
 
 
 def load(**fields: Any) -> Change:
@@ -36,14 +41,14 @@ def run_in(change: Change = lambda summary: None) -> ImportedRun:
 
 
 def test_states_of_the_engine_earn_the_label_and_have_the_tokens() -> None:
-    run = run_in()
-    row = to_row(run, proof("mlperf_cloud"), NAMED)
+    made = run_in()
+    row = to_row(made, proof("mlperf_cloud"), NAMED)
     assert (row.measurement_type, row.batch, row.model_id) == (Label.BATCHED_ONLINE, 4, "tiny")
     # 40 answers of 16 tokens, whose text the tool tokenized to 899.
     assert row.throughput_tokens_per_sec == pytest.approx(640 / 1.652324903)
     assert (row.input_tokens, row.output_tokens) == (36, 16)
-    assert run.latency_ms["ttft_p50_ms"] == pytest.approx(132.73314)
-    assert len(run.latency_ms) == 5
+    assert made.latency_ms["ttft_p50_ms"] == pytest.approx(132.73314)
+    assert len(made.latency_ms) == 5
 
 
 @pytest.mark.parametrize(
@@ -57,24 +62,24 @@ def test_states_of_the_engine_earn_the_label_and_have_the_tokens() -> None:
 def test_pattern_of_the_load_tells_the_arrivals(
     change: Change, arrivals: Arrivals, rate: float | None, at_once: int | None
 ) -> None:
-    run = run_in(change)
-    assert (run.arrivals, run.rate_per_s, run.at_once) == (arrivals, rate, at_once)
+    made = run_in(change)
+    assert (made.arrivals, made.rate_per_s, made.at_once) == (arrivals, rate, at_once)
     # The times of a schedule begin with the sending.
-    assert (run.latency_ms == {}) is (arrivals is Arrivals.POISSON)
+    assert (made.latency_ms == {}) is (arrivals is Arrivals.POISSON)
 
 
 @pytest.mark.parametrize("failed", [0, 1])
 def test_run_whose_tokens_no_engine_counted_is_rejected(failed: int) -> None:
     known = proof("mlperf_cloud") if failed else Engine("vLLM 0.32.0", "BF16", "H100", 1)
-    run = run_in(lambda summary: summary.update(n_samples_completed=40 - failed))
+    made = run_in(lambda summary: summary.update(n_samples_completed=40 - failed))
     with pytest.raises(Rejection, match="the tool counts tokens of the text"):
-        to_row(run, known, NAMED)
+        to_row(made, known, NAMED)
 
 
 def test_duration_in_which_the_clients_cannot_have_had_their_answers_is_rejected() -> None:
-    run = run_in(lambda summary: summary.update(duration_ns=1_600_000_000))
+    made = run_in(lambda summary: summary.update(duration_ns=1_600_000_000))
     with pytest.raises(Rejection, match=r"the duration '1.6 s': is too short: at most 4 at a time"):
-        to_row(run, proof("mlperf_cloud"), NAMED)
+        to_row(made, proof("mlperf_cloud"), NAMED)
 
 
 def test_model_has_to_be_named() -> None:

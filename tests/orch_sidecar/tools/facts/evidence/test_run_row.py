@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, Source, to_row
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
-from tests.orch_sidecar.tools.facts.imports import document, proof
+from tests.orch_sidecar.tools.facts.imports import document, proof, run_in
 
 GIVEN = Engine(engine="vLLM 0.32.0", precision="BF16", gpu="H100", gpu_count=1)
 SOURCE = Source("run-1")
@@ -24,8 +23,7 @@ _SUMS = ("requests", "input_tokens", "output_tokens")
 
 
 def run(name: str, **changes: Any) -> ImportedRun:
-    read = vllm_bench.read if name.startswith("vllm") else guidellm.read
-    [found] = read(document(name))
+    found = run_in(name, document(name))
     assert isinstance(found, ImportedRun), found
     sums = {name: changes.pop(name) for name in _SUMS if name in changes}
     totals = replace(found.totals, **sums)
@@ -106,6 +104,12 @@ def test_without_proof_nothing_is_confirmed_and_the_claim_is_a_note(name: str) -
     assert notes["batching"] == "unknown"
     assert notes["given"] == "engine,precision,gpu,gpu_count"
     assert (made.engine, made.gpu) == ("vLLM 0.32.0", "H100")
+
+
+def test_without_proof_a_claim_that_the_load_contradicts_is_rejected() -> None:
+    found = run("vllm_bench_home", claim=Label.OFFLINE)
+    rule = "must be at_once or closed_loop in a row that claims offline"
+    assert refused(found, GIVEN).rule == rule
 
 
 def test_without_proof_the_batch_is_the_overlap_by_the_tools_times() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection
-from orch_sidecar.tools.facts.evidence.vllm_bench import read
 from orch_sidecar.tools.facts.labels.figures import overlap
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
-from tests.orch_sidecar.tools.facts.imports import document
+from tests.orch_sidecar.tools.facts.imports import document, run_in
 
 # Fields that `vllm bench serve` omits without --save-detailed.
 DETAILS = ("input_lens", "output_lens", "start_times", "ttfts")
@@ -27,13 +26,13 @@ def without_details(name: str = "vllm_bench_cloud", **fields: Any) -> dict[str, 
 
 
 def measured(found: object) -> ImportedRun:
-    [one] = read(found)
+    one = run_in("vllm", found)
     assert isinstance(one, ImportedRun), one
     return one
 
 
 def refused(found: object) -> Rejection:
-    [one] = read(found)
+    one = run_in("vllm", found)
     assert isinstance(one, Rejection), one
     return one
 
@@ -157,7 +156,7 @@ def test_file_of_the_offline_benchmark_is_rejected_because_it_counts_prompts() -
         ({"probe_completed": 3}, "probe_completed", "not counted"),
         ({"total_input_sequences": 9}, "total_input_sequences", "pooling"),
         ({"avg_latency": 9}, "avg_latency", "no tokens"),
-        ({"measurement_type": "fast"}, "measurement_type", "must be one of"),
+        ({"measurement_type": "fast"}, "measurement_type", "should be 'single_stream', "),
         ({"ttfts": [0.1]}, "ttfts", "for each of 45 requests"),
         ({"output_lens": [32] * 44 + [31]}, "output_lens", "must be 1440 tokens of 45 answers"),
         ({"output_lens": [32] * 44 + [0]}, "output_lens", "must be 1440 tokens of 45 answers"),

@@ -14,6 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, read_run
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 
@@ -26,6 +28,12 @@ def path(name: str) -> Path:
 
 def document(name: str) -> Any:
     return json.loads(path(name).read_text(encoding="utf-8"))
+
+
+def run_in(name: str, file: Any) -> ImportedRun | Rejection:
+    """Returns the run in a file of the tool that a recorded file is of."""
+    run = vllm_bench.run if name.startswith("vllm") else guidellm.run
+    return read_run(lambda: run(file))
 
 
 def proof(name: str) -> States:
