@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from orch_sidecar.tools.arguments import TextParser, add_plot, non_negative, run_command
 from orch_sidecar.tools.bench.decode import cli as decode
-from orch_sidecar.tools.bench.decode.cli import add_command as add_decode
 from orch_sidecar.tools.bench.load.driver import interrupts, unless_interrupted
 from orch_sidecar.tools.bench.plan import (
     InvalidOptions,
@@ -105,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     add("--duration", type=non_negative, default=20.0, metavar="SECONDS", help=text)
     add_plot(each)
     add_report(add_common(each))
-    add_decode(commands, decode.run)
+    decode.add_command(commands)
     add_commands(commands)
     return found
 

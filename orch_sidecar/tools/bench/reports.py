@@ -113,7 +113,7 @@ _RULE: Final = "it must be a result that `orch bench` of this release has writte
 _KINDS: Final[dict[object, tuple[TypeAdapter[Any], Callable[[Any], Page]]]] = {
     "orch.bench/2": (TypeAdapter(Result), run_report),
     "orch.sweep/2": (TypeAdapter(Sweep), sweep_report),
-    "orch.bench.decode/2": (DOCUMENT, decode_report),
+    "orch.bench.decode/3": (DOCUMENT, decode_report),
 }
 # Two results of one kind, side by side.
 _COMPARED: Final[dict[type, Callable[[Any, Any], Page]]] = {

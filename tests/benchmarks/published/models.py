@@ -98,7 +98,7 @@ def _p95(outcome: Outcome) -> float:
 
 def of_kernel() -> dict[str, float]:
     """Decode steps on this machine, and the paper's command lines as they are printed."""
-    sweep = _decode("--sweep", "1,16")["sweep"]["points"]
+    sweep = _decode("--sweep", "1,16")["points"]
     [(one, sixteen)] = pairwise(point["tokens_per_s"] for point in sweep)
     found = {"kernel": sixteen / one}
     for claim in CLAIMS:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -18,12 +16,19 @@ from random import Random
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import add_seed, count, non_negative, number, positive
-from orch_sidecar.tools.bench.decode.device import Device, open_device
+from orch_sidecar.tools.bench.decode.device import open_device
 from orch_sidecar.tools.bench.decode.measure import Bench
-from orch_sidecar.tools.bench.decode.result import DOCUMENT, Config, DecodeResult, DeviceInfo, Run
-from orch_sidecar.tools.bench.decode.result import run_figures as figures_of
-from orch_sidecar.tools.bench.decode.schedule import computed, run_schedule
-from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION, GROUP, ON_CPU, ON_GPU, Shape
+from orch_sidecar.tools.bench.decode.result import (
+    DOCUMENT,
+    Config,
+    DecodeResult,
+    Run,
+    fit_of,
+    points_of,
+    run_figures,
+)
+from orch_sidecar.tools.bench.decode.schedule import RunStep, TimedStep, computed, run_schedule
+from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION
 from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.reports import add_report
@@ -37,7 +42,8 @@ DESCRIPTION: Final = """Decode steps on this machine's device: throughput and la
 Requests arrive at random, wait for the admission window, and are decoded in batches of up to
 Bmax, one token per step; between steps waiting requests fill the batch. Arrivals and windows are
 in virtual time, but the steps run: attention over a real KV cache, and weights that do not fit in
-the processor's cache. PyTorch runs them on CUDA, HIP or a CPU."""
+the processor's cache. PyTorch runs them on CUDA or HIP, without a GPU on the CPU. What it sees, and
+with how many threads, its own variables decide: CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS."""
 
 EPILOG: Final = """examples:
   orch bench decode                               the defaults: less than five seconds
@@ -56,24 +62,15 @@ EPILOG: Final = """examples:
 NREQ: Final = 160
 BUDGET_S: Final = 2.0
 
-# As torch names them.
-_DTYPES: Final = ("bfloat16", "float16", "float32")
-
-_SIZES: Final = {
-    "threads": "CPU threads (torch's default)",
-    "layers": "transformer layers (2 on a CPU, 4 on a GPU)",
-    "hidden": "hidden size (1024 on a CPU, 4096 on a GPU)",
-    "heads": "query heads (16 on a CPU, 32 on a GPU)",
-    "kv-heads": "heads of keys and values (a fourth of --heads)",
-    "context": "tokens per sequence in the KV cache (256 on a CPU, 2048 on a GPU)",
-}
-
 # The batches of `--sweep` without a value.
 _BATCHES: Final = (1, 2, 4, 8, 16)
+# A sweep cycles through its batches, with this many steps of each at a time, so that a temporary
+# slowdown of the machine affects all of them.
+_STEPS_IN_A_ROW: Final = 5
 
 
-def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
-    """Adds `decode` to the result of `add_subparsers`; `run` is what it does.
+def add_command(commands: Any) -> None:
+    """Adds `decode` to the result of `add_subparsers`.
 
     Defaults are those of "Throughput, Latency & Batching Policy".
     """
@@ -98,14 +95,9 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None
         "--step-time", type=_curve, metavar="T0,C[,ALPHA]",
         help="compute a step's time as T0 + C b^ALPHA ms instead of running it (ALPHA 1)",
     )  # fmt: skip
-    add = parser.add_argument_group("device").add_argument
-    add("--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N; HIP is cuda")
-    add("--dtype", choices=_DTYPES, help="of weights and KV cache (the device's fastest)")
     work_help = f"iterations of the paper's kernel, {FMA_PER_ITERATION} multiply-adds each: a toy "
     work_help += "model of that size, whose weights stay in the cache"
     add("--work", type=count, metavar="ITERATIONS", help=work_help)
-    for name, text in _SIZES.items():
-        add(f"--{name}", type=count, help=text)
     group = parser.add_argument_group("mode and output")
     group.add_argument(
         "--sweep", type=_counts, nargs="?", const=_BATCHES, metavar="B,B",
@@ -115,12 +107,6 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int]) -> None
     add("--steps", type=count, default=100, help="steps of each batch in a sweep (100)")
     add("--json", metavar="FILE", help="write all results as JSON; -: to stdout, without text")
     add_report(group, "write a page with pictures (orch-bench-decode.html)")
-
-
-def _device(text: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} must be auto, cpu, cuda or cuda:N")
-    return text
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -170,37 +156,32 @@ def _by_formula(options: argparse.Namespace) -> DecodeResult:
     if options.sweep is not None or options.work is not None:
         raise InvalidOptions("--sweep and --work are of a device: they exclude --step-time")
     config, curve = _config(options), options.step_time
-
-    def run_in(window_ms: float, arrivals_ms: Sequence[float]) -> Run:
-        outcome = run_schedule(
-            *(arrivals_ms, config.tokens, config.bmax, window_ms),
-            computed(curve.at),
-            reference=config.reference,
-        )
-        return figures_of(window_ms, outcome)
-
-    return DecodeResult(config, formula=curve, runs=_runs(options, config, run_in))
+    run_step = computed(curve.at)
+    return DecodeResult(config, formula=curve, runs=_runs(options, config, lambda: run_step))
 
 
 def _on_device(options: argparse.Namespace) -> DecodeResult:
-    config, load = _config(options), os.getloadavg()[0]  # before this program adds to it
-    device = open_device(options.device, options.dtype, options.threads)
-    shape = _shape(options, ON_CPU if device.kind == "cpu" else ON_GPU)
-    ran = _ran(device, shape, load)
+    config, device = _config(options), open_device(options.work)
+    bench = Bench(device, max(options.sweep or (config.bmax,)), config.seed)
     if options.sweep is not None:
-        bench = Bench(device, shape, max(options.sweep), config.seed)
         with Progress(f"measuring steps of up to {max(options.sweep)} sequences"):
-            return DecodeResult(config, ran, sweep=bench.sweep(options.sweep, options.steps))
-    bench = Bench(device, shape, config.bmax, config.seed)
+            points = points_of(_swept(bench.warmed_up(options.sweep), options))
+        return DecodeResult(config, device.info, points=points, fit=fit_of(points))
     if options.nreq is None:
         seconds = BUDGET_S / len(options.window_ms)
         config = replace(config, nreq=bench.requests_within(seconds, config.tokens, NREQ))
+    with Progress(f"serving {config.nreq} requests"):
+        runs = _runs(options, config, lambda: bench.warmed_up(range(1, config.bmax + 1)))
+    return DecodeResult(config, device.info, runs=runs)
 
-    def run_in(window_ms: float, arrivals_ms: Sequence[float]) -> Run:
-        with Progress(f"serving {config.nreq} requests, window {window_ms:g} ms"):
-            return bench.run(arrivals_ms, config.tokens, window_ms, reference=config.reference)
 
-    return DecodeResult(config, ran, runs=_runs(options, config, run_in))
+def _swept(run_step: RunStep, options: argparse.Namespace) -> list[TimedStep]:
+    return [
+        run_step(batch)
+        for done in range(0, options.steps, _STEPS_IN_A_ROW)
+        for batch in options.sweep
+        for _ in range(min(_STEPS_IN_A_ROW, options.steps - done))
+    ]
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -210,47 +191,17 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _runs(
-    options: argparse.Namespace, config: Config, run_in: Callable[[float, Sequence[float]], Run]
+    options: argparse.Namespace, config: Config, warmed_up: Callable[[], RunStep]
 ) -> tuple[Run, ...]:
-    """Returns the run of each window, all on the same arrivals."""
+    """Returns the run of each window, all on the same arrivals. Virtual time advances by the time
+    of each step."""
     random = Random(config.seed)  # noqa: S311 (no secret)
     gaps_ms = (1000 * random.expovariate(config.rate_per_s) for _ in range(config.nreq))
     arrivals_ms = list(accumulate(gaps_ms))
-    return tuple(run_in(window_ms, arrivals_ms) for window_ms in options.window_ms)
 
+    def run_in(window_ms: float) -> Run:
+        schedule = (arrivals_ms, config.tokens, config.bmax, window_ms)
+        outcome = run_schedule(*schedule, warmed_up(), reference=config.reference)
+        return run_figures(window_ms, outcome)
 
-def _shape(options: argparse.Namespace, plain: Shape) -> Shape:
-    if options.work is not None:
-        sizes = ("layers", "hidden", "heads", "kv_heads", "context")
-        if given := [name for name in sizes if getattr(options, name) is not None]:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise InvalidOptions(f"--work {options.work} determines the model: omit {names}")
-        return Shape.of_work(options.work)
-    heads = options.heads or plain.heads
-    try:
-        return Shape(
-            layers=options.layers or plain.layers,
-            hidden=options.hidden or plain.hidden,
-            heads=heads,
-            kv_heads=options.kv_heads or max(1, heads // GROUP),
-            context=options.context or plain.context,
-        )
-    except ValueError as error:
-        raise InvalidOptions(str(error)) from error
-
-
-def _ran(device: Device, shape: Shape, load: float) -> DeviceInfo:
-    on_cpu = device.kind == "cpu"
-    return DeviceInfo(
-        kind=device.kind,
-        name=device.name,
-        torch=str(device.torch.__version__),
-        dtype=device.dtype_name,
-        threads=device.threads,
-        cache_bytes=device.cache_bytes,
-        weight_bytes=shape.weights * device.dtype.itemsize,
-        kv_bytes_per_sequence=shape.kv_values * device.dtype.itemsize,
-        shape=shape,
-        cpus=os.cpu_count() if on_cpu else None,
-        busy_threads=load if on_cpu else None,
-    )
+    return tuple(map(run_in, options.window_ms))

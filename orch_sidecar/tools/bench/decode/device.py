@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orch_sidecar.tools.arguments import Unavailable
+from orch_sidecar.tools.bench.decode.result import DeviceInfo
+from orch_sidecar.tools.bench.decode.shape import ON_CPU, ON_GPU, Shape
 from orch_sidecar.tools.bench.machine import (
     cpu_flags,
     cpu_model,
@@ -31,54 +33,35 @@ _SPINNING: Final = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
 _SPIN_COUNT: Final = "10000"
 
 
-class DeviceUnavailable(Unavailable):
-    """The device cannot be used for the measurement; the message gives the reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
-    """An opened device. `place`, `dtype`: torch objects. `kind`: cpu, cuda or hip.
-
-    `threads`: of a CPU, else None. `cache_bytes`, `free_bytes`: of the last-level cache and of the
-    memory, None where unknown.
-    """
+    """An opened device. `place`, `dtype`: torch objects. `free_bytes`: of its memory, None where
+    unknown."""
 
     torch: Any
     place: Any
     dtype: Any
-    kind: str
-    name: str
-    threads: int | None
-    cache_bytes: int | None
+    info: DeviceInfo
     free_bytes: int | None
 
     @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+    def shape(self) -> Shape:
+        return self.info.shape
 
 
-def open_device(name: str, dtype: str | None, threads: int | None) -> Device:
-    """Opens the device `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+def open_device(work: int | None = None) -> Device:
+    """Opens a GPU if torch finds one, else the CPU.
 
-    The default dtype is bfloat16 if the device multiplies it natively, else float32 on a CPU and
-    float16 on a GPU; the default number of threads is torch's. Raises DeviceUnavailable without
-    torch, without that device, and for threads of a GPU.
+    The number format is bfloat16 if the device multiplies it natively, else float32 on a CPU and
+    float16 on a GPU. `work`: of `Shape.of_work`; None for the plain model of the device. Raises
+    Unavailable without torch.
     """
+    load = os.getloadavg()[0]  # before this program adds to it
     torch = _torch()
-    available = torch.cuda.is_available()
-    if name == "auto":
-        name = "cuda" if available else "cpu"
-    if name != "cpu" and not available:
-        raise DeviceUnavailable(f"--device {name}: torch {torch.__version__} finds no GPU here")
-    place = torch.device(name)
-    if place.type == "cpu":
-        return _cpu(torch, place, dtype, threads)
-    place = torch.device("cuda", place.index or 0)  # `set_device` needs an index
-    if place.index >= torch.cuda.device_count():
-        raise DeviceUnavailable(f"--device {name}: there are {torch.cuda.device_count()} GPUs")
-    if threads is not None:
-        raise DeviceUnavailable(f"--threads {threads}: only a CPU has threads, not {name}")
-    return _gpu(torch, place, dtype)
+    shape = None if work is None else Shape.of_work(work)
+    if torch.cuda.is_available():
+        return _gpu(torch, shape or ON_GPU)
+    return _cpu(torch, shape or ON_CPU, load)
 
 
 def _torch() -> Any:
@@ -90,7 +73,7 @@ def _torch() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise DeviceUnavailable(
+        raise Unavailable(
             "this benchmark needs PyTorch, which is not installed: `pip install torch`, or "
             "install orch-sidecar with the extra cpu or gpu"
         ) from None
@@ -99,33 +82,43 @@ def _torch() -> Any:
             del os.environ["GOMP_SPINCOUNT"]
 
 
-def _cpu(torch: Any, place: Any, dtype: str | None, threads: int | None) -> Device:
-    if threads is not None:
-        torch.set_num_threads(threads)
+def _cpu(torch: Any, shape: Shape, load: float) -> Device:
     fast = not _BF16_FLAGS.isdisjoint(cpu_flags())
-    return Device(
-        torch=torch,
-        place=place,
-        dtype=getattr(torch, dtype or ("bfloat16" if fast else "float32")),
+    dtype = torch.bfloat16 if fast else torch.float32
+    return _opened(
+        *(torch, torch.device("cpu"), dtype, shape, memory_bytes("MemAvailable")),
         kind="cpu",
         name=cpu_model() or platform.processor() or platform.machine(),
-        threads=torch.get_num_threads(),
         cache_bytes=last_level_cache(),
-        free_bytes=memory_bytes("MemAvailable"),
+        threads=torch.get_num_threads(),
+        cpus=os.cpu_count(),
+        busy_threads=load,
     )
 
 
-def _gpu(torch: Any, place: Any, dtype: str | None) -> Device:
+def _gpu(torch: Any, shape: Shape) -> Device:
+    place = torch.device("cuda", 0)  # `set_device` needs an index
     torch.cuda.set_device(place)  # events and streams are those of the current device
     fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = torch.bfloat16 if fast else torch.float16
     properties = torch.cuda.get_device_properties(place)
-    return Device(
-        torch=torch,
-        place=place,
-        dtype=getattr(torch, dtype or ("bfloat16" if fast else "float16")),
+    return _opened(
+        *(torch, place, dtype, shape, torch.cuda.mem_get_info(place)[0]),
         kind="cuda" if torch.version.hip is None else "hip",
         name=torch.cuda.get_device_name(place),
-        threads=None,
         cache_bytes=properties.L2_cache_size or None,  # HIP may report 0 for unknown
-        free_bytes=torch.cuda.mem_get_info(place)[0],
     )
+
+
+def _opened(
+    torch: Any, place: Any, dtype: Any, shape: Shape, free_bytes: int | None, **known: Any
+) -> Device:
+    info = DeviceInfo(
+        torch=str(torch.__version__),
+        dtype=str(dtype).removeprefix("torch."),
+        weight_bytes=shape.weights * dtype.itemsize,
+        kv_bytes_per_sequence=shape.kv_values * dtype.itemsize,
+        shape=shape,
+        **known,
+    )
+    return Device(torch, place, dtype, info, free_bytes)

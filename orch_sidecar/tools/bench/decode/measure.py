@@ -1,4 +1,4 @@
-"""Runs decode steps on a device, those of a schedule or a sweep over batches, and measures each.
+"""Runs decode steps on a device, and measures each.
 
 A step is written in PyTorch, the same source for CUDA, HIP and CPU. Weights are random: the time of
 a step depends on sizes, not on values. Memory traffic and serial dependence are real: a step reads
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Final
 
-from orch_sidecar.tools.bench.decode.device import Device, DeviceUnavailable
-from orch_sidecar.tools.bench.decode.result import Run, Sweep, run_figures, sweep_figures
-from orch_sidecar.tools.bench.decode.schedule import RunStep, TimedStep, run_schedule
-from orch_sidecar.tools.bench.decode.shape import Shape
+from orch_sidecar.tools.arguments import Unavailable
+from orch_sidecar.tools.bench.decode.device import Device
+from orch_sidecar.tools.bench.decode.schedule import RunStep, TimedStep
 
 # torch is imported by `device` when needed, so its types are not available here.
 Tensor = Any
@@ -43,8 +42,8 @@ class Kernel:
     always attends to the same number of tokens, and a step's work depends on the batch alone.
     """
 
-    def __init__(self, device: Device, shape: Shape, bmax: int, seed: int) -> None:
-        self._torch, self._shape = device.torch, shape
+    def __init__(self, device: Device, bmax: int, seed: int) -> None:
+        self._torch, self._shape = device.torch, device.shape
         self._oldest = 0
         place = {"device": device.place, "dtype": device.dtype}
         random = device.torch.Generator(device.place).manual_seed(seed)
@@ -55,7 +54,7 @@ class Kernel:
         def weight(outputs: int, inputs: int) -> Tensor:
             return normal(outputs, inputs, deviation=inputs**-0.5)
 
-        hidden = shape.hidden
+        shape, hidden = device.shape, device.shape.hidden
         self._layers = [
             _Layer(
                 qkv=weight(hidden + 2 * shape.kv_width, hidden),
@@ -113,11 +112,6 @@ class Kernel:
 # follows, as the first of a size selects its kernels.
 _WARM_UP_STEPS: Final = 5
 
-# A sweep cycles through its batches, with this many steps of each at a time, so that a temporary
-# slowdown of the machine affects all of them.
-_STEPS_IN_A_ROW: Final = 5
-
-
 Timer = Callable[[Callable[[], None]], tuple[float, float | None]]
 """Runs a step to its end; returns its milliseconds and those of the gap before it, or None."""
 
@@ -162,56 +156,36 @@ class EventTimer:
 
 
 class Bench:
-    """A warmed-up kernel on a device, for batches up to `bmax`.
+    """A kernel on a device, for batches up to `bmax`.
 
-    Raises DeviceUnavailable if weights and KV cache do not fit in the free memory.
+    Raises Unavailable if weights and KV cache do not fit in the free memory.
     """
 
-    def __init__(self, device: Device, shape: Shape, bmax: int, seed: int) -> None:
-        needed = (shape.weights + bmax * shape.kv_values) * device.dtype.itemsize
-        if device.free_bytes is not None and needed > device.free_bytes:
-            raise DeviceUnavailable(
-                f"{shape.weights} weights and a KV cache of {bmax} sequences need "
-                f"{needed / 1e9:.1f} GB, but {device.free_bytes / 1e9:.1f} GB are free: reduce "
-                "--layers, --hidden, --context or --bmax"
+    def __init__(self, device: Device, bmax: int, seed: int) -> None:
+        info, free_bytes = device.info, device.free_bytes
+        needed = info.weight_bytes + bmax * info.kv_bytes_per_sequence
+        if free_bytes is not None and needed > free_bytes:
+            raise Unavailable(
+                f"the weights and a KV cache of {bmax} sequences need {needed / 1e9:.1f} GB, but "
+                f"{free_bytes / 1e9:.1f} GB are free: reduce the batch, or choose a toy by --work"
             )
         self._device, self._bmax = device, bmax
-        self._kernel = Kernel(device, shape, bmax, seed)
+        self._kernel = Kernel(device, bmax, seed)
 
     def requests_within(self, seconds: float, tokens: int, most: int) -> int:
         """Returns how many requests, at most `most`, steps of `bmax` serve in the given time."""
-        timed = self._warm_up(range(1, self._bmax + 1))
-        full_ms = min(each.ms for each in timed if each.batch == self._bmax)
+        run_step = self.warmed_up(range(1, self._bmax + 1))
+        full_ms = min(run_step(self._bmax).ms for _ in range(_WARM_UP_STEPS))
         return max(1, min(most, int(1000 * seconds * self._bmax / (tokens * full_ms))))
 
-    def run(
-        self, arrivals_ms: Sequence[float], tokens: int, window_ms: float, *, reference: bool
-    ) -> Run:
-        """Runs each step of the schedule, whose virtual time advances by the measured time."""
-        self._warm_up(range(1, self._bmax + 1))
-        outcome = run_schedule(
-            arrivals_ms, tokens, self._bmax, window_ms, self._timed(), reference=reference
-        )
-        return run_figures(window_ms, outcome)
-
-    def sweep(self, batches: Sequence[int], steps: int) -> Sweep:
-        """Runs `steps` steps of each batch."""
-        self._warm_up(batches)
+    def warmed_up(self, batches: Sequence[int]) -> RunStep:
+        """Runs some steps, and returns what runs more of them, with the gaps between them."""
         run_step = self._timed()
-        return sweep_figures(
-            [
-                run_step(batch)
-                for done in range(0, steps, _STEPS_IN_A_ROW)
-                for batch in batches
-                for _ in range(min(_STEPS_IN_A_ROW, steps - done))
-            ]
-        )
-
-    def _warm_up(self, batches: Sequence[int]) -> list[TimedStep]:
-        return list(map(self._timed(), [*[max(batches)] * _WARM_UP_STEPS, *batches]))
+        for batch in (*[max(batches)] * _WARM_UP_STEPS, *batches):
+            run_step(batch)
+        return self._timed()
 
     def _timed(self) -> RunStep:
-        """Returns what runs steps of the kernel, with the gaps between them."""
-        on_host = self._device.kind == "cpu"
+        on_host = self._device.info.kind == "cpu"
         timer: Timer = HostTimer() if on_host else EventTimer(self._device.torch.cuda)
         return lambda batch: TimedStep(batch, *timer(lambda: self._kernel.step(batch)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
@@ -50,11 +49,11 @@ class DeviceInfo:
     name: str
     torch: str
     dtype: str
-    threads: int | None
     cache_bytes: int | None
     weight_bytes: int
     kv_bytes_per_sequence: int
     shape: Shape
+    threads: int | None = None
     cpus: int | None = None
     busy_threads: float | None = None
 
@@ -104,27 +103,19 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """Points by batch, and the curve of their medians; None for fewer than three points.
-
-    `monotonic`: each larger batch generates more tokens per second.
-    """
-
-    points: Annotated[tuple[Point, ...], Field(min_length=1)]
-    fit: Fit | None
-    monotonic: bool
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """All results: of a `device`, or computed by a `formula`. `runs`: one for each window."""
+    """All results: of a `device`, or computed by a `formula`. `runs`: one for each window.
+
+    `points`: of a sweep, by batch. `fit`: the curve of their medians; None for fewer than three.
+    """
 
     config: Config
     device: DeviceInfo | None = None
     formula: Curve | None = None
     runs: tuple[Run, ...] = ()
-    sweep: Sweep | None = None
-    schema: Literal["orch.bench.decode/2"] = "orch.bench.decode/2"
+    points: tuple[Point, ...] = ()
+    fit: Fit | None = None
+    schema: Literal["orch.bench.decode/3"] = "orch.bench.decode/3"
 
 
 # Reads a file, and writes one.
@@ -146,21 +137,19 @@ def run_figures(window_ms: float, outcome: Outcome) -> Run:
         ttft_ms=_spread([each.ttft_ms for each in requests]),
         e2e_ms=_spread([each.e2e_ms for each in requests]),
         steps=len(timed),
-        points=_points(timed),
+        points=points_of(timed),
         gap_ms=_gaps(timed, 1),
         gap_large_ms=_gaps(timed, LARGE_BATCH),
     )
 
 
-def sweep_figures(timed: Sequence[TimedStep]) -> Sweep:
+def fit_of(points: Sequence[Point]) -> Fit | None:
+    """Returns the curve of the medians."""
+    return fit([(point.batch, point.step_ms.p50) for point in points])
+
+
+def points_of(timed: Sequence[TimedStep]) -> tuple[Point, ...]:
     """Returns the figures of steps, in any order, by batch."""
-    points = _points(timed)
-    found = fit([(point.batch, point.step_ms.p50) for point in points])
-    grows = all(before.tokens_per_s < after.tokens_per_s for before, after in pairwise(points))
-    return Sweep(points, found, grows)
-
-
-def _points(timed: Sequence[TimedStep]) -> tuple[Point, ...]:
     by_batch: dict[int, list[TimedStep]] = {}
     for each in timed:
         by_batch.setdefault(each.batch, []).append(each)

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Final
 
-# Query heads per head of keys and values by default, as in Llama 3 8B.
-GROUP: Final = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The shape of a model. `context`: tokens of each sequence in the KV cache.
 
-    Raises ValueError for sizes below 1, and for sizes that the heads do not divide.
+    The heads divide the hidden size into multiples of 8, which kernels for attention take, and are
+    a multiple of those of keys and values.
     """
 
     layers: int
@@ -26,20 +24,6 @@ class Shape:
     heads: int
     kv_heads: int
     context: int
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        # The MLP needs an even size, and kernels for attention take heads of a multiple of 8.
-        if self.hidden % (8 * self.heads):
-            raise ValueError(
-                f"hidden is {self.hidden}: it must be a multiple of 8 * heads, {8 * self.heads}"
-            )
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads is {self.heads}: it must be a multiple of kv-heads, {self.kv_heads}"
-            )
 
     @classmethod
     def of_work(cls, iterations: int) -> Shape:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Final
 
 from orch_sidecar.tools.bench.decode.result import (
@@ -19,7 +20,6 @@ from orch_sidecar.tools.bench.decode.result import (
     DeviceInfo,
     Point,
     Run,
-    Sweep,
 )
 from orch_sidecar.tools.bench.report.figures import bars_by_batch
 from orch_sidecar.tools.bench.report.sweep import POOR_FIT, fitted, formula_text
@@ -57,12 +57,12 @@ def decode_report(found: DecodeResult) -> Page:
         page.charts(_charts(run.points, None))
     for later in found.runs[1:]:
         page.text(_window_line(found.runs[0], later))
-    if found.sweep is not None:
+    if found.points:
         page.section("By batch")
-        page.table(_HEAD, map(_cells, found.sweep.points), texts=0)
-        page.text(_sweep_line(found.sweep))
-        page.text(_fit_line(found.sweep.fit))
-        page.charts(_charts(found.sweep.points, found.sweep.fit))
+        page.table(_HEAD, map(_cells, found.points), texts=0)
+        page.text(_sweep_line(found.points))
+        page.text(_fit_line(found.fit))
+        page.charts(_charts(found.points, found.fit))
     page.section("What was measured, and how")
     facts = {"Schedule": asdict(found.config)} if found.runs else {}
     if found.device is not None:
@@ -149,11 +149,12 @@ def _cells(point: Point) -> list[str]:
     ]
 
 
-def _sweep_line(sweep: Sweep) -> str:
-    first, last = sweep.points[0], sweep.points[-1]
+def _sweep_line(points: Sequence[Point]) -> str:
+    first, last = points[0], points[-1]
+    grows = all(before.tokens_per_s < after.tokens_per_s for before, after in pairwise(points))
     return (
         f"b {first.batch} -> {last.batch}: {last.speed_up:.2f} times the tokens/s, "
-        f"{'more' if sweep.monotonic else 'not more'} with each b"
+        f"{'more' if grows else 'not more'} with each b"
     )
 
 

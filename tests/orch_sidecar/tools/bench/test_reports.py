@@ -79,7 +79,7 @@ def test_sweeps_are_compared_in_a_terminal(
         ("[]", "its schema is 'None'"),
         ('{"schema_version": "orch.bench/9"}', "its schema is 'orch.bench/9'"),
         ('{"schema_version": "orch.bench/2"}', "id is missing"),
-        ('{"schema": "orch.bench.decode/2"}', "config"),
+        ('{"schema": "orch.bench.decode/3"}', "config"),
     ],
 )
 def test_file_that_is_no_result_is_named_with_the_rule(

@@ -19,7 +19,9 @@ SHAPE = Shape(layers=2, hidden=64, heads=4, kv_heads=2, context=3)
 
 @pytest.fixture
 def device() -> Device:
-    return open_device("cpu", "float32", None)
+    opened = open_device()
+    info = replace(opened.info, shape=SHAPE)
+    return replace(opened, place=torch.device("cpu"), dtype=torch.float32, info=info)
 
 
 def naive_step(kernel: Kernel, states: Any, oldest: int) -> Any:
@@ -47,7 +49,7 @@ def naive_step(kernel: Kernel, states: Any, oldest: int) -> Any:
 
 
 def test_step_is_attention_and_gated_mlp_by_their_definition(device: Device) -> None:
-    kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+    kernel = Kernel(device, bmax=3, seed=1)
     for oldest in (0, 1, 2, 0):
         expected = naive_step(kernel, kernel.states[:2].clone(), oldest)
         kernel.step(2)
@@ -57,7 +59,7 @@ def test_step_is_attention_and_gated_mlp_by_their_definition(device: Device) -> 
 def test_step_appends_one_token_to_each_active_sequence_in_place_of_the_oldest(
     device: Device,
 ) -> None:
-    kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+    kernel = Kernel(device, bmax=3, seed=1)
     for oldest in (0, 1, 2, 0):
         caches = [layer.kv.clone() for layer in kernel._layers]
         kernel.step(2)
@@ -69,7 +71,7 @@ def test_step_appends_one_token_to_each_active_sequence_in_place_of_the_oldest(
 
 
 def test_sequences_differ_and_those_beyond_the_batch_are_left_alone(device: Device) -> None:
-    kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+    kernel = Kernel(device, bmax=3, seed=1)
     last = kernel.states[2].clone()
     kernel.step(2)
     assert torch.equal(kernel.states[2], last)
@@ -77,7 +79,7 @@ def test_sequences_differ_and_those_beyond_the_batch_are_left_alone(device: Devi
 
 
 def test_same_seed_computes_the_same(device: Device) -> None:
-    kernels = [Kernel(device, SHAPE, bmax=2, seed=seed) for seed in (1, 1, 2)]
+    kernels = [Kernel(device, bmax=2, seed=seed) for seed in (1, 1, 2)]
     for kernel in kernels:
         kernel.step(2)
     first, second, other = (kernel.states for kernel in kernels)
@@ -87,7 +89,7 @@ def test_same_seed_computes_the_same(device: Device) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_states_stay_finite_over_many_steps(device: Device, dtype: str) -> None:
-    kernel = Kernel(replace(device, dtype=getattr(torch, dtype)), SHAPE, bmax=2, seed=1)
+    kernel = Kernel(replace(device, dtype=getattr(torch, dtype)), bmax=2, seed=1)
     for _ in range(40):
         kernel.step(2)
     assert torch.isfinite(kernel.states).all()
@@ -95,7 +97,7 @@ def test_states_stay_finite_over_many_steps(device: Device, dtype: str) -> None:
 
 
 def test_weights_and_caches_have_the_size_of_the_shape(device: Device) -> None:
-    kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+    kernel = Kernel(device, bmax=3, seed=1)
     weights = sum(
         each.numel()
         for layer in kernel._layers
@@ -108,7 +110,7 @@ def test_weights_and_caches_have_the_size_of_the_shape(device: Device) -> None:
 def test_step_reads_nothing_back_from_the_device(device: Device) -> None:
     """What has no values cannot be read: the host would have to wait for them."""
     with FakeTensorMode():
-        kernel = Kernel(device, SHAPE, bmax=3, seed=1)
+        kernel = Kernel(device, bmax=3, seed=1)
         kernel.step(2)
         assert kernel.states.shape == (3, SHAPE.hidden)
         with pytest.raises(DataDependentOutputException):

@@ -14,9 +14,9 @@ from orch_sidecar.tools.bench.decode.result import (
     DecodeResult,
     DeviceInfo,
     Run,
-    Sweep,
+    fit_of,
+    points_of,
     run_figures,
-    sweep_figures,
 )
 from orch_sidecar.tools.bench.decode.schedule import Step, TimedStep, run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
@@ -25,7 +25,7 @@ from orch_sidecar.tools.bench.results.sweep import Curve
 
 CONFIG = Config(nreq=2, rate_per_s=80.0, tokens=2, bmax=16, seed=1)
 SHAPE = Shape(layers=1, hidden=64, heads=4, kv_heads=2, context=8)
-RAN = DeviceInfo("cpu", "a processor", "2.13", "bfloat16", 2, 2**20, 2**21, 2048, SHAPE)
+RAN = DeviceInfo("cpu", "a processor", "2.13", "bfloat16", 2**20, 2**21, 2048, SHAPE, threads=2)
 
 # Two requests: the second joins in the second step. Steps of 10 ms from 6 to 36 ms.
 GAPS_MS = iter([None, 0.5, 1.5])
@@ -44,8 +44,9 @@ def printed(*runs: Run, config: Config = CONFIG) -> str:
     return decode_report(DecodeResult(config, formula=FORMULA, runs=runs)).plain
 
 
-def swept(sweep: Sweep, ran: DeviceInfo = RAN) -> str:
-    return decode_report(DecodeResult(CONFIG, ran, sweep=sweep)).plain
+def swept(*steps: TimedStep) -> DecodeResult:
+    points = points_of(steps)
+    return DecodeResult(CONFIG, RAN, points=points, fit=fit_of(points))
 
 
 def test_run_adds_up() -> None:
@@ -142,44 +143,40 @@ def test_device_line_names_the_device_and_notes_weights_that_fit_in_the_cache() 
 
 
 def test_sweep_compares_medians_with_the_first_batch() -> None:
-    sweep = sweep_figures(
-        [
-            TimedStep(4, 2.0, 0.1),
-            *(TimedStep(1, ms, 0.2) for ms in (1.0, 1.0, 50.0)),
-            TimedStep(2, 1.6, 0.3),
-        ]
+    found = swept(
+        TimedStep(4, 2.0, 0.1),
+        *(TimedStep(1, ms, 0.2) for ms in (1.0, 1.0, 50.0)),
+        TimedStep(2, 1.6, 0.3),
     )
-    assert [point.batch for point in sweep.points] == [1, 2, 4]
-    assert [point.steps for point in sweep.points] == [3, 1, 1]
-    assert [point.tokens_per_s for point in sweep.points] == pytest.approx([1000, 1250, 2000])
-    assert [point.speed_up for point in sweep.points] == pytest.approx([1, 1.25, 2])
-    assert [point.efficiency for point in sweep.points] == pytest.approx([1, 0.625, 0.5])
-    assert sweep.monotonic
-    assert sweep.fit is not None
-    text = swept(sweep)
+    assert [point.batch for point in found.points] == [1, 2, 4]
+    assert [point.steps for point in found.points] == [3, 1, 1]
+    assert [point.tokens_per_s for point in found.points] == pytest.approx([1000, 1250, 2000])
+    assert [point.speed_up for point in found.points] == pytest.approx([1, 1.25, 2])
+    assert [point.efficiency for point in found.points] == pytest.approx([1, 0.625, 0.5])
+    assert found.fit is not None
+    text = decode_report(found).plain
     assert "b 1 -> 4: 2.00 times the tokens/s, more with each b" in text
     assert re.search(r"t\(b\) = \S+ \+ \S+ · b\S* ms, largest deviation \d+\.\d %", text)
 
 
 def test_sweep_without_a_point_at_1_compares_with_its_smallest() -> None:
-    sweep = sweep_figures([TimedStep(2, 1.0, None), TimedStep(8, 2.0, None)])
-    assert [point.speed_up for point in sweep.points] == pytest.approx([1, 2])
-    assert [point.efficiency for point in sweep.points] == pytest.approx([1, 0.5])
-    assert "not fitted" in swept(sweep)
+    found = swept(TimedStep(2, 1.0, None), TimedStep(8, 2.0, None))
+    assert [point.speed_up for point in found.points] == pytest.approx([1, 2])
+    assert [point.efficiency for point in found.points] == pytest.approx([1, 0.5])
+    assert "not fitted" in decode_report(found).plain
 
 
 def test_sweep_with_falling_throughput_is_marked() -> None:
-    sweep = sweep_figures([TimedStep(1, 1.0, None), TimedStep(2, 3.0, 0.1), TimedStep(4, 3.5, 0.1)])
-    assert not sweep.monotonic
-    assert "not more with each b" in swept(sweep)
+    found = swept(TimedStep(1, 1.0, None), TimedStep(2, 3.0, 0.1), TimedStep(4, 3.5, 0.1))
+    assert "not more with each b" in decode_report(found).plain
 
 
 def test_document_contains_everything_and_is_json() -> None:
-    sweep = sweep_figures([TimedStep(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4)])
-    result = DecodeResult(CONFIG, RAN, runs=(RUN,), sweep=sweep)
+    steps = (TimedStep(batch, 1.0 + batch, 0.5) for batch in (1, 2, 4))
+    result = replace(swept(*steps), runs=(RUN,))
     found = json.loads(DOCUMENT.dump_json(result))
     assert DOCUMENT.validate_python(found) == result
-    assert found["schema"] == "orch.bench.decode/2"
+    assert found["schema"] == "orch.bench.decode/3"
     assert found["config"] == {
         "nreq": 2, "rate_per_s": 80.0, "tokens": 2, "bmax": 16, "seed": 1,
         "reference": False, "work": None,
@@ -195,6 +192,5 @@ def test_document_contains_everything_and_is_json() -> None:
     assert set(run["gap_ms"]) >= {"p50", "p95", "most"}
     for name in ("ttft_ms", "e2e_ms"):
         assert set(run[name]) >= {"mean", "p50", "p95"}
-    assert [point["batch"] for point in found["sweep"]["points"]] == [1, 2, 4]
-    assert found["sweep"]["fit"]["t0"] == pytest.approx(1)
-    assert found["sweep"]["monotonic"] is True
+    assert [point["batch"] for point in found["points"]] == [1, 2, 4]
+    assert found["fit"]["t0"] == pytest.approx(1)

@@ -35,19 +35,3 @@ def test_toy_takes_no_more_than_the_kernel_of_the_paper(iterations: int, hidden:
     wider = Shape(toy.layers, hidden + 32, toy.heads, toy.kv_heads, toy.context)
     assert wider.multiply_adds > 8 * iterations
     assert hidden == 32 or toy.multiply_adds <= 8 * iterations
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((0, 64, 4, 2, 8), "layers is 0: it must be at least 1"),
-        ((1, 64, 4, 2, -8), "context is -8: it must be at least 1"),
-        ((1, 60, 4, 2, 8), "hidden is 60: it must be a multiple of 8 \\* heads, 32"),
-        ((1, 64, 4, 3, 8), "heads is 4: it must be a multiple of kv-heads, 3"),
-    ],
-)
-def test_sizes_that_make_no_model_are_rejected(
-    sizes: tuple[int, int, int, int, int], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Shape(*sizes)

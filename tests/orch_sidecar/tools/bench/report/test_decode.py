@@ -43,8 +43,8 @@ def swept(batches: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
     }  # fmt: skip
     config = {"nreq": 1, "rate_per_s": 1.0, "tokens": 1, "bmax": 1, "seed": 1}
     return {
-        "schema": "orch.bench.decode/2", "config": config, "device": device, "formula": None,
-        "runs": [], "sweep": {"points": points, "fit": fit, "monotonic": True},
+        "schema": "orch.bench.decode/3", "config": config, "device": device, "formula": None,
+        "runs": [], "points": points, "fit": fit,
     }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_sweep_shows_the_curve_and_the_device() -> None:
 def test_curve_that_is_far_off_is_said_and_not_drawn() -> None:
     found = swept()
     assert "fit" in page_of(found).texts
-    found["sweep"]["fit"]["worst_error"] = 0.43
+    found["fit"]["worst_error"] = 0.43
     page = page_of(found)
     assert "fit" not in page.texts
     assert "largest deviation 43.0 %" in page.text
@@ -80,13 +80,13 @@ def test_curve_that_is_far_off_is_said_and_not_drawn() -> None:
 
 def test_sweep_of_one_batch_has_no_fit() -> None:
     found = swept((4,))
-    found["sweep"]["fit"] = None
+    found["fit"] = None
     assert page_of(found).charts == ["Throughput", "Time of a step"]
 
 
 def test_damaged_file_is_an_error() -> None:
     found = swept()
-    found["sweep"]["points"][0]["batch"] = 10**12
+    found["points"][0]["batch"] = 10**12
     with pytest.raises(ValueError, match="less than or equal to 100000"):
         page_of(found)
 
