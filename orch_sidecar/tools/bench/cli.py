@@ -34,7 +34,7 @@ from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sw
 from orch_sidecar.tools.bench.reports import add_commands, add_report, check_files, write_report
 from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of, with_evidence
 from orch_sidecar.tools.bench.results.result import Result
-from orch_sidecar.tools.bench.results.sweep import Sweep, is_sound
+from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs import loadgen
 from orch_sidecar.tools.bench.runs.run import measure
 from orch_sidecar.tools.bench.runs.series import find_rate, run_sweep
@@ -154,7 +154,7 @@ def _report_sweep(found: Sweep, options: argparse.Namespace) -> int:
         files.write(options.plot, picture)
         print(f"plot: {options.plot}")
     reported = write_report(page, options.report, output)
-    return 0 if written and reported and is_sound(found) else 1
+    return 0 if written and reported and found.is_sound else 1
 
 
 def _report(result: Result, options: argparse.Namespace) -> int:

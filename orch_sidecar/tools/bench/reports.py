@@ -112,7 +112,7 @@ _RULE: Final = "it must be a result that `orch bench` of this release has writte
 # By its schema, what a file holds, and the page of it.
 _KINDS: Final[dict[object, tuple[TypeAdapter[Any], Callable[[Any], Page]]]] = {
     "orch.bench/2": (TypeAdapter(Result), run_report),
-    "orch.sweep/2": (TypeAdapter(Sweep), sweep_report),
+    "orch.sweep/3": (TypeAdapter(Sweep), sweep_report),
     "orch.bench.decode/3": (DOCUMENT, decode_report),
 }
 # Two results of one kind, side by side.

@@ -106,7 +106,7 @@ async def tune(
     endpoint = replace(plan.endpoint, fields=fields)
     steady = replace(plan, endpoint=endpoint, scenario=closed)
     sweep = await run_sweep(steady, sizes, interrupted, report)
-    if not sweep.complete:
+    if sweep.ended_by:
         raise EndpointError(f"the closed loops ended early {sweep.ended_by}")
     curve = curve_of(steps_between(*_entries(each, found.snapshot.pool)) for each in sweep.results)
     entry = _entries(sweep.results[-1], found.snapshot.pool)[1]

@@ -177,11 +177,11 @@ async def test_sweep_measures_every_concurrency_with_prompts_of_its_own(
     printed = capsys.readouterr()
     assert code == 0, printed.out + printed.err
     found = sweep_of(tmp_path)
-    assert found.complete
+    assert not found.ended_by
     assert [point.clients for point in found.points] == [1, 2, 4]
-    assert [point.batch_largest for point in found.points] == [1, 2, 4]
-    assert [point.status for point in found.points] == ["unbatched", *2 * ["preliminary"]]
-    assert found.base_clients == 1
+    assert [point.batch for point in found.points] == pytest.approx([1, 2, 4], rel=0.2)
+    assert [point.result.status for point in found.points] == ["unbatched", *2 * ["preliminary"]]
+    assert found.points[0].speed_up == 1
     assert found.points[2].speed_up is not None
     assert found.points[2].speed_up > 1
     assert found.fit is not None
@@ -210,7 +210,7 @@ async def test_sweep_whose_endpoint_fails_keeps_its_results(
     assert await run("sweep", "--concurrency", "2,4", "--duration", "0.2") == 1
     found = sweep_of(tmp_path)
     assert [point.clients for point in found.points] == [2]
-    assert not found.complete
+    assert found.ended_by
     why = "Incomplete:\n  at 4 clients: GET /v1/capabilities: refused"
     assert why in capsys.readouterr().out
     with pytest.raises(EndpointError):
@@ -231,7 +231,7 @@ async def test_interrupted_sweep_keeps_its_results(
     engine.answer = interrupts
     assert await run("sweep", "--concurrency", "2,4", "--duration", "0.5") == 1
     found = sweep_of(tmp_path)
-    assert not found.complete
+    assert found.ended_by
     assert found.ended_by.startswith("at 4 clients: the user interrupted the run")
     assert found.points[0].clients == 2
 
@@ -255,8 +255,8 @@ async def test_sweep_of_which_every_point_is_invalid_fails(
         await asyncio.gather(beside, return_exceptions=True)
     assert code == 1, capsys.readouterr().out
     found = sweep_of(tmp_path)
-    assert {point.status for point in found.points} == {"invalid"}
-    assert found.complete
+    assert {point.result.status for point in found.points} == {"invalid"}
+    assert not found.ended_by
 
 
 async def test_row_is_written_where_the_result_could_not_be(

@@ -10,7 +10,7 @@ from typing import Final
 from orch_sidecar.tools.bench.report.measures import Measure, measures_of
 from orch_sidecar.tools.bench.report.run import INTERVALS_TEXT, began, conditions, engine_text
 from orch_sidecar.tools.bench.results.result import Status
-from orch_sidecar.tools.bench.results.sweep import Curve, Point, Sweep, is_sound
+from orch_sidecar.tools.bench.results.sweep import Curve, Point, Sweep
 from orch_sidecar.tools.drawing.chart import Axis, Chart, Series, Style, apart, by_size
 from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import counted, number_text
@@ -21,7 +21,7 @@ POOR_FIT: Final = 0.15
 _MARKERS: Final = ("o", "s", "^")  # by color: series differ without colors, too
 _CLIENTS: Final = "concurrent requests"
 
-Measures = dict[int, dict[str, Measure]]  # by clients, then by name
+Measured = Sequence[tuple[Point, Mapping[str, Measure]]]  # the figures of each by name
 _X = Callable[[Point], float]
 _by_clients: _X = attrgetter("clients")
 _by_batch: _X = attrgetter("batch")
@@ -38,25 +38,24 @@ def sweep_report(sweep: Sweep) -> Page:
     """Returns the page of a sweep. Raises ValueError as `run_report` does."""
     first = sweep.results[0]
     page = Page(sweep_title(sweep))
-    sound = is_sound(sweep)
-    text = " · All concurrencies were measured, each of them soundly." if sound else (
+    text = " · All concurrencies were measured, each of them soundly." if sweep.is_sound else (
         " · Not all concurrencies have sound figures: nothing is derived from those without."
     )  # fmt: skip
-    page.text(badge("sound" if sound else "not sound", "good" if sound else "bad"), text)
-    if not sweep.complete:
+    kind = ("sound", "good") if sweep.is_sound else ("not sound", "bad")
+    page.text(badge(*kind), text)
+    if sweep.ended_by:
         page.note("bad", "Incomplete", [sweep.ended_by])
     page.text(f"{began(first)} · {len(sweep.results)} runs")
-    measures = _measures(sweep)
+    measured = _measured(sweep)
     page.section("Curves")
     page.charts(sweep_charts(sweep))
     page.section("Points")
-    page.table(_HEAD, [_row(point, measures.get(point.clients, {})) for point in sweep.points])
+    page.table(_HEAD, [_row(point, measures) for point, measures in measured])
     page.text(_fit_text(sweep))
-    if sweep.base_clients is not None:
-        page.text(
-            f"Speed-up and efficiency are relative to {counted(sweep.base_clients, 'client')}."
-        )
-    elif sweep.points:
+    base = next((point.clients for point, _ in measured if point.is_sound), None)
+    if base is not None:
+        page.text(f"Speed-up and efficiency are relative to {counted(base, 'client')}.")
+    elif measured:
         page.text("There is no speed-up, as no point is sound.")
     page.remark(INTERVALS_TEXT)
     page.list([*limits(sweep), *_reasons(sweep)])
@@ -80,40 +79,39 @@ def sweep_title(sweep: Sweep) -> str:
 def limits(sweep: Sweep) -> Iterator[str]:
     """Yields what limits the trust in points, with their clients."""
     remarks: dict[str, Callable[[Point], bool]] = {
-        "preliminary, too short to be published": lambda p: p.status is Status.PRELIMINARY,
-        "of unknown batches": lambda p: p.status is Status.UNVERIFIED,
-        "the client may be the bottleneck": lambda p: p.client_bottleneck,
+        "preliminary, too short to be published": lambda p: p.result.status is Status.PRELIMINARY,
+        "of unknown batches": lambda p: p.result.status is Status.UNVERIFIED,
+        "the client may be the bottleneck": lambda p: bool(p.result.client.bottleneck),
         "not sound, and not counted": lambda p: not p.is_sound,
     }
+    points = sweep.points
     for text, holds in remarks.items():
-        found = [str(point.clients) for point in sweep.points if holds(point)]
+        found = [str(point.clients) for point in points if holds(point)]
         if found:
-            which = "all" if len(found) == len(sweep.points) else f"{', '.join(found)} clients"
+            which = "all" if len(found) == len(points) else f"{', '.join(found)} clients"
             yield f"{text}: {'1 client' if which == '1 clients' else which}"
 
 
-def _measures(sweep: Sweep) -> Measures:
-    return {
-        clients: {each.name: each for each in measures_of(result)}
-        for result in sweep.results
-        if (clients := result.scenario.clients) is not None
-    }
+def _measured(sweep: Sweep) -> Measured:
+    return [
+        (point, {each.name: each for each in measures_of(point.result)}) for point in sweep.points
+    ]
 
 
-def _row(point: Point, measures: dict[str, Measure]) -> tuple[str, ...]:
+def _row(point: Point, measures: Mapping[str, Measure]) -> tuple[str, ...]:
     def measured(name: str) -> str:
         return measures[name].value_text if name in measures else number_text(None)
 
     throughput = measures.get("throughput")
     return (
         str(point.clients),
-        number_text(point.batch_mean),
-        number_text(point.tokens_per_s),
+        number_text(None if point.result.batches is None else point.batch),
+        number_text(point.figures.tokens_per_s),
         number_text(None) if throughput is None else throughput.interval_text,
         *map(measured, ("TTFT p50", "TTFT p95", "TPOT p50", "within the SLO")),
         number_text(point.speed_up),
         number_text(point.efficiency),
-        point.status.value,
+        point.result.status.value,
     )
 
 
@@ -121,29 +119,26 @@ def _reasons(sweep: Sweep) -> Iterator[str]:
     return (
         f"{counted(point.clients, 'client')}: {why}"
         for point in sweep.points
-        for why in point.reasons
+        for why in point.result.reasons
     )
 
 
 def series_of(
-    sweep: Sweep, measures: Measures, name: str, key: str, color: int = 0, x: _X = _by_clients
+    measured: Measured, name: str, key: str, color: int = 0, x: _X = _by_clients
 ) -> list[Series]:
     """Returns a figure with its intervals by concurrency, or by another `x`.
 
     Points that are not sound are hollow, and no line goes through them.
     """
-    found = [
-        (point, measures[point.clients][key].estimate)
-        for point in sorted(sweep.points, key=x)
-        if key in measures.get(point.clients, {})
-    ]
+    found = [(point, known[key].estimate) for point, known in measured if key in known]
+    found.sort(key=lambda each: x(each[0]))
     style = Style("" if x is _by_batch else "-", _MARKERS[color], color)
     return apart(name, ((p.is_sound, x(p), est.value, est.margin) for p, est in found), style)
 
 
 def curves_by_clients(sweeps: Mapping[str, Sweep]) -> Iterator[Chart]:
     """Yields the curves of several sweeps, by their names, in one chart for each figure."""
-    measures = {name: _measures(sweep) for name, sweep in sweeps.items()}
+    measured = {name: _measured(sweep) for name, sweep in sweeps.items()}
     for title, unit, key in (
         ("Throughput", "tokens/s", "throughput"),
         ("Time to first token, p50", "ms", "TTFT p50"),
@@ -151,8 +146,8 @@ def curves_by_clients(sweeps: Mapping[str, Sweep]) -> Iterator[Chart]:
     ):
         series = [
             each
-            for number, (name, sweep) in enumerate(sweeps.items())
-            for each in series_of(sweep, measures[name], name, key, number)
+            for number, name in enumerate(sweeps)
+            for each in series_of(measured[name], name, key, number)
         ]
         if series:
             yield by_size(title, "With 95 % intervals.", _CLIENTS, unit, series, linear=False)
@@ -160,7 +155,7 @@ def curves_by_clients(sweeps: Mapping[str, Sweep]) -> Iterator[Chart]:
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:
     """Returns throughput, times and goodput by concurrency; those of which a point has a figure."""
-    measured = partial(series_of, sweep, _measures(sweep))
+    measured = partial(series_of, _measured(sweep))
     throughput = measured("measured", "throughput")
     ttft = [*measured("p50", "TTFT p50"), *measured("p95", "TTFT p95", 1)]
     tpot = measured("p50", "TPOT p50", x=_by_batch)
@@ -186,9 +181,9 @@ def _pareto(sweep: Sweep) -> Iterator[Chart]:
     """Yields what one user gets against what an accelerator makes, along the concurrencies."""
     accelerators = sweep.results[0].engine.gpu_count
     found = (
-        (point.is_sound, 1000 / point.tpot_p50_ms, point.tokens_per_s / (accelerators or 1), None)
+        (point.is_sound, 1000 / ms, point.figures.tokens_per_s / (accelerators or 1), None)
         for point in sweep.points
-        if point.tpot_p50_ms
+        if (ms := point.tpot_p50_ms)
     )
     if series := apart("measured", found, Style()):
         about = "From the fewest concurrent requests at the right to the most at the left."
@@ -202,7 +197,8 @@ def _in_proportion(sweep: Sweep) -> Iterator[Series]:
     sound = [point for point in sweep.points if point.is_sound]
     if len(sound) > 1:
         base, last = sound[0], sound[-1]
-        ys = [base.tokens_per_s, base.tokens_per_s * last.clients / base.clients]
+        tokens_per_s = base.figures.tokens_per_s
+        ys = [tokens_per_s, tokens_per_s * last.clients / base.clients]
         yield Series("in proportion", [base.clients, last.clients], ys, Style(":", "", 3))
 
 

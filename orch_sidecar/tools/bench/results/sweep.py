@@ -13,13 +13,13 @@ fit, have no speed-up, and are never what the speed-up of others is relative to.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from orch_sidecar.tools.bench.results.result import Document, Result, Status
+from orch_sidecar.tools.bench.results.result import Document, FiguresDocument, Result, Status
 from orch_sidecar.tools.facts.labels.judge import NEVER_BATCHED
 
 # Three parameters need three different sizes.
@@ -104,56 +104,69 @@ def _off(points: Sequence[tuple[float, float]], curve: Curve) -> float:
 _UNSOUND: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
 
 
-class Point(Document):
-    """One concurrency. `speed_up`: over the first sound one; `efficiency`: speed-up over the growth
-    of the clients. Both are None for a point that is not sound."""
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One concurrency with an answer. `speed_up`: over the first sound one; `efficiency`: speed-up
+    over the growth of the clients. Both are None for a point that is not sound."""
 
+    result: Result
+    figures: FiguresDocument
     clients: int
-    batch_mean: float | None
-    batch_largest: int | None
-    tokens_per_s: float
-    ttft_p50_ms: float | None
-    ttft_p95_ms: float | None
-    tpot_p50_ms: float | None
     speed_up: float | None
     efficiency: float | None
-    client_bottleneck: bool
-    status: Status
-    reasons: list[str]
 
     @property
     def batch(self) -> float:
         """The mean number of sequences in a step."""
-        return self.batch_mean or float(self.clients)
+        batches = self.result.batches
+        return float(self.clients) if batches is None else batches.mean
+
+    @property
+    def tpot_p50_ms(self) -> float | None:
+        return None if self.figures.tpot_ms is None else self.figures.tpot_ms.p50
 
     @property
     def is_sound(self) -> bool:
         """Whether other figures may be derived from it."""
-        return self.status not in _UNSOUND
+        return self.result.status not in _UNSOUND
 
 
 class Sweep(Document):
-    """The file. `complete`: all concurrencies were measured completely; `ended_by`: otherwise,
-    what ended the sweep. `base_clients`: of the first sound point; None without one. `fit`: of TPOT
-    in ms, rounded."""
+    """The file. `ended_by`: what ended the sweep before all concurrencies were measured completely,
+    empty if nothing did. `fit`: of TPOT in ms, rounded. `results`: ascending by their clients."""
 
-    schema_version: Literal["orch.sweep/2"] = "orch.sweep/2"
-    complete: bool
+    schema_version: Literal["orch.sweep/3"] = "orch.sweep/3"
     ended_by: str
-    base_clients: int | None
-    points: list[Point]
     fit: Fit | None
     results: Annotated[list[Result], Field(min_length=1)]
+
+    @property
+    def points(self) -> list[Point]:
+        """What was measured at each concurrency, but where nothing was answered."""
+        return list(_points(self.results))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all concurrencies were measured, and each of them soundly."""
+        sound = all(result.status not in _UNSOUND for result in self.results)
+        return sound and not self.ended_by
 
 
 def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
     """Returns the sweep of closed loops' results, which are in ascending order of their clients.
 
-    A result without an answer has no point. `ended_by`: why concurrencies are missing, if any.
+    `ended_by`: why concurrencies are missing, if any.
     """
-    points: list[Point] = []
+    marked = [_unbatched(result) for result in results]
+    # By batch, not by clients: more clients than slots do not enlarge the batch.
+    sound = (point for point in _points(marked) if point.is_sound)
+    found = fit([(point.batch, ms) for point in sound if (ms := point.tpot_p50_ms)])
+    rounded = found and Fit(*(round(each, 4) for each in astuple(found)))
+    return Sweep(ended_by=ended_by, fit=rounded, results=marked)
+
+
+def _points(results: Sequence[Result]) -> Iterator[Point]:
     first: tuple[int, float] | None = None
-    results = [_unbatched(result) for result in results]
     for result in results:
         figures, clients = result.figures, result.scenario.clients
         if figures is None or clients is None or not figures.tokens_per_s:
@@ -163,35 +176,7 @@ def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
             first = first or (clients, figures.tokens_per_s)
             ratio = figures.tokens_per_s / first[1]
             speed_up, efficiency = round(ratio, 4), round(ratio * first[0] / clients, 4)
-        points.append(
-            Point(
-                clients=clients,
-                batch_mean=None if result.batches is None else result.batches.mean,
-                batch_largest=None if result.batches is None else result.batches.largest,
-                tokens_per_s=figures.tokens_per_s,
-                ttft_p50_ms=None if figures.ttft_ms is None else figures.ttft_ms.p50,
-                ttft_p95_ms=None if figures.ttft_ms is None else figures.ttft_ms.p95,
-                tpot_p50_ms=None if figures.tpot_ms is None else figures.tpot_ms.p50,
-                speed_up=speed_up,
-                efficiency=efficiency,
-                client_bottleneck=bool(result.client.bottleneck),
-                status=result.status,
-                reasons=result.reasons,
-            )
-        )
-    return Sweep(
-        complete=not ended_by,
-        ended_by=ended_by,
-        base_clients=None if first is None else first[0],
-        points=points,
-        fit=_fit_of([point for point in points if point.is_sound]),
-        results=results,
-    )
-
-
-def is_sound(sweep: Sweep) -> bool:
-    """Returns whether all concurrencies were measured, and each of them soundly."""
-    return sweep.complete and all(result.status not in _UNSOUND for result in sweep.results)
+        yield Point(result, figures, clients, speed_up, efficiency)
 
 
 def _unbatched(result: Result) -> Result:
@@ -200,9 +185,3 @@ def _unbatched(result: Result) -> Result:
     if not alone or result.reasons != [NEVER_BATCHED]:
         return result
     return result.model_copy(update={"status": Status.UNBATCHED})
-
-
-def _fit_of(points: Sequence[Point]) -> Fit | None:
-    # By batch, not by clients: more clients than slots do not enlarge the batch.
-    found = fit([(p.batch, p.tpot_p50_ms) for p in points if p.tpot_p50_ms])
-    return found and Fit(*(round(each, 4) for each in astuple(found)))

@@ -52,4 +52,4 @@ def test_throughput_of_an_accelerator_stands_against_the_speed_of_a_user() -> No
     [measured, *_] = pareto.series
     sound = [point for point in found.points if point.is_sound]
     assert measured.xs == tuple(1000 / (point.tpot_p50_ms or 0) for point in sound)
-    assert measured.ys == tuple(point.tokens_per_s / 2 for point in sound)
+    assert measured.ys == tuple(point.figures.tokens_per_s / 2 for point in sound)
