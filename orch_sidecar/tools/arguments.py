@@ -106,6 +106,14 @@ def add_plot(group: argparse._ActionsContainer, default: Path | None = None) -> 
     group.add_argument("--plot", type=Path, default=default, metavar="FILE", help=text)
 
 
+def file_of(text: str, suffix: str) -> Path:
+    """Returns the path of a file that ends so: no other kind is taken for one, and overwritten."""
+    path = Path(text)
+    if path.suffix.lower() != suffix:
+        raise argparse.ArgumentTypeError(f"{text!r} must end in {suffix}")
+    return path
+
+
 def number(text: str, rule: str, is_valid: Callable[[float], bool]) -> float:
     """Returns a finite number that is valid. `rule`: what it must be, for the error."""
     try:

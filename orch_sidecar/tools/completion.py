@@ -42,5 +42,5 @@ def _complete_paths(parser: argparse.ArgumentParser, files: Any) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
                 _complete_paths(each, files)
-        elif action.type is Path or action.metavar == "FILE":
+        elif action.type is Path or action.metavar in ("FILE", "HTML", "JSON"):
             action.complete = files  # type: ignore[attr-defined]  # shtab's attribute

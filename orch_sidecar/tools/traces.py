@@ -323,12 +323,14 @@ def window(text: str) -> tuple[float, float]:
     return from_s, until_s
 
 
-def add_trace(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Adds the options of a trace, and returns their group."""
+def add_trace(
+    parser: argparse.ArgumentParser, ways: argparse._ActionsContainer | None = None
+) -> argparse._ArgumentGroup:
+    """Adds the options of a trace, and returns their group. `ways`: what `--trace` excludes."""
     group = parser.add_argument_group("replay of a trace")
     add = group.add_argument
     text = "arrivals and lengths of interactive requests: Azure, Mooncake, BurstGPT, GuideLLM, vLLM"
-    add("--trace", type=Path, metavar="FILE", help=text)
+    (ways or group).add_argument("--trace", type=Path, metavar="FILE", help=text)
     add("--bulk-trace", type=Path, metavar="FILE", help="the same, of bulk requests beside them")
     text = "the part of the traces to replay, in their seconds; default: all"
     add("--trace-window", type=window, default=(0.0, inf), metavar="FROM:TO", help=text)

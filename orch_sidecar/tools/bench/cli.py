@@ -29,10 +29,15 @@ from orch_sidecar.tools.bench.plan import (
     scenario_of,
     sweep_scenario,
 )
-from orch_sidecar.tools.bench.report.run import run_report
-from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_report, sweep_title
-from orch_sidecar.tools.bench.reports import add_commands, add_report, check_files, write_report
-from orch_sidecar.tools.bench.results.fact import NO_FACT, row_of, with_evidence
+from orch_sidecar.tools.bench.report.sweep import sweep_charts, sweep_title
+from orch_sidecar.tools.bench.reports import (
+    add_commands,
+    add_report,
+    check_files,
+    page_of,
+    write_report,
+)
+from orch_sidecar.tools.bench.results.fact import row_of, with_evidence
 from orch_sidecar.tools.bench.results.result import Result
 from orch_sidecar.tools.bench.results.sweep import Sweep
 from orch_sidecar.tools.bench.runs import loadgen
@@ -138,37 +143,31 @@ async def _run(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
 async def _sweep(options: argparse.Namespace, interrupted: asyncio.Event) -> int:
     plan = await unless_interrupted(interrupted, plan_of(options, sweep_scenario(options)))
     found = await run_sweep(plan, options.concurrency, interrupted, print_error)
-    return _report_sweep(found, options)
+    return _report(found, options)
 
 
-def _report_sweep(found: Sweep, options: argparse.Namespace) -> int:
-    page = sweep_report(found)
+def _report(found: Result | Sweep, options: argparse.Namespace) -> int:
+    """Prints and writes what was measured; returns the exit code."""
+    swept = isinstance(found, Sweep)
+    results = found.results if isinstance(found, Sweep) else [found]
+    page = page_of(found)
     print(page.plain)
-    output = options.output or Path(f"orch-sweep-{found.results[0].id}.json")
-    written = _write(found, output)
+    output = options.output or Path(f"orch-{'sweep' if swept else 'bench'}-{results[0].id}.json")
+    done = [_write(found, output)]
     if options.facts is not None:
-        for result in found.results:
-            _add(result, options.facts, f"concurrency {result.scenario.clients}: ")
-    if options.plot is not None and found.points:
+        added = [_add(result, options.facts, swept=swept) for result in results]
+        done += [] if swept else added  # one client of a sweep makes no row
+    if isinstance(found, Sweep) and options.plot is not None and found.points:
         picture = drawn(options.plot.suffix, sweep_title(found), sweep_charts(found))
         files.write(options.plot, picture)
         print(f"plot: {options.plot}")
-    reported = write_report(page, options.report, output)
-    return 0 if written and reported and found.is_sound else 1
+    done.append(write_report(page, options.report, output))
+    return 0 if all(done) and found.is_sound else 1
 
 
-def _report(result: Result, options: argparse.Namespace) -> int:
-    page = run_report(result)
-    print(page.plain)
-    output = options.output or Path(f"orch-bench-{result.id}.json")
-    written = _write(result, output)
-    added = options.facts is None or _add(result, options.facts)
-    reported = write_report(page, options.report, output)
-    return 0 if written and added and reported and result.status not in NO_FACT else 1
-
-
-def _add(result: Result, facts: Path, which: str = "") -> bool:
+def _add(result: Result, facts: Path, *, swept: bool) -> bool:
     """Appends a row to the table; returns whether that succeeded."""
+    which = f"concurrency {result.scenario.clients}: " if swept else ""
     try:
         files.append(facts, [with_evidence(row_of(result), result, facts)])
     except (ValueError, OSError) as error:

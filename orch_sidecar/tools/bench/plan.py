@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from orch_sidecar.tools.arguments import (
     add_slo,
     count,
     count_or_zero,
+    file_of,
     non_negative,
     positive,
 )
@@ -108,7 +110,12 @@ def add_common(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     add_slo(parser.add_argument_group("SLO, for goodput (milliseconds)"), *SLO_TIMES)
     output = parser.add_argument_group("output")
     add = output.add_argument
-    add("--output", type=Path, metavar="JSON", help="default: orch-bench-<id>.json")
+    add(
+        "--output",
+        type=partial(file_of, suffix=".json"),
+        metavar="JSON",
+        help="default: orch-bench-<id>.json",
+    )
     text = "table to append a row to, if the result is valid"
     add("--facts", type=Path, metavar="CSV", help=text)
     add = parser.add_argument_group(
@@ -151,16 +158,29 @@ def add_length(parser: argparse.ArgumentParser, label: Label) -> None:
 
 def add_arrivals(parser: argparse.ArgumentParser) -> None:
     """Adds the arrivals of an online scenario."""
-    add = parser.add_argument_group("arrivals").add_argument
-    add("--rate", type=positive, help="requests per second, Poisson")
+    group = parser.add_argument_group("arrivals")
+    ways = group.add_mutually_exclusive_group(required=True)
+    ways.add_argument("--rate", type=positive, help="requests per second, Poisson")
+    text = "clients of a closed loop, 2 at least"
+    ways.add_argument("--concurrency", type=partial(count, least=2), help=text)
+    add = group.add_argument
     text = "gamma instead of Poisson: below 1 burstier, above 1 more regular, inf constant"
     add("--burstiness", type=burstiness, help=text)
-    add("--concurrency", type=count, help="clients of a closed loop, instead of --rate")
     text = "search from --rate for the largest rate at which 99 %% meet the SLO, then run it"
     add("--find-rate", action="store_true", help=text)
     text = "length of a trial of the search, at least 100 requests; default: %(default)g"
     add("--trial", type=positive, default=20.0, metavar="SECONDS", help=text)
-    add_bulk_clients(add_trace(parser), "--input-tokens and --output-tokens or of --prompts")
+    replayed = add_trace(parser, ways)
+    add_bulk_clients(replayed, "--input-tokens and --output-tokens or of --prompts")
+
+
+# What an option of arrivals belongs to.
+_NEEDED: Final = {
+    "burstiness": "rate",
+    "find_rate": "rate",
+    "bulk_trace": "trace",
+    "bulk_clients": "trace",
+}
 
 
 def given_of(options: argparse.Namespace) -> dict[str, str | int]:
@@ -170,7 +190,8 @@ def given_of(options: argparse.Namespace) -> dict[str, str | int]:
 
 
 def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
-    """Returns the scenario that the options define. Raises InvalidOptions."""
+    """Returns the scenario that the options define. Raises InvalidOptions, and OSError and
+    InvalidTrace for a file that is no trace."""
     common: dict[str, Any] = {
         "label": label,
         "least_requests": options.requests,
@@ -183,18 +204,25 @@ def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
         return Scenario(arrivals=Arrivals.ONE_BY_ONE, clients=1, **common)
     if label is Label.OFFLINE:
         return Scenario(arrivals=Arrivals.AT_ONCE, **common)
+    for name, needed in _NEEDED.items():
+        if getattr(options, name) and getattr(options, needed) is None:
+            raise InvalidOptions(f"--{name.replace('_', '-')}: it needs --{needed} beside it")
     if options.find_rate and not common["slo_ms"]:
         raise InvalidOptions(
             "--find-rate needs an SLO: give --slo-ttft-ms, --slo-tpot-ms or --slo-latency-ms"
         )
-    if options.trace is not None:
-        return _replay(options, common)
-    if options.bulk_trace is not None or options.bulk_clients:
-        raise InvalidOptions("--bulk-trace and --bulk-clients need --trace beside them")
     if options.concurrency is not None:
-        return _closed_loop(options, common)
-    if options.rate is None:
-        raise InvalidOptions("give --rate (requests per second), --concurrency or --trace")
+        return Scenario(arrivals=Arrivals.CLOSED_LOOP, clients=options.concurrency, **common)
+    if options.trace is not None:
+        replay = Replay(
+            *traces_of(options),
+            options.bulk_clients,
+            options.trace_window,
+            options.time_factor,
+            options.length_factor,
+        )
+        length = {"least_requests": len(replay.due_s), "least_seconds": 0.0}
+        return Scenario(arrivals=Arrivals.TRACE, replay=replay, **common | length)
     arrivals, shape = Arrivals.POISSON, options.burstiness
     if shape is not None:
         arrivals = Arrivals.GAMMA if math.isfinite(shape) else Arrivals.CONSTANT
@@ -204,43 +232,6 @@ def scenario_of(options: argparse.Namespace, label: Label) -> Scenario:
         burstiness=shape if arrivals is Arrivals.GAMMA else None,
         **common,
     )
-
-
-def _replay(options: argparse.Namespace, common: dict[str, Any]) -> Scenario:
-    """Returns the replay of a trace. Raises OSError and InvalidTrace for a file that is none."""
-    others = {
-        "--rate": options.rate,
-        "--burstiness": options.burstiness,
-        "--concurrency": options.concurrency,
-        "--find-rate": options.find_rate or None,
-    }
-    for name, value in others.items():
-        if value is not None:
-            raise InvalidOptions(
-                f"--trace {options.trace}: its arrivals cannot have {name}; --time-factor changes "
-                "their rate"
-            )
-    replay = Replay(
-        *traces_of(options),
-        options.bulk_clients,
-        options.trace_window,
-        options.time_factor,
-        options.length_factor,
-    )
-    length = {"least_requests": len(replay.due_s), "least_seconds": 0.0}
-    return Scenario(arrivals=Arrivals.TRACE, replay=replay, **common | length)
-
-
-def _closed_loop(options: argparse.Namespace, common: dict[str, Any]) -> Scenario:
-    if options.rate is not None or options.burstiness is not None or options.find_rate:
-        rule = "a closed loop cannot have --rate, --burstiness or --find-rate"
-        raise InvalidOptions(f"--concurrency {options.concurrency}: {rule}")
-    if options.concurrency < 2:
-        raise InvalidOptions(
-            f"--concurrency {options.concurrency}: a batched scenario needs at least 2 clients; "
-            "use single-stream for one"
-        )
-    return Scenario(arrivals=Arrivals.CLOSED_LOOP, clients=options.concurrency, **common)
 
 
 def sweep_scenario(options: argparse.Namespace) -> Scenario:

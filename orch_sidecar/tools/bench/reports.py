@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from orch_sidecar.tools.bench.decode.result import DOCUMENT
+from orch_sidecar.tools.arguments import file_of
+from orch_sidecar.tools.bench.decode.result import DOCUMENT, DecodeResult
 from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.compare import compare_report, compare_sweeps_report
 from orch_sidecar.tools.bench.report.decode import decode_report
@@ -25,13 +27,9 @@ from orch_sidecar.tools.drawing.page import Page
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, require
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_json
 from orch_sidecar.tools.facts.tables import files
-from orch_sidecar.tools.facts.tables.row import COLUMNS
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
-_REPORT: Final = ".html"
-
-# Characters of a file's first line: more than a header has.
-_LINE: Final = 1000
+_PAGE: Final = ".html"
 
 
 def add_report(
@@ -39,53 +37,30 @@ def add_report(
     text: str = "write a page with figures and pictures; default: beside the result",
 ) -> None:
     """Adds `--report [HTML]`: a Path, True for the default one, None for no report."""
-    group.add_argument(
-        "--report", nargs="?", const=True, type=report_file, metavar="HTML", help=text
-    )
-
-
-def report_file(text: str) -> Path:
-    """Parses the path of a report. A result is never mistaken for one, and overwritten."""
-    path = Path(text)
-    if path.suffix.lower() != _REPORT:
-        raise argparse.ArgumentTypeError(f"{text!r} must end in {_REPORT}")
-    return path
-
-
-def report_beside(path: Path) -> Path:
-    """Returns the path of the report of a result."""
-    return path.with_suffix(_REPORT)
+    kind = partial(file_of, suffix=_PAGE)
+    group.add_argument("--report", nargs="?", const=True, type=kind, metavar="HTML", help=text)
 
 
 def check_files(options: argparse.Namespace) -> None:
     """Raises InvalidOptions, or what `picture.require` raises, where no result could be written."""
-    given: dict[str, Path] = {
-        f"--{name} {path}": path
-        for name in ("output", "facts", "plot", "report")
-        if isinstance(path := getattr(options, name, None), Path)
-    }
-    if getattr(options, "report", None) is True and options.output is not None:
-        path = report_beside(options.output)
-        given[f"--report {path}"] = path
+    output, report = options.output or Path("orch-bench.json"), options.report
+    plot = getattr(options, "plot", None)
+    page = output.with_suffix(_PAGE) if report is True else report
+    wanted = {"output": output, "facts": options.facts, "plot": plot, "report": page}
     taken: dict[Path, str] = {}
-    for option, path in given.items():
-        if path.is_dir() or not path.resolve().parent.is_dir():
-            raise InvalidOptions(f"{option}: it must be a file in an existing folder")
-        other = taken.setdefault(path.resolve(), option)
-        if other != option:
+    for name, path in wanted.items():
+        if path is None:
+            continue
+        option = f"--{name} {path}"
+        try:
+            files.check_writable(path)
+        except OSError as error:
+            why = error.strerror or error
+            raise InvalidOptions(f"{option}: it cannot be written: {why}") from None
+        if (other := taken.setdefault(path.resolve(), option)) != option:
             raise InvalidOptions(f"{option}: it must not be the file of {other}")
-        _check_writable(option, path)
-    if options.output is None:
-        _check_writable("without --output: the result", Path("orch-bench.json"))
-    elif _is_table(options.output):
-        raise InvalidOptions(
-            f"--output {options.output}: the file is a table of facts and would be overwritten; "
-            "use --facts to append to it"
-        )
-    if getattr(options, "plot", None) is not None:
-        require(options.plot)
-    if getattr(options, "report", None) is not None:
-        require()
+    if plot is not None or report is not None:
+        require(plot)
     if options.facts is not None:
         try:
             files.check_appendable(options.facts)
@@ -93,27 +68,17 @@ def check_files(options: argparse.Namespace) -> None:
             raise InvalidOptions(f"--facts {error}") from None
 
 
-def _check_writable(option: str, path: Path) -> None:
-    try:
-        files.check_writable(path)
-    except OSError as error:
-        raise InvalidOptions(f"{option}: cannot be written: {error.strerror or error}") from None
-
-
-def _is_table(path: Path) -> bool:
-    """Returns whether a file begins like a table of facts, even an invalid one."""
-    if not path.is_file():
-        return False
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        return file.readline(_LINE).replace('"', "").startswith(f"{COLUMNS[0]},")
-
-
 _RULE: Final = "it must be a result that `orch bench` of this release has written"
-# By its schema, what a file holds, and the page of it.
-_KINDS: Final[dict[object, tuple[TypeAdapter[Any], Callable[[Any], Page]]]] = {
-    "orch.bench/2": (TypeAdapter(Result), run_report),
-    "orch.sweep/3": (TypeAdapter(Sweep), sweep_report),
-    "orch.bench.decode/3": (DOCUMENT, decode_report),
+# By its schema, what a file holds.
+_KINDS: Final[dict[object, TypeAdapter[Any]]] = {
+    "orch.bench/2": TypeAdapter(Result),
+    "orch.sweep/3": TypeAdapter(Sweep),
+    "orch.bench.decode/3": DOCUMENT,
+}
+_PAGES: Final[dict[type, Callable[[Any], Page]]] = {
+    Result: run_report,
+    Sweep: sweep_report,
+    DecodeResult: decode_report,
 }
 # Two results of one kind, side by side.
 _COMPARED: Final[dict[type, Callable[[Any, Any], Page]]] = {
@@ -126,11 +91,23 @@ with its 95 % confidence interval, the change with its own, and the conditions i
 The intervals are of one run each: they do not contain what changes from run to run."""
 
 
+def page_of(found: Result | Sweep | DecodeResult) -> Page:
+    """Returns the page of a result."""
+    return _PAGES[type(found)](found)
+
+
 def write_report(page: Page, wanted: Path | bool | None, beside: Path) -> bool:
-    """Writes the report that is wanted, and returns whether that succeeded."""
+    """Writes the report if it is wanted, by default beside a result; returns whether it could."""
     if wanted is None:
         return True
-    return _write(page, wanted if isinstance(wanted, Path) else report_beside(beside))
+    path = wanted if isinstance(wanted, Path) else beside.with_suffix(_PAGE)
+    try:
+        files.write(path, page.html)
+    except (PlotUnavailable, OSError) as error:
+        print(f"no report: {path}: {error}", file=sys.stderr)
+        return False
+    print(f"report: {path}")
+    return True
 
 
 def add_commands(commands: Any) -> None:
@@ -138,9 +115,8 @@ def add_commands(commands: Any) -> None:
     text = "make the report of a result that was written before"
     each = commands.add_parser("report", help=text, description=f"{text.capitalize()}.")
     each.add_argument("result", type=Path, metavar="JSON", help="the result of a run or a sweep")
-    each.add_argument(
-        "--output", type=report_file, metavar="HTML", help="default: beside the result"
-    )
+    kind = partial(file_of, suffix=_PAGE)
+    each.add_argument("--output", type=kind, metavar="HTML", help="default: beside the result")
     each.set_defaults(run=_report)
     text = "two runs side by side, with confidence intervals"
     each = commands.add_parser("compare", help=text, description=_COMPARE)
@@ -151,12 +127,12 @@ def add_commands(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    result, page_of = _read(options.result)
-    return 0 if _write(page_of(result), options.output or report_beside(options.result)) else 2
+    page = page_of(_read(options.result))
+    return 0 if write_report(page, options.output or True, options.result) else 2
 
 
 def _compare(options: argparse.Namespace) -> int:
-    (before, _), (after, _) = _read(options.before), _read(options.after)
+    before, after = _read(options.before), _read(options.after)
     compared = _COMPARED.get(type(before))
     if compared is None or type(before) is not type(after):
         raise ValueError(
@@ -168,8 +144,8 @@ def _compare(options: argparse.Namespace) -> int:
     return 0 if write_report(page, options.report, Path("compare")) else 2
 
 
-def _read(path: Path) -> tuple[Any, Callable[[Any], Page]]:
-    """Returns a result, and what makes the page of it. Raises OSError and ValueError."""
+def _read(path: Path) -> Any:
+    """Returns a result. Raises OSError and ValueError."""
     try:
         document = parse_json(path.read_bytes())
     except ValueError as error:
@@ -178,18 +154,7 @@ def _read(path: Path) -> tuple[Any, Callable[[Any], Page]]:
     schema = named.get("schema_version", named.get("schema"))
     if schema not in _KINDS:
         raise ValueError(f"{path}: its schema is {str(schema)[:80]!r}: {_RULE}")
-    kind, page_of = _KINDS[schema]
     try:
-        return kind.validate_python(document), page_of
+        return _KINDS[schema].validate_python(document)
     except ValidationError as error:
         raise ValueError(f"{path}: {first_problem(error)}: {_RULE}") from error
-
-
-def _write(page: Page, path: Path) -> bool:
-    try:
-        files.write(path, page.html)
-    except (PlotUnavailable, OSError) as error:
-        print(f"no report: {path}: {error}", file=sys.stderr)
-        return False
-    print(f"report: {path}")
-    return True

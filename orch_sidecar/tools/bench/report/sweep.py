@@ -52,7 +52,7 @@ def sweep_report(sweep: Sweep) -> Page:
     page.section("Points")
     page.table(_HEAD, [_row(point, measures) for point, measures in measured])
     page.text(_fit_text(sweep))
-    base = next((point.clients for point, _ in measured if point.is_sound), None)
+    base = next((point.clients for point, _ in measured if point.result.is_sound), None)
     if base is not None:
         page.text(f"Speed-up and efficiency are relative to {counted(base, 'client')}.")
     elif measured:
@@ -82,7 +82,7 @@ def limits(sweep: Sweep) -> Iterator[str]:
         "preliminary, too short to be published": lambda p: p.result.status is Status.PRELIMINARY,
         "of unknown batches": lambda p: p.result.status is Status.UNVERIFIED,
         "the client may be the bottleneck": lambda p: bool(p.result.client.bottleneck),
-        "not sound, and not counted": lambda p: not p.is_sound,
+        "not sound, and not counted": lambda p: not p.result.is_sound,
     }
     points = sweep.points
     for text, holds in remarks.items():
@@ -133,7 +133,9 @@ def series_of(
     found = [(point, known[key].estimate) for point, known in measured if key in known]
     found.sort(key=lambda each: x(each[0]))
     style = Style("" if x is _by_batch else "-", _MARKERS[color], color)
-    return apart(name, ((p.is_sound, x(p), est.value, est.margin) for p, est in found), style)
+    return apart(
+        name, ((p.result.is_sound, x(p), est.value, est.margin) for p, est in found), style
+    )
 
 
 def curves_by_clients(sweeps: Mapping[str, Sweep]) -> Iterator[Chart]:
@@ -181,7 +183,7 @@ def _pareto(sweep: Sweep) -> Iterator[Chart]:
     """Yields what one user gets against what an accelerator makes, along the concurrencies."""
     accelerators = sweep.results[0].engine.gpu_count
     found = (
-        (point.is_sound, 1000 / ms, point.figures.tokens_per_s / (accelerators or 1), None)
+        (point.result.is_sound, 1000 / ms, point.figures.tokens_per_s / (accelerators or 1), None)
         for point in sweep.points
         if (ms := point.tpot_p50_ms)
     )
@@ -194,7 +196,7 @@ def _pareto(sweep: Sweep) -> Iterator[Chart]:
 
 def _in_proportion(sweep: Sweep) -> Iterator[Series]:
     """Yields what throughput in proportion to the clients would be, up to the largest measured."""
-    sound = [point for point in sweep.points if point.is_sound]
+    sound = [point for point in sweep.points if point.result.is_sound]
     if len(sound) > 1:
         base, last = sound[0], sound[-1]
         tokens_per_s = base.figures.tokens_per_s
@@ -223,7 +225,7 @@ def formula_text(curve: Curve) -> str:
 def _fitted(sweep: Sweep) -> Iterator[Series]:
     fit = sweep.fit
     if fit is not None and fit.worst_error <= POOR_FIT:
-        batches = sorted(p.batch for p in sweep.points if p.is_sound and p.tpot_p50_ms)
+        batches = sorted(p.batch for p in sweep.points if p.result.is_sound and p.tpot_p50_ms)
         yield fitted(f"fit: {formula_text(fit)}", fit.at, batches[0], batches[-1])
 
 

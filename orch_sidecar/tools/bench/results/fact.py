@@ -18,7 +18,6 @@ from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import PREFIX_HIT_RATIO
 from orch_sidecar.tools.facts.tables.row import Row, format_engine
 
-NO_FACT: Final = frozenset({Status.INVALID, Status.INCOMPLETE, Status.UNBATCHED})
 # The parts of a result that a row is not made of. What the engine signed is in the evidence itself,
 # and its unsigned documents prove nothing.
 _UNUSED: Final = {"evidence", "capabilities"}
@@ -31,7 +30,7 @@ class NoFact(ValueError):
 def row_of(result: Result) -> Row:
     """Returns the row. Raises NoFact, and ValueError for a text that no note can hold."""
     engine, figures = result.engine, result.figures
-    if result.status in NO_FACT or figures is None:
+    if not result.is_sound or result.status is Status.UNBATCHED or figures is None:
         raise NoFact(f"the result is {result.status}: {'; '.join(result.reasons)}")
     missing = missing_identity(engine)
     if figures.input_tokens is None:

@@ -231,6 +231,11 @@ class Result(Document):
     call_columns: tuple[str, ...] = CALL_COLUMNS
     calls: list[Call]
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether its figures hold."""
+        return self.status not in (Status.INVALID, Status.INCOMPLETE)
+
 
 # A row requires these.
 _NEEDED: Final = ("engine", "precision", "gpu", "gpu_count")

@@ -101,9 +101,6 @@ def _off(points: Sequence[tuple[float, float]], curve: Curve) -> float:
     return sum(((curve.at(batch) - time) / time) ** 2 for batch, time in points)
 
 
-_UNSOUND: Final = frozenset({Status.INVALID, Status.INCOMPLETE})
-
-
 @dataclass(frozen=True, slots=True)
 class Point:
     """One concurrency with an answer. `speed_up`: over the first sound one; `efficiency`: speed-up
@@ -125,11 +122,6 @@ class Point:
     def tpot_p50_ms(self) -> float | None:
         return None if self.figures.tpot_ms is None else self.figures.tpot_ms.p50
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether other figures may be derived from it."""
-        return self.result.status not in _UNSOUND
-
 
 class Sweep(Document):
     """The file. `ended_by`: what ended the sweep before all concurrencies were measured completely,
@@ -148,8 +140,7 @@ class Sweep(Document):
     @property
     def is_sound(self) -> bool:
         """Whether all concurrencies were measured, and each of them soundly."""
-        sound = all(result.status not in _UNSOUND for result in self.results)
-        return sound and not self.ended_by
+        return all(result.is_sound for result in self.results) and not self.ended_by
 
 
 def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
@@ -159,7 +150,7 @@ def sweep_of(results: Sequence[Result], ended_by: str = "") -> Sweep:
     """
     marked = [_unbatched(result) for result in results]
     # By batch, not by clients: more clients than slots do not enlarge the batch.
-    sound = (point for point in _points(marked) if point.is_sound)
+    sound = (point for point in _points(marked) if point.result.is_sound)
     found = fit([(point.batch, ms) for point in sound if (ms := point.tpot_p50_ms)])
     rounded = found and Fit(*(round(each, 4) for each in astuple(found)))
     return Sweep(ended_by=ended_by, fit=rounded, results=marked)
@@ -172,7 +163,7 @@ def _points(results: Sequence[Result]) -> Iterator[Point]:
         if figures is None or clients is None or not figures.tokens_per_s:
             continue
         speed_up = efficiency = None
-        if result.status not in _UNSOUND:
+        if result.is_sound:
             first = first or (clients, figures.tokens_per_s)
             ratio = figures.tokens_per_s / first[1]
             speed_up, efficiency = round(ratio, 4), round(ratio * first[0] / clients, 4)

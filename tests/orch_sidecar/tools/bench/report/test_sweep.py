@@ -50,6 +50,6 @@ def test_throughput_of_an_accelerator_stands_against_the_speed_of_a_user() -> No
     pareto = sweep_charts(sweep_of(results))[-1]
     assert pareto.y.label == "tokens/s per accelerator"
     [measured, *_] = pareto.series
-    sound = [point for point in found.points if point.is_sound]
+    sound = [point for point in found.points if point.result.is_sound]
     assert measured.xs == tuple(1000 / (point.tpot_p50_ms or 0) for point in sound)
     assert measured.ys == tuple(point.figures.tokens_per_s / 2 for point in sound)

@@ -114,7 +114,7 @@ def test_point_that_is_invalid_by_others_takes_no_part_in_the_fit(clients: int) 
         return point(b, rounds(b, 40 if b == clients else b), **ends)
 
     found = sweep_of([measured(b) for b in (1, 2, 4, 8, 16)])
-    assert [each.clients for each in found.points if not each.is_sound] == [clients]
+    assert [each.clients for each in found.points if not each.result.is_sound] == [clients]
     assert not found.is_sound
     assert len(found.points) == 5
     assert found.fit is not None
