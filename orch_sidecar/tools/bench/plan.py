@@ -259,11 +259,10 @@ _OUTPUT_TOKENS: Final = 128
 class Plan:
     """What to measure, and where.
 
-    `prompts`: returns the prompts of a seed. `prompts_text`: describes them. `max_prompts`: how
-    many there are, None without a limit. `for_row`: the result is to become a row of a table.
-    `ids`: the token ids that the prompts of a trace are made of. `restarts`: how often a run begins
-    again that others disturb. `loadgen_logs`: the folder of the logs of MLCommons' load generator;
-    None: by the id of the run.
+    `prompts`: returns the prompts of a seed. `prompts_text`: describes them. `for_row`: the result
+    is to become a row of a table. `ids`: the token ids that the prompts of a trace are made of.
+    `restarts`: how often a run begins again that others disturb. `loadgen_logs`: the folder of the
+    logs of MLCommons' load generator; None: by the id of the run.
     """
 
     endpoint: Endpoint
@@ -275,7 +274,6 @@ class Plan:
     ignore_eos: bool
     given: Given
     for_row: bool = False
-    max_prompts: int | None = None
     ids: tuple[int, ...] = ()
     restarts: int = 0
     loadgen_logs: Path | None = None
@@ -288,7 +286,7 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
     ids: tuple[int, ...] = ()
     if options.prompts is None or scenario.replay is not None:
         ids = await _vocabulary(endpoint, model)
-    made, text, max_prompts = _prompts(options, ids)
+    made, text = _prompts(options, ids)
     if scenario.replay is not None:
         beside = f"; bulk: {text}" if scenario.replay.bulk_clients else ""
         text = f"synthetic, of the lengths of {scenario.replay.trace.name}{beside}"
@@ -302,7 +300,6 @@ async def plan_of(options: argparse.Namespace, scenario: Scenario) -> Plan:
         ignore_eos=not options.no_ignore_eos,
         given=given_of(options),
         for_row=options.facts is not None,
-        max_prompts=max_prompts,
         ids=ids,
         # A test of MLCommons' load generator cannot be stopped, and there is one in a process.
         restarts=0 if scenario.loadgen else options.restarts,
@@ -337,15 +334,14 @@ async def _vocabulary(endpoint: Endpoint, model: str) -> tuple[int, ...]:
 
 def _prompts(
     options: argparse.Namespace, ids: tuple[int, ...]
-) -> tuple[Callable[[int], Iterator[Prompt]], str, int | None]:
-    """Returns the prompts by seed, their description, and their number (None: no limit)."""
+) -> tuple[Callable[[int], Iterator[Prompt]], str]:
+    """Returns the prompts by seed, and their description."""
     if options.prompts is not None:
         read = prompts.from_file(options.prompts, options.output_tokens, options.seed)
         text = f"{len(read)} of the file {options.prompts.name}"
-        return lambda seed: prompts.cycle(read, seed), text, None
+        return lambda seed: prompts.cycle(read, seed), text
     length, output_tokens = options.input_tokens, options.output_tokens or _OUTPUT_TOKENS
     return (
         lambda seed: prompts.synthetic(ids, length, output_tokens, seed),
         f"synthetic, {length} in, {output_tokens} out",
-        prompts.count_distinct(ids, length),
     )

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orch_sidecar.tools.bench.load.endpoint import Endpoint, EndpointError
-from orch_sidecar.tools.bench.load.prompts import Prompt, synthetic
 from orch_sidecar.tools.bench.results.fact import NoFact, row_of
 from orch_sidecar.tools.bench.results.result import Result, Status
 from orch_sidecar.tools.bench.runs.run import NotMeasurable, measure
-from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
     CLOSED,
     OFFLINE,
-    OUTPUT_TOKENS,
     POISSON,
     SINGLE,
     measured,
@@ -248,43 +245,3 @@ async def test_our_refusals_do_not_hide_the_requests_of_others(
     assert result.counts.refused >= 2
     assert result.counts.sent >= len(at_home.generating)
     assert "the engine served other clients" in reasons(result)
-
-
-def few(seed: int) -> Iterator[Prompt]:
-    """Two ids, four tokens: 16 prompts."""
-    return synthetic((5, 6), 4, OUTPUT_TOKENS, seed)
-
-
-async def test_run_that_exhausts_its_prompts_is_incomplete_and_keeps_the_figures(
-    cloud: Running,
-) -> None:
-    """How many it takes in its time nobody knows beforehand."""
-    scenario = replace(CLOSED, least_requests=4, least_seconds=30.0)
-    result = await measured(url_of(cloud), scenario, prompts=few, max_prompts=16)
-    assert result.status is Status.INCOMPLETE
-    assert result.reasons[0].startswith("all 16 distinct prompts of 4 tokens")
-    assert result.counts.answered >= 8
-    assert result.figures is not None
-
-
-@pytest.mark.parametrize(
-    ("scenario", "needed"),
-    [
-        (replace(CLOSED, least_requests=13), 17),
-        (replace(POISSON, least_requests=17), 17),
-        (replace(OFFLINE, least_requests=17, label=Label.BATCHED_ONLINE), 17),
-        (replace(CLOSED, least_requests=2, warm_up_requests=13), 17),
-    ],
-)
-async def test_too_few_prompts_are_rejected_before_anything_is_sent(
-    cloud: Running, engine: ScriptedEngine, scenario: Any, needed: int
-) -> None:
-    with pytest.raises(NotMeasurable, match=f"at least {needed} prompts, and only 16"):
-        await measured(url_of(cloud), scenario, prompts=few, max_prompts=16)
-    assert engine.generating == []
-
-
-async def test_exactly_enough_prompts_suffice(cloud: Running) -> None:
-    scenario = replace(CLOSED, least_requests=12, warm_up_requests=12)
-    result = await measured(url_of(cloud), scenario, prompts=few, max_prompts=16)
-    assert (result.status, result.counts.answered) == (Status.PRELIMINARY, 12)

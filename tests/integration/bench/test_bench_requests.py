@@ -16,7 +16,6 @@ from orch_sidecar.tools.facts.tables.row import Label
 from tests.integration.bench.decoding import Decoding
 from tests.integration.bench.measuring import (
     CLOSED,
-    OFFLINE,
     POISSON,
     SINGLE,
     measured,
@@ -164,14 +163,6 @@ async def test_warm_up_without_an_answer_ends_it(engine: ScriptedEngine) -> None
     elsewhere = f"{engine.url}/other"
     with pytest.raises(NotMeasurable, match="no request of the warm-up was answered: status 404"):
         await measured(elsewhere, replace(CLOSED, warm_up_requests=1))
-
-
-async def test_more_at_once_than_there_may_be_connections_are_rejected(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda what: (100, 100))
-    with pytest.raises(NotMeasurable, match="1000 concurrent requests need 1064 open files"):
-        await measured(engine.url, OFFLINE, requests=1000)
 
 
 async def test_schedule_without_end_is_rejected_before_anything_is_sent(

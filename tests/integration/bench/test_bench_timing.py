@@ -40,7 +40,7 @@ def requests_to(upstream: Upstream) -> Iterator[Request]:
 
 def made(upstream: Upstream) -> LoadGenerator:
     upstream.forget()
-    return LoadGenerator(Endpoint.of(upstream.url, None, {}), lambda call: None)
+    return LoadGenerator(Endpoint.of(upstream.url, None, {}))
 
 
 def zero_s(load: LoadGenerator) -> float:

@@ -20,7 +20,6 @@ from orch_sidecar.tools.arguments import Unavailable
 from orch_sidecar.tools.bench.load.call import Call, ClientHealth, Fate, Request
 from orch_sidecar.tools.bench.load.client import Client
 from orch_sidecar.tools.bench.load.endpoint import Endpoint
-from orch_sidecar.tools.bench.load.prompts import PromptsExhausted
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -64,34 +63,29 @@ async def cancel_and_wait(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def side_by_side(*work: Coroutine[Any, Any, None]) -> None:
+    """Performs several works at the same time."""
+    async with asyncio.TaskGroup() as tasks:
+        for each in work:
+            tasks.create_task(each)
+
+
 _SAMPLE_INTERVAL_S: Final = 0.02
 
 # A client that is rejected at once must not retry in a tight loop.
 RETRY_DELAY_S: Final = 0.5
 
-# Files of the event loop, the terminal and the interpreter.
-_OTHER_FILES: Final = 64
+_MANY_FILES: Final = 65_536
 
 Work = Coroutine[Any, Any, None]
 
 
-def raise_file_limit(connections: int) -> str:
-    """Raises the soft limit on open files to the hard one.
-
-    Returns why that is not enough for so many connections; an empty text if it is.
-    """
-    needed = connections + _OTHER_FILES
+def raise_file_limit() -> None:
+    """Raises the soft limit on open files: each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        return (
-            f"{connections} concurrent requests need {needed} open files, but the hard limit is "
-            f"{hard}: raise it (ulimit -Hn) or send fewer requests at once"
-        )
-    if soft != hard:
-        # Without a hard limit the kernel still has a maximum per process.
-        most = max(soft, needed) if hard == resource.RLIM_INFINITY else hard
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return ""
+    # Without a hard limit the kernel still has a maximum per process.
+    most = max(soft, _MANY_FILES) if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager
@@ -128,10 +122,10 @@ class LoadGenerator:
     def __init__(
         self,
         endpoint: Endpoint,
-        on_end: Callable[[Call], None],
+        on_end: Callable[[], None] = lambda: None,
         stopping: asyncio.Event | None = None,
     ) -> None:
-        """`on_end`: called with each call that has ended. `stopping`: once it is set, no more
+        """`on_end`: called whenever a call has ended. `stopping`: once it is set, no more
         requests are sent and those in flight are cancelled."""
         self._on_end = on_end
         self._stopping = asyncio.Event() if stopping is None else stopping
@@ -139,7 +133,7 @@ class LoadGenerator:
         self._client = Client(endpoint, self.now)
         self._lag_s: list[float] = []
         self.stopped = False  # ended early
-        self.ended_by = ""  # the reason, unless the user interrupted
+        self.ended = 0  # calls
         self.calls: list[Call] = []
 
     def now(self) -> float:
@@ -173,20 +167,16 @@ class LoadGenerator:
 
     async def open_loop(self, requests: Iterator[Request], due_s: Sequence[float]) -> None:
         """Sends each request when it is due, whether or not earlier ones have ended."""
-        tasks: list[asyncio.Task[None]] = []
 
         async def sending() -> None:
-            for at_s in due_s:
-                request = next(requests)  # built before it is due
-                await self._sleep_until(at_s)
-                call = self._record(Call(due_s=at_s, service_class=request.service_class))
-                tasks.append(asyncio.create_task(self._send(call, request)))
-            await asyncio.gather(*tasks)
+            async with asyncio.TaskGroup() as tasks:
+                for at_s in due_s:
+                    request = next(requests)  # built before it is due
+                    await self._sleep_until(at_s)
+                    call = self._record(Call(due_s=at_s, service_class=request.service_class))
+                    tasks.create_task(self._send(call, request))
 
-        try:
-            await self._run_all([sending()])
-        finally:
-            await cancel_and_wait(tasks)
+        await self._run_all([sending()])
 
     async def at_once(self, requests: Sequence[Request]) -> None:
         """Sends all requests as fast as possible."""
@@ -199,7 +189,6 @@ class LoadGenerator:
         self, requests: Iterator[Request], demands: asyncio.Queue[Demand | None]
     ) -> None:
         """Sends a request for each demand of another load generator, until there is None."""
-        tasks: list[asyncio.Task[None]] = []
 
         async def answer(demand: Demand, request: Request) -> None:
             due_s = demand.at_s if demand.scheduled else None
@@ -211,27 +200,17 @@ class LoadGenerator:
                 demand.ended(call)
 
         async def sending() -> None:
-            request = next(requests)
-            while (demand := await demands.get()) is not None:
-                tasks.append(asyncio.create_task(answer(demand, request)))
-                request = next(requests)  # built before it is due
-            await asyncio.gather(*tasks)
+            async with asyncio.TaskGroup() as tasks:
+                request = next(requests)
+                while (demand := await demands.get()) is not None:
+                    tasks.create_task(answer(demand, request))
+                    request = next(requests)  # built before it is due
 
-        try:
-            await self._run_all([sending()])
-        finally:
-            await cancel_and_wait(tasks)
-
-    async def side_by_side(self, *work: Work) -> None:
-        """Performs several of these at the same time."""
-        tasks = [asyncio.ensure_future(each) for each in work]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            await cancel_and_wait(tasks)
+        await self._run_all([sending()])
 
     async def run(self, work: Work) -> ClientHealth:
         """Performs the work, whose start is second 0, and returns this process's health."""
+        raise_file_limit()
         with without_collection():
             cpu_s, self._began_s = time.process_time(), time.perf_counter()
             watch = asyncio.create_task(self._sample_lag())
@@ -253,7 +232,8 @@ class LoadGenerator:
         finally:
             if call.fate is Fate.PENDING:
                 call.fate, call.ended_s = Fate.CUT, self.now()
-            self._on_end(call)
+            self.ended += 1
+            self._on_end()
 
     async def _sleep_until(self, at_s: float) -> None:
         """Never returns early, although an event loop's timer may fire a millisecond early."""
@@ -263,20 +243,11 @@ class LoadGenerator:
             left_s = at_s - self.now()
 
     async def _run_all(self, work: Sequence[Work]) -> None:
-        """Waits for all work; cancels the rest on `stopping`, or when the prompts run out."""
-        tasks = [asyncio.ensure_future(each) for each in work]
-        everything: asyncio.Future[Any] = asyncio.gather(*tasks)
-        stop: asyncio.Future[Any] = asyncio.ensure_future(self._stopping.wait())
+        """Performs all work side by side; cancels what is left of it on `stopping`."""
         try:
-            await asyncio.wait([stop, everything], return_when=asyncio.FIRST_COMPLETED)
-            if everything.done():
-                everything.result()
-            else:
-                self.stopped = True
-        except PromptsExhausted as error:
-            self.stopped, self.ended_by = True, str(error)
-        finally:
-            await cancel_and_wait([everything, *tasks, stop])
+            await unless_interrupted(self._stopping, side_by_side(*work))
+        except Interrupted:
+            self.stopped = True
 
     async def _sample_lag(self) -> None:
         while True:

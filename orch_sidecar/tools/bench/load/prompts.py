@@ -43,10 +43,6 @@ LEAST_IDS: Final = 16
 SEED: Final = 0
 
 
-class PromptsExhausted(ValueError):
-    """All distinct prompts have been used; the message gives their number."""
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The prompt of one request.
@@ -95,33 +91,23 @@ def body(prompt: Prompt, model: str, *, ignore_eos: bool, stream: bool = True) -
 def synthetic(
     ids: Sequence[int], input_tokens: int, output_tokens: int, seed: int
 ) -> Iterator[Prompt]:
-    """Yields random prompts of exactly `input_tokens` ids, no two with the same first block.
+    """Yields random prompts of exactly `input_tokens` ids, without end.
 
-    So the prefix cache has no hits within a run. Across runs it may, as the same seed gives the
-    same prompts.
-
-    `ids`: at least one. Raises PromptsExhausted once all distinct prompts shorter than a block have
-    been used.
+    No two have the same first block, so the prefix cache has no hits within a run; it has none of
+    prompts that are shorter than a block. Across runs it may, as the same seed gives the same
+    prompts. `ids`: LEAST_IDS at least.
     """
     pool = sorted(set(ids))
     # The length is part of the seed, so that long prompts do not begin like short ones.
     random = Random(f"{seed} prompts of {input_tokens}")  # noqa: S311 (no secret)
-    block, count = min(input_tokens, BLOCK_TOKENS), count_distinct(pool, input_tokens)
     used: set[tuple[int, ...]] = set()
-    while len(used) < count:
+    while True:
         drawn = tuple(random.choices(pool, k=input_tokens))
-        if drawn[:block] not in used:
-            used.add(drawn[:block])
-            yield Prompt(drawn, input_tokens, output_tokens)
-    raise PromptsExhausted(
-        f"all {count} distinct prompts of {input_tokens} tokens ({len(pool)} ids, first {block} "
-        "tokens) were used: ask for longer prompts"
-    )
-
-
-def count_distinct(ids: Sequence[int], input_tokens: int) -> int:
-    """Returns how many distinct prompts `synthetic` can make of these ids."""
-    return int(len(set(ids)) ** min(input_tokens, BLOCK_TOKENS))
+        if input_tokens >= BLOCK_TOKENS:
+            if drawn[:BLOCK_TOKENS] in used:
+                continue
+            used.add(drawn[:BLOCK_TOKENS])
+        yield Prompt(drawn, input_tokens, output_tokens)
 
 
 def cycle(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:

@@ -158,10 +158,10 @@ class FinishedRun:
     `digest`: of its secret id, as its spans have it.
     `documents`, `before`, `after`: the capabilities before and after the run and their snapshots,
     as far as they could be read. `busy_after`: the engine was not idle after it.
-    `unread_reason`: why there is no snapshot after the run. `stopped`: it ended early, by the user
-    unless `ended_by` gives another reason. `trial`: part of a search for a rate, where a rate too
-    low to batch is no objection. `disturbed`: what others did that ended it, empty if they did not.
-    `loadgen`: what MLCommons' load generator found, if it sent the requests.
+    `unread_reason`: why there is no snapshot after the run. `stopped`: the user ended it early.
+    `trial`: part of a search for a rate, where a rate too low to batch is no objection.
+    `disturbed`: what others did that ended it, empty if they did not. `loadgen`: what MLCommons'
+    load generator found, if it sent the requests.
     """
 
     id: str
@@ -175,7 +175,6 @@ class FinishedRun:
     host: Mapping[str, Any]
     given: Given
     stopped: bool = False
-    ended_by: str = ""
     trial: bool = False
     disturbed: str = ""
     documents: Sequence[Any] = ()
@@ -261,8 +260,7 @@ def _verdict(
         missing = shortfalls(run.scenario.label, figures.requests, figures.window_s)
         missing += _too_short(run.scenario, figures.window_s)
     if run.stopped:
-        why = run.ended_by or "the user interrupted the run"
-        return Status.INCOMPLETE, [why, *reasons], missing
+        return Status.INCOMPLETE, ["the user interrupted the run", *reasons], missing
     if reasons:
         return Status.INVALID, reasons, missing
     if run.before is None:

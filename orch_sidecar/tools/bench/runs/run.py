@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.arguments import Unavailable
@@ -28,7 +28,6 @@ from orch_sidecar.tools.bench.load.driver import (
     LoadGenerator,
     Work,
     cancel_and_wait,
-    raise_file_limit,
     unless_interrupted,
 )
 from orch_sidecar.tools.bench.load.endpoint import EndpointError
@@ -48,7 +47,6 @@ from orch_sidecar.tools.bench.runs.loadgen import Loadgen
 from orch_sidecar.tools.bench.runs.work import RunId, expected, requests_of, work_of
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from orch_sidecar.tools.facts.traces.scenarios import WARMUP
 from orch_sidecar.tools.terminal import Progress
@@ -66,24 +64,6 @@ class NotMeasurable(Unavailable):
 
 class _Disturbed(Exception):
     """Others use the engine; the message says how."""
-
-
-class RunProgress(Progress):
-    """The progress of a run, which ends when `requests` have ended and `seconds` are over."""
-
-    def __init__(
-        self, title: str, requests: int, seconds: float, stream: TextIO | None = None
-    ) -> None:
-        """`stream`: default stderr."""
-        super().__init__(title, stream)
-        self._requests, self._seconds, self._ended = requests, seconds, 0
-
-    def ended(self, now_s: float) -> None:
-        """Counts a request that ended `now_s` seconds after the start."""
-        self._ended += 1
-        self.detail = f"{self._ended} requests"
-        over = now_s / self._seconds if self._seconds > 0 else 1.0
-        self.share = min(1.0, over, self._ended / self._requests)
 
 
 def silent(text: str) -> None:
@@ -119,7 +99,7 @@ async def _measure_once(
     run, scenario = RunId.new(plan.scenario.label), plan.scenario
     due_s = schedule(scenario)
     first = await unless_interrupted(interrupted, read_capabilities(plan.endpoint, plan.pool))
-    _check_measurable(plan, first, _prompts_needed(scenario, due_s))
+    _check_measurable(plan, first)
     # The salt is vLLM's field: an endpoint with ignore_eos or capabilities knows it.
     if plan.ignore_eos or first is not None:
         run = replace(run, salt=run.name)
@@ -137,8 +117,15 @@ async def _measure_once(
     await unless_interrupted(interrupted, statements.begin())
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{scenario.label} {scenario.text}"
-    with RunProgress(title, *expected(scenario, due_s)) as progress:
-        load = LoadGenerator(plan.endpoint, lambda call: progress.ended(load.now()), interrupted)
+    requests, seconds = expected(scenario, due_s)
+
+    def show() -> None:
+        over = load.now() / seconds if seconds else 1.0
+        progress.share = min(1.0, over, load.ended / requests)
+        progress.detail = f"{load.ended} requests"
+
+    with Progress(title) as progress:
+        load = LoadGenerator(plan.endpoint, show, interrupted)
         loadgen = _loadgen(plan, run)
         work = work_of(plan, run, load, due_s, loadgen)
         client_health, disturbed = await _load(plan, before, load, work, interrupted)
@@ -161,7 +148,6 @@ async def _measure_once(
             host=host(),
             given=plan.given,
             stopped=(load.stopped and not disturbed) or interrupted.is_set(),
-            ended_by=load.ended_by,
             trial=trial,
             disturbed=disturbed,
             documents=[each.document for each in (before, after) if each is not None],
@@ -213,11 +199,8 @@ async def _load(
     return client_health, "" if watching.cancelled() else watching.result()
 
 
-def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> None:
-    """Raises NotMeasurable where the run would be invalid or could not become a row.
-
-    `prompts`: the number of prompts that the run takes at least.
-    """
+def _check_measurable(plan: Plan, found: Capabilities | None) -> None:
+    """Raises NotMeasurable where the run would be invalid or could not become a row."""
     label = plan.scenario.label
     reasons = []
     if found is not None:
@@ -238,26 +221,8 @@ def _check_measurable(plan: Plan, found: Capabilities | None, prompts: int) -> N
     if plan.for_row:
         snapshot = None if found is None else found.snapshot
         reasons += missing_identity(identity(plan.model, snapshot, plan.given))
-    if plan.max_prompts is not None and prompts > plan.max_prompts:
-        reasons.append(
-            f"the run takes at least {prompts} prompts, and only {plan.max_prompts} of that "
-            "length are distinct: raise --input-tokens"
-        )
-    at_once = plan.scenario.arrivals is Arrivals.AT_ONCE
-    clients = plan.scenario.least_requests if at_once else plan.scenario.clients or 0
-    if too_many := raise_file_limit(clients):
-        reasons.append(too_many)
     if reasons:
         raise NotMeasurable("; ".join(reasons))
-
-
-def _prompts_needed(scenario: Scenario, due_s: tuple[float, ...]) -> int:
-    """Returns the prompts of its longer part, with one prepared ahead for each client."""
-    measured = len(due_s) or scenario.least_requests + (scenario.clients or 0)
-    if scenario.replay is not None:  # a trace has prompts of its own
-        measured = 2 * scenario.replay.bulk_clients
-    sent_before = scenario.warm_up_requests
-    return max(measured, sent_before and sent_before + _warm_up_clients(scenario))
 
 
 def _warm_up_clients(scenario: Scenario) -> int:
@@ -269,7 +234,7 @@ async def _warm_up(plan: Plan, run: RunId, first: Capabilities | None) -> Capabi
     scenario = plan.scenario
     answered = 0
     if scenario.warm_up_requests:
-        load = LoadGenerator(plan.endpoint, lambda call: None)
+        load = LoadGenerator(plan.endpoint)
         its_own = replace(run, name=run.name + WARMUP, salt=run.salt and run.salt + WARMUP)
         requests = requests_of(plan, its_own, scenario.seed + _WARM_UP_SEED)
         clients = _warm_up_clients(scenario)

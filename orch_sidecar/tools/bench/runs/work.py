@@ -16,7 +16,7 @@ from orch_sidecar.api.headers import (
     X_ORCH_SCENARIO,
 )
 from orch_sidecar.tools.bench.load.call import Request
-from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work
+from orch_sidecar.tools.bench.load.driver import LoadGenerator, Work, side_by_side
 from orch_sidecar.tools.bench.load.prompts import Prompt, body
 from orch_sidecar.tools.bench.load.scenario import Replay, Scenario
 from orch_sidecar.tools.bench.plan import Plan
@@ -64,7 +64,7 @@ def work_of(
         beside = load.closed_loop(
             requests, scenario.replay.bulk_clients, lambda _, now_s: now_s >= due_s[-1]
         )
-        return load.side_by_side(replayed, beside)
+        return side_by_side(replayed, beside)
     if scenario.clients is not None:
         return load.closed_loop(
             requests, scenario.clients, lambda sent, now_s: sent >= count and now_s >= seconds
