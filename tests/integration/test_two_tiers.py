@@ -72,7 +72,7 @@ async def test_conditions_and_counters_of_the_engine_are_seen_through_both(
         conditions = asdict(engine.engine_state.facts.conditions)
         assert conditions.pop("data_parallel") == 1, "which is not noted"
         assert conditions.pop("loaded") == "unknown", "which is not noted either"
-        assert found.conditions.notes == conditions
+        assert found.conditions == conditions
         assert found.weights == "/models/scripted"
         assert (found.prefix_queries, found.prefix_hits) == (64, 32)
         assert abs(time.time() - found.observed_at_s) < 60

@@ -265,7 +265,7 @@ def identity(model: str, snapshot: Snapshot | None, given: Given) -> EngineDocum
         names = list(given)
     else:
         found = {field: getattr(snapshot, field) for field in _REPORTED}
-        found["conditions"] = snapshot.conditions.notes
+        found["conditions"] = dict(snapshot.conditions)
         own = name_model(model_id, model_name, snapshot.models, [snapshot.weights]).given
         names = [field for field in given if field in own]
     return EngineDocument(

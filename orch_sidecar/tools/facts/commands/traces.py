@@ -202,6 +202,7 @@ def _document(judged: Sequence[ScenarioVerdict], traffic: Traffic) -> dict[str, 
         "invalid": [
             {
                 **asdict(each.scenario.key),
+                "conditions": dict(each.scenario.key.conditions),
                 "start": format_time(each.scenario.start_ns),
                 "end": format_time(each.scenario.end_ns),
                 "requests": len(each.scenario.requests),

@@ -36,7 +36,7 @@ from orch_sidecar.tools.facts.tables.check import (
     valid_rows,
 )
 from orch_sidecar.tools.facts.tables.files import read
-from orch_sidecar.tools.facts.tables.notes import GIVEN
+from orch_sidecar.tools.facts.tables.notes import GIVEN, LOADED, UNKNOWN
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 
@@ -182,7 +182,7 @@ def _signed(proof: Proof) -> dict[str, Any]:
         "to": _time(proof.after.wall_s),
         "models": list(state.models),
         "weights_sha256": weights.get("sha256"),
-        "loaded": state.conditions.loaded,
+        "loaded": state.conditions.get(LOADED, UNKNOWN),
         "statements": 1 + proof.after.sequence - proof.before.sequence,
     }
 

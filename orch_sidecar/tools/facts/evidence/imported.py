@@ -255,6 +255,6 @@ def _objections(run: ImportedRun, states: States, label: Label) -> list[str]:
         ),
     )
     reasons = [each.detail for each in judge(seen)]
-    if ACCEPTANCE_LENGTH in run.notes and states.before.conditions.speculative == "none":
+    if ACCEPTANCE_LENGTH in run.notes and states.before.conditions["speculative"] == "none":
         reasons.append("the file is of speculative decoding, which the engine does not do")
     return reasons

@@ -173,7 +173,7 @@ def engine_of(state: Snapshot) -> Engine:
 
 def settings_of(state: Snapshot, hit_ratio: float) -> Notes:
     """Returns the notes about an engine as it reports them. `hit_ratio`: of its prefix cache."""
-    return {"profile": state.profile, **state.conditions.notes, PREFIX_HIT_RATIO: hit_ratio}
+    return {"profile": state.profile, **state.conditions, PREFIX_HIT_RATIO: hit_ratio}
 
 
 def latency_notes(spreads: Mapping[str, Spread | None], unit_ms: float) -> dict[str, float]:

@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import field
 from typing import Annotated, Any, Final
 
 from pydantic import (
@@ -20,13 +20,17 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from orch_sidecar.tools.facts.labels.documents import at, first_problem
-from orch_sidecar.tools.facts.tables.notes import UNKNOWN
+from orch_sidecar.tools.facts.tables.notes import (
+    CONDITIONS,
+    DATA_PARALLEL,
+    LOADED,
+    SETTINGS,
+    UNKNOWN,
+)
 from orch_sidecar.tools.facts.tables.row import Label
 
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=0, strict=True)]
-_Positive = Annotated[int, Field(ge=1)]
-_Number = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0, lt=1e12)]  # 30 000 years
 _BY_ITS_NAME: Final = ConfigDict(populate_by_name=True, allow_inf_nan=False)
 
@@ -40,36 +44,28 @@ class InvalidSnapshot(ValueError):
     """A document without the state that a measurement needs; the message names the field."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConditions:
-    """How an engine is configured: the notes `tables.notes.ENGINE`. `data_parallel`: of how many
-    ranks the engine is one; 1: it is the whole model. None, and `loaded` UNKNOWN: engines of older
-    releases do not report it."""
+Settings = dict[str, str | int]
 
-    speculative: _Text
-    quantization: _Text
-    kv_cache_dtype: _Text
-    prefix_caching: _Text
-    attention_backend: _Text
-    tensor_parallel: _Positive
-    pipeline_parallel: _Positive
-    data_parallel: _Positive = 1  # engines of older releases had no ranks, and do not report it
-    loaded: _Text = UNKNOWN
-    max_num_batched_tokens: _Positive | None = None
-    long_prefill_token_threshold: _Number | None = None
-    async_scheduling: _Text | None = None
-    prefill_schedule_interval: _Positive | None = None
-    execution: _Text | None = None
-    kv_offload: _Text | None = None
-    max_loras: _Number | None = None
 
-    @property
-    def notes(self) -> dict[str, str | int | float]:
-        """The known conditions as notes of a row, in their order; of one rank only if it is one."""
-        values: dict[str, str | int | None] = asdict(self)
-        values["loaded"] = None if self.loaded == UNKNOWN else self.loaded
-        values["data_parallel"] = None if self.data_parallel == 1 else self.data_parallel
-        return {name: value for name, value in values.items() if value is not None}
+def settings_in(stated: Any) -> Settings:
+    """Returns how an engine says that it is configured: the notes `tables.notes.SETTINGS`, as far
+    as a row has them. Engines of older releases do not report all.
+
+    Raises ValueError for a setting that is not of its form, or that every engine reports.
+    """
+    if not isinstance(stated, Mapping):
+        raise ValueError("must be an object")
+    known = {each.name: stated.get(each.name) for each in SETTINGS}
+    found: Settings = {}
+    for each, value in zip(SETTINGS, known.values(), strict=True):
+        if value is None and each.name in CONDITIONS:
+            raise ValueError(f"its {each.name} is missing")
+        if value is None or (each.name, value) in ((LOADED, UNKNOWN), (DATA_PARALLEL, 1)):
+            continue  # as where it is not reported
+        if each.form is not None and (rule := each.form.violated_rule(str(value))) is not None:
+            raise ValueError(f"its {each.name} {value!r:.60} {rule}")
+        found[each.name] = value
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_BY_ITS_NAME)
@@ -100,7 +96,7 @@ class Snapshot:
     gpu_count: _Count
     precision: _Text
     weights: _Text
-    conditions: EngineConditions
+    conditions: Annotated[Settings, BeforeValidator(settings_in)]
     epoch: _Text
     slots_total: _Count
     foreign: _Count

@@ -30,7 +30,7 @@ from orch_sidecar.tools.facts.signing.proof import Proof, prove
 from orch_sidecar.tools.facts.signing.recompute import client_measured, contradictions
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys
 from orch_sidecar.tools.facts.tables.check import LocatedRow, parse_row, row_faults
-from orch_sidecar.tools.facts.tables.notes import UNKNOWN
+from orch_sidecar.tools.facts.tables.notes import LOADED
 from orch_sidecar.tools.facts.tables.row import COLUMNS, TRACES, Row
 from orch_sidecar.tools.facts.tables.table import Record
 
@@ -185,7 +185,7 @@ def _unknown_model(proof: Proof) -> str | None:
     weights = proof.after.digests.get("weights", {})
     if weights.get("sha256") is None:
         return f"the engine signed no digest of its weights: {weights.get('missing') or 'none'}"
-    if proof.after.snapshot.conditions.loaded == UNKNOWN:
+    if LOADED not in proof.after.snapshot.conditions:
         return "the engine signed no digest of the model that it loaded"
     return None
 

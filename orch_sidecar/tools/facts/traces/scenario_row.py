@@ -197,8 +197,7 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
         )
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
-    if scenario.key.conditions is not None:
-        notes |= scenario.key.conditions.notes
+    notes |= scenario.key.conditions
     notes[PREFIX_HIT_RATIO] = prefix_hit_ratio(scenario.sequences)
     return notes
 

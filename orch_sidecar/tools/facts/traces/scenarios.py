@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orch_sidecar.tools.facts.labels.measured import Engine
-from orch_sidecar.tools.facts.labels.snapshot import EngineConditions
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.sequence import EngineSequence
 
@@ -44,7 +43,7 @@ class ScenarioKey:
     profile: str | None
     run: str | None = None
     engine: Engine | None = None
-    conditions: EngineConditions | None = None
+    conditions: tuple[tuple[str, str | int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ def _by_engine(key: ScenarioKey, requests: Sequence[Request]) -> dict[ScenarioKe
     for request, engine in zip(requests, reached, strict=True):
         last = engine or last
         if last is not None:
-            key = replace(key, engine=last.columns, conditions=last.conditions)
+            key = replace(key, engine=last.columns, conditions=(*last.conditions.items(),))
         kinds[key].append(request)
     return kinds
 

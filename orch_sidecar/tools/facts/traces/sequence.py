@@ -6,13 +6,12 @@ None, and what needs it is not satisfied.
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import AliasGenerator, ConfigDict, Field, ValidationError
+from pydantic import AliasGenerator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from orch_sidecar.tools.facts.labels.measured import Engine
-from orch_sidecar.tools.facts.labels.snapshot import EngineConditions
+from orch_sidecar.tools.facts.labels.snapshot import Settings, settings_in
 from orch_sidecar.tools.facts.tables.row import format_engine
 from orch_sidecar.tools.facts.traces.span import Attributes, Span
 
@@ -62,7 +61,9 @@ class EngineLabels(Attributes):
     hits_before: int = Field(validation_alias="orch.prefix_cache.hits_before")
     queries: int = Field(validation_alias="orch.prefix_cache.queries_total")
     hits: int = Field(validation_alias="orch.prefix_cache.hits_total")
-    conditions: EngineConditions = Field(validation_alias="conditions")
+    conditions: Annotated[Settings, BeforeValidator(settings_in)] = Field(
+        validation_alias="conditions"
+    )
 
     @property
     def columns(self) -> Engine:
@@ -152,9 +153,8 @@ def parse_sequence(span: Span) -> EngineSequence:
 
 def _labels(span: Span) -> EngineLabels | None:
     stated = {name: value for name, value in span.attributes.items() if value not in (None, "")}
-    named = {each.name: stated.get(f"orch.{each.name}") for each in fields(EngineConditions)}
-    known = {name: value for name, value in named.items() if value is not None}
+    named = {name.removeprefix("orch."): value for name, value in stated.items()}
     try:
-        return EngineLabels.model_validate({**stated, "conditions": known})
+        return EngineLabels.model_validate({**stated, "conditions": named})
     except ValidationError:
         return None

@@ -179,7 +179,7 @@ def _impossible_counts(each: EngineSequence) -> bool:
 
 
 def _other_speculation(each: EngineSequence) -> bool:
-    return (each.engine.conditions.speculative == "none") != (each.engine.tokens_per_step == 1)
+    return (each.engine.conditions["speculative"] == "none") != (each.engine.tokens_per_step == 1)
 
 
 def _impossible_hits(each: EngineSequence) -> bool:

@@ -78,7 +78,7 @@ def test_display_name_is_given_unless_it_is_the_last_part_of_the_id() -> None:
 def test_identity_has_the_weights_and_the_conditions() -> None:
     found = identity("tiny", snapshot(), {})
     assert found.weights == "/models/tiny"
-    assert found.conditions == snapshot().conditions.notes
+    assert found.conditions == snapshot().conditions
     assert identity("tiny", None, ALL).conditions is None
 
 

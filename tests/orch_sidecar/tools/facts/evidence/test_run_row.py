@@ -62,12 +62,12 @@ def test_batch_is_what_the_engine_counted_and_not_the_clients_overlap() -> None:
 
 def test_row_has_the_conditions_of_the_engine_and_its_cache() -> None:
     ends = proof("vllm_bench_cloud")
-    on = replace(ends.before.conditions, prefix_caching="on")
+    on = ends.before.conditions | {"prefix_caching": "on"}
     ends = States(replace(ends.before, conditions=on), replace(ends.after, conditions=on))
     cached = replace(ends.after, prefix_queries=ends.before.prefix_queries + 1000, prefix_hits=250)
     notes = parse_notes(row(run("vllm_bench_cloud"), States(ends.before, cached)).scenario_notes)
     assert {name: notes[name] for name in CONDITIONS} == {
-        name: str(value) for name, value in ends.before.conditions.notes.items()
+        name: str(value) for name, value in ends.before.conditions.items()
     }
     assert notes["prefix_hit_ratio"] == "0.25"
     untouched = parse_notes(row(run("vllm_bench_cloud"), ends).scenario_notes)
