@@ -2,5 +2,5 @@
 
 No row has a label that its measurement did not earn. Of `orch_sidecar` nothing else is imported,
 and of the plugin only the form of signed statements. Dependencies point down: `cli`, `commands`,
-then `cost`, `comparison`, `traces`, `signing` and `evidence`, `labels`, `tables`.
+then `comparison`, `traces`, `signing` and `evidence`, `labels`, `tables`.
 """

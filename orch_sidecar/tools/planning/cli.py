@@ -29,7 +29,7 @@ from orch_sidecar.tools.bench.plan import slo_of
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
 from orch_sidecar.tools.drawing.picture import drawn, require
 from orch_sidecar.tools.drawing.texts import aligned, number_text, rounded
-from orch_sidecar.tools.facts.cost.cost import Prices, per_million
+from orch_sidecar.tools.facts.comparison.cost import Prices, per_million
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.planning.fleet import (

@@ -14,8 +14,13 @@ from orch_sidecar.tools.facts.commands.terminal import (
     sound_rows,
 )
 from orch_sidecar.tools.facts.commands.verify import beside
-from orch_sidecar.tools.facts.cost.cost import Prices, priced, total_of
-from orch_sidecar.tools.facts.cost.report import as_document, as_page
+from orch_sidecar.tools.facts.comparison.cost import (
+    Prices,
+    as_document,
+    as_page,
+    priced,
+    total_of,
+)
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import Label
 

@@ -21,8 +21,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     write_rows,
 )
 from orch_sidecar.tools.facts.commands.web import http_url, read_url
-from orch_sidecar.tools.facts.traces.readers.jaeger import all_spans, search_of
-from orch_sidecar.tools.facts.traces.readers.spans import Malformed, read_file
+from orch_sidecar.tools.facts.traces.readers import Malformed, all_spans, read_file, search_of
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
     Named,
@@ -124,7 +123,7 @@ def _from_jaeger(options: argparse.Namespace) -> int:
             progress.phase(f"reading traces of {service}")
             received = partial(_count, progress)
             search = search_of(read_url, options.url, service, limit, received)
-            spans += all_spans(search, first_us, last_us, limit, service)
+            spans += all_spans(search, first_us, last_us, limit)
     place = f"{options.service} at {options.url} from {start} to {end}"
     return _make_rows(options, spans, f"jaeger:{options.service}", place, first_ns, last_ns)
 

@@ -1,4 +1,4 @@
-"""Comparisons of facts that were measured under the same conditions, as text, JSON and charts.
+"""Comparisons of facts that were measured under the same conditions, and what their tokens cost.
 
-Pure but for `report`. May import `facts.tables`.
+May import `facts.tables`; `cost` the evidence of rows, too (`labels`, `signing`).
 """

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.traces.readers.spans import read_file
+from orch_sidecar.tools.facts.traces.readers import read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.span import Link, Span, Value
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.facts.traces.observed import engine_ahead_ns
-from orch_sidecar.tools.facts.traces.readers.spans import read_file
+from orch_sidecar.tools.facts.traces.readers import read_file
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.readers.spans import Malformed, read_file, spans_of
+from orch_sidecar.tools.facts.traces.readers import Malformed, read_file, spans_of
 from orch_sidecar.tools.facts.traces.span import Link, Span
 from tests.orch_sidecar.tools.facts.spans import TRACES, real
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.cost.cost import Cost, Prices, priced, total_of
+from orch_sidecar.tools.facts.comparison.cost import Cost, Prices, priced, total_of
 from orch_sidecar.tools.facts.signing.evidence_file import digest, evidence_of, named_by
 from orch_sidecar.tools.facts.tables.files import append
 from orch_sidecar.tools.facts.tables.row import Label, Row

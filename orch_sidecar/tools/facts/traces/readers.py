@@ -1,4 +1,4 @@
-"""Parses spans from the two forms of JSON in which tracing backends give them.
+"""Reads spans: from files and the answers of servers, in the two forms that backends give them.
 
 Pure. Unknown fields are ignored, and a null is a missing field. Of attributes the texts, numbers
 and flags are read: this project's spans mean nothing by others.
@@ -9,14 +9,16 @@ enumerations are numbers (opentelemetry.io/docs/specs/otlp, "JSON Protobuf Encod
 a kind is accepted, too, since some writers use it.
 
 The form of Jaeger's own UI (jaeger, internal/uimodel/model.go; the same in 1.x and 2.x) has times
-in microseconds, typed tags, and parent and links in one list: it is converted to OTLP.
+in microseconds, typed tags, and parent and links in one list: it is converted to OTLP. The API of
+that UI, `/api/traces`, is in every version, and other backends imitate it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
+from urllib.parse import urlencode
 
 from pydantic import (
     AfterValidator,
@@ -29,7 +31,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.labels.documents import documents_in, first_problem
+from orch_sidecar.tools.facts.labels.documents import documents_in, first_problem, parse_all
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.span import SERVICE, Link, Span, Value
 
@@ -230,3 +232,78 @@ def read_file(name: str, content: bytes) -> list[Span]:
         except Malformed as error:
             raise Malformed(f"{name}:{line}: {error}") from None
     return found
+
+
+# (start, end) of an interval, microseconds since 1970 -> the spans of the traces that have a span
+# of the service that starts within it.
+Search = Callable[[int, int], Iterable[Span]]
+
+
+def search_of(
+    get: Callable[[str], bytes],
+    url: str,
+    service: str,
+    limit: int,
+    received: Callable[[int], None] = lambda count: None,
+) -> Search:
+    """Returns a search of a server for spans of a service.
+
+    `get`: returns the answer from a URL. `url`: of the server, with the base path if there is one.
+    `received`: gets the number of spans so far after each search, with those that are found twice.
+    The search raises UnreadableFile.
+    """
+    count = 0
+
+    def search(start_us: int, end_us: int) -> list[Span]:
+        nonlocal count
+        # raw: without the clock skew correction of 2.x (1.x ignores it).
+        query = {
+            "service": service,
+            "start": start_us,
+            "end": end_us,
+            "limit": limit,
+            "raw": "true",
+        }
+        place = f"{url}/api/traces"
+        answer = parse_all(place, get(f"{place}?{urlencode(query)}"))
+        try:
+            found = [span for _, each in answer for span in spans_of(each)]
+        except Malformed as error:
+            raise Malformed(f"{place}: {error}") from None
+        count += len(found)
+        received(count)
+        return found
+
+    return search
+
+
+def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[Span]:
+    """Returns the spans of all traces with a span of the service that starts in the interval.
+
+    The interval includes both ends. `limit`: the largest number of traces that a search returns.
+    Each span is returned once. Raises Malformed where more traces start at one moment than a
+    search may return.
+
+    A search that returns as much as it may can be incomplete, so its interval is searched again in
+    halves, until no search is full. Whether a search includes the ends of its interval depends on
+    the storage behind the server: some include both, others neither (Cassandra's `start_time > ?
+    AND start_time < ?`). So each search extends a microsecond further on either side, and spans
+    that are found twice count once.
+    """
+    found: dict[tuple[str, str], Span] = {}
+    intervals = [(first_us, last_us)]
+    while intervals:
+        first, last = intervals.pop()
+        start, end = first - 1, last + 1
+        spans = list(search(start, end))
+        found.update({(span.trace_id, span.span_id): span for span in spans})
+        if len({span.trace_id for span in spans}) < limit:
+            continue
+        if first == last:
+            raise Malformed(
+                f"the search from {start} to {end} us since 1970 returned its limit of {limit} "
+                "traces, and cannot be split further: raise --limit"
+            )
+        middle = (first + last) // 2
+        intervals += [(middle + 1, last), (first, middle)]
+    return list(found.values())

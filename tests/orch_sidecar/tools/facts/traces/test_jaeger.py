@@ -16,8 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from orch_sidecar.tools.facts.commands.web import read_url
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.readers.jaeger import all_spans, search_of
-from orch_sidecar.tools.facts.traces.readers.spans import Malformed, spans_of
+from orch_sidecar.tools.facts.traces.readers import Malformed, all_spans, search_of, spans_of
 from orch_sidecar.tools.facts.traces.span import SERVICE, Link, Span
 from tests.orch_sidecar.tools.facts.scripted_jaeger import MOST, ScriptedJaeger
 from tests.orch_sidecar.tools.facts.spans import one, real
@@ -28,7 +27,7 @@ FIRST_US, LAST_US = 1_795_000_000_000_000, 1_796_000_000_000_000
 
 async def read(url: str, limit: int = 100, service: str = "orch-sidecar") -> list[Span]:
     search = search_of(read_url, url, service, limit)
-    return await asyncio.to_thread(all_spans, search, FIRST_US, LAST_US, limit, service)
+    return await asyncio.to_thread(all_spans, search, FIRST_US, LAST_US, limit)
 
 
 def in_order(spans: Iterable[Span]) -> list[Span]:
