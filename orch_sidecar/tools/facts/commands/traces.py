@@ -21,7 +21,8 @@ from orch_sidecar.tools.facts.commands.terminal import (
     write_rows,
 )
 from orch_sidecar.tools.facts.commands.web import http_url, read_url
-from orch_sidecar.tools.facts.traces.readers import Malformed, all_spans, read_file, search_of
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.facts.traces.readers import all_spans, read_file, search_of
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
     Named,
@@ -156,7 +157,7 @@ def _make_rows(
             traffic = build_traffic(spans)
             found = group_scenarios(traffic, options.gap, first_ns, last_ns)
     except ValueError as error:
-        raise Malformed(f"{source}: {error}") from None
+        raise UnreadableFile(f"{source}: {error}") from None
     selected = [each for each in found.scenarios if options.scenario in (None, each.key.scenario)]
     models = sorted({each.key.model for each in selected})
     if len(models) > 1 and (options.model_id or options.model_name):

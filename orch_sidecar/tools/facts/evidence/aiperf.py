@@ -105,7 +105,6 @@ def run(document: object) -> ImportedRun:
             window_s=summary.duration_s,
             input_tokens=int(summary.input_tokens),
             output_tokens=int(summary.output_tokens),
-            tokens_per_s=summary.output_tokens / summary.duration_s,
         ),
         latency_ms=latency_ms if sent_when_due else {},
         took_s=summary.latency_ms * summary.answered / 1000,

@@ -55,7 +55,6 @@ def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
     window_s = batch.ended_at_s - batch.began_at_s + 1
     if window_s < 1:
         raise Rejection("finalizing_at", batch.ended_at_s, f"must be after {batch.began_at_s}")
-    output_tokens = sum(each.usage.generated for each in answers)
     return ImportedRun(
         tool="orch batch",
         model=models[0],
@@ -65,8 +64,7 @@ def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
             requests=len(answers),
             window_s=window_s,
             input_tokens=sum(each.usage.prompt for each in answers),
-            output_tokens=output_tokens,
-            tokens_per_s=output_tokens / window_s,
+            output_tokens=sum(each.usage.generated for each in answers),
         ),
         notes={"window_is": "the batch in whole seconds"},
         began_at_s=batch.began_at_s,

@@ -193,7 +193,6 @@ def _counted(run: ImportedRun, known: States | Engine) -> ImportedRun:
         run.totals,
         input_tokens=(known.prefilled_tokens or 0) + known.prefix_hits,
         output_tokens=known.generated_tokens,
-        tokens_per_s=known.generated_tokens / run.totals.window_s,
     )
     return replace(run, totals=totals)
 

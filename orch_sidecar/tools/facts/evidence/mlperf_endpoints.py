@@ -86,7 +86,6 @@ def run(document: object) -> ImportedRun:
             window_s=summary.duration_ns / _NS_PER_S,
             input_tokens=0,
             output_tokens=0,
-            tokens_per_s=0.0,
         ),
         latency_ms={} if scheduled else summary.latency_ms,
         took_s=summary.latencies_ns / _NS_PER_S,

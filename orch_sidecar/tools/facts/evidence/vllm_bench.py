@@ -211,7 +211,6 @@ def _summary(result: _Result, document: object) -> tuple[Totals, dict[str, float
         window_s=result.duration,
         input_tokens=result.total_input_tokens,
         output_tokens=result.total_output_tokens,
-        tokens_per_s=result.output_throughput,
     )
     limited = result.scheduled and result.max_concurrency is not None
     waited = max(result.queue_times or (math.inf,)) > _EVENT_LOOP_DELAY_S

@@ -17,7 +17,7 @@ MLPerf's estimate of it, which allows for few samples (`tables.publication`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from orch_sidecar.tools.facts.labels.intervals import Interval, most
@@ -144,37 +144,34 @@ def overlap(served: Sequence[CompletedRequest]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """The throughput of a set of requests. Seconds, sums of tokens, tokens per second."""
+    """The figures of a set of requests. Seconds, sums of tokens; `times_s`: by the names of the
+    notes."""
 
     requests: int
     window_s: float
     input_tokens: int
     output_tokens: int
-    tokens_per_s: float
+    times_s: Mapping[str, Spread | None] = field(default_factory=dict)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The throughput."""
+        return self.output_tokens / self.window_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures(Totals):
-    """The figures of a set of requests. `times_s`: by the names of the notes."""
-
-    times_s: Mapping[str, Spread | None]
-
-
-def figures(served: Sequence[CompletedRequest]) -> Figures:
+def figures(served: Sequence[CompletedRequest]) -> Totals:
     """Computes the figures. Raises ValueError without a request, or if the window has no length."""
     if not served:
         raise ValueError("no request was answered in full")
     window_s = max(each.ended_s for each in served) - min(each.arrived_s for each in served)
     if window_s <= 0:
         raise ValueError("the window from the first arrival to the last end has no length")
-    output_tokens = sum(each.output_tokens for each in served)
     times = {name: [each.times_s[name] for each in served] for name in ("ttft", "tpot", "latency")}
-    return Figures(
+    return Totals(
         requests=len(served),
         window_s=window_s,
         input_tokens=sum(each.input_tokens for each in served),
-        output_tokens=output_tokens,
-        tokens_per_s=output_tokens / window_s,
+        output_tokens=sum(each.output_tokens for each in served),
         times_s={
             name: spread([value for value in values if value is not None])
             for name, values in times.items()

@@ -6,13 +6,12 @@ invalid, and the reasons are given. `thresholds` has every number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.labels import intervals
 from orch_sidecar.tools.facts.labels.observation import Observation, RunTimes, States
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
@@ -226,21 +225,16 @@ def _beside(seen: Observation) -> _Found:
     """Objects to what spans show beside the answers."""
     found = seen.beside
     online = found.online if seen.label is Label.OFFLINE else 0
-    shared = "a generation was shared, its tokens would count several times"
-    divided = "ran in parts: its times are those of several requests to the engine"
     for count, reason, text in (
-        (found.shared, Reason.COALESCED, f": {shared}"),
-        (found.divided, Reason.DIVIDED, f": {divided}"),
-        (online, Reason.ONLINE_TRAFFIC, " of class interactive"),
-    ):
-        if count:
-            yield Objection(reason, f"{counted(count, 'request')}{text}")
-    meanwhile = "foreign sequences in the same engine at the time"
-    unseen = "sequences that shared a step with untraced ones (tracing must not sample)"
-    for count, reason, text in (
-        (found.foreign, Reason.OTHER_TRAFFIC, meanwhile),
-        (found.unseen, Reason.UNSEEN_TRAFFIC, unseen),
-    ):
+        (found.shared, Reason.COALESCED,
+         "requests shared a generation, the tokens of which would count several times"),
+        (found.divided, Reason.DIVIDED,
+         "requests ran in parts: their times are those of several requests to the engine"),
+        (online, Reason.ONLINE_TRAFFIC, "requests of class interactive"),
+        (found.foreign, Reason.OTHER_TRAFFIC, "foreign sequences in the same engine at the time"),
+        (found.unseen, Reason.UNSEEN_TRAFFIC,
+         "sequences that shared a step with untraced ones (tracing must not sample)"),
+    ):  # fmt: skip
         if count:
             yield Objection(reason, f"{text}: {count}")
     if found.engines > 1:
@@ -347,22 +341,19 @@ def _utc(at_s: float) -> str:
 
 
 def _changes(states: States) -> _Found:
-    for differs, detail in _CHANGES:
-        if differs(states.before, states.after):
+    before, after = states.before, states.after
+    for names, detail in _FIXED.items():
+        if any(getattr(before, name) != getattr(after, name) for name in names):
             yield Objection(Reason.ENGINE_CHANGED, detail)
+    if after.requests_total < before.requests_total:
+        yield Objection(Reason.ENGINE_CHANGED, "the second state is older than the first")
 
 
-_CHANGES: Final[tuple[tuple[Callable[[Snapshot, Snapshot], bool], str], ...]] = (
-    (lambda a, b: a.epoch != b.epoch, "the engine was restarted"),
-    (
-        lambda a, b: (a.profile, a.measurement_type) != (b.profile, b.measurement_type),
-        "the profile changed",
-    ),
-    (
-        lambda a, b: (a.conditions, a.weights) != (b.conditions, b.weights),
-        "the engine's model or its configuration changed",
-    ),
-    (lambda a, b: a.slots_total != b.slots_total, "the number of slots changed"),
-    (lambda a, b: a.generation != b.generation, "the sidecar's configuration was reloaded"),
-    (lambda a, b: b.requests_total < a.requests_total, "the second state is older than the first"),
-)
+# What two states of one engine have in common.
+_FIXED: Final[Mapping[tuple[str, ...], str]] = {
+    ("epoch",): "the engine was restarted",
+    ("profile", "measurement_type"): "the profile changed",
+    ("conditions", "weights"): "the engine's model or its configuration changed",
+    ("slots_total",): "the number of slots changed",
+    ("generation",): "the sidecar's configuration was reloaded",
+}

@@ -6,20 +6,25 @@ Pure. `orch key --evidence` makes an entry. A key that is retired stays, with an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Annotated, Final, Self
 
 import yaml
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from orch_sidecar.tools.facts.labels.documents import first_problem
 from vllm_plugin.contracts.dsse import from_base64, to_base64
 from vllm_plugin.contracts.statement import key_id
-
-
-class InvalidTrustedKeys(ValueError):
-    """The file of trusted keys breaks a rule; the message names the entry, field and rule."""
 
 
 class TrustedKey(BaseModel):
@@ -53,6 +58,7 @@ class TrustedKey(BaseModel):
 
 
 TrustedKeys = Mapping[str, TrustedKey]  # by their ids
+_ENTRIES: Final = TypeAdapter(Annotated[list[TrustedKey], Field(min_length=1)])
 _KEY_BYTES: Final = 32
 
 
@@ -69,28 +75,17 @@ def entry_of(name: str, public: bytes, not_before: datetime, not_after: datetime
 
 
 def parse_trusted(text: str) -> TrustedKeys:
-    """Parses a file of trusted keys. Raises InvalidTrustedKeys."""
+    """Parses a file of trusted keys. Raises ValueError, which names the entry, field and rule."""
     try:
-        document: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidTrustedKeys(f"is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(document, list) or not document:
-        raise InvalidTrustedKeys("must be a list of keys, as `orch key --evidence` prints them")
-    found: dict[str, TrustedKey] = {}
-    for number, each in enumerate(document, 1):
-        try:
-            key = TrustedKey.model_validate(each)
-        except ValidationError as error:
-            problem = first_problem(error)
-            place = f"{problem.place}: " if problem.place else ""
-            raise InvalidTrustedKeys(f"key {number}: {place}{problem.rule}") from None
-        if key.id in found:
-            raise InvalidTrustedKeys(
-                f"key {number} ({key.name}): the id {key.id} occurs twice: change the validity of "
-                "the first entry instead"
-            )
-        found[key.id] = key
-    return found
+        keys = _ENTRIES.validate_python(yaml.safe_load(text))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"is not valid YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise ValueError(f"must be keys, as `orch key --evidence` prints them: "
+                         f"{first_problem(error)}") from None  # fmt: skip
+    if again := [name for name, count in Counter(key.id for key in keys).items() if count > 1]:
+        raise ValueError(f"the id {again[0]} occurs twice: change the validity of the first entry")
+    return {key.id: key for key in keys}
 
 
 def _text(at: datetime) -> str:

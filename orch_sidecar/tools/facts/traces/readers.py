@@ -46,10 +46,6 @@ _FIELDS: Final = {
 }
 
 
-class Malformed(UnreadableFile):
-    """Input that violates its format; the message names the place, the value and the rule."""
-
-
 def _hexadecimal(digits: int) -> AfterValidator:
     """Validates an id. Leading zeros may be missing: Jaeger omits those of older, shorter ids."""
 
@@ -145,17 +141,19 @@ class _Export(_Message):
 
 
 def spans_of(document: object) -> list[Span]:
-    """Parses what OTLP exports, or what either API of Jaeger returns. Raises Malformed."""
+    """Parses what OTLP exports, or what either API of Jaeger returns. Raises UnreadableFile."""
     if isinstance(document, dict):
         document = document.get("result", document)
     found = document if isinstance(document, dict) else {}
     if not {"data", "resourceSpans"} & set(found):
         actual = f"an object with {', '.join(found)}" if found else f"{document!r:.60}"
-        raise Malformed(f"no traces: must be an object with resourceSpans or data, not {actual}")
+        raise UnreadableFile(
+            f"no traces: must be an object with resourceSpans or data, not {actual}"
+        )
     try:
         export = _Export.model_validate(_as_otlp(found) if "data" in found else found)
     except ValidationError as error:
-        raise Malformed(str(first_problem(error))) from None
+        raise UnreadableFile(str(first_problem(error))) from None
     return [
         span.of(resource)
         for each in export.resource_spans
@@ -166,9 +164,9 @@ def spans_of(document: object) -> list[Span]:
 
 
 def _as_otlp(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts traces in the form of Jaeger's UI. Raises Malformed."""
+    """Converts traces in the form of Jaeger's UI. Raises UnreadableFile."""
     if answer.get("errors"):
-        raise Malformed(f"the response has errors: {answer['errors']!r:.200}")
+        raise UnreadableFile(f"the response has errors: {answer['errors']!r:.200}")
     try:
         return {
             "resourceSpans": [
@@ -181,7 +179,7 @@ def _as_otlp(answer: Mapping[str, Any]) -> dict[str, Any]:
             ]
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Malformed(f"data is not traces as Jaeger gives them: {error!r:.200}") from None
+        raise UnreadableFile(f"data is not traces as Jaeger gives them: {error!r:.200}") from None
 
 
 def _process(process: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -229,8 +227,8 @@ def read_file(name: str, content: bytes) -> list[Span]:
         try:
             for export in document if isinstance(document, list) else [document]:
                 found += spans_of(export)
-        except Malformed as error:
-            raise Malformed(f"{name}:{line}: {error}") from None
+        except UnreadableFile as error:
+            raise UnreadableFile(f"{name}:{line}: {error}") from None
     return found
 
 
@@ -268,8 +266,8 @@ def search_of(
         answer = parse_all(place, get(f"{place}?{urlencode(query)}"))
         try:
             found = [span for _, each in answer for span in spans_of(each)]
-        except Malformed as error:
-            raise Malformed(f"{place}: {error}") from None
+        except UnreadableFile as error:
+            raise UnreadableFile(f"{place}: {error}") from None
         count += len(found)
         received(count)
         return found
@@ -281,7 +279,7 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[S
     """Returns the spans of all traces with a span of the service that starts in the interval.
 
     The interval includes both ends. `limit`: the largest number of traces that a search returns.
-    Each span is returned once. Raises Malformed where more traces start at one moment than a
+    Each span is returned once. Raises UnreadableFile where more traces start at one moment than a
     search may return.
 
     A search that returns as much as it may can be incomplete, so its interval is searched again in
@@ -300,7 +298,7 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[S
         if len({span.trace_id for span in spans}) < limit:
             continue
         if first == last:
-            raise Malformed(
+            raise UnreadableFile(
                 f"the search from {start} to {end} us since 1970 returned its limit of {limit} "
                 "traces, and cannot be split further: raise --limit"
             )

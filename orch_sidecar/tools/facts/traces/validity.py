@@ -77,21 +77,12 @@ def _incomplete(
 def _contradictions(scenario: Scenario, served: tuple[Request, ...]) -> Iterator[Objection]:
     """Finds contradictions about the requests that were answered."""
     label, profile = scenario.key.measurement_type, scenario.key.profile
-    sequences = scenario.sequences
-    labels = sorted({str(each.measurement_type) for each in sequences} - {label})
-    profiles = sorted({str(each.profile) for each in sequences} - {str(profile)})
-    texts: tuple[tuple[Callable[[Request], bool], str], ...] = (
-        (
-            lambda each: any(of.measurement_type != label for of in each.sequences),
-            f"the sidecar reports {label}, the engine {', '.join(labels)}",
-        ),
-        (
-            lambda each: any(of.profile != profile for of in each.sequences),
-            f"the sidecar's profile is {profile}, the engine's {', '.join(profiles)}",
-        ),
-        *_CHECKS,
-    )
-    for contradicts, text in texts:
+    engine = {(str(each.measurement_type), str(each.profile)) for each in scenario.sequences}
+    if others := sorted(engine - {(label, str(profile))}):
+        detail = f"the sidecar reports {label} (profile {profile}), the engine"
+        stated = ", ".join(f"{other} (profile {of})" for other, of in others)
+        yield Objection(Reason.CONTRADICTION, f"{detail} {stated}")
+    for contradicts, text in _CHECKS:
         if count := sum(map(contradicts, served)):
             yield Objection(Reason.CONTRADICTION, f"{counted(count, 'request')}: {text}")
     named = None if profile is None else PROFILE_LABELS.get(profile)
@@ -128,28 +119,16 @@ def _counts(scenario: Scenario, traffic: Traffic, batches: Batches) -> Iterator[
 
 def _clocks(served: tuple[Request, ...]) -> Iterator[Objection]:
     """Finds clocks of sidecar and engine that differ."""
-    offsets = [
-        offset
+    apart_ns = [
+        max(each.end_ns - attempt.end_ns, attempt.start_ns - each.start_ns)
         for request in served
         for attempt in request.attempts
         for each in attempt.sequences
-        if (offset := _offset_ns(each, attempt.start_ns, attempt.end_ns))
     ]
-    apart = [offset for offset in offsets if abs(offset) > CLOCKS_AGREE_S * 1e9]
-    if apart:
-        most = max(apart, key=abs)
-        where = "ahead of" if most > 0 else "behind"
-        detail = f"the engine's clock is at least {abs(most) / 1e9:.3f} s {where} the sidecar's"
-        remedy = "set both by NTP, and measure again"
-        yield Objection(Reason.CONTRADICTION, f"{len(apart)} of its sequences: {detail}; {remedy}")
-
-
-def _offset_ns(each: EngineSequence, start_ns: int, end_ns: int) -> int:
-    """Returns by how much a sequence ends after an interval, or (negative) starts before it."""
-    after, before = each.end_ns - end_ns, each.start_ns - start_ns
-    if before < 0 and -before >= after:
-        return before
-    return max(after, 0)
+    if far := [each / 1e9 for each in apart_ns if each > CLOCKS_AGREE_S * 1e9]:
+        detail = f"lie outside of their requests by up to {max(far):.3f} s"
+        remedy = "set the clocks of sidecar and engine by NTP, and measure again"
+        yield Objection(Reason.CONTRADICTION, f"{len(far)} of its sequences {detail}: {remedy}")
 
 
 def _too_many_tokens(each: EngineSequence) -> bool:

@@ -26,9 +26,7 @@ def run(name: str, **changes: Any) -> ImportedRun:
     found = run_in(name, document(name))
     assert isinstance(found, ImportedRun), found
     sums = {name: changes.pop(name) for name in _SUMS if name in changes}
-    totals = replace(found.totals, **sums)
-    rate = totals.output_tokens / totals.window_s
-    return replace(found, totals=replace(totals, tokens_per_s=rate), **changes)
+    return replace(found, totals=replace(found.totals, **sums), **changes)
 
 
 def row(measured: ImportedRun, known: States | Engine, source: Source = SOURCE) -> Row:

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from orch_sidecar.tools.facts.commands.web import read_url
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.readers import Malformed, all_spans, search_of, spans_of
+from orch_sidecar.tools.facts.traces.readers import all_spans, search_of, spans_of
 from orch_sidecar.tools.facts.traces.span import SERVICE, Link, Span
 from tests.orch_sidecar.tools.facts.scripted_jaeger import MOST, ScriptedJaeger
 from tests.orch_sidecar.tools.facts.spans import one, real
@@ -87,7 +87,7 @@ async def test_only_traces_with_a_span_of_the_service_in_the_interval_are_found(
 async def test_more_traces_at_one_moment_than_the_limit_are_an_error() -> None:
     spans = [span for number in range(4) for span in one(number, 1_795_500_000, 1_795_500_001)]
     async with ScriptedJaeger(spans).running() as url:
-        with pytest.raises(Malformed, match=r"limit of 4 traces.*--limit"):
+        with pytest.raises(UnreadableFile, match=r"limit of 4 traces.*--limit"):
             await read(url, limit=4)
         assert len(await read(url, limit=5)) == len(spans)
 

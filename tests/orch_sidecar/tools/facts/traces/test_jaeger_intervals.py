@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.facts.traces.readers import Malformed, Search, all_spans
+from orch_sidecar.tools.facts.tables.table import UnreadableFile
+from orch_sidecar.tools.facts.traces.readers import Search, all_spans
 from orch_sidecar.tools.facts.traces.span import Span
 
 FIRST_US, LAST_US = 1_000, 1_400
@@ -78,7 +79,7 @@ def test_every_trace_is_found_or_the_limit_is_reported(
     traces = traces_of(starts)
     try:
         found = all_spans(stored(traces, limit, ends=ends), FIRST_US, LAST_US, limit)
-    except Malformed:
+    except UnreadableFile:
         assert any(_dense(traces, moment, limit) for moment in range(FIRST_US, LAST_US + 1))
         return
     keys = [(each.trace_id, each.span_id) for each in found]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.readers import Malformed, read_file, spans_of
+from orch_sidecar.tools.facts.traces.readers import read_file, spans_of
 from orch_sidecar.tools.facts.traces.span import Link, Span
 from tests.orch_sidecar.tools.facts.spans import TRACES, real
 
@@ -138,7 +138,7 @@ def test_kinds_and_missing_fields_have_several_forms(
 def test_invalid_document_is_reported_with_place_value_and_rule(
     document: object, expected: str
 ) -> None:
-    with pytest.raises(Malformed) as raised:
+    with pytest.raises(UnreadableFile) as raised:
         spans_of(document)
     assert expected in str(raised.value)
 
