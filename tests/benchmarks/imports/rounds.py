@@ -20,10 +20,10 @@ from orch_sidecar.tools.facts.evidence import guidellm, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
-    Source,
     read_run,
     to_row,
 )
+from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables import files

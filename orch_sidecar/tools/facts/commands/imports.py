@@ -32,12 +32,11 @@ from orch_sidecar.tools.facts.evidence import (
 from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
-    Source,
     read_run,
     to_row,
 )
 from orch_sidecar.tools.facts.labels.documents import parse_all
-from orch_sidecar.tools.facts.labels.measured import Engine
+from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import InvalidSnapshot, Snapshot, parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row

@@ -21,11 +21,11 @@ from orch_sidecar.tools.facts.commands.terminal import (
     write_rows,
 )
 from orch_sidecar.tools.facts.commands.web import http_url, read_url
+from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers import all_spans, read_file, search_of
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
-    Named,
     ScenarioVerdict,
     judge,
     scenario_name,
@@ -163,8 +163,8 @@ def _make_rows(
     if len(models) > 1 and (options.model_id or options.model_name):
         names = ", ".join(models)
         options.usage.error(f"--model-id and --model-name require one model, not {names}")
-    given = Named(options.model_id, options.model_name)
-    judged = [judge(each, traffic, given, source) for each in selected if not each.is_warmup]
+    named = Source(source, options.model_id, options.model_name)
+    judged = [judge(each, traffic, named) for each in selected if not each.is_warmup]
     warmups = [scenario_name(each) for each in selected if each.is_warmup]
     rows = [each.row for each in judged if each.row is not None]
     write_rows(

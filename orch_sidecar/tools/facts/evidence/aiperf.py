@@ -27,6 +27,7 @@ from orch_sidecar.tools.facts.evidence.imported import (
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
+from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 _SCHEDULED: Final = {
@@ -109,5 +110,5 @@ def run(document: object) -> ImportedRun:
         latency_ms=latency_ms if sent_when_due else {},
         took_s=summary.latency_ms * summary.answered / 1000,
         notes={"window_is": "the tool's duration"},
-        local_end_s=summary.ended.replace(tzinfo=UTC).timestamp(),
+        times=RunTimes(local_end_s=summary.ended.replace(tzinfo=UTC).timestamp()),
     )

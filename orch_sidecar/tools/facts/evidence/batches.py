@@ -15,6 +15,7 @@ from pydantic import AliasChoices, Field
 from orch_sidecar.tools.facts.evidence.imported import Count, Fields, ImportedRun, Rejection
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import Totals
+from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 
@@ -67,6 +68,5 @@ def to_run(batch: Batch, lines: Sequence[object]) -> ImportedRun:
             output_tokens=sum(each.usage.generated for each in answers),
         ),
         notes={"window_is": "the batch in whole seconds"},
-        began_at_s=batch.began_at_s,
-        ended_at_s=batch.ended_at_s,
+        times=RunTimes(began_at_s=batch.began_at_s, ended_at_s=batch.ended_at_s),
     )

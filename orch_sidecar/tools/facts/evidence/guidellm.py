@@ -37,6 +37,7 @@ from orch_sidecar.tools.facts.evidence.imported import (
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 # Strategies whose requests are due at a time that does not depend on answers.
@@ -171,6 +172,8 @@ def run(document: object) -> ImportedRun:
         totals=totals,
         latency_ms=latency_ms,
         served=served,
-        began_at_s=min(each.arrived_s for each in served),
-        ended_at_s=max(each.ended_s for each in served),
+        times=RunTimes(
+            began_at_s=min(each.arrived_s for each in served),
+            ended_at_s=max(each.ended_s for each in served),
+        ),
     )

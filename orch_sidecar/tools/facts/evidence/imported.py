@@ -28,6 +28,7 @@ from orch_sidecar.tools.facts.labels.measured import (
     Engine,
     Measured,
     Notes,
+    Source,
     engine_of,
     latency_notes,
     name_model,
@@ -89,7 +90,7 @@ class ImportedRun:
     they are not, `totals` has none. `latency_ms`: by the names of the notes. `served`: its answers
     by the tool's own times, none where the file does not contain them. `took_s`: all answers
     together, from sending to end, where the tool states it. `notes`: further notes.
-    `began_at_s`, `ended_at_s`, `local_end_s`: see `RunTimes`.
+    `times`: when it was.
     """
 
     tool: str
@@ -104,9 +105,7 @@ class ImportedRun:
     served: Sequence[CompletedRequest] = ()
     took_s: float = 0.0
     notes: Mapping[str, str | int | float] = field(default_factory=dict)
-    began_at_s: float | None = None
-    ended_at_s: float | None = None
-    local_end_s: float | None = None
+    times: RunTimes = field(default_factory=RunTimes)
     counts_tokens: bool = True
 
 
@@ -121,18 +120,6 @@ def loop_of(at_once: int | None) -> Arrivals:
     if at_once is None:
         return Arrivals.AT_ONCE
     return Arrivals.ONE_BY_ONE if at_once == 1 else Arrivals.CLOSED_LOOP
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The origin of a figure, and the names of its model.
-
-    `model_id`: None for the name in the file; `model_name`: None for the last part of the id.
-    """
-
-    tag: str
-    model_id: str | None = None
-    model_name: str | None = None
 
 
 def to_row(run: ImportedRun, known: States | Engine, source: Source) -> Row:
@@ -246,12 +233,7 @@ def _objections(run: ImportedRun, states: States, label: Label) -> list[str]:
         in_flight=[each.in_flight for each in run.served],
         arrivals=run.arrivals,
         at_once=run.at_once,
-        times=RunTimes(
-            window_s=run.totals.window_s,
-            began_at_s=run.began_at_s,
-            ended_at_s=run.ended_at_s,
-            local_end_s=run.local_end_s,
-        ),
+        times=replace(run.times, window_s=run.totals.window_s),
     )
     reasons = [each.detail for each in judge(seen)]
     if ACCEPTANCE_LENGTH in run.notes and states.before.conditions["speculative"] == "none":

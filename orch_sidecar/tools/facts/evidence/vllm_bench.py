@@ -31,6 +31,7 @@ from orch_sidecar.tools.facts.evidence.imported import (
 )
 from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals
+from orch_sidecar.tools.facts.labels.observation import RunTimes
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 
 TOOL: Final = "vllm bench serve"
@@ -145,7 +146,7 @@ def run(document: object) -> ImportedRun:
         latency_ms=latency_ms,
         served=served,
         notes=_notes(result, detailed=bool(served)),
-        local_end_s=_local_end_s(result.date),
+        times=RunTimes(local_end_s=_local_end_s(result.date)),
     )
 
 

@@ -63,6 +63,18 @@ def name_model(
     return Model(model_id, shown, [each for each, by_user in own.items() if by_user], objection)
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The origin of a figure, and the names of its model.
+
+    `model_id`: None for the name in the file; `model_name`: None for the last part of the id.
+    """
+
+    tag: str
+    model_id: str | None = None
+    model_name: str | None = None
+
+
 Notes = dict[str, str | int | float]
 
 # The percentiles in the notes. Comparisons use the 50th and 95th of TTFT, MLPerf's SingleStream the

@@ -141,11 +141,12 @@ class States:
 class RunTimes:
     """When a run was, by who made it, of states that somebody saved and put beside it.
 
-    `began_at_s`, `ended_at_s`: first arrival and last end as Unix times. `local_end_s`: the end by
-    a clock of an unknown time zone, as if it were UTC's. None where that is not known.
+    `window_s`: see `figures`. `began_at_s`, `ended_at_s`: first arrival and last end as Unix times.
+    `local_end_s`: the end by a clock of an unknown time zone, as if it were UTC's. None where that
+    is not known.
     """
 
-    window_s: float
+    window_s: float = 0.0
     began_at_s: float | None = None
     ended_at_s: float | None = None
     local_end_s: float | None = None

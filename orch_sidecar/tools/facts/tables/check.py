@@ -17,7 +17,6 @@ from orch_sidecar.tools.facts.tables.row import (
     TABLE,
     Label,
     Row,
-    is_plausible,
     label_of_run,
     makes_one_row,
     measurement_key,
@@ -164,18 +163,12 @@ def _two_labels(run: str, first: LocatedRow, second: LocatedRow) -> Fault:
 
 
 def _conflict(first: LocatedRow, second: LocatedRow) -> Fault:
-    """Returns the fault of two rows that report different results for one measurement.
-
-    Located at the throughput, or at the first other column in which they differ.
-    """
-    differing = [name for name in COLUMNS if getattr(first.row, name) != getattr(second.row, name)]
-    name = COLUMNS[_THROUGHPUT] if COLUMNS[_THROUGHPUT] in differing else differing[0]
-    index = COLUMNS.index(name)
-    other = first.record.fields[index]
-    same = (
-        f"measurement ({'one run' if makes_one_row(second.row.source_tag) else 'an identical key'})"
-    )
-    rule = f"{first.place}:{index + 1} has {other!r} for the same {same}"
+    """Returns the fault of two rows that report different results for one measurement, at the
+    first column in which they differ."""
+    pairs = zip(COLUMNS, first.record.fields, second.record.fields, strict=True)
+    index, other = next((COLUMNS.index(name), one) for name, one, two in pairs if one != two)
+    kind = "one run" if makes_one_row(second.row.source_tag) else "an identical key"
+    rule = f"{first.place}:{index + 1} has {other!r} for the same measurement ({kind})"
     return Fault.at(second.record, index, rule)
 
 
@@ -241,21 +234,11 @@ def invalid_fields(row: Row) -> list[Fault]:
 
 
 def _ragged(record: Record) -> Fault:
-    """Returns the one fault of a row with too few or too many fields.
-
-    It is located at the first value that cannot belong to its column (a missing or an additional
-    field before it has shifted it), or else at the missing field at the end, or at the first
-    field too many.
-    """
+    """Returns the one fault of a row with too few or too many fields, at the first of these."""
     found, expected = len(record.fields), len(COLUMNS)
     if not found:
         return Fault.at(record, 0, "an empty line is not a row")
-    cells = enumerate(zip(COLUMNS, record.fields, strict=False))
-    shifted = (index for index, cell in cells if not is_plausible(*cell))
-    fields = "1 field" if found == 1 else f"{found} fields"
     rule = "one is missing here or before" if found < expected else "a comma in one must be quoted"
     return Fault.at(
-        record,
-        next(shifted, min(found, expected)),
-        f"the row has {fields}, not {expected}: {rule}",
+        record, min(found, expected), f"the row has {found} fields, not {expected}: {rule}"
     )

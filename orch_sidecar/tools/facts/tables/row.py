@@ -289,14 +289,6 @@ def _notes_rule(value: str) -> str | None:
     return _FORMS["scenario_notes"].violated_rule(value) or next(broken, None)
 
 
-def is_plausible(column: str, value: str) -> bool:
-    """Returns whether a value, valid or not, looks as if it was meant for this column."""
-    if column == "scenario_notes":
-        return value != ""
-    is_legacy = column == "measurement_type" and value in LEGACY_LABELS
-    return is_legacy or violated_rule(column, value) is None
-
-
 BENCH: Final = "orch-bench:"
 TRACES: Final = ("jaeger:", "otlp:")
 

@@ -18,6 +18,7 @@ from orch_sidecar.tools.facts.labels.measured import (
     Measured,
     Model,
     Notes,
+    Source,
     latency_notes,
     name_model,
 )
@@ -48,15 +49,6 @@ _CLOSED_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The names of the model that the user gives: None for that in the requests, and for the last
-    part of its id."""
-
-    model_id: str | None = None
-    model_name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ScenarioVerdict:
     """The row of a scenario, or the objections to one."""
 
@@ -65,14 +57,14 @@ class ScenarioVerdict:
     objections: tuple[Objection, ...]
 
 
-def judge(scenario: Scenario, traffic: Traffic, given: Named, source: str) -> ScenarioVerdict:
+def judge(scenario: Scenario, traffic: Traffic, source: Source) -> ScenarioVerdict:
     """Returns the row of a scenario that earned its label, or the objections.
 
-    `traffic`: all requests, those of the scenario included. `source`: what was read, as
-    `jaeger:orch-sidecar`; the tag of the row adds the scenario.
+    `traffic`: all requests, those of the scenario included. `source`: its tag is what was read, as
+    `jaeger:orch-sidecar`; that of the row adds the scenario.
     """
     found, engine = objections(scenario, traffic), scenario.key.engine
-    model = _model(scenario, given)
+    model = _model(scenario, source)
     if model.objection is not None and scenario.sequences:
         reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
         found.append(Objection(reason, f"the model {model.id!r}: {model.objection}"))
@@ -86,7 +78,7 @@ def judge(scenario: Scenario, traffic: Traffic, given: Named, source: str) -> Sc
             model_id=model.id,
             model_name=model.name,
             given=model.given,
-            source_tag=f"{source}/{scenario_name(scenario)}",
+            source_tag=f"{source.tag}/{scenario_name(scenario)}",
         ).row()
         faults = [fault.text for fault in invalid_fields(row)]
     except ValueError as error:
@@ -102,7 +94,7 @@ def scenario_name(scenario: Scenario) -> str:
     return scenario.key.scenario or format_time(scenario.start_ns)
 
 
-def _model(scenario: Scenario, given: Named) -> Model:
+def _model(scenario: Scenario, given: Source) -> Model:
     """Returns the model, by the names that the engine serves, and what it loaded."""
     requested = scenario.key.model
     engines = [each.stated for each in scenario.sequences if each.stated is not None]

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 
+from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.traces.requests import build_traffic
-from orch_sidecar.tools.facts.traces.scenario_row import Named, ScenarioVerdict, judge
+from orch_sidecar.tools.facts.traces.scenario_row import ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from tests.orch_sidecar.tools.facts.cheats import Gate, said_of
@@ -147,13 +148,13 @@ def both(*alterations: Alteration) -> Alteration:
 
 
 def verdict(
-    recording: str, *alterations: Alteration, given: Named | None = None
+    recording: str, *alterations: Alteration, given: Source | None = None
 ) -> ScenarioVerdict:
     """Judges the first scenario of the recording's name among its altered spans."""
     traffic = build_traffic(both(*alterations)(real(recording)))
     found = group_scenarios(traffic, 60.0).scenarios
     scenario = next(each for each in found if each.key.scenario == SCENARIOS[recording])
-    return judge(scenario, traffic, given or Named(), "test")
+    return judge(scenario, traffic, given or Source("test"))
 
 
 def reasons(found: ScenarioVerdict) -> set[str]:

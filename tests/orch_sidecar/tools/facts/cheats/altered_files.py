@@ -9,10 +9,10 @@ from typing import Any
 
 from orch_sidecar.tools.facts.evidence.imported import (
     Rejection,
-    Source,
     read_run,
     to_row,
 )
+from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from orch_sidecar.tools.facts.tables.row import Row

@@ -11,10 +11,10 @@ from orch_sidecar.tools.facts.evidence.aiperf import run
 from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
-    Source,
     read_run,
     to_row,
 )
+from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document, proof

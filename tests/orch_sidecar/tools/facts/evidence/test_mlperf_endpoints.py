@@ -10,12 +10,11 @@ import pytest
 from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
-    Source,
     read_run,
     to_row,
 )
 from orch_sidecar.tools.facts.evidence.mlperf_endpoints import run
-from orch_sidecar.tools.facts.labels.measured import Engine
+from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.imports import document, proof

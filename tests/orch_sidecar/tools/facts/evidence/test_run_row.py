@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, Source, to_row
-from orch_sidecar.tools.facts.labels.measured import Engine
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Rejection, to_row
+from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.labels.observation import States
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes

@@ -13,9 +13,9 @@ from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.fact import row_of
 from orch_sidecar.tools.bench.results.result import Status
 from orch_sidecar.tools.bench.results.summary import result_of
-from orch_sidecar.tools.facts.evidence.imported import ImportedRun, Source, to_row
+from orch_sidecar.tools.facts.evidence.imported import ImportedRun, to_row
 from orch_sidecar.tools.facts.labels.figures import figures
-from orch_sidecar.tools.facts.labels.measured import Engine, latency_notes
+from orch_sidecar.tools.facts.labels.measured import Engine, Source, latency_notes
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row

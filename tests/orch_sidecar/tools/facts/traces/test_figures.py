@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
-from orch_sidecar.tools.facts.traces.scenario_row import Named
 from orch_sidecar.tools.facts.traces.span import Span
 from tests.orch_sidecar.tools.facts.cheats.alterations import (
     ATTEMPT,
@@ -27,7 +27,7 @@ from tests.orch_sidecar.tools.facts.cheats.alterations import (
 )
 
 
-def row_of(recording: str, *alterations: Alteration, given: Named | None = None) -> Row:
+def row_of(recording: str, *alterations: Alteration, given: Source | None = None) -> Row:
     found = verdict(recording, *alterations, given=given)
     assert found.row is not None, found.objections
     return found.row
@@ -113,7 +113,7 @@ def test_time_per_token_of_several_sequences_is_that_of_one() -> None:
 
 
 def test_model_id_that_the_engine_contradicts_makes_no_row() -> None:
-    found = verdict("cloud", given=Named(model_id="org/Big-70B"))
+    found = verdict("cloud", given=Source("test", model_id="org/Big-70B"))
     assert found.row is None
     [detail] = [each.detail for each in found.objections]
     assert detail.startswith("the model 'org/Big-70B': the engine serves tiny")

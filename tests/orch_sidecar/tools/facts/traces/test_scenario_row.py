@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
+from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
-from orch_sidecar.tools.facts.traces.scenario_row import Named, ScenarioVerdict, judge
+from orch_sidecar.tools.facts.traces.scenario_row import ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import ALONE, real, traffic_from, without
 
+JAEGER = "jaeger:orch-sidecar"
 RUN: dict[str, Value] = {"orch.scenario": "run-1"}
 
 
@@ -27,21 +29,21 @@ def many(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
     return made.one(number, start_s, end_s, **{"batch": (4, 4, 2.0), **more})
 
 
-def judged(*requests: list[Span], given: Named | None = None) -> ScenarioVerdict:
+def judged(*requests: list[Span], given: Source | None = None) -> ScenarioVerdict:
     """Judges the single scenario of these requests."""
     traffic = traffic_from(*requests)
     [scenario] = group_scenarios(traffic, 60.0).scenarios
-    return judge(scenario, traffic, given or Named(), "jaeger:orch-sidecar")
+    return judge(scenario, traffic, given or Source(JAEGER))
 
 
-def row_of(*requests: list[Span], given: Named | None = None) -> Row:
+def row_of(*requests: list[Span], given: Source | None = None) -> Row:
     found = judged(*requests, given=given)
     assert found.row is not None, found.objections
     assert found.objections == ()
     return found.row
 
 
-def objections_of(*requests: list[Span], given: Named | None = None) -> list[tuple[str, str]]:
+def objections_of(*requests: list[Span], given: Source | None = None) -> list[tuple[str, str]]:
     found = judged(*requests, given=given)
     assert found.row is None
     return [(each.reason.value, each.detail) for each in found.objections]
@@ -110,7 +112,7 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
 def test_a_real_run_becomes_a_row(name: str, label: Label, batch: int, batching: str) -> None:
     traffic = build_traffic(real(name))
     scenario = group_scenarios(traffic, 60.0).scenarios[-1]
-    row = judge(scenario, traffic, Named(), f"otlp:{name}.jsonl").row
+    row = judge(scenario, traffic, Source(f"otlp:{name}.jsonl")).row
     assert row is not None
     served = scenario.ended(Outcome.SERVED)
     tokens = sum(decode.output_tokens for request in served for decode in request.sequences)
@@ -137,11 +139,11 @@ def test_figure_of_one_rank_is_noted_as_such() -> None:
 
 def test_served_model_name_is_noted_where_the_id_differs() -> None:
     loaded: dict[str, Value] = {"orch.weights": "org/Model-1B"}
-    row = row_of(one(1, 0, 1, decode=loaded), given=Named(model_id="org/Model-1B"))
+    row = row_of(one(1, 0, 1, decode=loaded), given=Source(JAEGER, model_id="org/Model-1B"))
     assert "given" not in parse_notes(row.scenario_notes)
     assert (row.model_id, row.model_name) == ("org/Model-1B", "Model-1B")
     assert parse_notes(row.scenario_notes)["served_as"] == "model"
-    declared = Named(model_id="org/Model-1B", model_name="Model")
+    declared = Source(JAEGER, model_id="org/Model-1B", model_name="Model")
     named = row_of(one(1, 0, 1, decode=loaded), given=declared)
     assert named.model_name == "Model"
     assert parse_notes(named.scenario_notes)["given"] == "model_name"
@@ -149,7 +151,7 @@ def test_served_model_name_is_noted_where_the_id_differs() -> None:
 
 
 def test_model_that_the_engine_does_not_serve_is_an_objection() -> None:
-    assert objections_of(one(1, 0, 1), given=Named(model_id="org/Model-70B")) == [
+    assert objections_of(one(1, 0, 1), given=Source(JAEGER, model_id="org/Model-70B")) == [
         (
             "contradiction",
             "the model 'org/Model-70B': the engine serves model (loaded as model), not this",
@@ -162,13 +164,13 @@ def test_path_is_rejected_as_a_model_id() -> None:
     served = one(1, 0, 1, server=path, decode={**path, "orch.weights": "/models/m"})
     [(reason, reasons)] = objections_of(served)
     assert (reason, "is a path" in reasons) == ("not_said", True)
-    row = row_of(served, given=Named(model_id="m"))
+    row = row_of(served, given=Source(JAEGER, model_id="m"))
     assert (row.model_id, parse_notes(row.scenario_notes)["given"]) == ("m", "model_id")
     # What was loaded has an id: no other is possible.
     loaded = one(1, 0, 1, server=path, decode={**path, "orch.weights": "org/m"})
-    row = row_of(loaded, given=Named(model_id="org/m"))
+    row = row_of(loaded, given=Source(JAEGER, model_id="org/m"))
     assert "given" not in parse_notes(row.scenario_notes)
-    [(reason, _)] = objections_of(loaded, given=Named(model_id="m"))
+    [(reason, _)] = objections_of(loaded, given=Source(JAEGER, model_id="m"))
     assert reason == "contradiction"
 
 
@@ -236,7 +238,7 @@ def test_cut_scenario_notes_which_end_is_missing() -> None:
     ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
     for first, last, cut in ends:
         [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9).scenarios
-        row = judge(scenario, traffic, Named(), "s").row
+        row = judge(scenario, traffic, Source("s")).row
         assert row is not None
         assert parse_notes(row.scenario_notes).get("cut") == cut
 
@@ -254,7 +256,7 @@ def test_invalid_row_is_an_objection() -> None:
 
 def test_all_objections_are_reported_together() -> None:
     request = one(1, 0, 1, batch=(4, 2, 1.0), server=RUN)
-    expected = objections_of(request, given=Named(model_id="other"))
+    expected = objections_of(request, given=Source(JAEGER, model_id="other"))
     reasons = ["batch_above_one", "unseen_traffic", "contradiction"]
     assert [reason for reason, _ in expected] == reasons
     [(reason, _)] = objections_of(without(request, "orch.gpu"))
