@@ -146,7 +146,7 @@ class TestLegacyFile:
         expected: list[Place] = []
         for line in range(2, 26):
             if line in self.RAGGED:
-                expected.append((line, "(no column)" if line == 15 else "source_tag"))
+                expected.append((line, "source_tag" if line == 15 else "(no column)"))
             else:
                 if line == self.NO_COUNT:
                     expected.append((line, "input_tokens"))

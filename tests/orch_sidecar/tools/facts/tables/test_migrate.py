@@ -93,7 +93,7 @@ def test_legacy_file_keeps_all_rows_and_only_unknown_values_stay_faults() -> Non
         (10, "input_tokens"),
         (10, "measurement_type"),
         (10, "scenario_notes"),
-        (15, "(no column)"),
-        (20, "source_tag"),
+        (15, "source_tag"),
+        (20, "(no column)"),
     ]
     assert migrate(found)[0] == found
