@@ -159,6 +159,7 @@ class Mutants:
                 self._files[str(file)] |= {line} - {""}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.unfreeze()  # what tests/conftest.py froze is unknown to gc.get_objects()
         reached: set[tuple[str, int]] = set()
         setattr(builtins, MARK, reached.add)
         modules = {file: Module(file) for file in self._files}
