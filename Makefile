@@ -25,7 +25,7 @@ SEED ?=
 MODEL ?=
 UP = $(if $(PROFILE),--profile $(PROFILE)) $(if $(PORT),--port $(PORT)) $(if $(SLOTS),--slots $(SLOTS)) $(if $(MODEL),--model $(MODEL))
 
-.PHONY: install run check test test-fast test-long static test-engine test-unit unit-serving unit-tools unit-rest test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry bench-published bench-idle soak docs k8s compiled test-compiled clean
+.PHONY: install run check test test-fast test-long static test-engine engines-shared engines-own test-unit unit-serving unit-tools unit-rest test-integration fast-unit fast-integration lint types bench-proxy bench-scale bench-engine bench-plugin bench-policy bench-traffic bench-three bench-import bench-queue bench-sidecars bench-entry bench-published bench-idle soak docs k8s compiled test-compiled clean
 
 install: $(STAMP)
 
@@ -59,23 +59,32 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Three side by side on two cores: engines and integration wait for much of their time. Those that
-# take longest come first, and the rest is in parts, so that one is left for each core until the
-# end. Each prints when it has ended. Two cores need half of the processor time in all at least.
+# Four side by side on two cores: engines and integration wait for much of their time. Those that
+# take longest come first, and all is in parts, so that one is left for each core until the end.
+# Each prints when it has ended. Two cores need half of the processor time in all at least.
 SIDE_BY_SIDE := --no-print-directory --output-sync=target --keep-going
 PYTEST := $(BIN)/python -m pytest -q
 
 test: $(STAMP)
 	@bash -c 'TIMEFORMAT="all parts: %0R s; processor time: %0U s, and %0S s in the kernel"; \
-	  time $(MAKE) $(SIDE_BY_SIDE) --jobs=3 test-engine test-integration static unit-tools unit-serving unit-rest'
+	  time $(MAKE) $(SIDE_BY_SIDE) --jobs=4 engines-shared engines-own test-integration static unit-tools unit-serving unit-rest'
 
 test-fast: lint
 	@$(MAKE) $(SIDE_BY_SIDE) --jobs=2 fast-unit fast-integration
 
 static: lint types
 
-test-engine: $(STAMP)
-	$(PYTEST) -m "engine and not long" tests/engine tests/k8s/test_running.py
+test-engine: engines-shared engines-own
+
+# Tests that start engines for themselves, or only import vLLM; those of the others run on and on.
+OWN := tests/k8s/test_running.py $(wildcard tests/engine/test_*_agree*.py) \
+  $(patsubst %,tests/engine/test_%.py,enforcement inert up)
+
+engines-shared: $(STAMP)
+	$(PYTEST) -m "engine and not long" tests/engine $(addprefix --ignore=,$(OWN))
+
+engines-own: $(STAMP)
+	$(PYTEST) -m "engine and not long" $(OWN)
 
 test-unit: unit-serving unit-tools unit-rest
 
