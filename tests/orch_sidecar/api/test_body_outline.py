@@ -218,7 +218,7 @@ WORST = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def collector_of_a_sidecar() -> Iterator[None]:
     """Of this process it would look at everything that a test run has made."""
     before = gc.get_threshold()
@@ -227,7 +227,6 @@ def collector_of_a_sidecar() -> Iterator[None]:
     gc.set_threshold(20_000, 20, 20)
     yield
     gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("name", WORST)

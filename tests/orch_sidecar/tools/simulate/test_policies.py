@@ -28,7 +28,7 @@ from orch_sidecar.tools.simulate.traffic import Workload
 from vllm_plugin.contracts.profile import AdmissionRules, ServiceClass, load
 
 INTERACTIVE, BULK = ServiceClass.INTERACTIVE, ServiceClass.BULK
-SECONDS = 150.0
+SECONDS = 100.0
 SEED = 1
 # No bulk request is to wait longer than that, here.
 MAX_WAIT_S = 60.0

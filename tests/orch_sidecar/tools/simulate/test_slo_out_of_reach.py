@@ -17,7 +17,7 @@ from orch_sidecar.tools.simulate.run import Course, Run
 from orch_sidecar.tools.simulate.traffic import BulkClients, Workload
 from vllm_plugin.contracts.profile import ServiceClass, load
 
-SECONDS = 40.0
+SECONDS = 20.0
 TTFT_MS = 10_000.0
 # What the engine alone serves so much earlier is also predicted to be in time.
 MARGIN = 0.85

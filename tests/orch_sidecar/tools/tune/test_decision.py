@@ -101,7 +101,7 @@ def test_step_with_prompts_keeps_the_slo() -> None:
     fast = decided(curve(10.0, 0.1), None, 60.0, 1_000_000.0, 64)
     assert fast.step_tokens == 16_384
     assert decided(curve(10.0, 0.1), None, 60.0, None, 64).step_tokens is None
-    many = decided(curve(10.0, 0.001, largest=512), memory(700), None, 100.0, 512)
+    many = decided(curve(10.0, 0.001, largest=512), memory(320), None, 100.0, 512)
     assert many.step_tokens == many.slots > 256
 
 
