@@ -18,10 +18,11 @@ from orch_sidecar.tools.facts.commands.terminal import (
     add_command,
     add_output_options,
     given_text,
+    http_url,
     print_error,
+    read_url,
     write_rows,
 )
-from orch_sidecar.tools.facts.commands.web import http_url, read_url
 from orch_sidecar.tools.facts.evidence import (
     aiperf,
     batches,

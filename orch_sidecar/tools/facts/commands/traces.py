@@ -17,10 +17,11 @@ from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
     add_output_options,
+    http_url,
     print_error,
+    read_url,
     write_rows,
 )
-from orch_sidecar.tools.facts.commands.web import http_url, read_url
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers import all_spans, read_file, search_of

@@ -85,10 +85,9 @@ def judge(seen: Observation) -> list[Objection]:
     """Returns the reasons why the label was not earned, empty if it was."""
     if seen.states is not None and (changed := [*_changes(seen.states)]):
         return [*changed, *_stale(seen)]  # the counts of the two states cannot be compared
-    if not seen.slots:
-        return [*_beside(seen)]  # nothing is known of an engine
+    engine = None if seen.states is None else seen.states.before
     return [
-        *_engine(seen),
+        *(_slots(seen.label, seen.slots) if engine is None else cannot_earn(seen.label, engine)),
         *_others(seen),
         *_steps(seen),
         *_arrivals(seen),
@@ -111,19 +110,11 @@ def cannot_earn(label: Label, engine: Snapshot) -> list[Objection]:
     return found
 
 
-def _engine(seen: Observation) -> _Found:
-    if seen.states is None:
-        yield from _slots(seen.label, seen.slots)
-    else:
-        yield from cannot_earn(seen.label, seen.states.before)
-
-
-def _slots(label: Label, slots: frozenset[int | None]) -> _Found:
+def _slots(label: Label, slots: frozenset[int]) -> _Found:
     single = label is Label.SINGLE_STREAM
-    if slots != {1} if single else not slots.isdisjoint({None, 0, 1}):
-        shown = ", ".join("an unknown number" if each is None else str(each) for each in slots)
+    if slots != {1} if single else min(slots) < 2:
         detail = f"{label} needs an engine with {'one slot' if single else 'more than one slot'}"
-        yield Objection(Reason.WRONG_SLOTS, f"{detail}, this one has {shown}")
+        yield Objection(Reason.WRONG_SLOTS, f"{detail}, this one has {', '.join(map(str, slots))}")
 
 
 def _steps(seen: Observation) -> _Found:

@@ -167,7 +167,7 @@ class Observation:
     """
 
     label: Label
-    slots: frozenset[int | None]
+    slots: frozenset[int]
     batches: Batches
     counts: RequestCounts
     states: States | None = None
@@ -191,8 +191,9 @@ class Observation:
     def target(self) -> int:
         """The sequences that an offline run has to have in the engine at once: as many as it has
         slots, or all of them."""
-        slots = min((each for each in self.slots if each), default=0)
-        return min(slots, sum(each.sequences for each in self.in_flight) or self.counts.answered)
+        return min(
+            *self.slots, sum(each.sequences for each in self.in_flight) or self.counts.answered
+        )
 
     @property
     def supply_target(self) -> float:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from orch_sidecar.tools.facts.commands.web import read_url
+from orch_sidecar.tools.facts.commands.terminal import read_url
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers import all_spans, search_of, spans_of
 from orch_sidecar.tools.facts.traces.span import SERVICE, Link, Span
