@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -179,7 +178,7 @@ def _write(options: argparse.Namespace, made: Sequence[tuple[str, Row | Rejectio
     for place, each in made:
         if isinstance(each, Rejection):
             print_error(f"{place}: {each}")
-    write_rows(options, rows, lambda added: [asdict(row) for row in rows])
+    write_rows(options, rows)
     return 1 if len(rows) < len(made) else 0
 
 

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
@@ -66,7 +67,7 @@ def add_output_options(parser: argparse.ArgumentParser, model_id: str) -> None:
     """Adds where rows go, and the names of their model. `model_id`: helps with its id."""
     add = parser.add_argument
     add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
-    add("--json", action="store_true", help="print rows, and what made none, as JSON")
+    add("--json", action="store_true", help="print rows as JSON")
     add("--model-id", type=given_text, help=model_id)
     name_help = "display name of the model (default: the last part of its id)"
     add("--model-name", type=given_text, help=name_help)
@@ -103,18 +104,14 @@ def given_text(text: str) -> str:
     return text.strip()
 
 
-def write_rows(
-    options: argparse.Namespace, rows: Sequence[Row], document: Callable[[int], object]
-) -> None:
-    """Appends rows to --output, or prints them as a table with a header, nothing without rows.
-
-    `document`: returns what --json prints instead, given the number of rows that were added.
-    """
-    added = append(options.output, rows) if options.output is not None and rows else 0
+def write_rows(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Appends rows to --output, or prints them as a table with a header, nothing without rows; with
+    --json as a list."""
     if options.output is not None and rows:
+        added = append(options.output, rows)
         print_error(f"{options.output}: {added} added, {len(rows) - added} already present")
     if options.json:
-        print_json(document(added))
+        print_json([asdict(row) for row in rows])
     elif options.output is None and rows:
         records = (COLUMNS, *map(row_fields, rows))
         print("".join(record_text(each, "\n") for each in records), end="")

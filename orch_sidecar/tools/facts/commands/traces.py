@@ -6,10 +6,9 @@ import argparse
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from orch_sidecar.tools.arguments import count, number
 from orch_sidecar.tools.drawing.texts import counted
@@ -25,7 +24,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers import all_spans, read_file, search_of
-from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
+from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
     ScenarioVerdict,
     judge,
@@ -159,7 +158,7 @@ def _make_rows(
             found = group_scenarios(traffic, options.gap, first_ns, last_ns)
     except ValueError as error:
         raise UnreadableFile(f"{source}: {error}") from None
-    selected = [each for each in found.scenarios if options.scenario in (None, each.key.scenario)]
+    selected = [each for each in found if options.scenario in (None, each.key.scenario)]
     models = sorted({each.key.model for each in selected})
     if len(models) > 1 and (options.model_id or options.model_name):
         names = ", ".join(models)
@@ -168,18 +167,12 @@ def _make_rows(
     judged = [judge(each, traffic, named) for each in selected if not each.is_warmup]
     warmups = [scenario_name(each) for each in selected if each.is_warmup]
     rows = [each.row for each in judged if each.row is not None]
-    write_rows(
-        options,
-        rows,
-        lambda added: {**_document(judged, traffic), "warmups": warmups, "added": added},
-    )
+    write_rows(options, rows)
     for each in judged:
         if each.row is None:
             print_error(_objections_text(each))
     if warmups:
         print_error(f"excluded warm-up: {', '.join(warmups)}")
-    if found.unassigned:
-        print_error(f"{counted(len(found.unassigned), 'rejected request')} of no scenario")
     if not judged:
         which = "" if options.scenario is None else f" {options.scenario!r}"
         requests = counted(len(traffic.requests), "request")
@@ -194,28 +187,6 @@ def _objections_text(judged: ScenarioVerdict) -> str:
     lines = [f"invalid: {scenario_name(judged.scenario)} ({what})"]
     lines += [f"  {each.reason}: {each.detail}" for each in judged.objections]
     return "\n".join(lines)
-
-
-def _document(judged: Sequence[ScenarioVerdict], traffic: Traffic) -> dict[str, Any]:
-    return {
-        "requests": len(traffic.requests),
-        "rows": [asdict(each.row) for each in judged if each.row is not None],
-        "invalid": [
-            {
-                **asdict(each.scenario.key),
-                "conditions": dict(each.scenario.key.conditions),
-                "start": format_time(each.scenario.start_ns),
-                "end": format_time(each.scenario.end_ns),
-                "requests": len(each.scenario.requests),
-                "reasons": [
-                    {"reason": objection.reason, "says": objection.detail}
-                    for objection in each.objections
-                ],
-            }
-            for each in judged
-            if each.row is None
-        ],
-    }
 
 
 def _moment(text: str) -> int:

@@ -20,7 +20,6 @@ from orch_sidecar.tools.facts.commands.terminal import (
     print_json,
 )
 from orch_sidecar.tools.facts.signing.evidence_file import SUFFIX
-from orch_sidecar.tools.facts.signing.proof import Proof
 from orch_sidecar.tools.facts.signing.trusted import TrustedKeys, parse_trusted
 from orch_sidecar.tools.facts.signing.verdict import (
     Verdict,
@@ -37,7 +36,7 @@ from orch_sidecar.tools.facts.tables.check import (
 )
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.notes import GIVEN, LOADED, UNKNOWN
-from orch_sidecar.tools.facts.tables.row import Row, parse_notes
+from orch_sidecar.tools.facts.tables.row import parse_notes
 from orch_sidecar.tools.facts.tables.table import Table, UnreadableFile
 
 _DESCRIPTION: Final = """Verifies the evidence of facts, offline: signatures, the certificate of the
@@ -159,55 +158,45 @@ def verdicts_of(tables: Sequence[Table], trusted: TrustedKeys) -> _Verdicts:
 
 
 def _document(file: str, line: int | None, verified: Verified) -> dict[str, Any]:
-    """Returns a verdict as JSON. `signed`: the engine's statements about itself and the run."""
-    return {
+    """Returns a verdict as JSON. `signed`: the engine's statements about itself and the run;
+    `engine`: the figures by its clock and counters; `given`: by hand, and to which tool."""
+    found: dict[str, Any] = {
         "file": file,
         "line": line,
         "verdict": verified.verdict,
         "reasons": list(verified.reasons),
         "signer": verified.signer,
         "evidence": verified.evidence,
-        "signed": None if verified.proof is None else _signed(verified.proof),
-        "engine": None if verified.proof is None else _by_the_engine(verified.proof),
+        "signed": None,
+        "engine": None,
         "client_measured": list(verified.only_client),
-        "given": {} if verified.row is None else _given(verified.row),
+        "given": {},
     }
-
-
-def _signed(proof: Proof) -> dict[str, Any]:
-    state = proof.after.snapshot
-    weights = proof.after.digests.get("weights", {})
-    return {
-        "from": _time(proof.before.wall_s),
-        "to": _time(proof.after.wall_s),
-        "models": list(state.models),
-        "weights_sha256": weights.get("sha256"),
-        "loaded": state.conditions.get(LOADED, UNKNOWN),
-        "statements": 1 + proof.after.sequence - proof.before.sequence,
-    }
-
-
-def _by_the_engine(proof: Proof) -> dict[str, Any]:
-    """Returns the figures by the engine's clock and counters."""
-    batches = proof.states.batches
-    return {
-        "tokens_per_s": proof.tokens_per_s,
-        "window_s": proof.window_s,
-        "sequences": len(proof.leaves),
-        "generated_tokens": proof.generated_tokens,
-        "batch_mean": batches.mean,
-        "batch_max": batches.largest,
-        "prefix_hit_ratio": proof.states.prefix_hit_ratio,
-    }
-
-
-def _given(row: Row) -> dict[str, Any]:
-    """Returns the values that somebody gave by hand, and the tool that took them."""
-    notes = parse_notes(row.scenario_notes)
-    if GIVEN not in notes:
-        return {}
-    values = {name: getattr(row, name) for name in notes[GIVEN].split(",")}
-    return {"to": notes.get("tool", row.source_tag.partition(":")[0]), "values": values}
+    if (proof := verified.proof) is not None:
+        state, batches = proof.after.snapshot, proof.states.batches
+        found["signed"] = {
+            "from": _time(proof.before.wall_s),
+            "to": _time(proof.after.wall_s),
+            "models": list(state.models),
+            "weights_sha256": proof.after.digests.get("weights", {}).get("sha256"),
+            "loaded": state.conditions.get(LOADED, UNKNOWN),
+            "statements": 1 + proof.after.sequence - proof.before.sequence,
+        }
+        found["engine"] = {
+            "tokens_per_s": proof.tokens_per_s,
+            "window_s": proof.window_s,
+            "sequences": len(proof.leaves),
+            "generated_tokens": proof.generated_tokens,
+            "batch_mean": batches.mean,
+            "batch_max": batches.largest,
+            "prefix_hit_ratio": proof.states.prefix_hit_ratio,
+        }
+    row = verified.row
+    if row is not None and GIVEN in (notes := parse_notes(row.scenario_notes)):
+        values = {name: getattr(row, name) for name in notes[GIVEN].split(",")}
+        tool = notes.get("tool", row.source_tag.partition(":")[0])
+        found["given"] = {"to": tool, "values": values}
+    return found
 
 
 def _time(unix_s: float) -> str:
@@ -239,15 +228,13 @@ def _lines(place: str, verdict: Mapping[str, Any]) -> Iterator[str]:
         words.append(f"given by hand to {given['to']}: {values}")
     yield "; ".join(words)
     yield from (f"  {reason}" for reason in verdict["reasons"])
-    if (signed := verdict["signed"]) is not None:
-        yield (
-            f"  signed {signed['from']} to {signed['to']} in {signed['statements']} statements: "
-            f"model {', '.join(signed['models'])}, weights sha256:{signed['weights_sha256']}, "
-            f"loaded {signed['loaded']}"
-        )
-    if (engine := verdict["engine"]) is not None:
-        yield (
-            f"  by the engine: {engine['tokens_per_s']:.6g} tokens/s over "
-            f"{engine['window_s']:.6g} s, {counted(engine['sequences'], 'sequence')}, batch mean "
-            f"{engine['batch_mean']:.6g}, max {engine['batch_max']}"
-        )
+    for part in ("signed", "engine"):
+        if verdict[part] is not None:
+            texts = (f"{name} {_text(value)}" for name, value in verdict[part].items())
+            yield f"  {part}: {', '.join(texts)}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

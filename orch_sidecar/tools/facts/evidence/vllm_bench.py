@@ -42,12 +42,8 @@ _TOLERANCE: Final = 0.001
 # A shorter wait is that of the event loop, not of the concurrency limit.
 _EVENT_LOOP_DELAY_S: Final = 0.005
 
-# Fields of other files, and of loads whose figures are none, with the reasons.
+# Fields of loads whose figures are none, with the reasons.
 _REFUSED: Final = {
-    "tokens_per_second": "this file is of vllm bench throughput: prompt and generated tokens "
-    "together",
-    "avg_latency": "this file is of vllm bench latency, and has no tokens",
-    "total_input_sequences": "this file is of a pooling endpoint, which generates nothing",
     "ramp_up_strategy": "the rate must be constant",
     "probe_completed": "the load must run without probes, which are not counted in it",
 }
@@ -89,7 +85,7 @@ class _Result(Fields):
     burstiness: Annotated[float, Field(gt=0, allow_inf_nan=True)]  # infinite: constant gaps
     max_concurrency: Annotated[int, Field(ge=1)] | None
     duration: _Positive
-    completed: Count
+    completed: Annotated[int, Field(ge=1)]
     failed: Count
     total_input_tokens: Count
     total_output_tokens: Count
@@ -127,9 +123,6 @@ def run(document: object) -> ImportedRun:
     for name, why in _REFUSED.items():
         if stated.get(name) is not None:
             raise Rejection(name, stated[name], why)
-    if stated.get("completed") == 0:
-        failed = stated.get("failed")
-        raise Rejection("completed", 0, f"no request was answered, {failed} failed")
     result = _Result.model_validate(document)
     _check_sums(result)
     served = _served(result)

@@ -79,18 +79,10 @@ class Scenario:
         return tuple(sequence for each in self.ended(Outcome.SERVED) for sequence in each.sequences)
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """The scenarios, by their start, and the rejected requests that belong to none."""
-
-    scenarios: tuple[Scenario, ...]
-    unassigned: tuple[Request, ...]
-
-
 def group_scenarios(
     traffic: Traffic, gap_s: float, first_ns: int | None = None, last_ns: int | None = None
-) -> Grouping:
-    """Groups requests into scenarios.
+) -> list[Scenario]:
+    """Groups requests into scenarios, by their start; some that were rejected belong to none.
 
     `gap_s`: without an id, a scenario ends where nothing of its kind ran for this long; with one,
     for `ID_PAUSE_S`. `first_ns`, `last_ns`: the requested interval, None for no such end. Requests
@@ -107,12 +99,11 @@ def group_scenarios(
         pause_s = gap_s if key.scenario is None else margin_s(gap_s)
         for part in _split_at_gaps(requests, pause_s):
             whole += _by_engine(key, part).items()
-    unassigned = [each for each in unlabelled if not _joined(each, whole)]
+    for request in unlabelled:
+        _join(request, whole)
     gathered = (Scenario(key, tuple(sorted(each, key=_start_ns))) for key, each in whole)
     cut = (_clipped(each, first_ns, last_ns) for each in gathered)
-    scenarios = [each for each in cut if each is not None]
-    scenarios.sort(key=lambda scenario: scenario.start_ns)
-    return Grouping(tuple(scenarios), tuple(unassigned))
+    return sorted(filter(None, cut), key=lambda scenario: scenario.start_ns)
 
 
 def margin_s(gap_s: float) -> float:
@@ -159,9 +150,8 @@ def _by_engine(key: ScenarioKey, requests: Sequence[Request]) -> dict[ScenarioKe
     return kinds
 
 
-def _joined(request: Request, scenarios: Sequence[tuple[ScenarioKey, list[Request]]]) -> bool:
-    """Adds a request without labels to the nearest scenario that has its id, or in which it ran.
-    Returns whether there is one."""
+def _join(request: Request, scenarios: Sequence[tuple[ScenarioKey, list[Request]]]) -> None:
+    """Adds a request without labels to the nearest scenario that has its id, or in which it ran."""
     near = []
     for key, requests in scenarios:
         start_ns, end_ns = requests[0].start_ns, max(each.end_ns for each in requests)
@@ -172,7 +162,6 @@ def _joined(request: Request, scenarios: Sequence[tuple[ScenarioKey, list[Reques
             near.append((distance_ns, requests))
     if near:
         min(near, key=lambda each: each[0])[1].append(request)
-    return bool(near)
 
 
 def _start_ns(request: Request) -> int:

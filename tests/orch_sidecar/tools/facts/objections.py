@@ -25,7 +25,7 @@ def objections_to(*requests: list[Span], scenario: str | None = None) -> dict[st
 
 
 def objections_in(traffic: Traffic, scenario: str | None) -> dict[str, str]:
-    [found] = [s for s in group_scenarios(traffic, 60.0).scenarios if s.key.scenario == scenario]
+    [found] = [s for s in group_scenarios(traffic, 60.0) if s.key.scenario == scenario]
     expected = objections(found, traffic)
     assert len({each.reason for each in expected}) == len(expected)
     return {each.reason.value: each.detail for each in expected}

@@ -152,7 +152,7 @@ def verdict(
 ) -> ScenarioVerdict:
     """Judges the first scenario of the recording's name among its altered spans."""
     traffic = build_traffic(both(*alterations)(real(recording)))
-    found = group_scenarios(traffic, 60.0).scenarios
+    found = group_scenarios(traffic, 60.0)
     scenario = next(each for each in found if each.key.scenario == SCENARIOS[recording])
     return judge(scenario, traffic, given or Source("test"))
 

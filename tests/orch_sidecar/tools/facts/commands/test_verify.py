@@ -60,9 +60,10 @@ def test_verified_table_exits_with_0(facts: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines() == [
         f"{facts}:2: verified (key lab); client-measured: {', '.join(CLIENTS)}; "
         "given by hand to orch bench: model_name 'Tiny'",
-        "  signed 2026-09-21T14:13:20+00:00 to 2026-09-21T14:13:20+00:00 in 2 statements: "
-        f"model tiny, alias, weights sha256:{'w' * 64}, loaded {LOADED}",
-        "  by the engine: 300 tokens/s over 0.0599999 s, 3 sequences, batch mean 3, max 3",
+        "  signed: from 2026-09-21T14:13:20+00:00, to 2026-09-21T14:13:20+00:00, "
+        f"models tiny alias, weights_sha256 {'w' * 64}, loaded {LOADED}, statements 2",
+        "  engine: tokens_per_s 300, window_s 0.0599999, sequences 3, generated_tokens 18, "
+        "batch_mean 3, batch_max 3, prefix_hit_ratio 0",
         f"{facts}: 1 row (1 verified)",
     ]
 

@@ -128,16 +128,11 @@ def test_failed_requests_are_counted_but_not_measured() -> None:
     assert found.totals.tokens_per_s == measured(file).totals.tokens_per_s
 
 
-def test_file_with_only_failed_requests_is_rejected() -> None:
-    assert str(refused(document("vllm_bench_all_failed"))) == (
-        "completed '0': no request was answered, 3 failed"
-    )
-
-
-def test_file_of_the_offline_benchmark_is_rejected_because_it_counts_prompts() -> None:
-    found = refused(document("vllm_throughput"))
-    assert found.name == "tokens_per_second"
-    assert "prompt and generated tokens together" in found.rule
+@pytest.mark.parametrize(
+    ("name", "field"), [("vllm_bench_all_failed", "completed"), ("vllm_throughput", "backend")]
+)
+def test_file_without_an_answer_or_of_another_benchmark_is_rejected(name: str, field: str) -> None:
+    assert refused(document(name)).name == field
 
 
 @pytest.mark.parametrize(
@@ -154,8 +149,6 @@ def test_file_of_the_offline_benchmark_is_rejected_because_it_counts_prompts() -
         ({"failed": "(left out)"}, "failed", "is missing"),
         ({"backend": "openai-audio"}, "backend", "'vllm', 'openai' or 'openai-chat'"),
         ({"probe_completed": 3}, "probe_completed", "not counted"),
-        ({"total_input_sequences": 9}, "total_input_sequences", "pooling"),
-        ({"avg_latency": 9}, "avg_latency", "no tokens"),
         ({"measurement_type": "fast"}, "measurement_type", "should be 'single_stream', "),
         ({"ttfts": [0.1]}, "ttfts", "for each of 45 requests"),
         ({"output_lens": [32] * 44 + [31]}, "output_lens", "must be 1440 tokens of 45 answers"),

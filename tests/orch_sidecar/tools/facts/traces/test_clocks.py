@@ -36,7 +36,7 @@ def test_runs_are_apart_from_their_warm_up_whatever_the_clocks_differ_by(
 ) -> None:
     path = TRACES / "counted" / f"{name}.jsonl"
     traffic = build_traffic(ahead(read_file(path.name, path.read_bytes()), ms))
-    for scenario in group_scenarios(traffic, 60.0).scenarios:
+    for scenario in group_scenarios(traffic, 60.0):
         assert objections(scenario, traffic) == []
         # As far as its requests show it: they take a little longer than their sequences.
         assert engine_ahead_ns(scenario) / 1e6 == pytest.approx(ms, abs=5)
@@ -61,8 +61,8 @@ def test_clocks_are_taken_for_equal_unless_they_cannot_be() -> None:
             replace(span, end_ns=span.end_ns + 1_000_000) if span.parent_id is None else span
             for span in spans
         ]
-        [scenario] = group_scenarios(build_traffic(ahead(slow, ms)), 60.0).scenarios
+        [scenario] = group_scenarios(build_traffic(ahead(slow, ms)), 60.0)
         assert engine_ahead_ns(scenario) == 0
     early, late = ahead(spans[:4], -50), ahead(spans[4:], 50)
-    [scenario] = group_scenarios(build_traffic([*early, *late]), 60.0).scenarios
+    [scenario] = group_scenarios(build_traffic([*early, *late]), 60.0)
     assert engine_ahead_ns(scenario) == 0  # no single difference explains both

@@ -30,7 +30,7 @@ def offline(number: int, start_s: float, end_s: float, **more: Any) -> list[Span
 
 def judged(*requests: list[Span]) -> ScenarioVerdict:
     traffic = traffic_from(*requests)
-    [scenario] = group_scenarios(traffic, 60.0).scenarios
+    [scenario] = group_scenarios(traffic, 60.0)
     return judge(scenario, traffic, Source("test"))
 
 

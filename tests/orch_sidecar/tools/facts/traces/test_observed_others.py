@@ -98,6 +98,6 @@ def test_aborted_sequence_can_be_in_a_step_a_little_longer() -> None:
 
 def test_requests_before_the_interval_are_not_foreign() -> None:
     traffic = traffic_from(*(valid("batched_online", n, n, n + 3, server={}) for n in range(5)))
-    [found] = group_scenarios(traffic, 60.0, first_ns=2 * 10**9, last_ns=3 * 10**9).scenarios
+    [found] = group_scenarios(traffic, 60.0, first_ns=2 * 10**9, last_ns=3 * 10**9)
     assert (len(found.before), len(found.requests), len(found.after)) == (2, 2, 1)
     assert objections(found, traffic) == []

@@ -32,7 +32,7 @@ def many(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
 def judged(*requests: list[Span], given: Source | None = None) -> ScenarioVerdict:
     """Judges the single scenario of these requests."""
     traffic = traffic_from(*requests)
-    [scenario] = group_scenarios(traffic, 60.0).scenarios
+    [scenario] = group_scenarios(traffic, 60.0)
     return judge(scenario, traffic, given or Source(JAEGER))
 
 
@@ -111,7 +111,7 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
 )
 def test_a_real_run_becomes_a_row(name: str, label: Label, batch: int, batching: str) -> None:
     traffic = build_traffic(real(name))
-    scenario = group_scenarios(traffic, 60.0).scenarios[-1]
+    scenario = group_scenarios(traffic, 60.0)[-1]
     row = judge(scenario, traffic, Source(f"otlp:{name}.jsonl")).row
     assert row is not None
     served = scenario.ended(Outcome.SERVED)
@@ -237,7 +237,7 @@ def test_cut_scenario_notes_which_end_is_missing() -> None:
     traffic = traffic_from(*(one(number, number, number + 0.5) for number in range(1, 6)))
     ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
     for first, last, cut in ends:
-        [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9).scenarios
+        [scenario] = group_scenarios(traffic, 60.0, first * 10**9, last * 10**9)
         row = judge(scenario, traffic, Source("s")).row
         assert row is not None
         assert parse_notes(row.scenario_notes).get("cut") == cut

@@ -19,7 +19,7 @@ GAP_S = 60.0
 
 def split(*requests: list[Span], gap_s: float = GAP_S) -> list[list[int]]:
     """Returns the numbers of the requests in each scenario."""
-    return [numbers(each) for each in group_scenarios(traffic_from(*requests), gap_s).scenarios]
+    return [numbers(each) for each in group_scenarios(traffic_from(*requests), gap_s)]
 
 
 def numbers(scenario: Scenario) -> list[int]:
@@ -28,10 +28,10 @@ def numbers(scenario: Scenario) -> list[int]:
 
 def test_real_requests_belong_to_the_scenarios_of_their_ids() -> None:
     found = group_scenarios(build_traffic([*real("home"), *real("mixed")]), GAP_S)
-    sizes = {each.key.scenario: len(each.requests) for each in found.scenarios}
+    sizes = {each.key.scenario: len(each.requests) for each in found}
     assert sizes == {"home-1.warmup": 1, "home-1": 5, "shared-1": 3, "two-1": 3, "bulk-1": 2}
-    assert [each.key.scenario for each in found.scenarios if each.is_warmup] == ["home-1.warmup"]
-    home = found.scenarios[1]
+    assert [each.key.scenario for each in found if each.is_warmup] == ["home-1.warmup"]
+    home = found[1]
     assert home.key.engine == Engine("vLLM 0.32.0", "FP32", "CPU (AMD EPYC)", 0)
     assert len(home.sequences) == 5
 
@@ -83,7 +83,7 @@ def test_requests_that_reached_no_engine_join_the_nearest_scenario() -> None:
         one(4, 10.5, 10.6, outcome="cancelled"),
     ]
     assert split(*requests) == [[1, 2], [3, 4]]
-    [first, _] = group_scenarios(traffic_from(*requests), GAP_S).scenarios
+    [first, _] = group_scenarios(traffic_from(*requests), GAP_S)
     assert [numbers(first), len(first.ended(Outcome.REFUSED))] == [[1, 2], 1]
 
 
@@ -99,24 +99,23 @@ def test_requests_without_a_pool_are_assigned_by_id_or_time() -> None:
         one(1, 0, 5),
         one(2, 100, 101, server=named),
         refused(3, 2, {}),  # during the first one
-        refused(4, 50, {}),  # during none
+        refused(4, 50, {}),  # during none: it belongs to no scenario, as the last two
         refused(5, 50, named),
         refused(6, 3, {"gen_ai.request.model": "another"}),
         refused(7, 3, {**named, "orch.run": "0123"}),
     )
     found = group_scenarios(traffic, GAP_S)
-    assert [sorted(numbers(each)) for each in found.scenarios] == [[1, 3], [2, 5]]
-    assert sorted(int(each.trace_id, 16) for each in found.unassigned) == [4, 6, 7]
+    assert [sorted(numbers(each)) for each in found] == [[1, 3], [2, 5]]
 
 
 def test_requests_outside_of_the_interval_only_mark_the_cut() -> None:
     traffic = traffic_from(*(one(number, number, number + 0.5) for number in range(1, 6)))
-    [found] = group_scenarios(traffic, GAP_S, first_ns=2 * 10**9, last_ns=4 * 10**9).scenarios
+    [found] = group_scenarios(traffic, GAP_S, first_ns=2 * 10**9, last_ns=4 * 10**9)
     assert numbers(found) == [2, 3, 4]
     assert (len(found.before), len(found.after)) == (1, 1)
-    [whole] = group_scenarios(traffic, GAP_S, first_ns=10**9, last_ns=5 * 10**9).scenarios
+    [whole] = group_scenarios(traffic, GAP_S, first_ns=10**9, last_ns=5 * 10**9)
     assert (len(whole.requests), whole.before, whole.after) == (5, (), ())
-    assert group_scenarios(traffic, GAP_S, first_ns=6 * 10**9).scenarios == ()
+    assert group_scenarios(traffic, GAP_S, first_ns=6 * 10**9) == []
 
 
 @given(st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 100)), max_size=30))
@@ -126,7 +125,7 @@ def test_every_request_is_in_one_scenario_and_pauses_are_between_them(
     requests = [
         one(number, start, start + length) for number, (start, length) in enumerate(times, start=1)
     ]
-    found = group_scenarios(traffic_from(*requests), 10.0).scenarios
+    found = group_scenarios(traffic_from(*requests), 10.0)
     every = sorted(number for each in found for number in numbers(each))
     assert every == list(range(1, len(times) + 1))
     for earlier, later in pairwise(found):
