@@ -22,7 +22,6 @@ from orch_sidecar.tools.arguments import (
     share,
 )
 from orch_sidecar.tools.simulate.compare import (
-    Figures,
     Policy,
     Scenario,
     capacity,
@@ -66,14 +65,12 @@ _SHAPE: Final[_Fields] = {
     "c_ms": (non_negative, "c of a step"),
     "alpha": (non_negative, "alpha of a step"),
     "prefill_tokens_per_s": (positive, "prompt tokens per second"),
-    "noise": (non_negative, "sigma of a step's lognormal factor"),
 }
 _WORKLOAD: Final[_Fields] = {
     "bulk_share": (share, "share of bulk requests, from 0 to 1"),
     "bulk_factor": (positive, "length of bulk requests relative to interactive ones"),
     "prompt": (positive, "mean tokens of an interactive prompt"),
     "output": (positive, "mean tokens of an interactive answer"),
-    "spread": (non_negative, "sigma of the logarithm of lengths"),
     "burstiness": (positive, "1: Poisson arrivals, below 1: burstier"),
 }
 
@@ -87,7 +84,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=positive, help="duration of the arrivals (300, or the whole trace)")
     add_seed(found, 1, "arrivals and lengths")
     add("--json", action="store_true", help="print all results as JSON")
-    add("--retry", action="store_true", help="rejected requests retry after their Retry-After")
     rate = found.add_mutually_exclusive_group()
     rate.add_argument("--rate", type=positive, help="requests per second")
     text = "the rate as a multiple of the capacity (1, or the rate of the trace)"
@@ -120,13 +116,13 @@ def traffic_of(options: argparse.Namespace) -> tuple[Workload | Replay, BulkClie
     Raises OSError and InvalidTrace.
     """
     numbers = {name: getattr(options, name) for name in _WORKLOAD}
-    workload = Workload(**numbers, max_tokens_known=options.max_tokens_known)
+    workload = Workload(**numbers)
     clients = BulkClients(options.bulk_clients, workload) if options.bulk_clients else None
     if options.trace is None:
         if options.bulk_trace is not None:
             raise ValueError(f"--bulk-trace {options.bulk_trace}: it needs --trace beside it")
         return workload, clients
-    return Replay(*traces_of(options), options.max_tokens_known), clients
+    return Replay(*traces_of(options)), clients
 
 
 def _add_fields(group: argparse._ArgumentGroup, fields: _Fields, plain: object) -> None:
@@ -154,10 +150,6 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("traffic")
     _add_fields(group, _WORKLOAD, Workload())
     add_bulk_clients(group, "--prompt and --output times the factor")
-    group.add_argument(
-        "--max-tokens-known", action=argparse.BooleanOptionalAction, default=True,
-        help="whether requests give max_tokens (they do)",
-    )  # fmt: skip
 
 
 _SECONDS: Final = 300.0
@@ -179,8 +171,15 @@ def _run(options: argparse.Namespace) -> int:
         rules = _rules(options, profile, shape, workload)
         rate = _rate(options, workload, capacity_per_s)
         seconds = options.seconds or _seconds(workload, rate)
-        scenario = Scenario(shape, workload, rate, seconds, options.seed, options.retry, clients)
-        found = _figures(scenario, rules, [*map(Policy, options.policies)], progress)
+        scenario = Scenario(shape, workload, rate, seconds, options.seed, clients)
+        policies = [*map(Policy, options.policies)]
+
+        def passed(number: int, over_s: float) -> None:
+            of_all = f"({number + 1} of {len(policies)})"
+            progress.phase(f"simulating {policies[number]} {of_all}")
+            progress.share = min(1.0, over_s / seconds)
+
+        found = compare(scenario, rules, policies, passed)
     slo_ms = rules.of(ServiceClass.INTERACTIVE).ttft_p95_ms
     if options.json:
         document: dict[str, Any] = {
@@ -211,20 +210,6 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _figures(
-    scenario: Scenario, rules: AdmissionRules, policies: list[Policy], progress: Progress
-) -> Mapping[str, Figures]:
-    def passed(seconds: float) -> None:
-        progress.share = min(1.0, seconds / scenario.seconds)
-
-    def begins(policy: Policy) -> Callable[[float], None]:
-        number = policies.index(policy) + 1
-        progress.phase(f"simulating {policy} ({number} of {len(policies)})")
-        return passed
-
-    return compare(scenario, rules, policies, begins)
-
-
 def _rate(options: argparse.Namespace, workload: Traffic, capacity_per_s: float) -> float:
     if options.rate is not None:
         return float(options.rate)
@@ -240,7 +225,7 @@ def _seconds(workload: Traffic, rate: float) -> float:
 
 def _described(options: argparse.Namespace, workload: Traffic) -> dict[str, Any]:
     if not isinstance(workload, Replay):
-        return asdict(workload)  # type: ignore[call-overload, no-any-return]
+        return asdict(workload)
     bulk = workload.bulk
     return {
         "trace": workload.trace.name,

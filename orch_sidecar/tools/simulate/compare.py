@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from math import ceil
 from statistics import median
 from typing import Final
@@ -62,8 +63,7 @@ class Figures:
     `tokens_per_s` (generated) and `occupancy` (share of busy slots): during the arrivals.
     `prediction_error`: median of |predicted - waited| / waited over `predictions` requests that
     got a prediction and waited more than 100 ms; `prediction_bias`: the same without the absolute
-    value, above 0 where predictions are too long. `in_system` = `rate_times_time` is Little's law:
-    the mean number of requests in queues and engine, and arrivals per second times mean time.
+    value, above 0 where predictions are too long.
     """
 
     classes: dict[ServiceClass, ClassFigures]
@@ -75,8 +75,6 @@ class Figures:
     prediction_error: float | None
     prediction_bias: float | None
     predictions: int
-    in_system: float
-    rate_times_time: float
 
 
 def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures:
@@ -85,7 +83,6 @@ def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures
     for record in course.records:
         of_class[record.arrival.service_class].append(record)
     errors = prediction_errors(course.records)
-    span = course.ended_at or 1.0
     return Figures(
         classes={
             service_class: _of_class(records, course, slo_ms.get(service_class))
@@ -99,8 +96,6 @@ def figures(course: Course, slo_ms: dict[ServiceClass, float | None]) -> Figures
         prediction_error=median(map(abs, errors)) if errors else None,
         prediction_bias=median(errors) if errors else None,
         predictions=len(errors),
-        in_system=course.in_system_s / span,
-        rate_times_time=sum(record.present_s for record in course.records) / span,
     )
 
 
@@ -161,7 +156,6 @@ _CLASS_HEAD: Final = (
 )  # fmt: skip
 _WHOLE_HEAD: Final = (
     "policy", "tokens/s", "occupancy", "peak", "preemptions", "prediction error", "bias",
-    "in system",
 )  # fmt: skip
 
 
@@ -216,7 +210,6 @@ def _whole_cells(whole: Figures) -> list[str]:
         str(whole.preemptions),
         percent(error, 0) + ("" if error is None else f" of {whole.predictions}"),
         percent(whole.prediction_bias, 0, sign=True),
-        f"{whole.in_system:.1f}",
     ]
 
 
@@ -279,7 +272,6 @@ class Scenario:
     rate: float
     seconds: float
     seed: int
-    retry: bool = False
     clients: BulkClients | None = None
 
     def arrivals(self) -> list[Arrival]:
@@ -322,8 +314,7 @@ def course_of(
         scenario.seconds,
         front,
         scenario.seed,
-        scenario.retry,
-        scenario.clients,
+        filter(None, [scenario.clients]),
         passed,
     )
     return run.to_the_end()
@@ -333,14 +324,14 @@ def compare(
     scenario: Scenario,
     rules: AdmissionRules,
     policies: Many[Policy],
-    begins: Callable[[Policy], Callable[[float], None] | None] = lambda policy: None,
+    passed: Callable[[int, float], None] = lambda number, seconds: None,
 ) -> dict[str, Figures]:
-    """Returns the figures of each policy by the SLOs of the rules. `begins`: is told which policy
-    is next, and returns what gets the seconds that are over."""
+    """Returns the figures of each policy by the SLOs of the rules. `passed`: gets the number of the
+    policy, and the seconds that are over, now and then."""
     slo_ms = {each: rules.of(each).ttft_p95_ms for each in ServiceClass}
     return {
-        policy: figures(course_of(policy, scenario, rules, passed=begins(policy)), slo_ms)
-        for policy in policies
+        policy: figures(course_of(policy, scenario, rules, passed=partial(passed, number)), slo_ms)
+        for number, policy in enumerate(policies)
     }
 
 

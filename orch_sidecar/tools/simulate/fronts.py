@@ -67,11 +67,6 @@ class Direct:
     def __init__(self, outcomes: Outcomes) -> None:
         self._outcomes = outcomes
 
-    @property
-    def queued(self) -> int:
-        """Requests that wait before the engine."""
-        return 0
-
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         self._outcomes.started(number)
 
@@ -121,10 +116,6 @@ class Admitted(Direct):
         # Of all but interactive requests: the request, when it came first, how often it was cut.
         self._bulk: dict[int, tuple[AdmissionRequest, float, int]] = {}
         self._controller.reclaim.is_unseen = self._is_unseen
-
-    @property
-    def queued(self) -> int:
-        return self._controller.queues.depth
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         service_class = arrival.service_class if self._classes else BULK

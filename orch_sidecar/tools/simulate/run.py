@@ -1,12 +1,12 @@
 """One run: arrivals, a front and an engine, from event to event in virtual time.
 
 Events at the same time are processed in this order: the end of a step, the engine's report,
-admission's timer, retries and the next requests of clients, arrivals.
+admission's timer, requests of clients, arrivals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -28,17 +28,15 @@ _CLIENT_RETRY_S: Final = 1.0
 class Record:
     """The record of a request. Times are seconds of virtual time.
 
-    `came_at`: its last try. `present_s`: time in queues and engine over all tries.
-    `predicted_s`: the wait predicted at its first try. `refused`: the reason at its last try.
-    `of_client`: sent by a client that waits for its end. `reclaimed`: how often it had to give its
-    slot back, after `lost_s` in all.
+    `came_at`: its last try. `predicted_s`: the wait predicted at its first try. `refused`: the
+    reason at its last try. `of_client`: sent by a client that waits for its end. `reclaimed`: how
+    often it had to give its slot back, after `lost_s` in all.
     """
 
     arrival: Arrival
     sequence: Sequence
     came_at: float
     tries: int = 1
-    present_s: float = 0.0
     started_at: float | None = None
     predicted_s: float | None = None
     refused: Reason | None = None
@@ -66,7 +64,6 @@ class Course:
     ended_at: float = 0.0
     tokens: int = 0  # generated during the arrivals
     busy_s: float = 0.0  # sequences in the engine, times seconds, during the arrivals
-    in_system_s: float = 0.0  # requests in queues and engine, times seconds, to the end
     peak: int = 0  # sequences in the engine at once
     preemptions: int = 0
 
@@ -81,12 +78,10 @@ class Run:
         seconds: float,
         make_front: MakeFront,
         seed: int = 0,
-        retry: bool = False,
-        clients: BulkClients | None = None,
+        clients: Iterable[BulkClients] = (),
         passed: Callable[[float], None] | None = None,
-        idle: BulkClients | None = None,
     ) -> None:
-        """`idle`: clients with idle requests beside the others. `passed`: gets the seconds of
+        """`clients`: beside the arrivals, of different classes. `passed`: gets the seconds of
         virtual time that are over, now and then."""
         self._passed = passed
         self._engine = Engine(shape, seed)
@@ -94,11 +89,10 @@ class Run:
         self._scheduled = len(records)
         self._course = Course(shape, seconds, records)
         self._front = make_front(self)
-        self._retry = retry
-        self._again: list[tuple[float, int]] = []  # retries, and the requests of clients
+        self._again: list[tuple[float, int]] = []  # requests of clients
         self._now = 0.0
         self._work: dict[ServiceClass, Iterator[Arrival]] = {}
-        for each in filter(None, (clients, idle)):
+        for each in clients:
             self._work[each.service_class] = each.requests(seed)
             for _ in range(each.count):
                 self._next_of_client(each.service_class)
@@ -118,14 +112,10 @@ class Run:
     def refused(self, number: int, refusal: Refusal) -> None:
         record = self._course.records[number]
         record.refused = refusal.reason
-        record.present_s += self._now - record.came_at
-        again = None if refusal.retry_after_ms is None else refusal.retry_after_ms / 1000
-        if record.of_client:
-            again = _CLIENT_RETRY_S if again is None else again
-        elif not self._retry:
-            return
-        if again is not None and self._now + again < self._course.seconds:
-            heappush(self._again, (self._now + again, number))
+        after_ms = refusal.retry_after_ms
+        again = self._now + (_CLIENT_RETRY_S if after_ms is None else after_ms / 1000)
+        if record.of_client and again < self._course.seconds:
+            heappush(self._again, (again, number))
 
     def reclaimed(self, number: int) -> None:
         self._aborting.append(number)
@@ -178,10 +168,8 @@ class Run:
 
     def _pass_until(self, at: float) -> None:
         course, engine = self._course, self._engine
-        held = engine.held
-        course.in_system_s += (at - self._now) * (held + self._front.queued)
         if self._now < course.seconds:
-            running = held - engine.waiting
+            running = engine.held - engine.waiting
             course.busy_s += (min(at, course.seconds) - self._now) * running
         self._now = at
 
@@ -193,7 +181,6 @@ class Run:
         course, engine, now = self._course, self._engine, self._now
         for sequence in engine.end_step(now):
             record = course.records[sequence.order]
-            record.present_s += now - record.came_at
             self._front.ended(sequence.order, record.arrival, now)
             if record.of_client and now < course.seconds:
                 self._next_of_client(record.arrival.service_class)

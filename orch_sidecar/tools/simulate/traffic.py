@@ -12,7 +12,7 @@ from itertools import count as numbers
 from itertools import cycle, islice
 from math import log
 from random import Random
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from orch_sidecar.tools.traces import Trace, merged
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE, ServiceClass
@@ -85,28 +85,10 @@ _DRAWN: Final = 256
 _SEEDS_APART: Final = 7919
 
 
-class Traffic(Protocol):
-    """Requests whose rate can be set. `prompt`, `output`: mean tokens of an interactive one."""
-
-    @property
-    def prompt(self) -> float: ...
-
-    @property
-    def output(self) -> float: ...
-
-    def alone(self, service_class: ServiceClass) -> Traffic:
-        """Returns the same traffic with requests of this class only."""
-
-    def arrivals(self, rate: float, seconds: float, seed: int) -> list[Arrival]:
-        """Returns the requests of that many seconds, at `rate` per second."""
-
-    def at_once(self, count: int, seed: int) -> list[Arrival]:
-        """Returns that many requests, all at time 0."""
-
-
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The requests of a trace as interactive ones, and of a second trace as bulk ones.
+    """The requests of a trace as interactive ones, and of a second trace as bulk ones. Both classes
+    have `prompt` and `output`, mean tokens of an interactive request, and the same methods.
 
     `max_tokens_known`: whether requests give the length of their answers.
     """
@@ -138,6 +120,7 @@ class Replay:
         return (len(found) - 1) / last if last else float(len(found))
 
     def alone(self, service_class: ServiceClass) -> Replay:
+        """Returns the same traffic with requests of this class only."""
         if service_class is INTERACTIVE:
             return replace(self, bulk=None)
         raise ValueError("a trace's bulk requests are not replayed alone")
@@ -158,6 +141,7 @@ class Replay:
         raise AssertionError("an endless count ended")
 
     def at_once(self, count: int, seed: int) -> list[Arrival]:
+        """Returns that many requests, all at time 0."""
         return [replace(each, at=0.0) for each in islice(cycle(self._arrivals(1.0)), count)]
 
     def _arrivals(self, time: float) -> list[Arrival]:
@@ -171,6 +155,10 @@ class Replay:
             )
             for each, service_class, _ in merged(self.trace, self.bulk)
         ]
+
+
+# Requests whose rate can be set.
+Traffic: TypeAlias = Workload | Replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,6 @@ class Planned(Direct):
         self._bulk = _Bulk(terms.bulk_share * terms.shape.slots)
         self._running = 0
 
-    @property
-    def queued(self) -> int:
-        return len(self._waiting) + len(self._bulk.waiting)
-
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         self._bulk.advance(now)
         if arrival.service_class is ServiceClass.BULK:

@@ -67,7 +67,7 @@ class Stage:
             self.seconds,
             lambda outcomes: Planned(plan, self.terms, self.arrivals, outcomes),
             self.seed,
-            clients=self.clients,
+            clients=filter(None, [self.clients]),
         ).to_the_end()
         served = {
             number: course.records[number]

@@ -46,10 +46,6 @@ class Several(Direct):
     def _of(self, number: int) -> Admitted:
         return self._fronts[number % len(self._fronts)]
 
-    @property
-    def queued(self) -> int:
-        return sum(each.queued for each in self._fronts)
-
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         self._of(number).arrive(number, arrival, now)
 

@@ -161,8 +161,8 @@ def outcome(load: Load, way: int | None, *, rows: bool = True) -> Outcome:
         return learned(outcomes)
 
     run = Run(
-        replace(load.shape), arrivals, seconds, front, SEED, False, bulk, None,
-        idle if rows else None,
+        replace(load.shape), arrivals, seconds, front, SEED,
+        filter(None, [bulk, idle if rows else None]),
     )  # fmt: skip
     return _outcome(run.to_the_end())
 

@@ -104,7 +104,7 @@ def warmed_up(traffic: Replay) -> Measured:
     found = SharedEngine.measured = Measured()
     lengths = Workload(prompt=traffic.prompt, output=24, bulk_factor=1, spread=0.01)
     for clients in (1, 2, 4, 6, 8, 16):
-        Run(TRUE, [], 5.0, Direct, clients, clients=BulkClients(clients, lengths)).to_the_end()
+        Run(TRUE, [], 5.0, Direct, clients, clients=[BulkClients(clients, lengths)]).to_the_end()
     SharedEngine.measured = None
     return found
 

@@ -137,7 +137,6 @@ def test_help_names_the_policies_and_shows_examples() -> None:
         "fifo",
         "direct",
         "--trace",
-        "--max-tokens-known",
         "examples:",
         "--load 2",
     ):

@@ -27,7 +27,7 @@ def course(shape: EngineShape, clients: int, front: MakeFront) -> Course:
     output = min(48.0, 4000 / shape.t0_ms)
     lengths = Workload(prompt=64, output=output, bulk_factor=1, spread=0.3)
     closed = BulkClients(clients, lengths, ServiceClass.INTERACTIVE)
-    return Run(shape, [], SECONDS, front, 1, clients=closed).to_the_end()
+    return Run(shape, [], SECONDS, front, 1, clients=[closed]).to_the_end()
 
 
 @cache
