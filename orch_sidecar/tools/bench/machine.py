@@ -8,28 +8,28 @@ from __future__ import annotations
 import os
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path, PurePosixPath
+from importlib.metadata import version
+from pathlib import Path
+
+from orch_sidecar.config.installation import VERSION
 
 
-def host(root: Path = Path("/")) -> dict[str, str | int | float | None]:
+def host(root: Path = Path("/")) -> dict[str, str | int | None]:
     """Returns this machine's description; None where unknown. The host name is left out on purpose.
 
-    `cpus`: the CPUs that this process may use. `cpu_limit`: the limit of its control groups, in
-    CPUs. `memory_bytes`: of the machine. `python`, `orch`, `uvloop`: versions. `root`: the folder
-    with /proc and /sys.
+    `cpus`: the CPUs that this process may use. `memory_bytes`: of the machine. `python`, `orch`,
+    `uvloop`: versions. `root`: the folder with /proc.
     """
     return {
-        "system": platform.system() or None,
-        "kernel": platform.release() or None,
-        "machine": platform.machine() or None,
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
         "cpu_model": cpu_model(root),
-        "cpus": _cpus(),
-        "cpu_limit": _cpu_limit(root),
+        "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": memory_bytes("MemTotal", root),
         "python": platform.python_version(),
-        "orch": _version("orch-sidecar"),
-        "uvloop": _version("uvloop"),
+        "orch": VERSION,
+        "uvloop": version("uvloop"),
     }
 
 
@@ -55,34 +55,6 @@ def last_level_cache(root: Path = Path("/")) -> int | None:
     folders = (root / "sys/devices/system/cpu/cpu0/cache").glob("index*")
     sizes = (_found(r"^(\d+)K$", folder / "size") for folder in folders)
     return max((int(size) * 1024 for size in sizes if size is not None), default=None)
-
-
-def _cpu_limit(root: Path) -> float | None:
-    """Returns the lowest quota of the control groups of this process (version 2).
-
-    In a container the path may be the host's: such folders do not exist, and the topmost one is
-    the container's own.
-    """
-    inner = PurePosixPath(_found(r"^0::/(.*)$", root / "proc/self/cgroup") or "")
-    limits = [
-        int(quota) / int(period)
-        for folder in (inner, *inner.parents)
-        if (text := _found(r"^(\d+ [1-9]\d*)$", root / "sys/fs/cgroup" / folder / "cpu.max"))
-        for quota, period in [text.split()]
-    ]
-    return min(limits, default=None)
-
-
-def _cpus() -> int | None:
-    # Only Linux has CPU affinities.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _found(pattern: str, path: Path) -> str | None:

@@ -7,7 +7,6 @@ needs a picture, or only explains one, is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from xml.etree.ElementTree import Element
@@ -20,16 +19,6 @@ from orch_sidecar.tools.drawing.texts import Child, aligned, element, html_of, s
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = Path(__file__).with_name("page.css")
 _NUMBER: Final = {"class": "number"}
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One figure that a reader looks for first. `more`: its interval, or what it is made of."""
-
-    name: str
-    value: str
-    unit: str = ""
-    more: str = ""
 
 
 class Page:
@@ -93,10 +82,6 @@ class Page:
         if found:
             self._parts.append(element("ul", *(element("li", line) for line in found)))
             self._say(*(f"  {line}" for line in found))
-
-    def cards(self, cards: Iterable[Card]) -> None:
-        """Appends the figures that a reader looks for first."""
-        self._parts.append(element("dl", *map(_card, cards), class_="cards"))
 
     def charts(self, charts: Iterable[Chart]) -> None:
         """Appends charts, side by side where there is place; nothing without one."""
@@ -166,10 +151,3 @@ def _facts(title: str, document: Mapping[str, object]) -> Element:
 def badge(text: str, kind: str) -> Element:
     """Returns a word in a frame. `kind`: good, warn or bad."""
     return element("span", text, class_=f"badge {kind}")
-
-
-def _card(card: Card) -> Element:
-    value = element("dd", element("b", card.value), f" {card.unit}" if card.unit else "")
-    if card.more:
-        value.append(element("span", card.more, class_="soft"))
-    return element("div", element("dt", card.name), value)

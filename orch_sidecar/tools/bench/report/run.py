@@ -5,7 +5,7 @@ A reader knows all conditions by their names, and two runs can be compared by th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from orch_sidecar.tools.bench.report.figures import (
 )
 from orch_sidecar.tools.bench.report.measures import (
     SECTIONS,
-    SHARE,
     Measure,
     by_class,
     measures_of,
@@ -30,7 +29,7 @@ from orch_sidecar.tools.bench.results.result import (
     Result,
     Status,
 )
-from orch_sidecar.tools.drawing.page import Card, Page, badge
+from orch_sidecar.tools.drawing.page import Page, badge
 from orch_sidecar.tools.drawing.texts import number_text, value_text
 from orch_sidecar.tools.facts.comparison.conditions import DIFFERENCES
 from orch_sidecar.tools.facts.tables.notes import CONDITIONS
@@ -129,10 +128,6 @@ KINDS: Final = {
     Status.INCOMPLETE: ("bad", "The run ended early: its figures are of a part of it."),
 }
 
-_CARDS: Final = (
-    "throughput", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "latency p95", "within the SLO",
-)  # fmt: skip
-
 INTERVALS_TEXT: Final = (
     f"Intervals cover 95 %. They follow from {SECTIONS} consecutive sections of the run, so they "
     "allow for requests that wait for each other, and not for what another run, another day or "
@@ -147,11 +142,10 @@ def run_report(result: Result) -> Page:
     measures = measures_of(result)
     page = Page(f"{result.engine.model_name}: {result.measurement_type.value.replace('_', ' ')}")
     verdict(page, result)
-    page.cards(_cards(result, measures))
-    page.section("What was measured, and how")
-    conditions(page, result)
     page.section("Figures")
     _figures(page, result, measures)
+    page.section("What was measured, and how")
+    conditions(page, result)
     for name, members in by_class(result.calls).items():
         charts = [distribution(times) for times in times_of(result, members, name)]
         if charts:
@@ -211,25 +205,6 @@ def conditions(page: Page, result: Result) -> None:
     page.remark(f"Evidence: {'signed by the engine' if signed else f'none{missing}'}.")
 
 
-def _cards(result: Result, measures: Sequence[Measure]) -> Iterator[Card]:
-    found: dict[str, Measure] = {}
-    for each in measures:
-        found.setdefault(each.name, each)  # of the interactive class, where there are two
-    for name in _CARDS:
-        if name in found:
-            each = found[name]
-            unit = "" if each.unit == SHARE else each.unit
-            known = each.estimate.margin is not None
-            yield Card(each.title, each.value_text, unit, each.interval_text if known else "")
-    if result.batches is not None:
-        yield Card("batch, mean", number_text(result.batches.mean), "", _steps_text(result))
-
-
-def _steps_text(result: Result) -> str:
-    found = result.batches
-    return "" if found is None else f"largest {found.largest}, {found.steps} steps"
-
-
 def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
     if measures:
         rows = [
@@ -247,9 +222,11 @@ def _figures(page: Page, result: Result, measures: Sequence[Measure]) -> None:
     if result.figures is not None and result.figures.itl_ms is not None:
         gap = result.figures.itl_ms
         lines.append(f"gap between events: p50 {gap.p50:.2f} ms, p99 {gap.p99:.2f} ms")
-    if result.batches is not None:
-        mean = f"batch mean {result.batches.mean:.2f}, {_steps_text(result)}"
-        lines.append(f"decode steps of the engine: {mean}")
+    if (found := result.batches) is not None:
+        lines.append(
+            f"decode steps of the engine: batch mean {found.mean:.2f}, largest {found.largest}, "
+            f"{found.steps} steps"
+        )
     if result.prefix_hit_ratio:
         share = f"{result.prefix_hit_ratio:.1%}"
         lines.append(f"{share} of the prompt tokens were in its prefix cache")

@@ -8,7 +8,6 @@ import pytest
 
 from orch_sidecar.tools.drawing import page as pages
 from orch_sidecar.tools.drawing.chart import Marked, Series, by_size
-from orch_sidecar.tools.drawing.page import Card
 from orch_sidecar.tools.drawing.picture import PlotUnavailable
 from tests.orch_sidecar.tools.drawing.html_reader import Page
 from tests.orch_sidecar.tools.drawing.test_elements import HOSTILE
@@ -23,7 +22,6 @@ def written() -> pages.Page:
     page = pages.Page(HOSTILE)
     page.text(pages.badge(HOSTILE, "good"), HOSTILE)
     page.note("bad", HOSTILE, [HOSTILE])
-    page.cards([Card(HOSTILE, HOSTILE, HOSTILE, HOSTILE)])
     page.section(HOSTILE)
     page.charts([CHART, CHART])
     page.charts([CHART])
@@ -38,7 +36,7 @@ def test_page_shows_every_text_as_it_is_and_loads_nothing() -> None:
     page = Page(written().html)
     assert page.loads_nothing()
     texts = [text for text in page.texts if text.strip() == HOSTILE]
-    assert len(texts) == 17 + 3 * 8, "a picture: title and words twice, axes, legend, mark"
+    assert len(texts) == 13 + 3 * 8, "a picture: title and words twice, axes, legend, mark"
     [policy] = [each for each in page.all("meta") if "http-equiv" in each]
     assert policy["content"].startswith("default-src 'none'")
 
