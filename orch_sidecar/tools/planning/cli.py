@@ -57,7 +57,7 @@ _MONEY = ("hour", "1M out in SLO")
 def slots_text(decision: Decision, memory: MemoryBound | None, slots: int) -> str:
     """Returns the slots of each engine, and which bound they follow from."""
     limited = f", limited by {decision.binds.value}" if slots == decision.slots else ""
-    unknown = "unknown; give --kv-tokens, or --kv-gib and --kv-bytes-per-token"
+    unknown = "unknown; give --kv-gib and --kv-bytes-per-token"
     lines = [f"slots of each engine: {slots}{limited}", *bounds(decision, memory, unknown)]
     return "\n".join(lines)
 
@@ -192,16 +192,12 @@ async def _entry(url: str, pool: str | None) -> Mapping[str, Any]:
 
 def _with_memory(model: EngineModel, options: argparse.Namespace, tokens: int) -> EngineModel:
     """Returns the model with a KV cache of the size that was given, if one was."""
-    size, per_token = options.kv_tokens, options.kv_bytes_per_token
-    if size is None and options.kv_gib is not None:
-        if per_token is None:
-            raise NoEngine(f"--kv-gib {options.kv_gib:g}: give --kv-bytes-per-token, too")
-        size = int(options.kv_gib * 2**30) // per_token
-    if size is None:
+    if options.kv_gib is None:
         return model
-    longest = options.ctx_max
-    memory = MemoryBound(tokens, size // tokens, longest, size // longest, size, per_token)
-    return replace(model, memory=memory, kv_tokens=size)
+    if options.kv_bytes_per_token is None:
+        raise NoEngine(f"--kv-gib {options.kv_gib:g}: give --kv-bytes-per-token, too")
+    size = int(options.kv_gib * 2**30) // options.kv_bytes_per_token
+    return replace(model, memory=MemoryBound(tokens, size // tokens, size))
 
 
 def _picture(found: Sequence[Prediction], target: float, title: str, suffix: str) -> bytes:
@@ -234,8 +230,6 @@ def parser() -> argparse.ArgumentParser:
     add("--model-id", help="of the rows to use")
     add("--gpu", help="of the rows to use")
     add("--prefill-rate", type=positive, help="prompt tokens per second (of the rows' TTFT)")
-    add("--kv-tokens", type=count, help="size of the KV cache (of the running engine)")
-    add("--kv-gib", type=positive, help="the same in GiB, with --kv-bytes-per-token")
-    add("--kv-bytes-per-token", type=count, help="of a token in all layers")
-    add("--ctx-max", type=count, default=8192, help="longest context, with a given size (8192)")
+    add("--kv-gib", type=positive, help="size of the KV cache (of the running engine)")
+    add("--kv-bytes-per-token", type=count, help="of a token in all layers, with --kv-gib")
     return found

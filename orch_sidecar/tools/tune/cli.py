@@ -149,27 +149,27 @@ def _entries(result: Result, pool: str) -> tuple[Mapping[str, Any], Mapping[str,
     return found[0], found[-1]
 
 
-_BAR: Final = 40
 _HEAD: Final = ("batch", "steps", "ms/step", "fit ms", "tokens/s")
 
 
-def curve_text(curve: StepCurve, tpot_slo_ms: float | None) -> str:
-    """Returns a table of the measured batches with a bar of tokens/s for each."""
-    best = max(point.tokens_per_s for point in curve.points)
-    cells, bars = [], [""]
-    for point in curve.points:
-        fit_ms, rate = curve.ms(point.batch), point.tokens_per_s
-        figures = (f"{point.ms:.2f}", f"{fit_ms:.2f}", f"{rate:.1f}")
-        cells.append((str(point.batch), str(point.steps), *figures))
-        late = "  beyond the SLO" if tpot_slo_ms is not None and point.ms > tpot_slo_ms else ""
-        bars.append(f"  {'#' * round(_BAR * rate / best)}{late}")
-    lines = map("".join, zip(aligned(_HEAD, cells, texts=0), bars, strict=True))
+def curve_text(curve: StepCurve) -> str:
+    """Returns a table of the measured batches, and the curve through them."""
+    rows = [
+        (
+            str(point.batch),
+            str(point.steps),
+            f"{point.ms:.2f}",
+            f"{curve.ms(point.batch):.2f}",
+            f"{point.tokens_per_s:.1f}",
+        )
+        for point in curve.points
+    ]
     fit = curve.fit
     formula = (
         f"t(b) = {fit.t0:.2f} + {fit.c:.3f} * b^{fit.alpha:.2f} ms, off by at most "
         f"{fit.worst_error:.0%} at {len(curve.points)} batches, {curve.steps} steps"
     )
-    return "\n".join([*lines, formula])
+    return "\n".join([*aligned(_HEAD, rows, texts=0), formula])
 
 
 def decision_text(
@@ -285,7 +285,7 @@ async def _tune(options: argparse.Namespace) -> None:
 
 def _report(found: Tuning, options: argparse.Namespace) -> None:
     model, decision = found.model, found.decision
-    print(curve_text(model.curve, options.slo_tpot_ms))
+    print(curve_text(model.curve))
     print(decision_text(decision, found.full, model.memory, found.rate))
     source = (
         f"By `orch tune` on {found.sweep.results[0].engine.model_name}: {options.input_tokens} "

@@ -20,7 +20,6 @@ from orch_sidecar.tools.bench.results.sweep import Fit, fit
 from orch_sidecar.tools.simulate.compare import FullLoad, full_load
 from orch_sidecar.tools.simulate.engine import EngineShape
 from orch_sidecar.tools.simulate.traffic import Traffic
-from vllm_plugin.contracts.kv_cache import KvCache
 from vllm_plugin.contracts.profile import Profile
 
 # Fewer steps of a size are not enough: one slow step would move their mean.
@@ -108,34 +107,19 @@ def curve_of(runs: Iterable[Mapping[int, Point]]) -> StepCurve:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
-    """The sequences that fit at once.
-
-    `tokens`: context length that is counted, prompt and answer. `sequences`: of that length.
-    `longest`: of the longest context that the engine accepts, `ctx_max` tokens. `kv_tokens`: the
-    cache's size in tokens of such sequences. `bytes_per_token`: None where it is not reported.
-    """
+    """The sequences that fit at once. `tokens`: their context length, prompt and answer.
+    `kv_tokens`: the cache's size in tokens of such sequences."""
 
     tokens: int
     sequences: int
-    ctx_max: int
-    longest: int
     kv_tokens: int
-    bytes_per_token: int | None
-
-    @property
-    def kv_bytes(self) -> int | None:
-        """The size of the cache in bytes."""
-        return None if self.bytes_per_token is None else self.kv_tokens * self.bytes_per_token
 
     @property
     def text(self) -> str:
         """One line: what fits, and why."""
-        size = f"{self.kv_tokens} tokens"
-        if self.kv_bytes is not None:
-            size += f" ({self.kv_bytes / 2**30:.2f} GiB, {self.bytes_per_token} bytes per token)"
         return (
-            f"KV cache of {size}: {self.sequences} sequences of {self.tokens} tokens, "
-            f"{self.longest} of the longest context ({self.ctx_max})"
+            f"KV cache of {self.kv_tokens} tokens: {self.sequences} sequences of {self.tokens} "
+            "tokens"
         )
 
 
@@ -145,22 +129,11 @@ def memory_bound(entry: Mapping[str, Any], tokens: int) -> MemoryBound | None:
     None: the engine does not report its cache.
     """
     report = report_of(entry)
-    cache, ctx_max = report.kv, report.ctx_max
-    if cache is None or ctx_max is None:
+    if report.kv is None or report.ctx_max is None:
         return None
-    per_token = entry.get("features", {}).get("kv_bytes_per_token")
-    return MemoryBound(
-        tokens=min(tokens, ctx_max),
-        sequences=_sequences(cache, min(tokens, ctx_max)),
-        ctx_max=ctx_max,
-        longest=_sequences(cache, ctx_max),
-        kv_tokens=entry.get("kv_tokens_total", 0),
-        bytes_per_token=per_token if type(per_token) is int else None,
-    )
-
-
-def _sequences(cache: KvCache, tokens: int) -> int:
-    return cache.blocks_total // max(1, cache.blocks_of(tokens))
+    least = min(tokens, report.ctx_max)
+    sequences = report.kv.blocks_total // max(1, report.kv.blocks_of(least))
+    return MemoryBound(least, sequences, entry.get("kv_tokens_total", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +148,6 @@ class EngineModel:
     curve: StepCurve
     prefill_tokens_per_s: float | None
     memory: MemoryBound | None = None
-    kv_tokens: int | None = None
     step_tokens: int | None = None
     chunk_tokens: int | None = None
     accelerators: int = 0
@@ -195,7 +167,7 @@ class EngineModel:
             c_ms=fit.c,
             alpha=fit.alpha,
             prefill_tokens_per_s=self.prefill_tokens_per_s or inf,
-            kv_tokens=self.kv_tokens,
+            kv_tokens=(self.memory and self.memory.kv_tokens) or None,
         )
 
 
@@ -212,7 +184,6 @@ def model_of(
         curve,
         prefill_tokens_per_s,
         memory_bound(entry, tokens),
-        entry.get("kv_tokens_total") or None,
         features.get("max_num_batched_tokens") or None,
         features.get("long_prefill_token_threshold") or None,
         entry.get("gpu_count") or 0,

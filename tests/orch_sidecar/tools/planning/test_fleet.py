@@ -93,7 +93,7 @@ def test_command_plans_a_trace_from_a_table(
     memory = ["--kv-gib", "4", "--kv-bytes-per-token", "131072"]
     cli.main([*words, *memory, "--json", str(out), "--plot", str(image), "--per-hour", "2.5"])
     text = capsys.readouterr().out
-    assert "4.00 GiB, 131072 bytes per token" in text
+    assert "KV cache of 32768 tokens" in text
     assert "enough for 95% within the SLO" in text
     plan = json.loads(out.read_text())
     assert needed_of(plan) >= 1

@@ -25,7 +25,6 @@ DECISION = Decision(24, 40, Binds.THROUGHPUT, 512, ())
 ENTRY: dict[str, Any] = {
     "epoch": "e", "slots_total": 16, "foreign": 0, "ctx_max": 2048, "kv_blocks_total": 100,
     "kv_groups": [{"count": 1, "block_tokens": 64}], "kv_tokens_total": 6400,
-    "features": {"kv_bytes_per_token": 65_536},
 }  # fmt: skip
 
 
@@ -65,13 +64,12 @@ def test_profile_without_a_batch_cannot_be_tuned() -> None:
 def test_memory_is_what_the_engine_reports_of_its_own_blocks() -> None:
     found = memory_bound(ENTRY, 130)
     assert found is not None
-    assert (found.sequences, found.longest) == (33, 3)  # of 3 and of 32 blocks
-    assert found.kv_bytes == 6400 * 65_536
-    assert "0.39 GiB, 65536 bytes per token" in found.text
+    assert (found.sequences, found.kv_tokens) == (33, 6400)  # of 3 blocks
+    assert found.text == "KV cache of 6400 tokens: 33 sequences of 130 tokens"
+    longest = memory_bound(ENTRY, 10_000)
+    assert longest is not None
+    assert (longest.tokens, longest.sequences) == (2048, 3)  # of 32 blocks
     assert memory_bound({**ENTRY, "kv_groups": []}, 130) is None
-    unknown = memory_bound({**ENTRY, "features": {}}, 130)
-    assert unknown is not None
-    assert unknown.kv_bytes is None
 
 
 def full() -> FullSlots:

@@ -43,7 +43,7 @@ def decided(
 
 
 def memory(sequences: int) -> MemoryBound:
-    return MemoryBound(512, sequences, 2048, 4, 10_000, 1024)
+    return MemoryBound(512, sequences, 10_000)
 
 
 def test_curve_is_that_of_the_steps_between_two_reports() -> None:
