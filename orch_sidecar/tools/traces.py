@@ -26,11 +26,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, StrictInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    StrictInt,
+    ValidationError,
+)
 
 from orch_sidecar.tools.arguments import count_or_zero, non_negative, positive
 from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
@@ -141,18 +148,6 @@ _USUAL: Final = (_MOONCAKE, 16)
 _Line: TypeAlias = tuple[int, Mapping[str, Any]]  # its number, and its values by column
 
 
-def _seconds(value: object) -> float:
-    """Returns a finite number of seconds. `value`: a number, or its text."""
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        try:
-            found = float(value)
-        except (ValueError, OverflowError):
-            found = inf
-        if isfinite(found):
-            return found
-    raise ValueError("it must be a number")
-
-
 def _date_s(value: object) -> float:
     """Returns the seconds of a date; one without a time zone counts as UTC."""
     try:
@@ -163,30 +158,17 @@ def _date_s(value: object) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def _tokens(value: object) -> int:
-    """Returns a number of tokens, from 0. `value`: an integer, or its digits."""
-    found = value
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        found = int(value) if len(value) <= len(str(_MOST_TOKENS)) else None
-    if type(found) is not int or not 0 <= found <= _MOST_TOKENS:
-        raise ValueError(f"it must be an integer from 0 to {_MOST_TOKENS}")
-    return found
-
-
-def _blocks(value: object) -> object:
-    if not isinstance(value, list) or not all(type(each) is int for each in value):
-        raise ValueError("it must be a list of integers")
-    return value
+_Tokens = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
 
 
 class _Row(BaseModel):
-    """One row. `at_s`: seconds of the trace's own clock."""
+    """One row; a number may be the text of one. `at_s`: seconds of the trace's own clock."""
 
     line: int
-    at_s: Annotated[float, BeforeValidator(_seconds)]
-    prompt_tokens: Annotated[int, BeforeValidator(_tokens)]
-    output_tokens: Annotated[int, BeforeValidator(_tokens)]
-    blocks: Annotated[tuple[StrictInt, ...], BeforeValidator(_blocks)] = ()
+    at_s: FiniteFloat
+    prompt_tokens: _Tokens
+    output_tokens: _Tokens
+    blocks: tuple[StrictInt, ...] = ()
 
 
 class _DatedRow(_Row):
