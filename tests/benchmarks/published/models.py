@@ -13,14 +13,15 @@ from random import Random
 from statistics import fmean
 from typing import Any, Final, TypeVar
 
-from orch_sidecar.tools.bench.decode.schedule import Outcome, computed, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep, run_schedule
 from orch_sidecar.tools.bench.results.sweep import Curve
 from tests.benchmarks.published.claims import CLAIMS
 
 T = TypeVar("T")
 
 # The example: 80 requests/s of 32 tokens, at most 16 at once; steps of 0.9 ms for 4 and 1.9 for 16.
-RATE, TOKENS, BMAX, STEP = 80.0, 32, 16, computed(Curve(0.567, 0.0833, 1.0).at)
+RATE, TOKENS, BMAX = 80.0, 32, 16
+_CURVE = Curve(0.567, 0.0833, 1.0)
 # The program's own number of requests and seed.
 REQUESTS, SEED = 200, 123
 
@@ -73,14 +74,18 @@ def of_fixed_backend() -> dict[str, float]:
     return {"serial": QUEUED / serial_s, "fixed": serial_s / batched_s}
 
 
+def _step(batch: int) -> TimedStep:
+    return TimedStep(batch, _CURVE.at(batch))
+
+
 def of_example() -> dict[str, float]:
     """The paper's example with its program's loop, and with the schedule of its text."""
     random = Random(SEED)
     arrivals = list(accumulate(1000 * random.expovariate(RATE) for _ in range(REQUESTS)))
     found: dict[str, float] = {}
     for window in (6, 2):
-        loop = run_schedule(arrivals, TOKENS, BMAX, window, STEP, reference=True)
-        schedule = run_schedule(arrivals, TOKENS, BMAX, window, STEP)
+        loop = run_schedule(arrivals, TOKENS, BMAX, window, _step, reference=True)
+        schedule = run_schedule(arrivals, TOKENS, BMAX, window, _step)
         found |= {
             f"loop{window}": _p95(loop),
             f"ttft{window}": fmean(each.ttft_ms for each in schedule.requests),

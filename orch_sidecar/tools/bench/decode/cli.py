@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from orch_sidecar.tools.arguments import add_seed, count, non_negative, number, positive
+from orch_sidecar.tools.arguments import add_seed, count, non_negative, positive
 from orch_sidecar.tools.bench.decode.device import open_device
 from orch_sidecar.tools.bench.decode.measure import Bench
 from orch_sidecar.tools.bench.decode.result import (
@@ -27,12 +27,10 @@ from orch_sidecar.tools.bench.decode.result import (
     points_of,
     run_figures,
 )
-from orch_sidecar.tools.bench.decode.schedule import RunStep, TimedStep, computed, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import RunStep, TimedStep, run_schedule
 from orch_sidecar.tools.bench.decode.shape import FMA_PER_ITERATION
-from orch_sidecar.tools.bench.plan import InvalidOptions
 from orch_sidecar.tools.bench.report.decode import decode_report
 from orch_sidecar.tools.bench.reports import add_report
-from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.drawing.picture import require
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.terminal import Progress
@@ -52,9 +50,7 @@ EPILOG: Final = """examples:
   orch bench decode --rate 120 --tokens 512 --bmax 64 --window-ms 20
   orch bench decode --lambda=60 --tokens=32 --bmax=8 --window_ms=3 --work=16384
                                                   as the paper's program is called
-  orch bench decode --reference --step-time 0.567,0.0833 --nreq 200
-  orch bench decode --step-time 0.567,0.0833      the schedule without a device: a step of b
-                                                  sequences takes 0.567 + 0.0833 b ms"""
+  orch bench decode --reference                   the loop of that program"""
 
 
 # Of a schedule without --nreq: the requests of two seconds at the default rate, and no more than
@@ -91,10 +87,6 @@ def add_command(commands: Any) -> None:
     add_seed(parser, 123, "arrivals, weights and caches")
     reference_help = "the loop of the paper's own program, which idles before each step"
     add("--reference", action="store_true", help=reference_help)
-    add(
-        "--step-time", type=_curve, metavar="T0,C[,ALPHA]",
-        help="compute a step's time as T0 + C b^ALPHA ms instead of running it (ALPHA 1)",
-    )  # fmt: skip
     work_help = f"iterations of the paper's kernel, {FMA_PER_ITERATION} multiply-adds each: a toy "
     work_help += "model of that size, whose weights stay in the cache"
     add("--work", type=count, metavar="ITERATIONS", help=work_help)
@@ -118,19 +110,6 @@ def _windows(text: str) -> tuple[float, ...]:
     return tuple(non_negative(part) for part in text.split(","))
 
 
-def _curve(text: str) -> Curve:
-    parts = text.split(",")
-    if len(parts) not in (2, 3):
-        raise argparse.ArgumentTypeError(f"{text!r} must be T0,C or T0,C,ALPHA")
-    t0, c = map(non_negative, parts[:2])
-    alpha = 1.0
-    if len(parts) == 3:
-        alpha = number(parts[2], "a number above 0 and at most 1", lambda value: 0 < value <= 1)
-    if t0 + c == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: a step must take more than 0 ms")
-    return Curve(t0, c, alpha)
-
-
 _REPORT: Final = "orch-bench-decode.html"
 
 
@@ -140,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
     if report is not None:
         require()
         files.check_writable(report)
-    found = _by_formula(options) if options.step_time is not None else _on_device(options)
+    found = _measured(options)
     document = json.dumps(DOCUMENT.dump_python(found, mode="json"), indent=2)
     page = decode_report(found)
     print(document if options.json == "-" else page.plain)
@@ -152,15 +131,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _by_formula(options: argparse.Namespace) -> DecodeResult:
-    if options.sweep is not None or options.work is not None:
-        raise InvalidOptions("--sweep and --work are of a device: they exclude --step-time")
-    config, curve = _config(options), options.step_time
-    run_step = computed(curve.at)
-    return DecodeResult(config, formula=curve, runs=_runs(options, config, lambda: run_step))
-
-
-def _on_device(options: argparse.Namespace) -> DecodeResult:
+def _measured(options: argparse.Namespace) -> DecodeResult:
     config, device = _config(options), open_device(options.work)
     bench = Bench(device, max(options.sweep or (config.bmax,)), config.seed)
     if options.sweep is not None:

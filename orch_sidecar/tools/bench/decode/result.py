@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep
 from orch_sidecar.tools.bench.decode.shape import Shape
-from orch_sidecar.tools.bench.results.sweep import Curve, Fit, fit
+from orch_sidecar.tools.bench.results.sweep import Fit, fit
 from orch_sidecar.tools.facts.labels.figures import Spread, spread
 
 # From this batch on, gaps between steps should be small: smaller batches have short steps, of
@@ -65,7 +65,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Steps of one batch. Throughput is that of the median step; gaps are None where no device ran.
+    """Steps of one batch. Throughput is that of the median step; the first step has no gap.
 
     `speed_up`: in tokens per second over the first point; `efficiency`: speed-up per sequence, 1
     if a step of more sequences takes no longer.
@@ -85,7 +85,7 @@ class Run:
     """The figures of one schedule, in milliseconds and tokens per second.
 
     `tokens_per_s_device`: over the time in steps; `tokens_per_s`: from the first arrival to the
-    last end. `points`: by batch. Gaps are None where no device ran; `gap_large_ms`: gaps before
+    last end. `points`: by batch. `gap_large_ms`: gaps before
     steps of LARGE_BATCH or more.
     """
 
@@ -104,14 +104,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """All results: of a `device`, or computed by a `formula`. `runs`: one for each window.
-
-    `points`: of a sweep, by batch. `fit`: the curve of their medians; None for fewer than three.
-    """
+    """All results. `runs`: one for each window. `points`: of a sweep, by batch. `fit`: the curve of
+    their medians; None for fewer than three."""
 
     config: Config
-    device: DeviceInfo | None = None
-    formula: Curve | None = None
+    device: DeviceInfo
     runs: tuple[Run, ...] = ()
     points: tuple[Point, ...] = ()
     fit: Fit | None = None

@@ -1,6 +1,6 @@
 """Schedules admissions and decode steps in virtual time.
 
-Time advances by that of each step, measured on a device or computed; nothing here waits. The
+Time advances by that of each step, as measured on a device; nothing here waits. The
 policy is that of "Throughput, Latency & Batching Policy" (Poisson arrivals, admission window, Bmax,
 top-up between steps):
 
@@ -28,10 +28,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step of `batch` sequences, run or computed.
+    """A step of `batch` sequences.
 
     `gap_ms`: from the end of the previous step to the start of this one: the time in which the
-    host notices, schedules and launches. None for the first step, and where no device runs it.
+    host notices, schedules and launches. None for the first step.
     """
 
     batch: int
@@ -40,12 +40,7 @@ class TimedStep:
 
 
 RunStep = Callable[[int], TimedStep]
-"""Runs a step of that many sequences, or computes it; called once per step, in order."""
-
-
-def computed(ms: Callable[[int], float]) -> RunStep:
-    """Returns steps that no device runs. `ms`: gives the time of one by its batch."""
-    return lambda batch: TimedStep(batch, ms(batch))
+"""Runs a step of that many sequences; called once per step, in order."""
 
 
 @dataclass(frozen=True, slots=True)

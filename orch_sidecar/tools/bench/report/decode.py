@@ -3,7 +3,7 @@
 The four lines CONFIG, GPU time, TTFT and E2E have the format of the reference program of
 "Throughput, Latency & Batching Policy", so that its parsers work here too. "GPU" stands for any
 device: the line DEVICE names it. Its `work` is as given, or the multiply-adds of a sequence in a
-step, 0 if a formula replaces the device.
+step.
 """
 
 from __future__ import annotations
@@ -42,17 +42,14 @@ _HEAD: Final = (
 
 def decode_report(found: DecodeResult) -> Page:
     """Returns the page of a result."""
-    name = "a formula" if found.device is None else found.device.name
-    page = Page(f"Decode steps on {name}")
+    page = Page(f"Decode steps on {found.device.name}")
     page.note("warn", "No measurement of a service", [_NO_LABEL])
-    size = 0
-    if found.device is not None:
-        size = found.device.shape.multiply_adds
-        for line in _device_lines(found.device):
-            page.text(line)
+    for line in _device_lines(found.device):
+        page.text(line)
+    work = found.config.work or found.device.shape.multiply_adds
     for run in found.runs:
         page.section(f"Admission window of {run.window_ms:g} ms")
-        for line in _run_lines(found.config, run, found.config.work or size):
+        for line in _run_lines(found.config, run, work):
             page.text(line)
         page.charts(_charts(run.points, None))
     for later in found.runs[1:]:
@@ -65,11 +62,7 @@ def decode_report(found: DecodeResult) -> Page:
         page.charts(_charts(found.points, found.fit))
     page.section("What was measured, and how")
     facts = {"Schedule": asdict(found.config)} if found.runs else {}
-    if found.device is not None:
-        facts["Device"] = asdict(found.device)
-    if found.formula is not None:
-        facts["Formula"] = {"time of a step": f"{formula_text(found.formula)} ms"}
-    page.facts(facts)
+    page.facts(facts | {"Device": asdict(found.device)})
     page.remark(f"Schema {found.schema}.")
     return page
 

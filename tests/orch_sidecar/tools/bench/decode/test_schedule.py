@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orch_sidecar.tools.bench.decode.schedule import Outcome, TimedStep, computed, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import Outcome, RunStep, TimedStep, run_schedule
 from orch_sidecar.tools.bench.load.scenario import gamma
 from orch_sidecar.tools.bench.results.sweep import Curve
 from orch_sidecar.tools.facts.labels.figures import percentile
@@ -17,6 +17,10 @@ from orch_sidecar.tools.facts.labels.figures import percentile
 
 def poisson_ms(rate_per_s: float, count: int, seed: int) -> list[float]:
     return [1000 * at_s for at_s in islice(gamma(rate_per_s, 1.0, seed), count)]
+
+
+def computed(curve: Curve) -> RunStep:
+    return lambda batch: TimedStep(batch, curve.at(batch))
 
 
 def ten_ms(batch: int) -> TimedStep:
@@ -98,7 +102,7 @@ def test_what_always_holds(
 ) -> None:
     arrivals = [sum(gaps[: index + 1]) for index in range(len(gaps))]
     curve = Curve(t0, c, 1.0)
-    outcome = run_schedule(arrivals, tokens, bmax, window_ms, computed(curve.at))
+    outcome = run_schedule(arrivals, tokens, bmax, window_ms, computed(curve))
     made = [0] * len(arrivals)
     for step in outcome.steps:
         assert 1 <= step.timed.batch <= bmax
@@ -137,7 +141,7 @@ def assert_works_while_there_is_work(outcome: Outcome, bmax: int, window_ms: flo
 
 
 # 0.9 ms at b = 4 and 1.9 ms at b = 16, as measured in "Throughput, Latency & Batching Policy".
-MEASURED = computed(Curve(0.567, 0.0833, 1.0).at)
+MEASURED = computed(Curve(0.567, 0.0833, 1.0))
 
 
 @pytest.mark.parametrize("seed", range(5))
