@@ -54,9 +54,6 @@ class Outcomes(Protocol):
     def reclaimed(self, number: int) -> None:
         """The request is to be aborted in the engine; `aborted` follows."""
 
-    def seen(self, number: int) -> bool:
-        """Whether the engine has generated a token of the request."""
-
     def queued(self, number: int, predicted_start_ms: int | None) -> None:
         """The request is queued; its predicted start is in milliseconds from now."""
 
@@ -92,14 +89,12 @@ class Sight:
 
     Without `classes` every request is bulk, as under rules without interactive requests; without
     `measured` the step time stays unknown; without `cache` the KV cache is not reported.
-    `streams`: clients see each token of a bulk request; else they see nothing before its end.
     `warm`: the engine has served such traffic before, and knows its step time from the start.
     """
 
     classes: bool = True
     measured: bool = True
     cache: bool = True
-    streams: bool = False
     warm: bool = True
 
 
@@ -115,7 +110,8 @@ class Admitted(Direct):
         self._fitted_at = 0.0
         # Of all but interactive requests: the request, when it came first, how often it was cut.
         self._bulk: dict[int, tuple[AdmissionRequest, float, int]] = {}
-        self._controller.reclaim.is_unseen = self._is_unseen
+        # Clients of bulk requests see nothing before their end.
+        self._controller.reclaim.is_unseen = lambda lease: True
 
     def arrive(self, number: int, arrival: Arrival, now: float) -> None:
         service_class = arrival.service_class if self._classes else BULK
@@ -153,9 +149,6 @@ class Admitted(Direct):
     def _ticket(self, number: int) -> str:
         times = self._bulk[number][2] if number in self._bulk else 0
         return f"{number}.{times}"
-
-    def _is_unseen(self, lease: str) -> bool:
-        return not (self._sight.streams and self._outcomes.seen(_number(lease)))
 
     def report(self, engine: Engine, now: float) -> None:
         shape, sight = engine.shape, self._sight

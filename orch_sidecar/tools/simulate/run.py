@@ -120,9 +120,6 @@ class Run:
     def reclaimed(self, number: int) -> None:
         self._aborting.append(number)
 
-    def seen(self, number: int) -> bool:
-        return self._course.records[number].sequence.first_token_at is not None
-
     def queued(self, number: int, predicted_start_ms: int | None) -> None:
         record = self._course.records[number]
         if predicted_start_ms is not None and record.tries == 1:
