@@ -11,8 +11,6 @@ import re
 from importlib.metadata import version
 from pathlib import Path
 
-from orch_sidecar.config.installation import VERSION
-
 
 def host(root: Path = Path("/")) -> dict[str, str | int | None]:
     """Returns this machine's description; None where unknown. The host name is left out on purpose.
@@ -28,7 +26,7 @@ def host(root: Path = Path("/")) -> dict[str, str | int | None]:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": memory_bytes("MemTotal", root),
         "python": platform.python_version(),
-        "orch": VERSION,
+        "orch": version("orch-sidecar"),
         "uvloop": version("uvloop"),
     }
 
