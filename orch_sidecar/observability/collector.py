@@ -86,7 +86,11 @@ def _traces(ended: Sequence[Ended]) -> Traces:
     """Returns the traces of records that are alike, as exemplars."""
     if not ended[0][0].trace_id:
         return None
-    return [(record.trace_id, record.at_ns(now) / 1e9) for record, now in ended]
+    return [
+        (record.trace_id, (of.arrived_ns + now - of.arrived) / 1e9)
+        for record, now in ended
+        for of in (record.identity,)
+    ]
 
 
 def _alike(ended: Iterable[Ended]) -> Iterable[list[Ended]]:
@@ -97,7 +101,7 @@ def _alike(ended: Iterable[Ended]) -> Iterable[list[Ended]]:
         key = (
             record.pool, record.identity.endpoint, record.outcome, record.status,
             record.service_class, record.model, record.cost > 0, record.stream, record.shared,
-            record.coalesced, record.admitted is None, record.trace_id == 0,
+            record.coalesced, record.admitted is None, not record.trace_id,
         )  # fmt: skip
         group = groups.get(key)
         if group is None:

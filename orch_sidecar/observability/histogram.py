@@ -10,7 +10,7 @@ from typing import Final
 from orch_sidecar.observability.exposition import escaped, number
 
 # The id of a sampled trace, and when its value was observed: seconds of the wall clock.
-Traced = tuple[int, float]
+Traced = tuple[bytes, float]
 
 # Of values that are observed together; None: none of their traces is sampled.
 Traces = Sequence[Traced] | None
@@ -88,7 +88,7 @@ class Histogram:
         if found is None:
             return ""
         value, (trace_id, at_s) = found
-        return f' # {{trace_id="{trace_id:032x}"}} {number(value)} {round(at_s, 3)}'
+        return f' # {{trace_id="{trace_id.hex()}"}} {number(value)} {round(at_s, 3)}'
 
 
 @cache

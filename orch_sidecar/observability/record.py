@@ -79,11 +79,10 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
     `shared`: its generation can serve other requests, too, and is the one that was admitted.
     `coalesced`: that generation was started by another request. `fanout`: how many requests the
     generation answers, on the record of the generation and of the request that started it; 0 where
-    no other could share it. `client_limited`: the client's
-    reading slowed the response down. `trace_id`: 0 if the trace is not sampled. `scenario`: the
-    benchmark run that the client declares; `run`: the digest of its secret id. `last_token`: when
-    the last bytes with generated text, or with its end, were written to the client; of streams
-    only.
+    no other could share it. `client_limited`: the client's reading slowed the
+    response down. `trace_id`: 16 bytes, none if the trace is not sampled. `scenario`: the benchmark
+    run that the client declares; `run`: the digest of its secret id. `last_token`: when the last
+    bytes with generated text, or with its end, were written to the client; of streams only.
     """
 
     model: str = ""
@@ -117,7 +116,7 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
     scenario: str | None = None
     run: str | None = None
     key: str | None = None
-    trace_id: int = 0
+    trace_id: bytes = b""
     ended: bool = False
 
     def __init__(self, identity: RequestIdentity) -> None:
@@ -151,7 +150,7 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
     @property
     def trace_text(self) -> str | None:
         """The id of its trace in hexadecimal; None: the trace is not sampled."""
-        return f"{self.trace_id:032x}" if self.trace_id else None
+        return self.trace_id.hex() or None
 
     def of_generation(self) -> RequestRecord:
         """Returns the record of the generation that this request starts for others, too."""

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
+from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE, raw
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import RequestRecord
 
-Headers = list[tuple[bytes, bytes]]
-
 # W3C Trace Context: version, trace id, parent id, flags; of these, the lowest bit is `sampled`.
 _SAMPLED: Final = re.compile(
-    r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f][13579bdf]"
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f][13579bdf]"
 )
 
 
@@ -46,15 +44,12 @@ class SpanCounts:
 class Trace:
     """The trace of one request. This class records nothing; subclasses do."""
 
-    __slots__ = ("headers",)
+    __slots__ = ()
 
-    def __init__(self, headers: Headers | None = None) -> None:
-        """`headers`: its trace context, for the engine."""
-        self.headers = headers or []
-
-    def dispatched(self) -> Headers:
-        """Records that the request is dispatched. Returns the trace headers for the engine."""
-        return self.headers
+    def dispatched(self) -> bytes:
+        """Records that the request is dispatched. Returns the header lines of the trace context,
+        for the engine."""
+        return b""
 
     def retried(self, reason: Reason) -> None:
         """Records that an attempt failed without an answer, and that the request is retried."""
@@ -79,6 +74,18 @@ class Trace:
         return b""
 
 
+class _Forwarded(Trace):
+    """A trace of which nothing but its context, as the client sent it, is passed on."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, lines: bytes) -> None:
+        self._lines = lines
+
+    def dispatched(self) -> bytes:
+        return self._lines
+
+
 class Tracing:
     """Begins traces. This class only forwards contexts; subclasses record."""
 
@@ -92,19 +99,20 @@ class Tracing:
         if parent is None:
             return None
         record.trace_id = sampled_trace(parent)
-        return Trace(
-            [
-                (name.encode(), value.encode("utf-8", "surrogateescape"))
+        return _Forwarded(
+            b"".join(
+                b"%b: %b\r\n" % (raw(name), value.encode("utf-8", "surrogateescape"))
                 for name in (TRACEPARENT, TRACESTATE)
                 if (value := headers.get(name))
-            ]
+            )
         )
 
     async def shutdown(self) -> None:
         """Sends what is queued, within a bound."""
 
 
-def sampled_trace(traceparent: str) -> int:
-    """Returns the trace id in this header; 0 if the trace is not sampled or the header invalid."""
+def sampled_trace(traceparent: str) -> bytes:
+    """Returns the trace id in this header; empty if the trace is not sampled or the header
+    invalid."""
     match = _SAMPLED.fullmatch(traceparent)
-    return 0 if match is None else int(match[1], 16)
+    return b"" if match is None else bytes.fromhex(match[1])

@@ -101,8 +101,7 @@ def _head(request: Request, pool: Pool) -> bytes:
         lines += f"{_LEASE}: {ticket.id}\r\n"
     ours = pool.address + lines.encode()
     if request.trace is not None:
-        for field in request.trace.dispatched():
-            ours += b"%b: %b\r\n" % field
+        ours += request.trace.dispatched()
     if ticket is not None:
         assert record.service_class is not None
         ours += pool.class_fields[record.service_class]

@@ -105,10 +105,10 @@ class MessageEncoder(SpanEncoder):
         self._templates: dict[tuple[object, ...], Span] = {}
 
     def usual(
-        self, record: Any, labels: Any, lease: Any, ids: Any, times: Any, parent: Any
+        self, record: Any, labels: Any, lease: Any, ids: Any, times: Any, given: Any
     ) -> bytes:
         trace_id, server_id, wait_id, engine_id = ids
-        arrived_ns, admitted_ns, ended_ns = times
+        arrived_ns, (admitted_ns, ended_ns) = record.identity.arrived_ns, times
         wait = self._template((WAIT_SPAN, id(labels)), 1, {**labels, "orch.cost": record.cost})
         engine = _filled(
             self._of_record(ENGINE_SPAN, 3, record),

@@ -13,12 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from orch_sidecar.api.json_body import well_formed
 from orch_sidecar.observability.gen_ai import PROVIDER
-from orch_sidecar.observability.otlp.protobuf import (
-    Floats,
-    Integers,
-    Texts,
-)
+from orch_sidecar.observability.otlp.protobuf import Integers, Texts, before_float, double
 from orch_sidecar.observability.record import Outcome, RequestRecord
+from vllm_plugin.contracts.lease_protocol import short_lease
 
 # A client may send any text as the name of a model.
 MAX_MODEL_CHARS: Final = 200
@@ -26,9 +23,10 @@ MAX_MODEL_CHARS: Final = 200
 # Caused by the client: these do not set the error status of a span.
 CLIENT_OUTCOMES: Final = frozenset({Outcome.CANCELLED, Outcome.CLIENT_ERROR})
 
-LEASE: Final = Texts("orch.lease")
+LEASE: Final = "orch.lease"
 LAST_TOKEN: Final = "orch.last_token_s"  # noqa: S105 (no password)
 FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
+_LEASE: Final = Texts(LEASE)
 _REQUEST_ID: Final = Texts("orch.request_id")
 _CORRELATION_ID: Final = Texts("orch.correlation_id")
 _FANOUT: Final = Integers("orch.fanout")
@@ -37,9 +35,9 @@ _INPUT_TOKENS: Final = Integers("gen_ai.usage.input_tokens")
 _OUTPUT_TOKENS: Final = Integers("gen_ai.usage.output_tokens")
 _CACHED_TOKENS: Final = Integers("gen_ai.usage.cache_read.input_tokens")
 _REASONING_TOKENS: Final = Integers("gen_ai.usage.reasoning.output_tokens")
-_FIRST_BYTE: Final = Floats("orch.first_byte_s")
-_LAST_TOKEN: Final = Floats(LAST_TOKEN)
-_FIRST_CHUNK: Final = Floats(FIRST_CHUNK)
+_FIRST_BYTE: Final = before_float("orch.first_byte_s")
+_LAST_TOKEN: Final = before_float(LAST_TOKEN)
+_FIRST_CHUNK: Final = before_float(FIRST_CHUNK)
 
 Attributes = Mapping[str, Any]
 
@@ -116,7 +114,11 @@ def own(record: RequestRecord) -> bytes:
     """Encodes the attributes that differ from request to request, of engine and server spans: those
     of `of_record` without `constant`."""
     identity = record.identity
-    known = [_REQUEST_ID.field(identity.request_id), _CORRELATION_ID.field(identity.correlation_id)]
+    text = identity.request_id.encode()
+    known = [_REQUEST_ID[len(text)], text]
+    if identity.correlation_id is not identity.request_id:  # as a client rarely wants it
+        text = identity.correlation_id.encode()
+    known += (_CORRELATION_ID[len(text)], text)
     if record.fanout:
         known.append(_FANOUT[record.fanout])
     if record.max_tokens is not None:
@@ -130,7 +132,7 @@ def own(record: RequestRecord) -> bytes:
     if record.reasoning_tokens is not None:
         known.append(_REASONING_TOKENS[record.reasoning_tokens])
     if record.first_byte is not None:
-        known.append(_FIRST_BYTE.field((record.first_byte - identity.arrived) / 1e9))
+        known += (_FIRST_BYTE, double((record.first_byte - identity.arrived) / 1e9))
     return b"".join(known)
 
 
@@ -138,10 +140,18 @@ def own_of_server(record: RequestRecord) -> bytes:
     """Encodes those of `of_server` that differ from request to request."""
     arrived, known = record.identity.arrived, b""
     if record.last_token is not None:
-        known = _LAST_TOKEN.field((record.last_token - arrived) / 1e9)
+        known = _LAST_TOKEN + double((record.last_token - arrived) / 1e9)
     if record.stream and record.first_byte is not None:
-        known += _FIRST_CHUNK.field((record.first_byte - arrived) / 1e9)
+        known += _FIRST_CHUNK + double((record.first_byte - arrived) / 1e9)
     return known
+
+
+def own_of_engine(lease: str | None) -> bytes:
+    """Encodes the lease of an attempt."""
+    if lease is None:
+        return b""
+    text = short_lease(lease).encode()
+    return _LEASE[len(text)] + text
 
 
 def bounded(steps: Iterable[Attributes], limits: Limits) -> tuple[dict[str, Any], int]:

@@ -32,12 +32,12 @@ MAX_ATTRIBUTES: Final = 32
 # Of pools, classes, routes and outcomes; a client chooses model and method, hence the bound.
 _MAX_PREPARED: Final = 512
 
-# Fields of Span: ids of the trace and the span, start and end in nanoseconds, flags; of a child
-# also its parent.
+# Fields of Span: ids of the trace and the span, start and end in nanoseconds, flags.
 _ROOT: Final = struct.Struct("<2s16s2s8scQcQ2sI")
-_CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ2sI")
-_PARENT: Final = b"\x22\x08"
-_FLAGS: Final = b"\x85\x01"
+_TRACE_ID, _SPAN_ID, _PARENT = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
+_START, _END, _FLAGS = b"\x39", b"\x41", b"\x85\x01"
+# The lengths of these fields of a span, and of its parent's.
+_FIXED_BYTES, _PARENT_BYTES = _ROOT.size, len(_PARENT) + 8
 _NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
 _DROPPED_ATTRIBUTES, _LINK, _DROPPED_LINKS = b"\x50", b"\x6a", b"\x70"
 # Field of ScopeSpans, and of the messages around it.
@@ -48,6 +48,10 @@ _INTERNAL, _SERVER, _CLIENT = (_KIND + varint(kind) for kind in (1, 2, 3))
 # SpanFlags: whether the parent is remote is known, and that it is.
 LOCAL_PARENT: Final = 0x100
 REMOTE_PARENT: Final = 0x300
+_OF_ROOT: Final = {
+    flags: _FLAGS + struct.pack("<I", flags) for flags in (LOCAL_PARENT, REMOTE_PARENT)
+}
+_OF_CHILD: Final = _OF_ROOT[LOCAL_PARENT]
 
 _TRACE_STATE: Final = b"\x1a"
 _LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
@@ -61,11 +65,12 @@ class _Prepared(NamedTuple):
     """What is equal for all requests of a pool, class, route, model and outcome.
 
     `labels`: part of the key by its identity, which is not reused while it is here. `wait`: of a
-    request that was admitted.
+    request that was admitted; `wait_begin`: of the same, what precedes its trace's id.
     """
 
     labels: Attributes
     wait: bytes
+    wait_begin: bytes
     server: bytes
     engine: bytes
 
@@ -119,51 +124,45 @@ class SpanEncoder:
         labels: Attributes,
         lease: str | None,
         ids: tuple[bytes, bytes, bytes, bytes],
-        times: tuple[int, int, int],
-        parent: tuple[bytes, int, bytes],
+        times: tuple[int, int],
+        given: tuple[bytes, int],
     ) -> bytes:
         """Encodes the three spans of a request that was admitted once, and answered by an engine.
 
-        `ids`: of the trace and of the three spans. `times`: of arrival, admission and end.
-        `parent`: the field of the server span's parent, its flags, and the field of the state.
+        `ids`: of the trace and of the three spans. `times`: of admission and end. `given`: the
+        field of the server span's parent, and its flags. The trace has no state.
         """
         trace_id, server_id, wait_id, engine_id = ids
-        arrived_ns, admitted_ns, ended_ns = times
-        of_parent, flags, state = parent
-        now, identity = self.labels_of(record), record.identity
-        own_parent = _PARENT + server_id
-        if self._limited or labels is not now:
-            common = self.of_record(record, state)
+        (admitted_ns, ended_ns), (parent, flags) = times, given
+        arrived_ns = record.identity.arrived_ns
+        if self._limited or labels is not record.labels:
+            common, own_parent = self.of_record(record, b""), _PARENT + server_id
             wait = trace_id, wait_id, own_parent, arrived_ns, admitted_ns, LOCAL_PARENT
             engine = trace_id, engine_id, own_parent, admitted_ns, ended_ns, LOCAL_PARENT
-            server = trace_id, server_id, of_parent, identity.arrived_ns, ended_ns, flags
+            server = trace_id, server_id, parent, arrived_ns, ended_ns, flags
             return b"%b%b%b" % (
                 self.wait(common, wait, labels),
                 self.engine(common, engine, labels, lease),
                 self.server(common, server),
             )
-        _, of_wait, of_server, of_engine = self._prepare(record, now)
-        own, own_of_server = spans.own(record), spans.own_of_server(record)
-        own_of_engine = b"" if lease is None else spans.LEASE.field(short_lease(lease))
-        # Behind their lengths: 62 bytes of a child, 52 of the server span without its parent.
-        fixed, size = 62 + len(state), len(own)
-        engine_size = fixed + size + len(of_engine) + len(own_of_engine)
-        server_size = fixed + size + len(of_server) + len(own_of_server) + len(of_parent) - 10
-        child = _CHILD.pack
+        _, of_wait, wait_begin, of_server, of_engine = self._prepare(record, labels)
+        own, own_of_engine = spans.own(record), spans.own_of_engine(lease)
+        own_of_server = spans.own_of_server(record)
+        size = _FIXED_BYTES + len(own)
+        engine_size = size + _PARENT_BYTES + len(of_engine) + len(own_of_engine)
+        server_size = size + len(parent) + len(of_server) + len(own_of_server)
+        arrived = arrived_ns.to_bytes(8, "little")
+        admitted, ended = admitted_ns.to_bytes(8, "little"), ended_ns.to_bytes(8, "little")
         return b"".join(
             (
-                _SPAN, varint(fixed + len(of_wait)),
-                child(b"\x0a\x10", trace_id, b"\x12\x08", wait_id, _PARENT, server_id,
-                      b"\x39", arrived_ns, b"\x41", admitted_ns, _FLAGS, LOCAL_PARENT),
-                state, of_wait,
-                _SPAN, varint(engine_size),
-                child(b"\x0a\x10", trace_id, b"\x12\x08", engine_id, _PARENT, server_id,
-                      b"\x39", admitted_ns, b"\x41", ended_ns, _FLAGS, LOCAL_PARENT),
-                state, of_engine, own_of_engine, own,
-                _SPAN, varint(server_size),
-                _ROOT.pack(b"\x0a\x10", trace_id, b"\x12\x08", server_id,
-                           b"\x39", arrived_ns, b"\x41", ended_ns, _FLAGS, flags),
-                of_parent, state, of_server, own, own_of_server,
+                wait_begin, trace_id, _SPAN_ID, wait_id, _PARENT, server_id,
+                _START, arrived, _END, admitted, _OF_CHILD, of_wait,
+                _SPAN, varint(engine_size), _TRACE_ID, trace_id, _SPAN_ID, engine_id,
+                _PARENT, server_id, _START, admitted, _END, ended, _OF_CHILD,
+                of_engine, own_of_engine, own,
+                _SPAN, varint(server_size), _TRACE_ID, trace_id, _SPAN_ID, server_id,
+                _START, arrived, _END, ended, _OF_ROOT[flags], parent,
+                of_server, own, own_of_server,
             )
         )  # fmt: skip
 
@@ -199,8 +198,7 @@ class SpanEncoder:
         if prepared is None or labels is not now:
             steps = [labels, _lease(lease), spans.of_record(record, now), spans.of_error(record)]
             return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, _error_of(record)))
-        of_lease = b"" if lease is None else spans.LEASE.field(short_lease(lease))
-        return _span(head, state, prepared.engine, of_lease, own)
+        return _span(head, state, prepared.engine, spans.own_of_engine(lease), own)
 
     def server(self, common: RecordAttributes, head: Head, links: Sequence[bytes] = ()) -> bytes:
         """Encodes the span of the whole request. `links`: of `link`."""
@@ -231,9 +229,12 @@ class SpanEncoder:
             for name in (spans.LAST_TOKEN, spans.FIRST_CHUNK):
                 of_server[1].pop(name, None)
             error = _error_of(record)
+            of_wait = self._slowly(WAIT_SPAN, _INTERNAL, [{**labels, "orch.cost": record.cost}])
+            wait_size = _FIXED_BYTES + _PARENT_BYTES + len(of_wait)
             prepared = self._prepared[key] = _Prepared(
                 labels,
-                self._slowly(WAIT_SPAN, _INTERNAL, [{**labels, "orch.cost": record.cost}]),
+                of_wait,
+                _SPAN + varint(wait_size) + _TRACE_ID,
                 self._slowly(identity.endpoint.path, _SERVER, of_server, error),
                 self._slowly(ENGINE_SPAN, _CLIENT, [fixed], error),
             )
@@ -261,7 +262,7 @@ class SpanEncoder:
 
 
 def _lease(lease: str | None) -> dict[str, str]:
-    return {} if lease is None else {"orch.lease": short_lease(lease)}
+    return {} if lease is None else {spans.LEASE: short_lease(lease)}
 
 
 def _error_of(record: RequestRecord) -> str | None:
@@ -275,9 +276,8 @@ def _span(head: Head, *parts: bytes) -> bytes:
     """Encodes a span. Raises struct.error for a time beyond 64 bits."""
     trace_id, span_id, parent, start_ns, end_ns, flags = head
     root = _ROOT.pack(
-        b"\x0a\x10", trace_id, b"\x12\x08", span_id,
-        b"\x39", start_ns, b"\x41", end_ns, _FLAGS, flags,
-    )  # fmt: skip
+        _TRACE_ID, trace_id, _SPAN_ID, span_id, _START, start_ns, _END, end_ns, _FLAGS, flags
+    )
     content = b"".join((root, parent, *parts))
     return b"".join((_SPAN, varint(len(content)), content))
 

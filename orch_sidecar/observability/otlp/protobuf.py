@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 _DOUBLE: Final = struct.Struct("<d")
+double: Final = _DOUBLE.pack
 
 # Seven bits each: the last octet of a number, and one that is followed by others.
 _LAST_BYTES: Final = tuple(bytes((bits,)) for bits in range(128))
@@ -26,8 +27,8 @@ FIRST: Final = b"\x0a"
 # Field 9 of Span: its attributes.
 SPAN_ATTRIBUTE: Final = b"\x4a"
 
-# Texts up to this length have their attribute's prefix prepared: ids have 32 characters.
-_PREPARED_BYTES: Final = 64
+# What precedes a text is kept for shorter ones: ids have 32 characters, those of clients up to 128.
+_KEPT_LENGTHS: Final = 256
 
 # Encoded integers that are kept are smaller: token counts of most requests, at most half a megabyte
 # of each attribute.
@@ -95,24 +96,20 @@ def attributes(tag: bytes, items: Iterable[tuple[str, Any]]) -> bytes:
     return b"".join([attribute(tag, key, value) for key, value in items])
 
 
-class Texts:
-    """Encodes attributes of spans of one key whose values are texts."""
-
-    __slots__ = ("_key", "_prefixes")
+class Texts(dict[int, bytes]):
+    """What precedes the value in attributes of spans of one key whose values are texts, by the
+    length of the value in bytes."""
 
     def __init__(self, key: str) -> None:
+        super().__init__()
         self._key = key
-        self._prefixes = tuple(
-            attribute(SPAN_ATTRIBUTE, key, "x" * length)[: -length or None]
-            for length in range(_PREPARED_BYTES)
-        )
 
-    def field(self, value: str) -> bytes:
-        text = value.encode()
-        try:
-            return self._prefixes[len(text)] + text
-        except IndexError:
-            return attribute(SPAN_ATTRIBUTE, self._key, value)
+    def __missing__(self, length: int) -> bytes:
+        whole = attribute(SPAN_ATTRIBUTE, self._key, "x" * length)
+        before = whole[: len(whole) - length]
+        if length < _KEPT_LENGTHS:
+            self[length] = before
+        return before
 
 
 class Integers(dict[int, bytes]):
@@ -129,13 +126,7 @@ class Integers(dict[int, bytes]):
         return encoded
 
 
-class Floats:
-    """Encodes attributes of spans of one key whose values are floating-point numbers."""
-
-    __slots__ = ("_prefix",)
-
-    def __init__(self, key: str) -> None:
-        self._prefix = attribute(SPAN_ATTRIBUTE, key, 0.0)[: -_DOUBLE.size]
-
-    def field(self, value: float) -> bytes:
-        return self._prefix + _DOUBLE.pack(value)
+def before_float(key: str) -> bytes:
+    """Returns what precedes the value (`double`) in attributes of spans whose values are
+    floating-point numbers."""
+    return attribute(SPAN_ATTRIBUTE, key, 0.0)[: -_DOUBLE.size]

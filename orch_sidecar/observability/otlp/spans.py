@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain
 from struct import iter_unpack
 from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_ON, Decision, Sampler
 from opentelemetry.trace import SpanKind, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -36,14 +38,12 @@ from orch_sidecar.observability.otlp.encoder import (
     state_field,
 )
 from orch_sidecar.observability.record import RequestRecord
-from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace, Tracing
+from orch_sidecar.observability.tracing import SpanCounts, Trace, Tracing
 
 # Flags of W3C Trace Context, and their text.
 _SAMPLED, _RANDOM = 1, 2
 _FLAGS: Final = ("00", "01", "02", "03")
 
-_TRACEPARENT: Final = TRACEPARENT.encode()
-_TRACESTATE: Final = TRACESTATE.encode()
 _SERVER: Final = SpanKind.SERVER
 _RECORD_AND_SAMPLE: Final = Decision.RECORD_AND_SAMPLE
 _NO_CONTEXT: Final = Context()
@@ -57,48 +57,49 @@ _Ended = tuple[Callable[..., bytes], Head, tuple[Any, ...]]
 _FRESH_IDS: Final = 512
 
 
-class SpanIds:
-    """Makes random ids of spans, many at once."""
+def random_ids(size: int) -> Iterator[bytes]:
+    """Returns an endless iterator of random ids of so many bytes: many of one system call, and none
+    of Python to take one."""
+    return chain.from_iterable(iter(partial(_fresh_ids, size), []))
 
-    __slots__ = ("_fresh",)
 
-    def __init__(self) -> None:
-        self._fresh: list[bytes] = []
+def _fresh_ids(size: int) -> list[bytes]:
+    return [each for (each,) in iter_unpack(f"{size}s", os.urandom(size * _FRESH_IDS))]
 
-    def new(self) -> bytes:
-        """Returns an id; not by a call of the object, which takes twice the time."""
-        if not self._fresh:
-            self._fresh = [each for (each,) in iter_unpack("8s", os.urandom(8 * _FRESH_IDS))]
-        return self._fresh.pop()
+
+def _trace_ids(ids: IdGenerator) -> Iterator[bytes]:
+    """Returns the trace ids of that generator. The SDK's own, which makes random ones, is not asked
+    for each."""
+    if type(ids) is RandomIdGenerator:
+        return random_ids(16)
+    return iter(lambda: ids.generate_trace_id().to_bytes(16), b"")
 
 
 class _Identified(Trace):
     """A trace with ids; by itself one that is not sampled, which the engine learns.
 
-    `trace_id`, `server_id`: of the trace and of its server span. `_flags`, `_state`: of W3C Trace
-    Context.
+    `trace_id`, `server_id`: of the trace and of its server span. `_span_ids`: those of its other
+    spans. `_flags`, `_state`: of W3C Trace Context.
     """
 
-    __slots__ = ("_flags", "_span_id", "_state", "_trace", "server_id", "trace_id")
+    __slots__ = ("_flags", "_span_ids", "_state", "server_id", "trace_id")
 
-    def identify(self, trace_id: int, flags: int, state: str, span_id: Callable[[], bytes]) -> None:
-        """Sets the ids, once. `span_id`: makes those of spans."""
-        self.trace_id = trace_id.to_bytes(16)
-        self._trace = self.trace_id.hex()
+    def __init__(self, trace_id: bytes, flags: int, state: str, span_ids: Iterator[bytes]) -> None:
+        self.trace_id = trace_id
         self._flags = _FLAGS[flags]
         self._state = state
-        self._span_id = span_id
-        self.server_id = span_id()
+        self._span_ids = span_ids
+        self.server_id = next(span_ids)
 
-    def dispatched(self) -> Headers:
-        return self._headers(self._span_id())
+    def dispatched(self) -> bytes:
+        return self._lines(next(self._span_ids))
 
-    def _headers(self, span_id: bytes) -> Headers:
-        """Returns the headers for which that span is the parent."""
-        parent = f"00-{self._trace}-{span_id.hex()}-{self._flags}".encode()
+    def _lines(self, span_id: bytes) -> bytes:
+        """Returns the header lines for which that span is the parent."""
+        text = f"traceparent: 00-{self.trace_id.hex()}-{span_id.hex()}-{self._flags}\r\n"
         if self._state:
-            return [(_TRACEPARENT, parent), (_TRACESTATE, self._state.encode())]
-        return [(_TRACEPARENT, parent)]
+            text += f"{TRACESTATE}: {self._state}\r\n"
+        return text.encode()
 
 
 class _Part(_Identified):
@@ -106,11 +107,12 @@ class _Part(_Identified):
 
     `_since`: since when it waits, None where it does not. Of the attempt that runs: `_wait_id` and
     `_engine_id`, None where it has no such span, `_start_ns`, where the one ends and the other
-    begins, and its labels and lease. `_ended`: all other spans.
+    begins, and its labels and lease. `_ended`: all other spans. `_shares`: it shares a generation,
+    whose own part has the spans of admission and engine.
     """
 
     __slots__ = (
-        "_encoder", "_ended", "_engine_id", "_labels", "_lease", "_record", "_since",
+        "_encoder", "_ended", "_engine_id", "_labels", "_lease", "_record", "_shares", "_since",
         "_start_ns", "_wait_id", "_waited_since",
     )  # fmt: skip
 
@@ -126,24 +128,28 @@ class _Part(_Identified):
         self._since: int | None = record.identity.arrived
         self._wait_id: bytes | None = None
         self._engine_id: bytes | None = None
-        self._ended: list[_Ended] = []
+        self._ended: tuple[_Ended, ...] = ()
+        self._shares = False
 
-    def dispatched(self) -> Headers:
-        record, since, start = self._record, self._since, self._record.admitted
+    def dispatched(self) -> bytes:
+        record = self._record
+        identity, start, labels = record.identity, record.admitted, record.labels
+        if self._shares:  # the shared generation failed
+            self._shares = False
+            self._since = time.monotonic_ns()
         if self._wait_id is not None:
             self._end_wait()
-        identity = record.identity
         if start is None:
             self._start_ns = time.time_ns()
         else:
             self._start_ns = identity.arrived_ns + start - identity.arrived
-        self._labels = self._encoder.labels_of(record)
+        self._labels = self._encoder.unplaced if labels is None else labels
         self._lease = record.lease
-        if since is not None and record.cost:
-            self._waited_since, self._since = since, None
-            self._wait_id = self._span_id()
-        self._engine_id = span_id = self._span_id()
-        return self._headers(span_id)
+        if self._since is not None and record.cost:
+            self._waited_since, self._since = self._since, None
+            self._wait_id = next(self._span_ids)
+        self._engine_id = span_id = next(self._span_ids)
+        return self._lines(span_id)
 
     def retried(self, reason: Reason) -> None:
         if self._engine_id is None:
@@ -158,21 +164,21 @@ class _Part(_Identified):
             self._end_attempt(now_ns, self._encoder.engine)
         if self._since is not None and record.cost:
             start_ns, labels = record.at_ns(self._since), self._encoder.labels_of(record)
-            head = self._head(self._span_id(), start_ns, now_ns)
-            self._ended.append((self._encoder.wait, head, (labels, record.outcome.value)))
+            head = self._head(next(self._span_ids), start_ns, now_ns)
+            self._ended += ((self._encoder.wait, head, (labels, record.outcome.value)),)
 
     def _end_attempt(self, end_ns: int, encode: Callable[..., bytes], *more: str) -> None:
         if self._wait_id is not None:
             self._end_wait()
         assert self._engine_id is not None
         head = self._head(self._engine_id, self._start_ns, end_ns)
-        self._ended.append((encode, head, (self._labels, self._lease, *more)))
+        self._ended += ((encode, head, (self._labels, self._lease, *more)),)
         self._engine_id = None
 
     def _end_wait(self) -> None:
         assert self._wait_id is not None
         head = self._head(self._wait_id, self._record.at_ns(self._waited_since), self._start_ns)
-        self._ended.append((self._encoder.wait, head, (self._labels,)))
+        self._ended += ((self._encoder.wait, head, (self._labels,)),)
         self._wait_id = None
 
     def _head(self, span_id: bytes, start_ns: int, end_ns: int) -> Head:
@@ -187,8 +193,8 @@ class _Generation(_Part):
 
     def __init__(self, request: RequestTrace, record: RequestRecord) -> None:
         self.trace_id, self.server_id = request.trace_id, request.server_id
-        self._trace, self._flags, self._state = request._trace, request._flags, request._state
-        self._span_id = request._span_id
+        self._flags, self._state = request._flags, request._state
+        self._span_ids = request._span_ids
         self._begin(request._encoder, record)
         self._request = request
 
@@ -198,33 +204,41 @@ class _Generation(_Part):
 
 
 class RequestTrace(_Part):
-    """A sampled trace: the server span of a request, and its parts."""
+    """A sampled trace: the server span of a request, and its parts.
 
-    __slots__ = ("_batcher", "_ended_ns", "_links", "_open", "_parent", "_parts", "_shares")
+    `_parent`: the span of the client, None without one. `_alone`: nothing is or was shared.
+    `_open`: how many of its parts have not ended; `_parts`: those that have, none in a trace of the
+    usual three spans.
+    """
+
+    __slots__ = ("_alone", "_batcher", "_ended_ns", "_links", "_open", "_parent", "_parts")
+
+    _ended_ns: int  # set at the end
 
     def __init__(
         self,
-        encoder: SpanEncoder,
-        batcher: SpanBatcher,
+        tracing: SpanTracing,
         record: RequestRecord,
-        parent: SpanContext | None,
+        trace_id: bytes,
+        flags: int,
+        state: str = "",
+        parent: SpanContext | None = None,
     ) -> None:
-        self._begin(encoder, record)
-        self._batcher = batcher
-        self._parent = parent
-        self._ended_ns = 0
-        self._links: tuple[bytes, ...] = ()
-        # It shares a generation, whose own part has the spans of admission and engine.
+        # Of the classes above; calling their methods would take longer than all of this.
+        self.trace_id = trace_id
+        self._flags, self._state = _FLAGS[flags], state
+        self._span_ids = span_ids = tracing.span_ids
+        self.server_id = next(span_ids)
+        self._encoder, self._record = tracing.encoder, record
+        self._since = record.identity.arrived
+        self._wait_id = self._engine_id = None
+        self._ended = ()
         self._shares = False
-        # Its parts that have not ended, and those that have; none of these: the usual three spans.
-        self._open = 1
-        self._parts: list[tuple[RequestRecord, list[_Ended]]] = []
-
-    def dispatched(self) -> Headers:
-        if self._shares:  # the shared generation failed
-            self._shares = False
-            self._since = time.monotonic_ns()
-        return _Part.dispatched(self)  # `super()` would take longer than an id
+        # Its own.
+        self._batcher, self._parent = tracing.batcher, parent
+        self._alone, self._open = True, 1
+        self._links: tuple[bytes, ...] = ()
+        self._parts: tuple[tuple[RequestRecord, tuple[_Ended, ...]], ...] = ()
 
     def shared(self, record: RequestRecord) -> Trace:
         self._share()
@@ -238,15 +252,15 @@ class RequestTrace(_Part):
 
     def _share(self) -> None:
         """Begins to share a generation. What has ended before remains."""
-        self._shares = True
+        self._shares, self._alone = True, False
         self._engine_id = None
         if self._wait_id is not None:
             self._end_wait()
 
     def ended(self) -> None:
         self._ended_ns = now_ns = time.time_ns()
-        usual = self._wait_id is not None and self._engine_id is not None and not self._ended
-        if usual and self._open == 1 and not (self._parts or self._links):
+        attempts = self._ended or self._wait_id is None or self._engine_id is None
+        if self._alone and not (attempts or self._state):
             self._batcher.offer(self, 3)
             return
         if not self._shares:
@@ -254,12 +268,12 @@ class RequestTrace(_Part):
         start_ns, trace_id = self._record.identity.arrived_ns, self.trace_id
         of_parent, flags = self._given()
         head = trace_id, self.server_id, of_parent, start_ns, now_ns, flags
-        self._ended.append((self._encoder.server, head, (self._links,)))
+        self._ended += ((self._encoder.server, head, (self._links,)),)
         self._part_ended(self._record, self._ended)
 
-    def _part_ended(self, record: RequestRecord, ended: list[_Ended]) -> None:
+    def _part_ended(self, record: RequestRecord, ended: tuple[_Ended, ...]) -> None:
         """Takes the spans of a part. The trace is handed over if it was the last one."""
-        self._parts.append((record, ended))
+        self._parts += ((record, ended),)
         self._open -= 1
         if not self._open:
             self._batcher.offer(self, sum(len(each) for _, each in self._parts))
@@ -274,21 +288,17 @@ class RequestTrace(_Part):
 
     def encode(self) -> bytes:
         """Encodes all its spans. Raises what the encoder does for values that OTLP cannot have."""
-        record, state = self._record, state_field(self._state) if self._state else b""
+        encoder, wait_id, engine_id = self._encoder, self._wait_id, self._engine_id
         if not self._parts:
-            assert self._wait_id is not None
-            assert self._engine_id is not None
-            return self._encoder.usual(
-                record,
-                self._labels,
-                self._lease,
-                (self.trace_id, self.server_id, self._wait_id, self._engine_id),
-                (record.at_ns(self._waited_since), self._start_ns, self._ended_ns),
-                (*self._given(), state),
-            )
+            assert wait_id is not None
+            assert engine_id is not None
+            ids = self.trace_id, self.server_id, wait_id, engine_id
+            times = self._start_ns, self._ended_ns
+            return encoder.usual(self._record, self._labels, self._lease, ids, times, self._given())
+        state = state_field(self._state)
         encoded = []
         for record, ended in self._parts:
-            common = self._encoder.of_record(record, state)
+            common = encoder.of_record(record, state)
             encoded += [encode(common, head, *rest) for encode, head, rest in ended]
         return b"".join(encoded)
 
@@ -303,45 +313,49 @@ class SpanTracing(Tracing):
         spans: SpanCounts,
         sampler: Sampler,
         ids: IdGenerator,
-        span_id: Callable[[], bytes] | None = None,
+        span_ids: Iterator[bytes] | None = None,
     ) -> None:
-        """`spans`: in which the batcher counts. `ids`: of traces; `span_id`: of spans."""
+        """`spans`: in which the batcher counts. `ids`: of traces; `span_ids`: of spans."""
         self.spans = spans
-        self._unplaced = encoder.unplaced
+        self.encoder = encoder
+        self.batcher = batcher
+        self.span_ids = random_ids(8) if span_ids is None else span_ids
         self._sampler = sampler
         # Without a parent these always sample: calling them would cost as much as a span does.
         self._samples_roots = sampler in (ALWAYS_ON, DEFAULT_ON)
-        self._ids = ids
-        self._span_id = span_id or SpanIds().new
+        self._trace_ids = _trace_ids(ids)
         # Older releases of the SDK do not know the flag.
         self._random = _RANDOM if getattr(ids, "is_trace_id_random", bool)() else 0
         self._propagator = TraceContextTextMapPropagator()
-        self._encoder = encoder
-        self._batcher = batcher
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Trace:
-        parent: SpanContext | None = None
-        given = _NO_CONTEXT
         if TRACEPARENT in headers:
-            given, parent = self._given(headers)
+            return self._begin_within(record, *self._given(headers))
+        if not self._samples_roots:
+            return self._begin_within(record, _NO_CONTEXT, None)
+        record.trace_id = trace_id = next(self._trace_ids)
+        return RequestTrace(self, record, trace_id, self._random | _SAMPLED)
+
+    def _begin_within(
+        self, record: RequestRecord, given: Context, parent: SpanContext | None
+    ) -> Trace:
+        """Begins a trace if the sampler takes it. `given`: the context that the client sent;
+        `parent`: its span."""
         if parent is None:
-            trace_id, flags = self._ids.generate_trace_id(), self._random
+            trace_id, flags = next(self._trace_ids), self._random
         else:
-            trace_id, flags = parent.trace_id, parent.trace_flags & _RANDOM
+            trace_id, flags = parent.trace_id.to_bytes(16), parent.trace_flags & _RANDOM
         sampled, state = True, ""
         if parent is not None or not self._samples_roots:
-            path = record.identity.endpoint.path
-            result = self._sampler.should_sample(given, trace_id, path, _SERVER, self._unplaced, ())
+            path, unplaced = record.identity.endpoint.path, self.encoder.unplaced
+            number = int.from_bytes(trace_id)
+            result = self._sampler.should_sample(given, number, path, _SERVER, unplaced, ())
             sampled = result.decision is _RECORD_AND_SAMPLE
             state = result.trace_state.to_header() if result.trace_state else ""
-        trace: _Identified
-        if sampled:
-            record.trace_id, flags = trace_id, flags | _SAMPLED
-            trace = RequestTrace(self._encoder, self._batcher, record, parent)
-        else:
-            trace = _Identified()
-        trace.identify(trace_id, flags, state, self._span_id)
-        return trace
+        if not sampled:
+            return _Identified(trace_id, flags, state, self.span_ids)
+        record.trace_id = trace_id
+        return RequestTrace(self, record, trace_id, flags | _SAMPLED, state, parent)
 
     def _given(self, headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:
         """Returns the context that the client sent, and its span; None if that is invalid."""
@@ -352,4 +366,4 @@ class SpanTracing(Tracing):
         return context, given if given.is_valid else None
 
     async def shutdown(self) -> None:
-        await self._batcher.close(SHUTDOWN_S)
+        await self.batcher.close(SHUTDOWN_S)

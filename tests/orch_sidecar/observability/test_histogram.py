@@ -11,8 +11,8 @@ from orch_sidecar.observability.histogram import Histogram
 from tests.orch_sidecar.openmetrics import openmetrics
 
 BUCKETS = (0.1, 1, 2.5)
-TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 HEX = "0af7651916cd43dd8448eb211c80319c"
+TRACE = bytes.fromhex(HEX)
 
 
 def samples(distribution: Histogram) -> list[Sample]:
@@ -66,11 +66,11 @@ def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]])
 
 def test_exemplar_is_the_largest_of_the_last_values_with_a_trace() -> None:
     distribution = Histogram(BUCKETS)
-    distribution.observe((0.95, 0.5), ((4, 1.0), (5, 2.0)))
+    distribution.observe((0.95, 0.5), ((b"4", 1.0), (b"5", 2.0)))
     buckets(distribution)  # which counts them
-    distribution.observe((0.7, 0.5, None), ((TRACE, 20.0004), (1, 10.0), (3, 25.0)))
+    distribution.observe((0.7, 0.5, None), ((TRACE, 20.0004), (b"1", 10.0), (b"3", 25.0)))
     distribution.observe((0.7, 0.9), None)
-    distribution.observe((7.0,), ((2, 30.0),))
+    distribution.observe((7.0,), ((b"2", 30.0),))
     found = {
         sample.labels["le"]: (
             sample.exemplar.labels["trace_id"],
@@ -80,7 +80,7 @@ def test_exemplar_is_the_largest_of_the_last_values_with_a_trace() -> None:
         for sample in samples(distribution)
         if sample.exemplar is not None
     }
-    assert found == {"1.0": (HEX, 0.7, 20.0), "+Inf": (f"{2:032x}", 7.0, 30.0)}
+    assert found == {"1.0": (HEX, 0.7, 20.0), "+Inf": ("32", 7.0, 30.0)}
 
 
 def test_values_of_labels_are_escaped_and_the_bound_is_among_the_labels_in_order() -> None:

@@ -207,7 +207,7 @@ def anything(chance: random.Random) -> RequestRecord:
         status=status,
         admitted=None if outcome is Reason.QUEUE_FULL else time.monotonic_ns(),
         output_tokens=chance.choice([None, 0, 1, 34]),
-        trace_id=chance.choice([0, chance.getrandbits(128)]),
+        trace_id=chance.choice([b"", chance.randbytes(16)]),
     )
     record.identity = replace(record.identity, id=text, request_id=text, correlation_id=text)
     return record
@@ -285,7 +285,7 @@ async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
 ) -> None:
     metrics.request_ended(exchange_of())
     assert b"trace_id" not in await text_of(metrics, OPENMETRICS)
-    metrics.request_ended(exchange_of(trace_id=0xABC))
+    metrics.request_ended(exchange_of(trace_id=b"\x0a\xbc"))
     metrics.request_ended(exchange_of())
     assert b"trace_id" not in await text_of(metrics)
     body = await text_of(metrics, OPENMETRICS)
@@ -299,7 +299,7 @@ async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
     }
     for exemplars in found.values():
         for exemplar in exemplars:
-            assert exemplar.labels == {"trace_id": f"{0xABC:032x}"}
+            assert exemplar.labels == {"trace_id": "0abc"}
             assert float(str(exemplar.timestamp)) == pytest.approx(time.time(), abs=60)
 
 

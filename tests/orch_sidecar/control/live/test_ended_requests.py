@@ -22,7 +22,7 @@ def record(**more: Any) -> RequestRecord:
         "id": "1f" * 16, "arrived": 10 * S, "arrived_ns": 1_000 * S, "model": "tiny", "cost": 1,
         "pool": "cloud", "service_class": ServiceClass.BULK, "admitted": 10 * S + S // 2,
         "first_byte": 11 * S, "outcome": Outcome.OK, "status": 200, "input_tokens": 7,
-        "output_tokens": 30, "generated_tokens": 30, "trace_id": 255, "key": "chat",
+        "output_tokens": 30, "generated_tokens": 30, "trace_id": b"\xff", "key": "chat",
     }  # fmt: skip
     return record_of(**(values | more))
 
@@ -51,7 +51,7 @@ def test_row_has_what_became_of_a_request_and_none_of_its_text() -> None:
         "outcome": "ok", "status": 200,
         "text": "", "wait_ms": 500.0, "first_byte_ms": 1000.0, "total_ms": 3000.0,
         "prompt_tokens": 7, "tokens": 30, "estimated": False, "batch": None, "coalesced": False,
-        "trace_id": f"{255:032x}",
+        "trace_id": "ff",
     }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_model_that_no_pool_serves_is_text_of_a_client_and_is_not_shown() -> Non
 
 def test_refusal_has_its_reason_in_words() -> None:
     refused = record(
-        outcome=Reason.DO_NOT_QUEUE, status=429, admitted=None, first_byte=None, trace_id=0
+        outcome=Reason.DO_NOT_QUEUE, status=429, admitted=None, first_byte=None, trace_id=b""
     )
     [row] = table().update(recent(refused), 13 * S)
     assert (row["outcome"], row["status"]) == ("do_not_queue", 429)

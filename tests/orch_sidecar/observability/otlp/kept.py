@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, cast
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -50,11 +50,13 @@ def tracing_to(
     limits: Limits = Limits(),  # noqa: B008 - immutable
     sampler: Sampler = DEFAULT_ON,
     ids: IdGenerator | None = None,
-    span_id: Callable[[], bytes] | None = None,
+    span_ids: Iterator[bytes] | None = None,
 ) -> SpanTracing:
     encoder = SpanEncoder(unplaced, limits)
     batcher = cast(SpanBatcher, kept)
-    return SpanTracing(encoder, batcher, SpanCounts(), sampler, ids or RandomIdGenerator(), span_id)
+    return SpanTracing(
+        encoder, batcher, SpanCounts(), sampler, ids or RandomIdGenerator(), span_ids
+    )
 
 
 def attributes_of(span: Span) -> dict[str, Any]:

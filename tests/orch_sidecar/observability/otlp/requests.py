@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from orch_sidecar.api.endpoints import Endpoint
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.observability.tracing import Headers, Trace, Tracing
+from orch_sidecar.observability.tracing import Trace, Tracing
 from tests.orch_sidecar.records import record_of
 
 EDGES: Final = ("", "x" * 63, "x" * 64, "x" * 127, "x" * 128, "ä" * 64, "😀" * 5000)
@@ -213,8 +213,8 @@ class World:
         self._labels = labels
         self._generations: list[Trace] = []
         self._steps = 0
-        self.headers: list[Headers] = []
-        self.trace_ids: list[int] = []
+        self.headers: list[bytes] = []
+        self.trace_ids: list[bytes] = []
 
     def live(self, lives: list[Life]) -> None:
         later: list[Callable[[], None]] = []

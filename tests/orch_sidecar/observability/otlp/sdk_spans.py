@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE
+from orch_sidecar.api.headers import TRACEPARENT, TRACESTATE, field_line
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.observability.gen_ai import PROVIDER
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from orch_sidecar.observability.tracing import Headers, SpanCounts, Trace, Tracing
+from orch_sidecar.observability.tracing import SpanCounts, Trace, Tracing
 from vllm_plugin.contracts.lease_protocol import short_lease
 
 WAIT_SPAN: Final = "admission.wait"
@@ -49,7 +49,7 @@ class _EngineSpans(Trace):
         self._waiting_since: int | None = waiting_since  # None if it is not queued
         self.server = server
 
-    def dispatched(self) -> Headers:
+    def dispatched(self) -> bytes:
         record, tracing = self._record, self._tracing
         self._wait_span(record.admitted)
         start = record.admitted
@@ -64,7 +64,7 @@ class _EngineSpans(Trace):
             self._engine.set_attribute("orch.lease", short_lease(record.lease))
         carrier: dict[str, str] = {}
         tracing.propagator.inject(carrier, tracing.api.set_span_in_context(self._engine))
-        return [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
+        return b"".join(field_line(name, value) for name, value in carrier.items())
 
     def retried(self, reason: Reason) -> None:
         span, self._engine = self._engine, None
@@ -124,13 +124,13 @@ class _Spans(Trace):
         )
         context = self._server.get_span_context()
         if context.trace_flags.sampled:
-            record.trace_id = context.trace_id
+            record.trace_id = context.trace_id.to_bytes(16)
         # None: the request shares a generation, whose own trace has these spans.
         self._engine_spans: _EngineSpans | None = _EngineSpans(
             tracing, record, self._server, record.identity.arrived
         )
 
-    def dispatched(self) -> Headers:
+    def dispatched(self) -> bytes:
         spans = self._engine_spans
         if spans is None:  # the shared generation failed
             spans = _EngineSpans(self._tracing, self._record, self._server, time.monotonic_ns())

@@ -115,7 +115,7 @@ def test_nothing_is_encoded_of_a_trace_that_is_not_sampled(
     record, trace = begun(tracing_to(kept, UNPLACED, sampler=ALWAYS_OFF))
     trace.retried(Reason.ENGINE_FAILED)
     end(record, trace)
-    assert record.trace_id == 0
+    assert record.trace_id == b""
     assert (kept.traces, kept.invalid) == ([], [])
 
 
