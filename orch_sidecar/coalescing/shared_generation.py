@@ -10,7 +10,7 @@ from orch_sidecar.api.options import RequestOptions
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.tenant import Tenant, tenant
 from orch_sidecar.pools.placement.routing import GenerationCall
-from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.request import Attempt, Request
 from vllm_plugin.contracts.profile import IDLE, MeasurementType
 
 # Of the response, for late and for slow clients: about 10 000 events of a stream.
@@ -51,7 +51,9 @@ class SharedGeneration:
         self.broadcast = Broadcast(record, buffer_bytes=BUFFER_BYTES)
         self.call = call
         trace = None if request.trace is None else request.trace.shared(record)
-        mine = Request(request.http, request.endpoint, record, trace, sink=self.broadcast)
+        mine = Request(
+            request.http, request.endpoint, record, trace, Attempt(), sink=self.broadcast
+        )
         mine.strip_keys, mine.body, mine.salt = request.strip_keys, request.body, request.salt
         mine.options, mine.call, mine.excluded = options, call, excluded
         mine.parent_lease = request.parent_lease

@@ -101,7 +101,7 @@ class RequestRecord:  # no dataclass: most that is made keeps most of its first 
     first_byte: int | None = None
     last_token: int | None = None
     status: int = 0
-    outcome: Outcome | Reason = Outcome.CANCELLED
+    outcome: Outcome | Reason = CANCELLED
     shared: bool = False
     coalesced: bool = False
     fanout: int = 0

@@ -49,7 +49,7 @@ from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight, RequestName
 from orch_sidecar.proxy.rejection import response_to
-from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.request import Attempt, Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE, ClientRequest
@@ -149,7 +149,7 @@ class Frontend:
             ):
                 refusal = self._refusal_of(http, path, endpoint, key, name)
             else:
-                request = Request(http, endpoint, record, trace, names, key)
+                request = Request(http, endpoint, record, trace, Attempt(), names, key)
                 request.strip_keys = self._authorizer.keys is not None
                 self._in_flight.begin(name, request)
                 served = self._serve(request, names)

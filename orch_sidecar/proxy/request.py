@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from orch_sidecar.admission.gate import Ticket
@@ -37,7 +38,8 @@ class Wait(Protocol):
         """Returns its place in a queue, at the event loop's time `now`. None: it is not known."""
 
 
-class Attempt:  # no dataclass: nearly all that is made keeps its first values
+@dataclass(slots=True, eq=False)
+class Attempt:
     """One attempt to answer a request: at one pool, or by the generation of another request.
 
     `ticket`: of its slots, None if it takes none. `waiting`: its wait, None if it does not wait.
@@ -49,9 +51,7 @@ class Attempt:  # no dataclass: nearly all that is made keeps its first values
     response: EngineResponse | None = None
     failure: Refusal | None = None
     generation: Request | None = None
-
-    def __init__(self) -> None:
-        self.waiting: Wait | None = None  # no value of the class: mypyc gives a protocol none
+    waiting: Wait | None = None
 
     @property
     def outcome_of_left(self) -> Outcome | Reason:
@@ -62,7 +62,8 @@ class Attempt:  # no dataclass: nearly all that is made keeps its first values
         return OK if whole else CANCELLED
 
 
-class Request:  # no dataclass: as with an attempt
+@dataclass(slots=True, eq=False)
+class Request:
     """A request that is being served.
 
     Of the client: `http`, `names` (of its header fields), `key`, `key_sequences` (counted for that
@@ -78,41 +79,30 @@ class Request:  # no dataclass: as with an attempt
     answer).
     """
 
-    strip_keys = False
-    body = b""
-    salt = b""
-    line = b""
+    http: ClientRequest
+    endpoint: Endpoint
+    record: RequestRecord
+    trace: Trace | None
+    attempt: Attempt
+    names: HeaderNames | None = None
+    key: ApiKey | None = None
+    sink: Sink | None = None
+    strip_keys: bool = False
+    body: bytes = b""
+    salt: bytes = b""
+    line: bytes = b""
     options: RequestOptions = NO_OPTIONS
     call: GenerationCall | None = None
     parent_lease: ParentLease | None = None
     cancelled: Refusal | None = None
-    moved = False
-    may_be_elsewhere = False
+    moved: bool = False
+    may_be_elsewhere: bool = False
     excluded: frozenset[str] = frozenset()
-    key_sequences = 0
+    key_sequences: int = 0
     reserved: Reservation | None = None
-    reserved_bytes = 0
+    reserved_bytes: int = 0
     loss: Refusal | None = None
     queue_response: QueueResponse | None = None
-
-    def __init__(
-        self,
-        http: ClientRequest,
-        endpoint: Endpoint,
-        record: RequestRecord,
-        trace: Trace | None,
-        names: HeaderNames | None = None,
-        key: ApiKey | None = None,
-        sink: Sink | None = None,
-    ) -> None:
-        self.http = http
-        self.endpoint = endpoint
-        self.record = record
-        self.trace = trace
-        self.names = names
-        self.key = key
-        self.sink = sink
-        self.attempt = Attempt()
 
     @property
     def is_unseen(self) -> bool:

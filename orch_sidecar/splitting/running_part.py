@@ -12,7 +12,7 @@ from orch_sidecar.observability.record import OK, Outcome
 from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
-from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.request import Attempt, Request
 from orch_sidecar.proxy.result import NotSent, Result
 from orch_sidecar.proxy.route import Route
 from orch_sidecar.splitting.division import Part
@@ -63,7 +63,7 @@ class RunningPart(Sink):
         record = request.record.of_generation()
         record.cost = part.cost
         self.part = part
-        mine = Request(request.http, request.endpoint, record, request.trace, sink=self)
+        mine = Request(request.http, request.endpoint, record, request.trace, Attempt(), sink=self)
         mine.strip_keys, mine.body, mine.salt = request.strip_keys, part.body, request.salt
         mine.options = options
         mine.call = replace(call, generation=generation, options=options, body_bytes=len(part.body))

@@ -104,11 +104,9 @@ class MessageEncoder(SpanEncoder):
         super().__init__(unplaced)
         self._templates: dict[tuple[object, ...], Span] = {}
 
-    def usual(
-        self, record: Any, labels: Any, lease: Any, ids: Any, times: Any, given: Any
-    ) -> bytes:
-        trace_id, server_id, wait_id, engine_id = ids
-        arrived_ns, (admitted_ns, ended_ns) = record.identity.arrived_ns, times
+    def usual(self, record: Any, labels: Any, lease: Any, *head: Any) -> bytes:
+        trace_id, server_id, wait_id, engine_id, admitted_ns, ended_ns, _, _ = head
+        arrived_ns = record.identity.arrived_ns
         wait = self._template((WAIT_SPAN, id(labels)), 1, {**labels, "orch.cost": record.cost})
         engine = _filled(
             self._of_record(ENGINE_SPAN, 3, record),

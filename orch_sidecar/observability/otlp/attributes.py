@@ -113,27 +113,26 @@ def of_error(record: RequestRecord) -> dict[str, Any]:
 def own(record: RequestRecord) -> bytes:
     """Encodes the attributes that differ from request to request, of engine and server spans: those
     of `of_record` without `constant`."""
-    identity = record.identity
-    text = identity.request_id.encode()
-    known = [_REQUEST_ID[len(text)], text]
+    identity, first_byte = record.identity, record.first_byte
+    request_id = correlation_id = identity.request_id.encode()
     if identity.correlation_id is not identity.request_id:  # as a client rarely wants it
-        text = identity.correlation_id.encode()
-    known += (_CORRELATION_ID[len(text)], text)
-    if record.fanout:
-        known.append(_FANOUT[record.fanout])
-    if record.max_tokens is not None:
-        known.append(_MAX_TOKENS[record.max_tokens])
-    if record.input_tokens is not None:
-        known.append(_INPUT_TOKENS[record.input_tokens])
-    if record.output_tokens is not None:
-        known.append(_OUTPUT_TOKENS[record.output_tokens])
-    if record.cached_tokens is not None:
-        known.append(_CACHED_TOKENS[record.cached_tokens])
-    if record.reasoning_tokens is not None:
-        known.append(_REASONING_TOKENS[record.reasoning_tokens])
-    if record.first_byte is not None:
-        known += (_FIRST_BYTE, double((record.first_byte - identity.arrived) / 1e9))
-    return b"".join(known)
+        correlation_id = identity.correlation_id.encode()
+    first = b""
+    if first_byte is not None:
+        first = _FIRST_BYTE + double((first_byte - identity.arrived) / 1e9)
+    return b"".join(
+        (
+            _REQUEST_ID[len(request_id)], request_id,
+            _CORRELATION_ID[len(correlation_id)], correlation_id,
+            _FANOUT[record.fanout or None],
+            _MAX_TOKENS[record.max_tokens],
+            _INPUT_TOKENS[record.input_tokens],
+            _OUTPUT_TOKENS[record.output_tokens],
+            _CACHED_TOKENS[record.cached_tokens],
+            _REASONING_TOKENS[record.reasoning_tokens],
+            first,
+        )
+    )  # fmt: skip
 
 
 def own_of_server(record: RequestRecord) -> bytes:
@@ -146,10 +145,8 @@ def own_of_server(record: RequestRecord) -> bytes:
     return known
 
 
-def own_of_engine(lease: str | None) -> bytes:
+def own_of_engine(lease: str) -> bytes:
     """Encodes the lease of an attempt."""
-    if lease is None:
-        return b""
     text = short_lease(lease).encode()
     return _LEASE[len(text)] + text
 

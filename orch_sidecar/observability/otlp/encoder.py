@@ -16,6 +16,7 @@ from orch_sidecar.observability.otlp.attributes import Attributes, Limits
 from orch_sidecar.observability.otlp.protobuf import (
     FIRST,
     SPAN_ATTRIBUTE,
+    VARINTS,
     attributes,
     sized,
     varint,
@@ -32,14 +33,16 @@ MAX_ATTRIBUTES: Final = 32
 # Of pools, classes, routes and outcomes; a client chooses model and method, hence the bound.
 _MAX_PREPARED: Final = 512
 
-# Fields of Span: ids of the trace and the span, start and end in nanoseconds, flags.
+# Fields of Span: ids of the trace and the span, start and end in nanoseconds, flags; of a child
+# also its parent.
 _ROOT: Final = struct.Struct("<2s16s2s8scQcQ2sI")
+_CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ2sI")
+_PARENT_BYTES: Final = _CHILD.size - _ROOT.size
 _TRACE_ID, _SPAN_ID, _PARENT = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
 _START, _END, _FLAGS = b"\x39", b"\x41", b"\x85\x01"
-# The lengths of these fields of a span, and of its parent's.
-_FIXED_BYTES, _PARENT_BYTES = _ROOT.size, len(_PARENT) + 8
 _NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
 _DROPPED_ATTRIBUTES, _LINK, _DROPPED_LINKS = b"\x50", b"\x6a", b"\x70"
+_VARINTS: Final = len(VARINTS)  # a length below that is looked up without a call
 # Field of ScopeSpans, and of the messages around it.
 _SPAN, _SCHEMA_URL = b"\x12", b"\x1a"
 
@@ -48,11 +51,6 @@ _INTERNAL, _SERVER, _CLIENT = (_KIND + varint(kind) for kind in (1, 2, 3))
 # SpanFlags: whether the parent is remote is known, and that it is.
 LOCAL_PARENT: Final = 0x100
 REMOTE_PARENT: Final = 0x300
-_OF_ROOT: Final = {
-    flags: _FLAGS + struct.pack("<I", flags) for flags in (LOCAL_PARENT, REMOTE_PARENT)
-}
-_OF_CHILD: Final = _OF_ROOT[LOCAL_PARENT]
-
 _TRACE_STATE: Final = b"\x1a"
 _LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
 
@@ -65,12 +63,12 @@ class _Prepared(NamedTuple):
     """What is equal for all requests of a pool, class, route, model and outcome.
 
     `labels`: part of the key by its identity, which is not reused while it is here. `wait`: of a
-    request that was admitted; `wait_begin`: of the same, what precedes its trace's id.
+    request that was admitted; `wait_size`: the length of that span.
     """
 
     labels: Attributes
     wait: bytes
-    wait_begin: bytes
+    wait_size: bytes
     server: bytes
     engine: bytes
 
@@ -123,17 +121,20 @@ class SpanEncoder:
         record: RequestRecord,
         labels: Attributes,
         lease: str | None,
-        ids: tuple[bytes, bytes, bytes, bytes],
-        times: tuple[int, int],
-        given: tuple[bytes, int],
+        trace_id: bytes,
+        server_id: bytes,
+        wait_id: bytes,
+        engine_id: bytes,
+        admitted_ns: int,
+        ended_ns: int,
+        parent: bytes,
+        flags: int,
     ) -> bytes:
         """Encodes the three spans of a request that was admitted once, and answered by an engine.
 
-        `ids`: of the trace and of the three spans. `times`: of admission and end. `given`: the
-        field of the server span's parent, and its flags. The trace has no state.
+        `labels`, `lease`: of its attempt. `parent`: the field of the server span's parent; `flags`:
+        its flags. The trace has no state.
         """
-        trace_id, server_id, wait_id, engine_id = ids
-        (admitted_ns, ended_ns), (parent, flags) = times, given
         arrived_ns = record.identity.arrived_ns
         if self._limited or labels is not record.labels:
             common, own_parent = self.of_record(record, b""), _PARENT + server_id
@@ -145,24 +146,27 @@ class SpanEncoder:
                 self.engine(common, engine, labels, lease),
                 self.server(common, server),
             )
-        _, of_wait, wait_begin, of_server, of_engine = self._prepare(record, labels)
-        own, own_of_engine = spans.own(record), spans.own_of_engine(lease)
-        own_of_server = spans.own_of_server(record)
-        size = _FIXED_BYTES + len(own)
-        engine_size = size + _PARENT_BYTES + len(of_engine) + len(own_of_engine)
+        _, of_wait, wait_size, of_server, of_engine = self._prepare(record, labels)
+        own, child = spans.own(record), _CHILD.pack
+        of_lease = b"" if lease is None else spans.own_of_engine(lease)
+        own_of_server = spans.own_of_server(record) if record.stream else b""
+        size = _ROOT.size + len(own)
+        engine_size = size + _PARENT_BYTES + len(of_engine) + len(of_lease)
         server_size = size + len(parent) + len(of_server) + len(own_of_server)
-        arrived = arrived_ns.to_bytes(8, "little")
-        admitted, ended = admitted_ns.to_bytes(8, "little"), ended_ns.to_bytes(8, "little")
         return b"".join(
             (
-                wait_begin, trace_id, _SPAN_ID, wait_id, _PARENT, server_id,
-                _START, arrived, _END, admitted, _OF_CHILD, of_wait,
-                _SPAN, varint(engine_size), _TRACE_ID, trace_id, _SPAN_ID, engine_id,
-                _PARENT, server_id, _START, admitted, _END, ended, _OF_CHILD,
-                of_engine, own_of_engine, own,
-                _SPAN, varint(server_size), _TRACE_ID, trace_id, _SPAN_ID, server_id,
-                _START, arrived, _END, ended, _OF_ROOT[flags], parent,
-                of_server, own, own_of_server,
+                _SPAN, wait_size,
+                child(_TRACE_ID, trace_id, _SPAN_ID, wait_id, _PARENT, server_id,
+                      _START, arrived_ns, _END, admitted_ns, _FLAGS, LOCAL_PARENT),
+                of_wait,
+                _SPAN, VARINTS[engine_size] if engine_size < _VARINTS else varint(engine_size),
+                child(_TRACE_ID, trace_id, _SPAN_ID, engine_id, _PARENT, server_id,
+                      _START, admitted_ns, _END, ended_ns, _FLAGS, LOCAL_PARENT),
+                of_engine, of_lease, own,
+                _SPAN, VARINTS[server_size] if server_size < _VARINTS else varint(server_size),
+                _ROOT.pack(_TRACE_ID, trace_id, _SPAN_ID, server_id,
+                           _START, arrived_ns, _END, ended_ns, _FLAGS, flags),
+                parent, of_server, own, own_of_server,
             )
         )  # fmt: skip
 
@@ -198,7 +202,8 @@ class SpanEncoder:
         if prepared is None or labels is not now:
             steps = [labels, _lease(lease), spans.of_record(record, now), spans.of_error(record)]
             return _span(head, state, self._slowly(ENGINE_SPAN, _CLIENT, steps, _error_of(record)))
-        return _span(head, state, prepared.engine, spans.own_of_engine(lease), own)
+        of_lease = b"" if lease is None else spans.own_of_engine(lease)
+        return _span(head, state, prepared.engine, of_lease, own)
 
     def server(self, common: RecordAttributes, head: Head, links: Sequence[bytes] = ()) -> bytes:
         """Encodes the span of the whole request. `links`: of `link`."""
@@ -212,13 +217,11 @@ class SpanEncoder:
         return _span(head, state, linked, prepared.server, own, spans.own_of_server(record))
 
     def _prepare(self, record: RequestRecord, labels: Attributes) -> _Prepared:
-        identity, model = record.identity, record.model
-        if len(model) > spans.MAX_MODEL_CHARS:
-            model = model[: spans.MAX_MODEL_CHARS]
+        identity = record.identity
         key = (
             id(labels), identity.endpoint, identity.method, record.outcome, record.status,
-            record.cost, record.stream, model, record.placement, record.coalesced, record.parts,
-            record.scenario, record.run,
+            record.cost, record.stream, record.model, record.placement, record.coalesced,
+            record.parts, record.scenario, record.run,
         )  # fmt: skip
         prepared = self._prepared.get(key)
         if prepared is None:
@@ -230,14 +233,16 @@ class SpanEncoder:
                 of_server[1].pop(name, None)
             error = _error_of(record)
             of_wait = self._slowly(WAIT_SPAN, _INTERNAL, [{**labels, "orch.cost": record.cost}])
-            wait_size = _FIXED_BYTES + _PARENT_BYTES + len(of_wait)
-            prepared = self._prepared[key] = _Prepared(
+            wait_size = _CHILD.size + len(of_wait)
+            prepared = _Prepared(
                 labels,
                 of_wait,
-                _SPAN + varint(wait_size) + _TRACE_ID,
+                varint(wait_size),
                 self._slowly(identity.endpoint.path, _SERVER, of_server, error),
                 self._slowly(ENGINE_SPAN, _CLIENT, [fixed], error),
             )
+            if len(record.model) <= spans.MAX_MODEL_CHARS:  # none as long as a body is kept
+                self._prepared[key] = prepared
         return prepared
 
     def _slowly(

@@ -34,15 +34,15 @@ _KEPT_LENGTHS: Final = 256
 # of each attribute.
 _KEPT_INTEGERS: Final = 4096
 # Numbers that are encoded already: lengths of most spans.
-_VARINTS: Final = tuple(
+VARINTS: Final = tuple(
     bytes((bits,)) if bits < 128 else bytes((bits & 127 | 128, bits >> 7)) for bits in range(4096)
 )
 
 
 def varint(number: int) -> bytes:
     """Encodes a number from 0 to 2**64 - 1."""
-    if number < len(_VARINTS):
-        return _VARINTS[number]
+    if number < len(VARINTS):
+        return VARINTS[number]
     octets = []
     while number > 127:
         octets.append(_OTHER_BYTES[number & 127])
@@ -112,11 +112,12 @@ class Texts(dict[int, bytes]):
         return before
 
 
-class Integers(dict[int, bytes]):
-    """Attributes of spans of one key whose values are integers, encoded; keeps small ones."""
+class Integers(dict[int | None, bytes]):
+    """Attributes of spans of one key whose values are integers, encoded: nothing for None. Keeps
+    small ones."""
 
     def __init__(self, key: str) -> None:
-        super().__init__()
+        super().__init__({None: b""})
         self._key = key
 
     def __missing__(self, value: int) -> bytes:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from struct import iter_unpack
+from struct import unpack
 from typing import Any, Final
 
 from opentelemetry.context import Context
@@ -64,7 +64,7 @@ def random_ids(size: int) -> Iterator[bytes]:
 
 
 def _fresh_ids(size: int) -> list[bytes]:
-    return [each for (each,) in iter_unpack(f"{size}s", os.urandom(size * _FRESH_IDS))]
+    return list(unpack(f"{size}s" * _FRESH_IDS, os.urandom(size * _FRESH_IDS)))
 
 
 def _trace_ids(ids: IdGenerator) -> Iterator[bytes]:
@@ -112,8 +112,8 @@ class _Part(_Identified):
     """
 
     __slots__ = (
-        "_encoder", "_ended", "_engine_id", "_labels", "_lease", "_record", "_shares", "_since",
-        "_start_ns", "_wait_id", "_waited_since",
+        "_ended", "_engine_id", "_labels", "_lease", "_record", "_shares", "_since", "_start_ns",
+        "_tracing", "_wait_id", "_waited_since",
     )  # fmt: skip
 
     # Set as it is dispatched.
@@ -122,8 +122,8 @@ class _Part(_Identified):
     _labels: Attributes
     _lease: str | None
 
-    def _begin(self, encoder: SpanEncoder, record: RequestRecord) -> None:
-        self._encoder = encoder
+    def _begin(self, tracing: SpanTracing, record: RequestRecord) -> None:
+        self._tracing = tracing
         self._record = record
         self._since: int | None = record.identity.arrived
         self._wait_id: bytes | None = None
@@ -142,8 +142,8 @@ class _Part(_Identified):
         if start is None:
             self._start_ns = time.time_ns()
         else:
-            self._start_ns = identity.arrived_ns + start - identity.arrived
-        self._labels = self._encoder.unplaced if labels is None else labels
+            self._start_ns = identity.arrived_ns + (start - identity.arrived)
+        self._labels = self._tracing.encoder.unplaced if labels is None else labels
         self._lease = record.lease
         if self._since is not None and record.cost:
             self._waited_since, self._since = self._since, None
@@ -155,17 +155,17 @@ class _Part(_Identified):
         if self._engine_id is None:
             return  # it is still queued
         self._since = time.monotonic_ns()
-        self._end_attempt(time.time_ns(), self._encoder.failed_attempt, reason.value)
+        self._end_attempt(time.time_ns(), self._tracing.encoder.failed_attempt, reason.value)
 
     def _close(self, now_ns: int) -> None:
         """Ends what has not ended."""
         record = self._record
         if self._engine_id is not None:
-            self._end_attempt(now_ns, self._encoder.engine)
+            self._end_attempt(now_ns, self._tracing.encoder.engine)
         if self._since is not None and record.cost:
-            start_ns, labels = record.at_ns(self._since), self._encoder.labels_of(record)
+            start_ns, labels = record.at_ns(self._since), self._tracing.encoder.labels_of(record)
             head = self._head(next(self._span_ids), start_ns, now_ns)
-            self._ended += ((self._encoder.wait, head, (labels, record.outcome.value)),)
+            self._ended += ((self._tracing.encoder.wait, head, (labels, record.outcome.value)),)
 
     def _end_attempt(self, end_ns: int, encode: Callable[..., bytes], *more: str) -> None:
         if self._wait_id is not None:
@@ -178,7 +178,7 @@ class _Part(_Identified):
     def _end_wait(self) -> None:
         assert self._wait_id is not None
         head = self._head(self._wait_id, self._record.at_ns(self._waited_since), self._start_ns)
-        self._ended += ((self._encoder.wait, head, (self._labels,)),)
+        self._ended += ((self._tracing.encoder.wait, head, (self._labels,)),)
         self._wait_id = None
 
     def _head(self, span_id: bytes, start_ns: int, end_ns: int) -> Head:
@@ -195,7 +195,7 @@ class _Generation(_Part):
         self.trace_id, self.server_id = request.trace_id, request.server_id
         self._flags, self._state = request._flags, request._state
         self._span_ids = request._span_ids
-        self._begin(request._encoder, record)
+        self._begin(request._tracing, record)
         self._request = request
 
     def ended(self) -> None:
@@ -206,14 +206,16 @@ class _Generation(_Part):
 class RequestTrace(_Part):
     """A sampled trace: the server span of a request, and its parts.
 
-    `_parent`: the span of the client, None without one. `_alone`: nothing is or was shared.
-    `_open`: how many of its parts have not ended; `_parts`: those that have, none in a trace of the
-    usual three spans.
+    `_parent`: the span of the client, None without one. `_alone`: nothing was shared. `_open`: how
+    many of its parts have not ended; `_parts`: those that have, none in a trace of the usual three
+    spans.
     """
 
-    __slots__ = ("_alone", "_batcher", "_ended_ns", "_links", "_open", "_parent", "_parts")
+    __slots__ = ("_alone", "_ended_ns", "_links", "_open", "_parent", "_parts")
 
     _ended_ns: int  # set at the end
+    _links: tuple[bytes, ...]
+    _parts: tuple[tuple[RequestRecord, tuple[_Ended, ...]], ...]
 
     def __init__(
         self,
@@ -221,24 +223,21 @@ class RequestTrace(_Part):
         record: RequestRecord,
         trace_id: bytes,
         flags: int,
-        state: str = "",
-        parent: SpanContext | None = None,
+        state: str,
+        parent: SpanContext | None,
     ) -> None:
-        # Of the classes above; calling their methods would take longer than all of this.
+        # Of the classes above, whose methods would take longer than all of this.
         self.trace_id = trace_id
         self._flags, self._state = _FLAGS[flags], state
         self._span_ids = span_ids = tracing.span_ids
         self.server_id = next(span_ids)
-        self._encoder, self._record = tracing.encoder, record
-        self._since = record.identity.arrived
+        self._tracing, self._record, self._since = tracing, record, record.identity.arrived
         self._wait_id = self._engine_id = None
-        self._ended = ()
         self._shares = False
         # Its own.
-        self._batcher, self._parent = tracing.batcher, parent
+        self._parent = parent
         self._alone, self._open = True, 1
-        self._links: tuple[bytes, ...] = ()
-        self._parts: tuple[tuple[RequestRecord, tuple[_Ended, ...]], ...] = ()
+        self._ended = self._links = self._parts = ()
 
     def shared(self, record: RequestRecord) -> Trace:
         self._share()
@@ -261,14 +260,14 @@ class RequestTrace(_Part):
         self._ended_ns = now_ns = time.time_ns()
         attempts = self._ended or self._wait_id is None or self._engine_id is None
         if self._alone and not (attempts or self._state):
-            self._batcher.offer(self, 3)
+            self._tracing.batcher.offer(self, 3)
             return
         if not self._shares:
             self._close(now_ns)
         start_ns, trace_id = self._record.identity.arrived_ns, self.trace_id
         of_parent, flags = self._given()
         head = trace_id, self.server_id, of_parent, start_ns, now_ns, flags
-        self._ended += ((self._encoder.server, head, (self._links,)),)
+        self._ended += ((self._tracing.encoder.server, head, (self._links,)),)
         self._part_ended(self._record, self._ended)
 
     def _part_ended(self, record: RequestRecord, ended: tuple[_Ended, ...]) -> None:
@@ -276,7 +275,7 @@ class RequestTrace(_Part):
         self._parts += ((record, ended),)
         self._open -= 1
         if not self._open:
-            self._batcher.offer(self, sum(len(each) for _, each in self._parts))
+            self._tracing.batcher.offer(self, sum(len(each) for _, each in self._parts))
 
     def _given(self) -> tuple[bytes, int]:
         """Returns the field of the server span's parent, and the flags."""
@@ -288,13 +287,14 @@ class RequestTrace(_Part):
 
     def encode(self) -> bytes:
         """Encodes all its spans. Raises what the encoder does for values that OTLP cannot have."""
-        encoder, wait_id, engine_id = self._encoder, self._wait_id, self._engine_id
-        if not self._parts:
-            assert wait_id is not None
-            assert engine_id is not None
-            ids = self.trace_id, self.server_id, wait_id, engine_id
-            times = self._start_ns, self._ended_ns
-            return encoder.usual(self._record, self._labels, self._lease, ids, times, self._given())
+        encoder, wait_id, engine_id = self._tracing.encoder, self._wait_id, self._engine_id
+        if wait_id is not None and engine_id is not None:  # otherwise they have ended
+            of_parent, flags = (b"", LOCAL_PARENT) if self._parent is None else self._given()
+            return encoder.usual(
+                self._record, self._labels, self._lease,
+                self.trace_id, self.server_id, wait_id, engine_id,
+                self._start_ns, self._ended_ns, of_parent, flags,
+            )  # fmt: skip
         state = state_field(self._state)
         encoded = []
         for record, ended in self._parts:
@@ -334,7 +334,7 @@ class SpanTracing(Tracing):
         if not self._samples_roots:
             return self._begin_within(record, _NO_CONTEXT, None)
         record.trace_id = trace_id = next(self._trace_ids)
-        return RequestTrace(self, record, trace_id, self._random | _SAMPLED)
+        return RequestTrace(self, record, trace_id, self._random | _SAMPLED, "", None)
 
     def _begin_within(
         self, record: RequestRecord, given: Context, parent: SpanContext | None

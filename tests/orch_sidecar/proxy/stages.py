@@ -14,7 +14,7 @@ from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.tracing import Tracing
-from orch_sidecar.proxy.request import Request
+from orch_sidecar.proxy.request import Attempt, Request
 from orch_sidecar.proxy.result import Result
 from orch_sidecar.wire.engine_connection import EngineConnection
 from tests.orch_sidecar.admission.examples import interactive
@@ -39,7 +39,7 @@ def request_of(client: Transport | None = None, **more: Any) -> Request:
     http.headers = CIMultiDict({"Host": "sidecar", "Content-Type": "application/json"})
     record = record_of()
     record.service_class = interactive().service_class
-    request = Request(http, ENDPOINT, record, Tracing().begin(record, {}))
+    request = Request(http, ENDPOINT, record, Tracing().begin(record, {}), Attempt())
     return with_values(request, {"body": b"{}"} | more)
 
 
