@@ -12,7 +12,7 @@ from orch_sidecar.tools.facts.signing.verdict import Verdict, Verified, verify_t
 from orch_sidecar.tools.facts.tables import files
 from orch_sidecar.tools.facts.tables.check import valid_rows
 from orch_sidecar.tools.local.stack import Stack
-from tests.engine.test_measuring import LENGTHS, TOKENS, orch, rows_of
+from tests.engine.test_measuring import TOKENS, lengths, orch, rows_of
 
 REQUESTS = ("--requests", "24", "--duration", "0")
 SLO = ("--slo-ttft-ms", "400", "--slo-tpot-ms", "40", "--slo-latency-ms", "900")
@@ -30,12 +30,12 @@ def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
 ) -> None:
     table, trusted = tmp_path / "tps_model_gpu.csv", operator_key.with_name("trusted.yaml")
     where = ("--url", cloud.url, "--output", str(tmp_path / "result"), "--facts", str(table))
-    printed = orch("bench", "batched-online", *load, *REQUESTS, *LENGTHS, *where)
+    printed = orch("bench", "batched-online", *load, *REQUESTS, *lengths("cloud"), *where)
     assert "without evidence" not in printed
     found = verify(table, trusted)
     assert (found.verdict, found.signer, found.reasons) == (Verdict.VERIFIED, "lab", [])
     assert found.proof is not None
-    assert (len(found.proof.leaves), found.proof.generated_tokens) == (24, 24 * TOKENS)
+    assert (len(found.proof.leaves), found.proof.generated_tokens) == (24, 24 * TOKENS["cloud"])
     assert verify(table).verdict is Verdict.SIGNER_UNKNOWN
     [row] = rows_of(table)
     evidence = tmp_path / f"{row['scenario_notes'].rpartition('sha256:')[2]}.json"

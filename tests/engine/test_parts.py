@@ -58,7 +58,17 @@ def choices_of(data: bytes, *, stream: bool) -> tuple[dict[int, tuple[str, str]]
     return dict(sorted(found.items())), usage
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+# Each engine in one of the ways; in the long run in the other one, too.
+@pytest.mark.parametrize(
+    ("stack", "stream"),
+    [
+        ("home", True),
+        ("cloud", False),
+        pytest.param("home", False, marks=pytest.mark.long),
+        pytest.param("cloud", True, marks=pytest.mark.long),
+    ],
+    indirect=["stack"],
+)
 @pytest.mark.parametrize("kind", [*REQUESTS])
 async def test_answer_is_that_of_the_engine(stack: Stack, kind: str, stream: bool) -> None:
     api, fields = REQUESTS[kind]

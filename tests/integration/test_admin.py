@@ -144,20 +144,6 @@ async def test_health_is_that_of_one_pool(
     await engine.start()
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_request_under_a_name_of_somebody_else_is_refused(start: Start, method: str) -> None:
-    """A page whose name was made to resolve to the loopback; the browser sends no `Origin`."""
-    running = await start(admin_allowed_hosts=["orch-admin.example"])
-    path = "/readyz" if method == "GET" else "/v1/pools/cloud/drain"
-    for host, expected in (("evil.example:9080", 403), ("orch-admin.example", 200)):
-        assert not running.pool.admission.draining
-        client = await Client.connect(running.sidecar.admin_port)
-        client.send(f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        response = await client.response()
-        assert response.status == expected, response.body
-        await client.close()
-
-
 async def test_operators_read_the_pages_and_reach_no_engine(
     sidecar: Running, engine: ScriptedEngine, admin: Admin
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 
@@ -40,42 +39,6 @@ async def test_never_more_at_once_than_slots_and_all_are_used(
     assert engine.peak == engine.slots
     assert len(engine.generating) == 24 * 8
     await sidecar.idle()
-
-
-async def test_status_line_is_held_back_until_admission(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    busy = await started(sidecar, n=4)
-    await eventually(lambda: held.waiting)
-    waiting = await started(sidecar)
-    await eventually(lambda: sidecar.queued == 1)
-    with pytest.raises(TimeoutError):
-        await waiting.seen(b"HTTP", within_s=0.1)
-    assert waiting.buffer == b""
-    held.release()
-    await busy.response()
-    await eventually(lambda: held.waiting)
-    held.release()
-    assert (await waiting.response()).status == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "cost"),
-    [
-        (CHAT, {"n": 3}, 3),
-        (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
-        (RESPONSES, {}, 1),
-        (MESSAGES, {}, 1),
-    ],
-)
-async def test_lease_states_to_the_engine_how_many_sequences_it_covers(
-    engine: ScriptedEngine, sidecar: Running, path: str, body: dict[str, Any], cost: int
-) -> None:
-    assert (await (await sidecar.client()).post(path, **body)).status == 200
-    lease = engine.generating[0].lease
-    assert lease is not None
-    assert lease.rpartition(".")[2] == str(cost)
-    assert engine.peak == cost
 
 
 async def test_foreign_traffic_takes_room_and_gives_it_back(
@@ -194,25 +157,3 @@ async def test_queue_timeout_refuses_and_frees_the_place(
     held.release()
     await busy.response()
     assert len(engine.generating) == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "cost"),
-    [
-        (CHAT, {"n": 5}, 5),
-        (COMPLETIONS, {"prompt": ["a"] * 5}, 5),
-        (COMPLETIONS, {"prompt": [[1, 2]] * 3, "n": 2}, 6),
-        (CHAT, {"n": 10**6}, 10**6),
-    ],
-)
-async def test_request_that_can_never_fit_is_refused_with_both_numbers(
-    engine: ScriptedEngine, sidecar: Running, path: str, body: dict[str, Any], cost: int
-) -> None:
-    response = await (await sidecar.client()).post(path, **body)
-    assert response.status == 400
-    assert response.error["code"] == "cost_exceeds_slots"
-    assert response.error["retriable"] is False
-    assert str(cost) in response.error["message"]
-    assert "4 slots" in response.error["message"]
-    assert response.header("retry-after") is None
-    assert engine.generating == []

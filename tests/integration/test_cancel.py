@@ -101,20 +101,6 @@ async def test_running_stream_ends_with_the_error_and_its_lease_comes_back(
 
 
 @pytest.mark.parametrize("path", BOTH)
-async def test_running_request_without_a_stream_gets_the_refusal(
-    sidecar: Running, engine: ScriptedEngine, held: Held, path: str
-) -> None:
-    request_id = new_id()
-    client = await started(sidecar, headers=[named(request_id)], path=path)
-    await eventually(lambda: held.waiting)
-    assert (await cancel(sidecar, request_id)).status == 204
-    assert_cancelled(await client.response())
-    await eventually(lambda: not held.waiting)
-    await sidecar.idle()
-    assert sidecar.ledger.lease_count == 0
-
-
-@pytest.mark.parametrize("path", BOTH)
 async def test_unsent_bytes_of_a_slow_client_are_dropped(
     sidecar: Running, engine: ScriptedEngine, path: str
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, eventually, total
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import STEP_TIME, ScriptedEngine
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -60,19 +60,6 @@ async def test_engine_that_takes_requests_as_they_come_gets_no_priority(
     running = await start(profile="home")
     await (await running.client()).post(CHAT, BULK)
     assert engine.generating[0].header("x-vllm-priority") is None
-
-
-async def test_pool_without_an_interactive_class_makes_every_request_bulk(
-    engine: ScriptedEngine, start: Start
-) -> None:
-    engine.profile = "offline"
-    await engine.restart()
-    running = await start(profile="offline")
-    await (await running.client()).post(CHAT, [("X-Orch-Class", "interactive")])
-    metrics = await running.metrics()
-    label = {"class": "bulk", "outcome": "admitted", "pool": "offline"}
-    assert total(metrics, "orch_admissions_total", **label) == 1
-    assert not [name for name in metrics if 'class="interactive"' in name]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
@@ -147,21 +134,6 @@ async def test_predicted_start_is_reported_and_compared_with_the_real_one(
 
 
 # How long it may take.
-
-
-async def test_request_that_must_not_queue_is_refused_if_it_would(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    now = [("X-Orch-Do-Not-Queue", "true")]
-    busy = await started(sidecar, headers=now, n=4)
-    await eventually(lambda: held.waiting)
-    response = await (await sidecar.client()).post(CHAT, now)
-    assert (response.status, response.error["code"]) == (429, "ADMISSION_NO_QUEUE")
-    held.release()
-    assert (await busy.response()).status == 200
-    metrics = await sidecar.metrics()
-    label = {"class": "interactive", "outcome": "do_not_queue", "pool": "cloud"}
-    assert total(metrics, "orch_admissions_total", **label) == 1
 
 
 # What is learned.

@@ -65,17 +65,6 @@ async def test_when_all_leave_the_generation_is_aborted_and_the_slot_comes_back(
     assert (await another.response()).status == 200
 
 
-async def test_client_that_leaves_at_once_leaves_nothing_behind(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    for _ in range(20):
-        client = await start_request(sidecar)
-        client.reset()
-    await sidecar.idle()
-    await eventually(lambda: not sidecar.sidecar.frontend.active)
-    await eventually(lambda: not sidecar.sidecar.coalesce._running)
-
-
 async def test_cancelled_client_leaves_and_the_others_go_on(
     engine: ScriptedEngine, sidecar: Running, script: AnswerScript
 ) -> None:

@@ -49,13 +49,6 @@ async def test_client_reuses_its_connection_and_so_does_the_sidecar(
     assert len({request.connection for request in engine.generating}) == 1
 
 
-async def test_connection_is_closed_if_the_client_asks_for_it(sidecar: Running) -> None:
-    client = await sidecar.client()
-    response = await client.post(CHAT, [("Connection", "close")])
-    assert response.header("connection") == "close"
-    assert await client.rest() == b""
-
-
 async def test_engine_that_closes_its_connection_does_not_close_the_clients(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:

@@ -132,20 +132,3 @@ async def test_nothing_of_a_request_is_left_to_the_garbage_collector(
         await eventually(lambda: not any(isinstance(each, both) for each in gc.get_objects()))
     finally:
         gc.enable()
-
-
-async def test_abort_in_the_instant_of_admission_returns_the_slot(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    """A queued client leaves in the same turn of the loop in which its slot comes free."""
-    for _ in range(20):
-        busy = await started(sidecar, n=4)
-        await eventually(lambda: held.waiting)
-        waiting = await started(sidecar, n=4)
-        await eventually(lambda: sidecar.queued == 1)
-        waiting.reset()
-        held.release()
-        assert (await busy.response()).status == 200
-        await sidecar.idle()
-        assert sidecar.ledger.lease_count == 0
-        assert engine.present == 0

@@ -1,4 +1,4 @@
-"""An engine that speaks no HTTP, sends nothing or takes no connection: what a client sees."""
+"""An engine that sends nothing: what a client sees."""
 
 from __future__ import annotations
 
@@ -8,28 +8,10 @@ import pytest
 
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import Engine, ScriptedEngine
 from tests.integration.scripts import silent
 from tests.integration.wire import Answer
-
-
-async def test_answer_that_is_not_http_is_a_502_and_its_connection_not_used_again(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    async def babble(answer: Answer) -> None:
-        answer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
-        await asyncio.sleep(0.05)
-
-    engine.scripts.append(babble)
-    client = await sidecar.client()
-    response = await client.post()
-    assert response.status == 502
-    assert response.error["code"] == "engine_failed"
-    await sidecar.idle()
-    assert (await client.post()).status == 200
-    first, second = engine.generating
-    assert first.connection != second.connection
 
 
 async def test_engine_that_is_silent_is_a_504_and_its_lease_waits(
@@ -81,15 +63,3 @@ async def test_stream_of_an_engine_that_hangs_ends_and_that_of_one_that_is_heard
     assert (await reading.response()).body == b"data: a\n\n"
     await all_ready(running)
     await running.idle()
-
-
-async def test_engine_that_takes_no_connections_is_a_503(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    """In the instant before the state stream tells of it."""
-    sidecar.pool.connections._port = 1
-    response = await (await sidecar.client()).post()
-    assert response.status == 503
-    assert response.error["code"] == "engine_down"
-    assert sidecar.ledger.lease_count == 0
-    assert engine.generating == []

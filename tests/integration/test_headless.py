@@ -72,21 +72,6 @@ def ready(running: Running) -> list[str]:
     return [pool.name for pool in running.sidecar.pools if pool.watcher.ready]
 
 
-async def test_each_address_is_a_pool_and_takes_requests(names: Names, start: Start) -> None:
-    one = await names.come("127.0.0.2")
-    two = await names.come("127.0.0.3")
-    one.answer = two.answer = held = Held()
-    running = await start(pools=[names.setting])
-    await eventually(lambda: ready(running) == ["cloud-1", "cloud-2"])
-    for _ in range(4):
-        await started(running)
-        await asyncio.sleep(0.02)
-    await eventually(lambda: len(held.waiting) == 4)
-    assert (len(one.generating), len(two.generating)) == (2, 2)
-    held.release_all()
-    await running.idle()
-
-
 async def test_new_address_takes_queued_requests_at_once(names: Names, start: Start) -> None:
     one = await names.come("127.0.0.2")
     one.answer = first = Held()
@@ -120,20 +105,6 @@ async def test_request_that_pinned_one_address_waits_there(names: Names, start: 
     held.release()
     await eventually(lambda: len(one.generating) == 2)
     held.release()
-    await running.idle()
-
-
-async def test_group_can_be_pinned_by_its_name(names: Names, start: Start) -> None:
-    await names.come("127.0.0.2")
-    await names.come("127.0.0.3")
-    running = await start(pools=[names.setting])
-    await eventually(lambda: len(ready(running)) == 2)
-    client = await running.client()
-    assert (await client.post(CHAT, headers=[("X-Orch-Pool", "cloud")])).status == 200
-    assert (await client.post(CHAT, headers=[("X-Orch-Pool", "cloud; prefer")])).status == 200
-    refused = await client.post(CHAT, headers=[("X-Orch-Pool", "cloud-3")])
-    assert refused.status == 400
-    assert "cloud, cloud-1, cloud-2" in refused.error["message"]
     await running.idle()
 
 

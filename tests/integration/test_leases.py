@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.integration.client import CHAT, Client
+from tests.integration.client import CHAT
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -43,25 +43,6 @@ async def test_lease_that_the_engine_still_reports_is_not_given_back(
     await eventually(lambda: held.waiting)
     held.release()
     assert (await waiting.response()).status == 200
-
-
-async def test_lease_that_was_given_back_is_turned_away_by_the_engine_if_it_comes_late(
-    quick: None, engine: ScriptedEngine, sidecar: Running
-) -> None:
-    """The lease is spent in the engine before its slot is free here."""
-    engine.faults.reports_ended = False
-    engine.scripts.append(endless)
-    client = await sidecar.client()
-    client.start()
-    await client.seen(b"data: more\n\n")
-    spent = engine.generating[0].lease
-    assert spent is not None
-    await client.close()
-    await eventually(lambda: not sidecar.ledger.leased)
-    late = await Client.connect(engine.port)
-    late.send_request("POST", CHAT, {"model": "tiny"}, [("X-Orch-Lease", spent)])
-    assert (await late.response()).status == 409
-    await late.close()
 
 
 @pytest.mark.parametrize("answer", [b"<html>", None], ids=["no JSON", "no HTTP"])
@@ -133,41 +114,6 @@ async def test_leases_abandoned_while_the_stream_was_broken_are_asked_for_when_i
     engine.faults.stream_status = 200
     await eventually(lambda: not sidecar.ledger.leased)
     assert len(engine.revoked) == 1
-
-
-async def test_lease_is_given_back_once_however_often_its_end_is_reported(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    """The end of the body, the stream's event and a revocation: leased never goes below."""
-    busy = await started(sidecar, n=3)
-    await eventually(lambda: held.waiting)
-    engine.scripts.append(endless)
-    client = await sidecar.client()
-    client.start()
-    await client.seen(b"data: more\n\n")
-    await client.close()
-    await eventually(lambda: sidecar.ledger.leased == 3)
-    for request in engine.generating[1:] * 2:
-        sidecar.pool.gate.leases_ended([request.lease or ""])
-    assert sidecar.ledger.leased == 3
-    held.release()
-    await busy.response()
-    await eventually(lambda: sidecar.ledger.leased == 0)
-    await asyncio.sleep(0.05)
-    assert sidecar.ledger.leased == 0
-    assert sidecar.ledger.lease_count == 0
-
-
-async def test_engine_that_answers_before_it_lets_go_is_believed_about_its_answer(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    """A complete answer gives the lease back without waiting for the stream."""
-    engine.faults.reports_ended = False
-    client = await sidecar.client()
-    for _ in range(12):
-        assert (await client.post(CHAT, n=4)).status == 200
-    assert sidecar.ledger.leased == 0
-    assert engine.revoked == []
 
 
 async def test_restarted_sidecar_finds_its_predecessors_requests_and_keeps_out_of_their_slots(

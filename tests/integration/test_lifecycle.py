@@ -101,28 +101,6 @@ async def test_engine_down_refuses_new_ones_and_serves_queued_ones_when_it_is_ba
         assert (await client.response()).json() == {"seed": seed}
 
 
-async def test_three_seconds_of_silence_are_stale_and_nothing_is_admitted_on_a_guess(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    """Only what hangs is unhealthy: what has ended is started again by whoever runs it."""
-    engine.faults.mute, engine.faults.stream_status = True, 500
-    begin = asyncio.get_running_loop().time()
-    await state_is(sidecar, "stale")
-    assert asyncio.get_running_loop().time() - begin > 1.5
-    assert_unavailable(await (await sidecar.client()).post(), "engine_stale")
-    assert (await readiness(sidecar)).status == 503
-    client = await sidecar.client()
-    hung = await client.get("/health")
-    assert (hung.status, hung.body) == (503, b"")
-    await engine.stop()
-    await state_is(sidecar, "down")
-    assert (await client.get("/health")).status == 200, "it loads, perhaps"
-    engine.faults.mute, engine.faults.stream_status = False, 200
-    await engine.start()
-    await sidecar.ready()
-    assert (await client.post()).status == 200
-
-
 async def test_broken_state_stream_is_stale_at_once(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:
@@ -130,7 +108,13 @@ async def test_broken_state_stream_is_stale_at_once(
     for wire in list(engine.wires):
         wire.reset()
     await state_is(sidecar, "stale")
-    assert_unavailable(await (await sidecar.client()).post(), "engine_stale")
+    client = await sidecar.client()
+    assert_unavailable(await client.post(), "engine_stale")
+    hung = await client.get("/health")
+    assert (hung.status, hung.body) == (503, b"")
+    await engine.stop()
+    await state_is(sidecar, "down")
+    assert (await client.get("/health")).status == 200, "what has ended is started again by others"
 
 
 async def test_idle_engine_stays_ready(engine: ScriptedEngine, sidecar: Running) -> None:

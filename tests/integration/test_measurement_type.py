@@ -217,19 +217,6 @@ async def test_pages_have_the_type_of_the_pool_that_they_are_about(mixed: Runnin
     assert b"\r\nx-measurement-type: single_stream\r\n" in head.lower()
 
 
-async def test_refusal_of_a_pool_that_is_down_has_a_type(
-    mixed: Running, engine: ScriptedEngine
-) -> None:
-    await engine.stop()
-    await eventually(lambda: mixed.sidecar.pools["cloud"].watcher.state == "down")
-    client = await mixed.client()
-    for fields, expected in (([], NONE), ([("X-Orch-Pool", "cloud")], NONE)):
-        answer = await client.post(CHAT, fields)
-        assert (answer.status, type_of(answer)) == (503, expected)
-    ready = await client.get("/readyz")
-    assert type_of(ready) == NONE
-
-
 @pytest.mark.parametrize("placed", [None, "home"])
 async def test_refusal_for_any_reason_has_a_type(
     mixed: Running, monkeypatch: pytest.MonkeyPatch, placed: str | None

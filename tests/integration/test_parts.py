@@ -190,17 +190,6 @@ async def test_parts_go_to_pools_of_one_measurement_type(
     assert len(home.generating) == 3
 
 
-async def test_request_with_far_too_many_parts_is_refused(
-    home: ScriptedEngine, at_home: Running
-) -> None:
-    client = await at_home.client()
-    response = await client.post(COMPLETIONS, prompt=["a"] * 2049)
-    assert response.status == 400
-    assert "2048 are the most" in response.error["message"]
-    assert response.error["param"] == "prompt"
-    assert home.generating == []
-
-
 async def test_client_has_a_bounded_number_of_parts(
     home: ScriptedEngine, at_home: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

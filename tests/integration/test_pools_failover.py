@@ -34,15 +34,6 @@ async def test_engine_lost_before_the_first_byte_is_made_good_by_another(
         assert pool.gate.status().leases == 0
 
 
-async def test_engine_that_takes_no_connections_is_made_good_by_another(
-    pair: Running, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    pair.pool.connections._port = 1
-    assert (await (await pair.client()).post()).status == 200
-    assert (len(engine.generating), len(b.generating)) == (0, 1)
-    await pair.idle()
-
-
 async def four(start: Start, another: Engine, end: Script) -> tuple[Running, list[ScriptedEngine]]:
     """A sidecar in front of four engines that end like that."""
     engines = [await another() for _ in range(4)]

@@ -227,19 +227,6 @@ async def _texts(stream: openai.AsyncStream[openai.types.chat.ChatCompletionChun
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-async def test_openais_client_raises_a_refusal(
-    sidecar: Running, client: openai.AsyncOpenAI, script: AnswerScript
-) -> None:
-    first = await busy(sidecar, script)
-    stream = await client.chat.completions.create(
-        model="tiny", messages=MESSAGES, stream=True, extra_headers=PREDICTED
-    )
-    with pytest.raises(openai.APIError) as raised:
-        await _texts(stream)
-    assert raised.value.code == "ADMISSION_TIMEOUT"
-    await free(script, first)
-
-
 async def test_openais_client_reads_responses_and_answers_that_are_not_streamed(
     sidecar: Running, engine: ScriptedEngine, client: openai.AsyncOpenAI, script: AnswerScript
 ) -> None:

@@ -15,7 +15,6 @@ from tests.integration.otlp import Collect
 from tests.integration.readiness import readiness
 from tests.integration.running import Start, eventually
 from tests.integration.scripted_engine import Engine, ScriptedEngine
-from tests.integration.tiers import tier
 from vllm_plugin.contracts.lease_protocol import API_VERSION, CLAIMS_PATH, MAX_OFFER_S
 from vllm_plugin.contracts.sidecar_key import VARIABLE, SidecarKeys
 
@@ -160,15 +159,6 @@ async def test_clients_behind_a_proxy_do_not_make_the_sidecar_a_stranger(
     assert request.header("via") is None
     assert request.lease is not None
     assert request.lease in engine.engine_state.leases._spent
-
-
-async def test_two_tiers_and_their_engine_need_one_key_between_engine_and_sidecar(
-    engine: ScriptedEngine, start: Start
-) -> None:
-    engine.sidecar_keys = accepting(KEY)
-    lower = await start(sidecar_key=KEY)
-    upper = await start(pools=[tier(lower)])
-    assert (await (await upper.client()).post()).status == 200
 
 
 async def test_strangers_at_the_engines_port_delay_no_client_of_its_sidecar(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.client import AT_ONCE, CHAT, MESSAGES
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, all_ready, eventually, pools
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 
 
@@ -67,30 +67,3 @@ async def test_leases_are_confirmed_while_it_is_stalled(
     assert running.ledger.lease_count == 0
     assert running.sidecar.state == "stalled"
     await recovers(engine, running)
-
-
-async def test_other_pools_serve_meanwhile(
-    start: Start, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    running = await all_ready(await start(**pools(a=engine, b=b)))
-    engine.report(state="stalled")
-    await eventually(lambda: running.pool.state == "stalled")
-    client = await running.client()
-    for seed in range(3):
-        assert (await client.post(seed=seed)).status == 200
-    assert (len(engine.generating), len(b.generating)) == (0, 3)
-    ready = await client.get("/readyz")
-    assert (ready.status, ready.json()["pools"]) == (200, {"a": "stalled", "b": "ready"})
-    engine.report(state="ready")
-    await all_ready(running)
-
-
-async def test_engine_that_is_stalled_from_the_start_is_not_ready(
-    start: Start, engine: ScriptedEngine
-) -> None:
-    engine.report(state="stalled")
-    running = await start(wait=False)
-    await eventually(lambda: running.sidecar.state == "stalled")
-    assert (await (await running.client()).post(CHAT, AT_ONCE)).status == 503
-    await recovers(engine, running)
-    assert (await (await running.client()).post()).status == 200

@@ -180,20 +180,3 @@ async def test_metrics_without_a_key_lack_what_tells_of_single_clients(
         assert (await asked(keyed, "/metrics", header)).status == 401
         for path in ("/livez", "/readyz", "/metrics/model-server"):
             assert (await asked(keyed, path, header)).status == 200
-
-
-async def test_the_engines_own_metrics_need_a_key_for_metrics(
-    keyed: Running, ring: KeyRing, engine: ScriptedEngine
-) -> None:
-    path = "/metrics/engine"
-    assert (await asked(keyed, path)).status == 401
-    refused = await asked(keyed, path, ring.bearer("rival"))
-    assert (refused.status, refused.error["code"]) == (403, "forbidden")
-    assert engine.received == []
-    for found in (
-        await asked(keyed, path, ring.bearer("prometheus")),
-        await asked(keyed, path, operator=True),
-    ):
-        assert (found.status, b"vllm:" in found.body) == (200, True)
-    for request in engine.received:
-        assert request.header("authorization") is None

@@ -23,7 +23,7 @@ from tests.integration.otlp import (
     Span,
 )
 from tests.integration.running import Running, Start, all_ready, eventually, pools
-from tests.integration.scripted_engine import Engine, ScriptedEngine
+from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import breaks_off_within_an_event, closes
 from tests.integration.wire import Answer
 from tests.patience import HANG_S
@@ -157,13 +157,6 @@ def labels(span: Span) -> dict[str, object]:
     return {name: span.attributes[name] for name in KNOWN if name in span.attributes}
 
 
-@pytest.fixture
-async def mixed(start: Start, engine: ScriptedEngine, another: Engine) -> Running:
-    """Pools `cloud` and `home`."""
-    home = await another(slots=1, profile="home")
-    return await all_ready(await start(**pools(cloud=engine, home=home)))
-
-
 async def test_what_the_pools_agree_on_is_known_of_every_span(
     collector: Collector, collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine
 ) -> None:
@@ -212,20 +205,6 @@ async def test_without_a_collector_the_clients_context_passes_as_it_is(
     for name, value in fields:
         assert engine.generating[0].header(name) == value
         assert engine.generating[1].header(name) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")],
-)
-async def test_tracing_that_is_switched_off_is_off(
-    engine: ScriptedEngine, start: Start, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv(name, value)
-    running = await start()
-    await (await running.client()).post(CHAT, [("traceparent", TRACEPARENT)])
-    assert engine.generating[0].header("traceparent") == TRACEPARENT
 
 
 async def test_sampling_is_the_clients_decision(

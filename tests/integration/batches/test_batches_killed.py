@@ -246,24 +246,3 @@ async def test_output_is_written_once_a_full_disk_has_room(
     finally:
         unmounted = await asyncio.create_subprocess_exec("umount", "-l", str(files))
         assert await unmounted.wait() == 0
-
-
-async def test_rows_of_a_model_whose_engine_is_away_hold_no_others_back(
-    start: Start, client: MakeClient, engine: ScriptedEngine, another: Engine, tmp_path: Path
-) -> None:
-    """They come first in the file, and are more than may wait; they run once it is back."""
-    large = await another(models=("large",))
-    running = await all_ready(
-        await start(batches=str(tmp_path / "batches"), **pools(a=engine, b=large))
-    )
-    batches = client(running)
-    await large.stop()
-    await eventually(lambda: running.sidecar.pools["b"].watcher.state == "down")
-    content = [row(f"large-{each}", seed=each, model="large") for each in range(40)]
-    content += [row(f"tiny-{each}", seed=each) for each in range(40)]
-    batch = await batches.create(lines(content))
-    await eventually(lambda: len(engine.generating) == 40)
-    assert not large.generating
-    await large.start()
-    batch = await batches.until(batch)
-    assert (batch.status, counts(batch)) == ("completed", (80, 80, 0))

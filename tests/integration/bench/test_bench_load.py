@@ -223,35 +223,6 @@ async def test_connection_that_is_closed_without_an_answer_is_a_failure(
     assert len(engine.generating) == 1, "a POST is never sent twice"
 
 
-async def test_connection_that_was_idle_for_long_is_not_used_again(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orch_sidecar.wire.engine_connection.REUSE_WITHIN_S", 0.05)
-    Decoding(engine)
-    found = made(engine)
-    await found.run(found.open_loop(requests_to(engine), [0.001, 0.2]))
-    assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 2
-    assert len({request.connection for request in engine.generating}) == 2
-
-
-async def test_connection_that_the_server_has_closed_is_not_used_again(
-    engine: ScriptedEngine,
-) -> None:
-    Decoding(engine)
-    found = made(engine)
-
-    async def work() -> None:
-        await found.open_loop(requests_to(engine), [0.001])
-        for wire in list(engine.wires):
-            assert wire.transport is not None
-            wire.transport.close()
-        await asyncio.sleep(0.05)
-        await found.open_loop(requests_to(engine), [0.1])
-
-    await found.run(work())
-    assert [call.fate for call in found.calls] == [Fate.ANSWERED] * 2
-
-
 @pytest.mark.parametrize(
     ("asked", "length_as_requested"),
     [

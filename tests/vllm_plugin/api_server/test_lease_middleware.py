@@ -246,18 +246,6 @@ async def test_end_of_a_complete_response_is_booked_before_it_is_sent(
     engine.assert_no_request_left()
 
 
-async def test_response_with_an_error_ends_its_lease_after_its_sequences(
-    engine: GeneratingApp,
-) -> None:
-    """One of several prompts failed: the others are aborted in the next turns of the loop."""
-    engine.status = 500
-    engine.subscriber.wake = lambda: engine.order.append("reported")
-    call = engine.call()
-    await end_of(call, engine)
-    await engine.settled()
-    assert engine.order == ["sent", "aborted in the engine", "reported"]
-
-
 async def test_rejection_of_a_single_sequence_is_booked_before_it_is_sent(
     engine: GeneratingApp,
 ) -> None:
@@ -271,11 +259,12 @@ async def test_rejection_of_a_single_sequence_is_booked_before_it_is_sent(
     engine.assert_no_request_left()
 
 
-@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("status", [400, 422, 500])
 async def test_rejection_of_several_sequences_is_booked_after_their_abort(
     engine: GeneratingApp, status: int
 ) -> None:
-    """One of several prompts is too long: vLLM may have begun the others."""
+    """One of several prompts is too long, or failed: vLLM may have begun the others, and aborts
+    them in the next turns of the loop."""
     engine.status = status
     engine.subscriber.wake = lambda: engine.order.append("reported")
     call = engine.call()
