@@ -77,7 +77,7 @@ def main() -> None:
     facts.unlink(missing_ok=True)
     for profile in SLOTS:
         measure(profile, given, facts)
-    orch("facts", "check", "--confirmed", str(facts))
+    orch("facts", "check", str(facts))
     orch("facts", "compare", str(facts), "--plot", str(given.folder / "compare.png"))
     print(f"\nall of it: {given.folder}")
 

@@ -7,10 +7,7 @@ Each way is a scenario of its own, sent one after another; the traces of all are
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +17,15 @@ import aiohttp
 import pytest
 
 from orch_sidecar.api.options import run_digest
-from orch_sidecar.tools.facts.tables.row import parse_notes
+from orch_sidecar.tools.facts.labels.measured import Source
+from orch_sidecar.tools.facts.traces.readers import read_file
+from orch_sidecar.tools.facts.traces.requests import build_traffic
+from orch_sidecar.tools.facts.traces.scenario_row import judge
+from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine import trace_file
 from tests.engine.clients import all_exported, body, post, session
 from tests.engine.receivers import HttpReceiver
-from tests.patience import HANG_S
 
 TOKENS: Final = 12
 ROW: Final = "row"  # the verdict on a scenario that earned its label
@@ -192,20 +192,14 @@ def verdicts(
     asyncio.run(all_exported(stack, receiver))
     traces = folder / "traces.jsonl"
     trace_file.write(traces, receiver.exports[before:])
-    command = [sys.executable, "-m", "orch_sidecar", "facts", "from-otlp", str(traces), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
-    found = json.loads(done.stdout)
     names = {digest: name for name, digest in digests.items()}
     judged: dict[str, set[str]] = {name: set() for name in ways}
-    for row in found["rows"]:
-        run = parse_notes(row["scenario_notes"]).get("run")
-        if run in names:
-            judged[names[run]].add(ROW)
-    for each in found["invalid"]:
-        if each["run"] in names:
-            judged[names[each["run"]]] |= {
-                f"{reason['reason']}: {reason['says']}" for reason in each["reasons"]
-            }
+    traffic = build_traffic(read_file(str(traces), traces.read_bytes()))
+    for scenario in group_scenarios(traffic, 60.0):
+        if scenario.key.run in names:
+            found = judge(scenario, traffic, Source("otlp:traces.jsonl"))
+            objections = {f"{each.reason}: {each.detail}" for each in found.objections}
+            judged[names[scenario.key.run]] |= {ROW} if found.row is not None else objections
     return judged
 
 

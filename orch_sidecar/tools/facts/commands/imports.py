@@ -22,13 +22,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
     read_url,
     write_rows,
 )
-from orch_sidecar.tools.facts.evidence import (
-    aiperf,
-    batches,
-    guidellm,
-    mlperf_endpoints,
-    vllm_bench,
-)
+from orch_sidecar.tools.facts.evidence import batches, guidellm, summaries, vllm_bench
 from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
@@ -86,7 +80,7 @@ Write the report with --output kind=json,path=FILE. A label is claimed with
     _Tool(
         "aiperf",
         "AIPerf",
-        aiperf.run,
+        summaries.aiperf,
         """summaries of AIPerf (profile_export_aiperf.json).
 
 Run it with --export-level records: the summary then has the tokens that the engine reported. Its
@@ -95,7 +89,7 @@ own count of tokens is of the text, tokenized again. It claims no label.""",
     _Tool(
         "mlperf-endpoints",
         "MLPerf endpoints",
-        mlperf_endpoints.run,
+        summaries.mlperf_endpoints,
         """summaries of MLPerf endpoints (performance/result_summary.json).
 
 Its tokens are of the text, tokenized again: those of the row are the engine's, which has to be

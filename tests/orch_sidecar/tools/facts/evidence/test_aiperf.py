@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orch_sidecar.tools.facts.evidence.aiperf import run
 from orch_sidecar.tools.facts.evidence.imported import (
     ImportedRun,
     Rejection,
     read_run,
     to_row,
 )
+from orch_sidecar.tools.facts.evidence.summaries import aiperf
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -25,7 +25,7 @@ Change = Callable[[dict[str, Any]], Any]
 def found_in(change: Change = lambda summary: None) -> ImportedRun | Rejection:
     summary: dict[str, Any] = document("aiperf_cloud")
     change(summary)
-    return read_run(lambda: run(summary))
+    return read_run(lambda: aiperf(summary))
 
 
 def phase(**fields: Any) -> Change:
@@ -68,7 +68,7 @@ def test_times_of_a_schedule_are_left_out_for_they_begin_with_the_sending() -> N
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (phase(type="user_centric"), "input_config.phases.type"),
+        (phase(type="user_centric"), "input_config.phases.0.type"),
         (phase(name="warmup"), "input_config.phases"),
         (lambda summary: summary.update(was_cancelled=True), "was_cancelled"),
         (lambda summary: summary.update(schema_version="2.0"), "schema_version"),

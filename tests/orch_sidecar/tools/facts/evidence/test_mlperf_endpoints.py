@@ -13,7 +13,7 @@ from orch_sidecar.tools.facts.evidence.imported import (
     read_run,
     to_row,
 )
-from orch_sidecar.tools.facts.evidence.mlperf_endpoints import run
+from orch_sidecar.tools.facts.evidence.summaries import mlperf_endpoints
 from orch_sidecar.tools.facts.labels.measured import Engine, Source
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label
@@ -26,7 +26,7 @@ NAMED = Source("run-1", "tiny", None)
 def found_in(change: Change = lambda summary: None) -> ImportedRun | Rejection:
     summary: dict[str, Any] = document("mlperf_cloud")
     change(summary)
-    return read_run(lambda: run(summary))
+    return read_run(lambda: mlperf_endpoints(summary))
 
 
 def load(**fields: Any) -> Change:
