@@ -12,13 +12,7 @@ from typing import Final
 from orch_sidecar.tools.facts.labels.figures import Spread, Totals
 from orch_sidecar.tools.facts.labels.observation import Batches
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
-from orch_sidecar.tools.facts.tables.notes import (
-    BATCH_MAX,
-    BATCH_MEAN,
-    GIVEN,
-    PREFIX_HIT_RATIO,
-    PRELIMINARY,
-)
+from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.publication import MIN_QUERIES, shortfalls
 from orch_sidecar.tools.facts.tables.row import (
     BATCHING,
@@ -144,16 +138,16 @@ class Measured:
         if self.batches is None:
             notes |= {"claim": self.claim or "none", "batch_is": "overlap"}
         else:
-            notes |= {BATCH_MEAN: self.batches.mean, BATCH_MAX: self.batches.largest}
+            notes |= {names.BATCH_MEAN: self.batches.mean, names.BATCH_MAX: self.batches.largest}
         notes |= self.settings
         judged = self.claim if self.batches is None else self.label
         if judged and judged in MIN_QUERIES and shortfalls(judged, requests, window_s):
-            notes[PRELIMINARY] = "yes"
+            notes[names.PRELIMINARY] = "yes"
         notes |= self.doubts
         if self.served_as not in (None, self.model_id):
             notes["served_as"] = str(self.served_as)
         if self.given:
-            notes[GIVEN] = ",".join(self.given)
+            notes[names.GIVEN] = ",".join(self.given)
         return notes
 
     def row(self) -> Row:
@@ -185,7 +179,7 @@ def engine_of(state: Snapshot) -> Engine:
 
 def settings_of(state: Snapshot, hit_ratio: float) -> Notes:
     """Returns the notes about an engine as it reports them. `hit_ratio`: of its prefix cache."""
-    return {"profile": state.profile, **state.conditions, PREFIX_HIT_RATIO: hit_ratio}
+    return {"profile": state.profile, **state.conditions, names.PREFIX_HIT_RATIO: hit_ratio}
 
 
 def latency_notes(spreads: Mapping[str, Spread | None], unit_ms: float) -> dict[str, float]:

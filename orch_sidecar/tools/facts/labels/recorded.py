@@ -17,17 +17,8 @@ from orch_sidecar.tools.facts.labels.documents import at
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.measured import Measured, Notes, latency_notes
-from orch_sidecar.tools.facts.tables.notes import (
-    BULK_CLIENTS,
-    BULK_TRACE,
-    CLIENT_BOTTLENECK,
-    LATENCY_OF,
-    TRACE_DIGITS,
-    TRACE_LENGTHS,
-    TRACE_TIME,
-    TRACE_WINDOW,
-    Arrivals,
-)
+from orch_sidecar.tools.facts.tables import notes as names
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import TIMES, Label
 from vllm_plugin.contracts.profile import ServiceClass
 
@@ -90,9 +81,8 @@ class TraceDocument:
 
     def __str__(self) -> str:
         from_s, until_s = self.window_s
-        parts = [
-            f"{self.requests} requests of the trace {self.name} ({self.sha256[:TRACE_DIGITS]})"
-        ]
+        digits = self.sha256[: names.TRACE_DIGITS]
+        parts = [f"{self.requests} requests of the trace {self.name} ({digits})"]
         if from_s or until_s is not None:
             parts.append(f"from {from_s:g} s" + ("" if until_s is None else f" to {until_s:g} s"))
         parts.append(f"times by {self.time_factor:g}, lengths by {self.length_factor:g}")
@@ -107,15 +97,15 @@ class TraceDocument:
         """Which trace was replayed, which part of it, and beside what."""
         from_s, until_s = self.window_s
         notes: Notes = {
-            "arrivals": f"{Arrivals.TRACE}:{self.sha256[:TRACE_DIGITS]}",
-            TRACE_WINDOW: f"{from_s:.15g}:{'' if until_s is None else f'{until_s:.15g}'}",
-            TRACE_TIME: self.time_factor,
-            TRACE_LENGTHS: self.length_factor,
+            "arrivals": f"{Arrivals.TRACE}:{self.sha256[: names.TRACE_DIGITS]}",
+            names.TRACE_WINDOW: f"{from_s:.15g}:{'' if until_s is None else f'{until_s:.15g}'}",
+            names.TRACE_TIME: self.time_factor,
+            names.TRACE_LENGTHS: self.length_factor,
         }
         if self.bulk_clients:
-            notes[BULK_CLIENTS] = self.bulk_clients
+            notes[names.BULK_CLIENTS] = self.bulk_clients
         if self.bulk_sha256 is not None:
-            notes[BULK_TRACE] = self.bulk_sha256[:TRACE_DIGITS]
+            notes[names.BULK_TRACE] = self.bulk_sha256[: names.TRACE_DIGITS]
         return notes
 
 
@@ -194,13 +184,13 @@ class RecordedRun(BaseModel):
         notes: Notes = {name: fates[name] for name in ("refused", "failed") if fates[name]}
         notes |= {f"slo_{name}_ms": bound for name, bound in self.slo_ms.items()}
         if self.of_class is not self.calls:
-            notes[LATENCY_OF] = ServiceClass.INTERACTIVE.value
+            notes[names.LATENCY_OF] = ServiceClass.INTERACTIVE.value
         return notes
 
     @property
     def _doubts(self) -> Notes:
         """The notes that limit the trust in its figures."""
-        notes: Notes = {CLIENT_BOTTLENECK: "yes"} if self.bottleneck else {}
+        notes: Notes = {names.CLIENT_BOTTLENECK: "yes"} if self.bottleneck else {}
         if self.counted_by_events:
             notes["counted_by_events"] = self.counted_by_events
         return notes

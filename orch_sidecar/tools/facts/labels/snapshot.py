@@ -20,13 +20,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from orch_sidecar.tools.facts.labels.documents import at, first_problem
-from orch_sidecar.tools.facts.tables.notes import (
-    CONDITIONS,
-    DATA_PARALLEL,
-    LOADED,
-    SETTINGS,
-    UNKNOWN,
-)
+from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.row import Label
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -45,6 +39,8 @@ class InvalidSnapshot(ValueError):
 
 
 Settings = dict[str, str | int]
+# As where they are not reported.
+_NOT_NOTED: Final = {names.LOADED: names.UNKNOWN, names.DATA_PARALLEL: "1"}
 
 
 def settings_in(stated: Any) -> Settings:
@@ -55,13 +51,13 @@ def settings_in(stated: Any) -> Settings:
     """
     if not isinstance(stated, Mapping):
         raise ValueError("must be an object")
-    known = {each.name: stated.get(each.name) for each in SETTINGS}
     found: Settings = {}
-    for each, value in zip(SETTINGS, known.values(), strict=True):
-        if value is None and each.name in CONDITIONS:
+    for each in names.SETTINGS:
+        value = stated.get(each.name)
+        if value is None and each.name in names.CONDITIONS:
             raise ValueError(f"its {each.name} is missing")
-        if value is None or (each.name, value) in ((LOADED, UNKNOWN), (DATA_PARALLEL, 1)):
-            continue  # as where it is not reported
+        if value is None or str(value) == _NOT_NOTED.get(each.name):
+            continue
         if each.form is not None and (rule := each.form.violated_rule(str(value))) is not None:
             raise ValueError(f"its {each.name} {value!r:.60} {rule}")
         found[each.name] = value

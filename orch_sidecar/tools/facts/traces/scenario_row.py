@@ -23,13 +23,9 @@ from orch_sidecar.tools.facts.labels.measured import (
     name_model,
 )
 from orch_sidecar.tools.facts.labels.observation import Observation
+from orch_sidecar.tools.facts.tables import notes as names
 from orch_sidecar.tools.facts.tables.check import invalid_fields
-from orch_sidecar.tools.facts.tables.notes import (
-    BATCH_REQUESTS,
-    CUT,
-    PREFIX_HIT_RATIO,
-    Arrivals,
-)
+from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row, is_path
 from orch_sidecar.tools.facts.traces.observed import observation_of, prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
@@ -122,7 +118,7 @@ def _measured(scenario: Scenario, seen: Observation, **more: Any) -> Measured:
         latency_ms=latency_notes(found.times_s, 1000),
         outcomes=_ending_notes(scenario),
         settings=_settings(scenario, seen),
-        doubts={CUT: cut} if cut else {},
+        doubts={names.CUT: cut} if cut else {},
         served_as=scenario.key.model,
         **more,
     )
@@ -182,7 +178,7 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
         notes["batch_limited_by"] = seen.batch_limited_by
     served = scenario.ended(Outcome.SERVED)
     if any(each.requested_sequences > 1 for each in served):
-        notes[BATCH_REQUESTS] = intervals.mean(
+        notes[names.BATCH_REQUESTS] = intervals.mean(
             Interval(min(of.first_ns for of in own), max(of.end_ns for of in own))
             for each in served
             if (own := each.sequences)
@@ -190,7 +186,7 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
     notes |= scenario.key.conditions
-    notes[PREFIX_HIT_RATIO] = prefix_hit_ratio(scenario.sequences)
+    notes[names.PREFIX_HIT_RATIO] = prefix_hit_ratio(scenario.sequences)
     return notes
 
 
