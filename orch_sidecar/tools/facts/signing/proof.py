@@ -39,6 +39,9 @@ _FIXED: Final = (
     *("slots_total", "gpu", "gpu_count", "precision", "rate_limits", "features", "conditions"),
     *("weights", "epoch"),
 )
+_COUNTERS: Final = (
+    *("requests_total", "generated_tokens_total", "steps_total", "preemptions_total"),
+)
 
 
 def _hash(text: object) -> bytes:
@@ -68,6 +71,7 @@ class Statement(BaseModel):
     finished_head: _Hash = at("finished.head")
     digests: dict[str, dict[str, Any]]
     state: dict[str, Any]
+    counters: dict[str, int]
     snapshot: Snapshot
     digest: bytes
 
@@ -164,13 +168,10 @@ def prove(signed: Signed, trusted: TrustedKeys) -> Proof:
         if (each.run, each.nonce) != (signed.run, signed.nonce):
             raise Unsound(f"the statement {which} is of another run, or has another nonce")
     _check_chain(before, after, signed.between)
-    leaves = _leaves(before, after, signed.leaves)
-    _check_clocks(before, after, leaves)
+    proof = Proof(before, after, _leaves(before, after, signed.leaves), signer)
+    _check_clocks(proof)
     _check_unchanged(before, after)
-    _check_counters(before, after, leaves)
-    proof = Proof(before, after, leaves, signer)
-    if proof.window_s <= 0:
-        raise Unsound("the finished sequences took no time")
+    _check_counters(proof)
     return proof
 
 
@@ -197,7 +198,9 @@ def _statement(what: str, envelope: Envelope, public: bytes) -> Statement:
     digest = statement_digest(parse_envelope(envelope, STATEMENT_TYPE).payload)
     try:
         snapshot = parse_snapshot({"engines": [content.get("state")]})
-        found = Statement.model_validate({**content, "snapshot": snapshot, "digest": digest})
+        counters = {name: content["state"].get(name) for name in _COUNTERS}
+        more = {"snapshot": snapshot, "digest": digest, "counters": counters}
+        found = Statement.model_validate({**content, **more})
     except InvalidSnapshot as error:
         raise Unsound(f"{what} lacks what evidence needs: {error}") from None
     except ValidationError as error:
@@ -273,18 +276,19 @@ def _leaves(before: Statement, after: Statement, lines: Sequence[str]) -> tuple[
     return tuple(found)
 
 
-def _check_clocks(before: Statement, after: Statement, leaves: Sequence[Leaf]) -> None:
-    wall_s = after.wall_s - before.wall_s
-    monotonic_s = after.monotonic_s - before.monotonic_s
-    if monotonic_s <= 0 or abs(wall_s - monotonic_s) > CLOCKS_AGREE_S:
+def _check_clocks(proof: Proof) -> None:
+    if proof.between_s <= 0 or proof.adjusted_s > CLOCKS_AGREE_S:
         raise Unsound(
-            f"between the statements lie {wall_s:.3f} s by the wall clock and {monotonic_s:.3f} s "
-            "by the monotonic clock: the clock was set"
+            f"between the statements lie {proof.between_s:.3f} s by the monotonic clock, and the "
+            f"wall clock differs by {proof.adjusted_s:.3f} s: the clock was set"
         )
-    first_s, last_s = before.wall_s - CLOCKS_AGREE_S, after.wall_s + CLOCKS_AGREE_S
-    for leaf in leaves:
+    first_s = proof.before.wall_s - CLOCKS_AGREE_S
+    last_s = proof.after.wall_s + CLOCKS_AGREE_S
+    for leaf in proof.leaves:
         if not first_s <= leaf.arrived_s <= leaf.ended_s <= last_s:
             raise Unsound(f"the finished sequence {leaf.number} lies outside of the statements")
+    if proof.window_s <= 0:
+        raise Unsound("the finished sequences took no time")
 
 
 def _check_unchanged(before: Statement, after: Statement) -> None:
@@ -297,27 +301,15 @@ def _check_unchanged(before: Statement, after: Statement) -> None:
             raise Unsound(f"the digest of the {name} changed between the statements")
 
 
-def _check_counters(before: Statement, after: Statement, leaves: Sequence[Leaf]) -> None:
+def _check_counters(proof: Proof) -> None:
     """Compares the engine's counters with its finished sequences, which are all of the window."""
-    for name in ("requests_total", "generated_tokens_total", "steps_total", "preemptions_total"):
-        if _count(after, name) < _count(before, name):
-            raise Unsound(f"{name} fell between the statements")
-    requests = _count(after, "requests_total") - _count(before, "requests_total")
-    own = len({leaf.request for leaf in leaves})
-    if own < requests:
-        # Those were aborted, or are still running: their tokens are in no leaf.
-        return
-    generated = _count(after, "generated_tokens_total") - _count(before, "generated_tokens_total")
-    listed = sum(leaf.generated_tokens for leaf in leaves)
-    if generated != listed:
+    before, after = proof.before.counters, proof.after.counters
+    if fell := [name for name in _COUNTERS if after[name] < before[name]]:
+        raise Unsound(f"{fell[0]} fell between the statements")
+    requests, generated = (after[name] - before[name] for name in _COUNTERS[:2])
+    # With fewer some were aborted, or are still running: their tokens are in no leaf.
+    if len(proof.requests) >= requests and generated != proof.generated_tokens:
         raise Unsound(
             f"the engine generated {generated} tokens between the statements, its finished "
-            f"sequences have {listed}"
+            f"sequences have {proof.generated_tokens}"
         )
-
-
-def _count(statement: Statement, name: str) -> int:
-    value = statement.state.get(name)
-    if type(value) is not int:
-        raise Unsound(f"{name} is {value!r} in a statement: it must be an integer")
-    return value

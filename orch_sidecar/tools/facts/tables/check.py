@@ -78,21 +78,11 @@ class LocatedRow:
 
 def check(table: Table) -> list[Fault]:
     """Returns every fault of a table, in the order of its lines."""
-    fault = header_fault(table)
-    if fault is not None:
+    if (fault := header_fault(table)) is not None:
         return [fault]
-    found: list[Fault] = []
-    measured = Measurements()
-    for record in table.rows:
-        faults = row_faults(record)
-        if not faults:
-            located = LocatedRow(record, parse_row(record))
-            if (first := measured.equal(located)) is not None:
-                faults = [Fault.at(record, 0, f"the row repeats line {first.record.line}")]
-            elif (contradicted := measured.add(located)) is not None:
-                faults = [contradicted]
-        found += faults
-    return found
+    own = (fault for record in table.rows for fault in row_faults(record))
+    _, repeated, contradicting = sifted(valid_rows(table))
+    return sorted((*own, *repeated, *contradicting), key=lambda fault: fault.line)
 
 
 def merge(tables: Sequence[Table]) -> Table | list[Fault]:
@@ -102,50 +92,35 @@ def merge(tables: Sequence[Table]) -> Table | list[Fault]:
     rows of one run have different labels.
     """
     faults = [fault for table in tables for fault in check(table)]
-    rows = [located for table in tables for located in valid_rows(table)]
-    new, contradicted = Measurements().add_new(rows)
-    if faults or contradicted:
-        return faults or contradicted
+    new, _, contradicting = sifted(located for table in tables for located in valid_rows(table))
+    if faults or contradicting:
+        return faults or contradicting
     # Of the first table each row is new.
     added = new[len(tables[0].rows) :]
     return with_records(tables[0], [located.record.fields for located in added])
 
 
-class Measurements:
-    """The measurements and runs of rows, of one table or of several."""
-
-    def __init__(self) -> None:
-        self._first: dict[tuple[object, ...], LocatedRow] = {}
-        self._labelled: dict[str, LocatedRow] = {}
-
-    def add(self, located: LocatedRow) -> Fault | None:
-        """Adds a row; returns its contradiction to a row before it, which stays instead of it."""
-        run, label = run_of(located.row.source_tag), label_of_run(located.row)
-        if run is not None and label is not None:
-            other = self._labelled.setdefault(run, located)
-            if label is not label_of_run(other.row):
-                return _two_labels(run, other, located)
-        first = self._first.setdefault(_key(located.row), located)
-        return None if first is located else _conflict(first, located)
-
-    def equal(self, located: LocatedRow) -> LocatedRow | None:
-        """Returns the row that was added and is equal, None without one."""
-        first = self._first.get(_key(located.row))
-        same = first is not None and identity(first.record) == identity(located.record)
-        return first if same else None
-
-    def add_new(self, rows: Iterable[LocatedRow]) -> tuple[list[LocatedRow], list[Fault]]:
-        """Adds rows but those that are equal to one before. Returns those that were added, and the
-        contradictions of the others."""
-        added, faults = [], []
-        for located in rows:
-            if self.equal(located) is None:
-                fault = self.add(located)
-                if fault is None:
-                    added.append(located)
-                else:
-                    faults.append(fault)
-        return added, faults
+def sifted(rows: Iterable[LocatedRow]) -> tuple[list[LocatedRow], list[Fault], list[Fault]]:
+    """Returns the rows that are new, the faults of those that repeat one before, and of those that
+    contradict one before: another result of one measurement, or another label of one run."""
+    firsts: dict[tuple[object, ...], LocatedRow] = {}
+    labelled: dict[str, LocatedRow] = {}
+    new, repeated, contradicting = [], [], []
+    for located in rows:
+        key, run = _key(located.row), run_of(located.row.source_tag)
+        label, first = label_of_run(located.row), firsts.get(key)
+        other = located if run is None or label is None else labelled.setdefault(run, located)
+        if first is not None and identity(first.record) == identity(located.record):
+            rule = f"the row repeats line {first.record.line}"
+            repeated.append(Fault.at(located.record, 0, rule))
+        elif label is not label_of_run(other.row):
+            contradicting.append(_two_labels(str(run), other, located))
+        elif first is not None:
+            contradicting.append(_conflict(first, located))
+        else:
+            firsts[key] = located
+            new.append(located)
+    return new, repeated, contradicting
 
 
 def _key(row: Row) -> tuple[object, ...]:

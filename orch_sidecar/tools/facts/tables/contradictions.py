@@ -268,25 +268,22 @@ def _percentiles(row: _Stated) -> Iterator[Finding]:
     All are rounded in the same way, which keeps their order.
     """
     notes, requests = row.notes, row.count("requests")
-    ordered: list[tuple[str, str]] = []
-    for name in TIMES:
-        stated = [note for at in PERCENTILES if (note := time_note(name, at)) in notes]
-        ordered += pairwise(stated)
-        for at in PERCENTILES:
-            # An upper bound with a confidence of 99 % is never below the percentile of the sample.
-            early = early_note(name, at)
-            ordered.append((time_note(name, at), early))
-            if early in notes and requests is not None and requests < least_samples(at):
-                rule = f"must be absent with requests={requests}: at least {least_samples(at)} are"
-                yield early, f"{rule} needed"
-        unequal = [
-            (first, second)
-            for first, second in combinations(stated, 2)
-            if requests == 1 and float(notes[second]) > float(notes[first])
-        ]
-        for first, second in unequal[:1]:
+    stated = [[note for at in PERCENTILES if (note := time_note(name, at)) in notes]
+              for name in TIMES]  # fmt: skip
+    early = [
+        (time_note(name, at), early_note(name, at), at) for name in TIMES for at in PERCENTILES
+    ]
+    for _, note, at in early:
+        if note in notes and requests is not None and requests < least_samples(at):
+            least = f"at least {least_samples(at)} are needed"
+            yield note, f"must be absent with requests={requests}: {least}"
+    for first, second in (pair for each in stated for pair in combinations(each, 2)):
+        if requests == 1 and float(notes[second]) > float(notes[first]):
             yield second, f"must equal {row.noted(first)}, since requests=1"
-    # A row has the TTFT of streams, all of whose answers have one, before their end.
+            break
+    # An upper bound with a confidence of 99 % is never below the percentile of the sample. A row
+    # has the TTFT of streams, all of whose answers have one, before their end.
+    ordered = [*(pair for each in stated for pair in pairwise(each)), *(each[:2] for each in early)]
     ordered += [(time_note("ttft", at), time_note("latency", at)) for at in PERCENTILES]
     for lower, upper in ordered:
         if lower in notes and upper in notes and float(notes[upper]) < float(notes[lower]):

@@ -14,12 +14,13 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from orch_sidecar.tools.facts.tables.check import (
     LocatedRow,
-    Measurements,
     header_fault,
     invalid_fields,
+    sifted,
     valid_rows,
 )
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Row
@@ -31,6 +32,8 @@ from orch_sidecar.tools.facts.tables.table import (
     row_fields,
     with_records,
 )
+
+_ADDED: Final = "the row to be added"
 
 
 class Conflict(ValueError):
@@ -79,13 +82,13 @@ def append(path: Path, rows: Sequence[Row]) -> int:
     if faults:
         raise ValueError("; ".join(faults))
     with locked(path):
-        table, measured = check_appendable(path), Measurements()
-        measured.add_new(valid_rows(table))
-        added, contradicted = measured.add_new(
-            LocatedRow(Record("the row to be added", 1, row_fields(row)), row) for row in rows
-        )
-        if contradicted:
-            raise Conflict(str(contradicted[0]))
+        table = check_appendable(path)
+        made = [LocatedRow(Record(_ADDED, 1, row_fields(row)), row) for row in rows]
+        new, _, contradicting = sifted([*valid_rows(table), *made])
+        added = [each for each in new if each.record.file == _ADDED]
+        for fault in contradicting:
+            if fault.file == _ADDED:
+                raise Conflict(str(fault))
         if added or not path.exists():
             write(path, with_records(table, [each.record.fields for each in added]).text)
     return len(added)
