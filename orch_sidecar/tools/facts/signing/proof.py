@@ -39,9 +39,7 @@ _FIXED: Final = (
     *("slots_total", "gpu", "gpu_count", "precision", "rate_limits", "features", "conditions"),
     *("weights", "epoch"),
 )
-_COUNTERS: Final = (
-    *("requests_total", "generated_tokens_total", "steps_total", "preemptions_total"),
-)
+_COUNTERS: Final = ("requests_total", "generated_tokens_total", "steps_total", "preemptions_total")
 
 
 def _hash(text: object) -> bytes:

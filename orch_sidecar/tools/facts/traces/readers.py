@@ -33,7 +33,7 @@ from pydantic.alias_generators import to_camel
 
 from orch_sidecar.tools.facts.labels.documents import documents_in, first_problem, parse_all
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.span import SERVICE, Link, Span, Value
+from orch_sidecar.tools.facts.traces.span import SERVICE, Span, Value
 
 # The kind of a server's span (opentelemetry-proto, trace.proto).
 _SERVER: Final = (2, "SPAN_KIND_SERVER")
@@ -123,7 +123,7 @@ class _Span(_Attributes, _Link):
             end_ns=self.end_time_unix_nano,
             attributes=self.by_key,
             resource=resource,
-            links=tuple(Link(link.trace_id, link.span_id) for link in self.links),
+            links=tuple((link.trace_id, link.span_id) for link in self.links),
         )
 
 

@@ -37,19 +37,12 @@ Parsed = TypeVar("Parsed", bound=Attributes)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A reference to another span. Ids as in `Span`."""
-
-    trace_id: str
-    span_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Span:
     """A span that has ended.
 
     Ids are lower case hexadecimal, 32 and 16 digits. `parent_id`: None for a root span; the parent
     may be missing from the trace. `resource`: the attributes of the process that made the span.
+    `links`: the ids of the traces and spans that it refers to.
     """
 
     trace_id: str
@@ -61,7 +54,7 @@ class Span:
     end_ns: int
     attributes: Mapping[str, Value]
     resource: Mapping[str, Value]
-    links: tuple[Link, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
 
     @property
     def service(self) -> str:

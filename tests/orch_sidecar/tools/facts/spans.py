@@ -21,7 +21,7 @@ from typing import Any
 
 from orch_sidecar.tools.facts.traces.readers import read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
-from orch_sidecar.tools.facts.traces.span import Link, Span, Value
+from orch_sidecar.tools.facts.traces.span import Span, Value
 
 TRACES = Path(__file__).with_name("traces")
 
@@ -184,7 +184,7 @@ def one(
     decoded: int | None = None,
     server: Mapping[str, Value] | None = None,
     decode: Mapping[str, Value] | None = None,
-    links: tuple[Link, ...] = (),
+    links: tuple[tuple[str, str], ...] = (),
     stream: bool = True,
 ) -> list[Span]:
     """Returns the spans of one request (n=2) that is in the engine from start to end.

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from orch_sidecar.tools.facts.commands.terminal import read_url
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers import all_spans, search_of, spans_of
-from orch_sidecar.tools.facts.traces.span import SERVICE, Link, Span
+from orch_sidecar.tools.facts.traces.span import SERVICE, Span
 from tests.orch_sidecar.tools.facts.scripted_jaeger import MOST, ScriptedJaeger
 from tests.orch_sidecar.tools.facts.spans import one, real
 
@@ -171,7 +171,7 @@ def test_parent_is_the_reference_within_the_trace_and_others_are_links() -> None
     referring = spans_of({"data": [ANSWERS["ui_types"]]})[3]
     trace, parent = "1".rjust(32, "0"), "2".rjust(16, "0")
     assert (referring.trace_id, referring.parent_id) == (trace, parent)
-    assert referring.links == (Link("ff".rjust(32, "0"), "ff".rjust(16, "0")), Link(trace, parent))
+    assert referring.links == (("ff".rjust(32, "0"), "ff".rjust(16, "0")), (trace, parent))
     assert referring.resource[SERVICE] == "service-y"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 from orch_sidecar.tools.facts.traces.readers import read_file, spans_of
-from orch_sidecar.tools.facts.traces.span import Link, Span
+from orch_sidecar.tools.facts.traces.span import Span
 from tests.orch_sidecar.tools.facts.spans import TRACES, real
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -67,7 +67,7 @@ def test_reads_every_field_of_otlp() -> None:
         end_ns=1795295486396633711,
         attributes={},
         resource={"service.name": "s"},
-        links=(Link(TRACE_ID, SPAN_ID),),
+        links=((TRACE_ID, SPAN_ID),),
     )
     assert span.service == "s"
 
