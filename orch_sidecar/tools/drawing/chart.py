@@ -38,8 +38,8 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one style. `margins`: half the interval around each y, None for none. `shared`:
-    several charts of a picture have a series of this name, which it explains once.
+    """Points of one style. `name`: empty where another chart of the picture explains the style.
+    `margins`: half the interval around each y, None for none.
 
     Raises ValueError where the numbers of xs and ys do not fit, and without a point.
     """
@@ -50,7 +50,6 @@ class Series:
     style: Style = Style()
     look: Look = Look.POINTS
     margins: Sequence[float | None] = ()
-    shared: bool = False
 
     def __post_init__(self) -> None:
         values = self.xs if self.look in (Look.COUNTS, Look.SHARES) else self.ys
@@ -94,6 +93,13 @@ class Chart:
     y: Axis
     series: Sequence[Series]
     marked: Sequence[Marked] = ()
+
+    @property
+    def explained(self) -> list[str]:
+        """The names that a legend has: none of a line that is alone, unless it is a letter's."""
+        lettered = any("$" in each.style.marker for each in self.series)
+        some = self.series if lettered or len(self.series) > 1 else ()
+        return [each.name for each in some if each.name]
 
 
 def apart(

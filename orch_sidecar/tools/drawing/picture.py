@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, fromstring
@@ -18,10 +18,8 @@ from orch_sidecar.tools.drawing.chart import Axis, Chart, Look, Marked, Series
 from orch_sidecar.tools.drawing.texts import element, shown
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 FORMATS: Final = (".png", ".svg")
 
@@ -44,8 +42,8 @@ _SIZE: Final = (4.0, 2.3)
 _BESIDE: Final = 1.2  # from the left edge of a chart to the next, in widths of a chart
 _POINTS: Final = 9.0
 _DOTS_PER_INCH: Final = 150
-# What matplotlib knows a series by: it would not name one that begins with `_`.
-_SHARED, _OWN = "shared ", "own "
+# Before the name of a series: matplotlib would not name one that begins with `_`.
+_NAMED: Final = "series "
 # Slanted names that are nearer, as a share of the axis, would lie over each other.
 _NAME_SHARE: Final = 0.05
 _LEGEND_CHARACTERS: Final = 58  # of a line as wide as a chart
@@ -90,7 +88,6 @@ def drawn(suffix: str, title: str, charts: Sequence[Chart]) -> bytes:
     words = _wrapped(title, round(1.15 * _LEGEND_CHARACTERS * columns))
     look: dict[str, Any] = {"ha": "center", "fontsize": _POINTS + 2, "parse_math": False}
     figure.text(middle, 1.05, words, **look)
-    _name_shared(figure, 1.0 - down, columns)
     return _saved(figure, suffix.lower().removeprefix("."), "orch")
 
 
@@ -101,9 +98,8 @@ def _head(chart: Chart) -> float:
 
 def _foot(chart: Chart) -> float:
     """Returns the place that its axes and their names take, in heights of a chart."""
-    names = [each.name for each in chart.series if not each.shared]
-    lines = sum(len(textwrap.wrap(name, _LEGEND_CHARACTERS)) for name in names)
-    return 1.0 + (0.6 + 0.16 * (lines if len(chart.series) > 1 else 0)) / _SIZE[1]
+    lines = sum(len(textwrap.wrap(name, _LEGEND_CHARACTERS)) for name in chart.explained)
+    return 1.0 + (0.6 + 0.16 * lines) / _SIZE[1]
 
 
 def _title(axes: Axes, chart: Chart) -> None:
@@ -190,53 +186,23 @@ def _draw(axes: Axes, chart: Chart) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_SOFT)
     _name_marks(axes, chart.marked)
-    own = _entries(axes, shared=False)
-    if len(chart.series) > 1 and own:
+    if chart.explained:
+        samples, names = axes.get_legend_handles_labels()
         legend = axes.legend(
-            own.values(), [str(number) for number in range(len(own))],
+            samples, [str(number) for number in range(len(names))],
             loc="upper left", bbox_to_anchor=(-0.02, -0.22), borderaxespad=0.0, frameon=False,
             fontsize=_POINTS - 0.5, handlelength=3.2,
         )  # fmt: skip
-        _name(legend, own, _LEGEND_CHARACTERS)
-
-
-def _entries(axes: Axes, *, shared: bool) -> dict[str, Artist]:
-    """Returns the samples of series by their names."""
-    kind = _SHARED if shared else _OWN
-    found = zip(*axes.get_legend_handles_labels(), strict=True)
-    return {
-        str(label).removeprefix(kind): sample
-        for sample, label in found
-        if str(label).startswith(kind)
-    }
-
-
-def _name(legend: Legend, names: Iterable[str], characters: int) -> None:
-    """Gives its entries their names, which are no formulas and may begin with any character."""
-    for entry, name in zip(legend.get_texts(), names, strict=True):
-        entry.set(text=_wrapped(name, characters), parse_math=False, color=_INK)
-
-
-def _name_shared(figure: Figure, height: float, columns: int) -> None:
-    """Adds the names of series that several charts show, below all of them."""
-    found: dict[str, Artist] = {}
-    for axes in figure.axes:
-        found |= _entries(axes, shared=True)
-    if not found:
-        return
-    beside = max(1, columns - 1) if len(found) > 4 else 1
-    legend = figure.legend(
-        list(found.values()), [str(number) for number in range(len(found))], loc="upper left",
-        bbox_to_anchor=(-0.1, height), frameon=False, fontsize=_POINTS, handlelength=3.2,
-        ncols=beside,
-    )  # fmt: skip
-    _name(legend, found, _LEGEND_CHARACTERS * columns // beside)
+        # Names are no formulas, and may begin with any character.
+        for entry, name in zip(legend.get_texts(), names, strict=True):
+            words = _wrapped(str(name).removeprefix(_NAMED), _LEGEND_CHARACTERS)
+            entry.set(text=words, parse_math=False, color=_INK)
 
 
 def _add_series(axes: Axes, series: Series, x: Axis) -> None:
     import numpy as np  # comes with matplotlib
 
-    style, label = series.style, f"{_SHARED if series.shared else _OWN}{series.name}"
+    style, label = series.style, f"{_NAMED}{series.name}" if series.name else ""
     color = COLORS[style.color % len(COLORS)]
     bars: dict[str, Any] = {"alpha": 0.8, "edgecolor": _PAPER, "linewidth": 0.5}
     if series.look is Look.COUNTS:

@@ -57,35 +57,34 @@ def title_of(comparison: Comparison) -> str:
 def charts_of(comparison: Comparison) -> list[Chart]:
     """Returns throughput, TTFT and speed-up by batch, with a letter for each way of each set.
 
-    A color is a set's, and a line's style a label's. Raises ValueError for a comparison without a
-    set.
+    A color is a set's, and a line's style a label's; the first chart names them. Raises ValueError
+    for a comparison without a set.
     """
     if not comparison.sets:
         raise ValueError("the comparison has no set to draw")
     named = list(_named(comparison))
 
-    def series(y: Callable[[Point], float | None], *, least: int = 1) -> list[Series]:
+    def series(
+        y: Callable[[Point], float | None], *, least: int = 1, named_here: bool = False
+    ) -> list[Series]:
         found = []
         for name, way, style in named:
             points = [(each.batch_mean, y(each)) for each in way.points]
             known = [(x, value) for x, value in points if value is not None]
             if len(known) >= least:
                 xs, ys = zip(*known, strict=True)
-                found.append(Series(name, xs, ys, style, shared=True))
+                found.append(Series(name if named_here else "", xs, ys, style))
         return found
 
     speedups = series(lambda point: point.speedup, least=2)
     if speedups:
         most = max(each.xs[-1] / each.xs[0] for each in speedups)
-        grown = [
-            Series(s.name, [x / s.xs[0] for x in s.xs], s.ys, s.style, shared=True)
-            for s in speedups
-        ]
-        linear = Series(LINEAR, [1.0, most], [1.0, most], Style(":", "", _SET_COLORS), shared=True)
+        grown = [Series("", [x / s.xs[0] for x in s.xs], s.ys, s.style) for s in speedups]
+        linear = Series(LINEAR, [1.0, most], [1.0, most], Style(":", "", _SET_COLORS))
         speedups = [*grown, linear]
     charts = [
         ("Throughput", "The median of each batch.", _BATCH, "generated tokens/s",
-         series(lambda point: point.tokens_per_s.median)),
+         series(lambda point: point.tokens_per_s.median, named_here=True)),
         ("Time to first token", "The medians of p50.", _BATCH, "ms",
          series(lambda point: point.ttft_p50_ms)),
         ("Speed-up", f"Over the smallest batch; dotted: {LINEAR}.", "growth of the mean batch",

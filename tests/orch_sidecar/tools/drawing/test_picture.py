@@ -159,15 +159,17 @@ def test_png_has_all_charts_beside_each_other_and_a_title() -> None:
         assert f"<!-- {words} -->" in svg
 
 
-def test_series_of_several_charts_are_named_once() -> None:
-    letter = Series("A long name", (1, 2), (3, 4), Style(marker="$A$"), shared=True)
-    svg = drawn(".svg", "a title", [sized(letter)] * 2).decode()
-    assert svg.count("<!-- A long name -->") == 1
+def test_series_without_a_name_is_explained_elsewhere() -> None:
+    nameless = Series("", (1, 2), (3, 4), Style(marker="$A$"))
+    svg = drawn(".svg", "a title", [sized(MEASURED, FITTED), sized(nameless, FITTED)]).decode()
+    assert [svg.count(f"<!-- {name} -->") for name in ("measured", "fitted")] == [1, 2]
+    letter = Series("A long name", (1, 2), (3, 4), Style(marker="$A$"))
+    assert b"<!-- A long name -->" in drawn(".svg", "a title", [sized(letter)])
 
 
 @pytest.mark.parametrize("name", ["組織/模型-8B-指示", 300 * "m", "a b " * 60])
 def test_odd_names_are_drawn_without_a_warning(name: str) -> None:
-    series = [Series(f"{name}{n}", (1, 8), (n, 10), shared=n > 1) for n in (1, 2, 3)]
+    series = [Series(f"{name}{n}", (1, 8), (n, 10)) for n in (1, 2, 3)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert drawn(".png", name, [sized(*series)] * 3)
