@@ -73,12 +73,12 @@ async def _run(options: argparse.Namespace) -> None:
             from rich.console import Console
         except ImportError:
             sys.exit("orch top: it needs rich, which --json does not: pip install rich")
-        from orch_sidecar.tools.top.screen import Screen, is_ascii
+        from orch_sidecar.tools.top.screen import Screen
         from orch_sidecar.tools.top.view import Look, snapshot
 
         console = Console(highlight=False, markup=False, emoji=False)
         if options.once:
-            look = Look(console.width, ascii_only=is_ascii(console))
+            look = Look(console.width)
             for line in snapshot(await _first(sidecar), look):
                 console.print(line, soft_wrap=True)
         elif not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):

@@ -167,7 +167,7 @@ class Screen:
                 self._note = ""
             note = self._note if self._question is None else f"{self._question.text} y/n"
             size = self._console.size
-            look = Look(size.width, size.height, is_ascii(self._console))
+            look = Look(size.width, size.height)
             lines = screen(self._live, self._choice, look, note, self._away)
             drawn.update(Group(*lines), refresh=True)
             await asyncio.sleep(_LEAST_S)
@@ -251,8 +251,3 @@ class Screen:
     def _show_note(self, text: str) -> None:
         self._note = text
         self._note_until_s = asyncio.get_running_loop().time() + _NOTE_S
-
-
-def is_ascii(console: Console) -> bool:
-    """Returns whether the terminal takes nothing but ASCII."""
-    return not console.encoding.lower().startswith("utf")

@@ -23,7 +23,6 @@ from orch_sidecar.tools.top.live import (
 )
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
-_ASCII_BARS: Final = "_.-=+*%#"
 _MOST: Final = 200  # characters of a name
 
 # The letters of slots, by their owners, with their colors: legible without colors, too.
@@ -51,13 +50,12 @@ def fitted(text: str, width: int, *, right: bool = False) -> str:
     return filling + text if right else text + filling
 
 
-def sparkline(values: Sequence[float], most: float, *, ascii_only: bool) -> str:
+def sparkline(values: Sequence[float], most: float) -> str:
     """Returns a bar for each value, the highest for `most`."""
-    bars = _ASCII_BARS if ascii_only else _BARS
     if most <= 0:
-        return bars[0] * len(values)
-    top = len(bars) - 1
-    return "".join(bars[max(0, min(top, round(top * value / most)))] for value in values)
+        return _BARS[0] * len(values)
+    top = len(_BARS) - 1
+    return "".join(_BARS[max(0, min(top, round(top * value / most)))] for value in values)
 
 
 def slots_row(slots: Mapping[str, int], width: int = _WIDEST_ROW) -> Text:
@@ -117,7 +115,6 @@ class Look:
 
     width: int
     height: int | None = None
-    ascii_only: bool = False
 
 
 @contextmanager
@@ -287,7 +284,7 @@ def _wrapped(about: str, text: str, look: Look, color: str = "") -> Iterator[Tex
 
 def _batches(pool: Document, look: Look) -> Text:
     batches = pool["batches"][-max(8, look.width - _LABEL - _BATCHES_TEXT) :]
-    bars = sparkline(batches, max(pool["slots"]["total"], *batches), ascii_only=look.ascii_only)
+    bars = sparkline(batches, max(pool["slots"]["total"], *batches))
     mean = sum(batches) / len(batches)
     return _line("batch", Text(bars, "cyan"), f"  last {batches[-1]}, mean {mean:.1f}")
 
@@ -301,7 +298,7 @@ def _curve(curve: Document, look: Look) -> Text:
         text += f"; {number(fit['t0_ms'])} + {fit['c_ms']:.3g} b^{fit['alpha']:.2g}"
     every = -(-len(points) // max(_LEAST_BARS, look.width - _LABEL - len(text) - 1))
     times = [ms for _, ms, _ in [*points[:-1:every], last]]
-    bars = sparkline(times, max(times), ascii_only=look.ascii_only)
+    bars = sparkline(times, max(times))
     return _line("step", Text(bars, "cyan"), text)
 
 

@@ -185,11 +185,6 @@ def test_wide_characters_keep_the_columns() -> None:
     assert any("batched_online" in line for line in lines)
 
 
-def test_ascii_terminal_gets_ascii() -> None:
-    lines = screen(live(), Choice(), Look(80, 24, ascii_only=True), "", "")
-    assert all(line.plain.isascii() for line in lines)
-
-
 def test_snapshot_has_all_pools_and_all_their_requests() -> None:
     pools = [pool(f"pool-{n}", queue=[queued(k) for k in range(50)]) for n in range(8)]
     requests = [ended(number, pool="pool-7") for number in range(60)]
@@ -262,8 +257,8 @@ def test_fitted_text_has_its_width(text: str, width: int) -> None:
 
 
 def test_sparkline_rises_with_its_values() -> None:
-    assert sparkline([0, 4, 8], 8, ascii_only=False) == "▁▅█"
-    assert sparkline([1, 2], 0, ascii_only=True) == "__"
+    assert sparkline([0, 4, 8], 8) == "▁▅█"
+    assert sparkline([1, 2], 0) == "▁▁"
 
 
 def test_slots_have_a_letter_each_and_many_share_one() -> None:

@@ -120,9 +120,3 @@ def test_trials_are_recorded() -> None:
     assert (trial.rate_per_s, trial.requests, trial.share, trial.kept) == (4.0, 100, 0.98, False)
     nothing: Result = result([refused(0.0)], SLO)
     assert found.record(nothing).share == 0.0
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
-def test_first_rate_must_be_above_0(rate: float) -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
-        RateSearch(rate, RULES)
