@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from orch_sidecar.tools.bench.report.figures import time_axis
 from orch_sidecar.tools.bench.report.measures import (
-    Change,
+    Estimate,
     Measure,
     Times,
     by_class,
-    change,
     measures_of,
     times_of,
 )
@@ -34,48 +34,73 @@ from orch_sidecar.tools.drawing.texts import NONE, counted
 _HEAD: Final = ("figure", "a (95 % interval)", "b (95 % interval)", "b against a", "b is")
 
 
+Interval = tuple[float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A figure of two results; `change`: None where the first is 0."""
+    """A figure of two results. `change`: from the first to the second, as a share of the first or
+    as a difference; None where the first is 0. `interval`: of the change; None without one."""
 
     before: Measure
     after: Measure
-    change: Change | None
+    change: float | None
+    interval: Interval | None
 
     @property
     def verdict(self) -> str:
         """Whether the second is better: a finding only where the interval leaves no doubt."""
-        found = self.change
         if self.before.estimate.drifts or self.after.estimate.drifts:
             return "unknown: drifts"
-        if found is None or found.interval is None:
+        if self.change is None or self.interval is None:
             return "unknown: too short"
-        if not found.is_shown:
+        if self.interval[0] <= 0 <= self.interval[1]:
             return "no difference shown"
-        return "better" if (found.value > 0) is self.before.larger_is_better else "worse"
+        return "better" if (self.change > 0) is self.before.larger_is_better else "worse"
 
     @property
     def change_text(self) -> str:
         """The change with its interval."""
-        found = self.change
-        if found is None:
+        if self.change is None:
             return NONE
-        text = self._percent(found.value)
-        if found.interval is not None:
-            low, high = map(self._percent, found.interval)
-            text += f" ({low} to {high})"
-        return text
+        if self.interval is None:
+            return self._percent(self.change)
+        low, high = map(self._percent, self.interval)
+        return f"{self._percent(self.change)} ({low} to {high})"
 
     def _percent(self, value: float) -> str:
         # A share changes by percentage points: 40 % to 50 % is not 25 %.
         return f"{100 * value:+.1f} {'%' if self.before.relative else 'points'}"
 
 
+def change(
+    before: Estimate, after: Estimate, *, relative: bool
+) -> tuple[float | None, Interval | None]:
+    """Returns the change, None of a figure that is 0 and has no relative one; and its interval.
+
+    The interval of a ratio is that of the difference of the logarithms (delta method); none of a
+    figure whose own interval reaches 0, as its logarithm has no bound.
+    """
+    known = before.margin is not None and after.margin is not None
+    if not relative:
+        moved = after.value - before.value
+        wide = math.hypot(before.margin or 0.0, after.margin or 0.0)
+        return moved, (moved - wide, moved + wide) if known else None
+    if before.value <= 0 or after.value <= 0:
+        return None, None
+    ratio = after.value / before.value
+    shares = [(each.margin or 0.0) / each.value for each in (before, after)]
+    if not known or max(shares) >= 1:
+        return ratio - 1, None
+    wide = math.exp(math.hypot(*shares))
+    return ratio - 1, (ratio / wide - 1, ratio * wide - 1)
+
+
 def compared(before: Result, after: Result) -> list[Compared]:
     """Compares the figures that both results have. Raises ValueError."""
     second = {(each.of, each.name): each for each in measures_of(after)}
     return [
-        Compared(each, other, change(each.estimate, other.estimate, relative=each.relative))
+        Compared(each, other, *change(each.estimate, other.estimate, relative=each.relative))
         for each in measures_of(before)
         if (other := second.get((each.of, each.name))) is not None
     ]

@@ -51,22 +51,6 @@ class Estimate:
     drifts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The change from one figure to another, with its interval, None without one.
-
-    Relative changes are shares of the first figure, others are differences.
-    """
-
-    value: float
-    interval: tuple[float, float] | None
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether the runs show a change: its interval does not contain 0."""
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
-
-
 def of_percentile(values: Sequence[float], p: float) -> Estimate | None:
     """Estimates a percentile of values in the order of their arrival; None without values."""
     whole = percentile(values, p)
@@ -94,27 +78,6 @@ def of_rate(amounts: Sequence[float], seconds: float) -> Estimate:
     """Estimates a rate from the amounts in SECTIONS equal parts of the time."""
     per_s = [SECTIONS * amount / seconds for amount in amounts]
     return _estimate(sum(amounts) / seconds, per_s)
-
-
-def change(before: Estimate, after: Estimate, *, relative: bool) -> Change | None:
-    """Returns the change, None of a figure that is 0 and has no relative one.
-
-    The interval of a ratio is that of the difference of the logarithms (delta method); none of a
-    figure whose own interval reaches 0, as its logarithm has no bound.
-    """
-    known = before.margin is not None and after.margin is not None
-    if not relative:
-        moved = after.value - before.value
-        wide = math.hypot(before.margin or 0.0, after.margin or 0.0)
-        return Change(moved, (moved - wide, moved + wide) if known else None)
-    if before.value <= 0 or after.value <= 0:
-        return None
-    ratio = after.value / before.value
-    shares = [(each.margin or 0.0) / each.value for each in (before, after)]
-    if not known or max(shares) >= 1:
-        return Change(ratio - 1, None)
-    wide = math.exp(math.hypot(*shares))
-    return Change(ratio - 1, (ratio / wide - 1, ratio * wide - 1))
 
 
 def _estimate(whole: float, sections: Sequence[float]) -> Estimate:

@@ -9,10 +9,12 @@ import pytest
 from orch_sidecar.tools.bench.report import compare
 from orch_sidecar.tools.bench.report.compare import (
     Compared,
+    change,
     compare_report,
     compare_sweeps_report,
     objections,
 )
+from orch_sidecar.tools.bench.report.measures import Estimate
 from orch_sidecar.tools.bench.report.run import differing
 from orch_sidecar.tools.bench.results.result import Result
 from tests.orch_sidecar.tools.bench.report.sample_reports import HOSTILE, hostile, online, sweep
@@ -26,10 +28,9 @@ def compared(before: Result, after: Result) -> dict[str, Compared]:
 def test_faster_run_is_better_and_how_much_is_within_the_interval() -> None:
     found = compared(online(), online(seed=1, faster=1.25))
     assert found["TTFT p50"].verdict == "better"
-    change = found["TTFT p50"].change
-    assert change is not None
-    assert change.interval is not None
-    assert change.interval[0] < 1 / 1.25 - 1 < change.interval[1]
+    interval = found["TTFT p50"].interval
+    assert interval is not None
+    assert interval[0] < 1 / 1.25 - 1 < interval[1]
     assert found["within the SLO"].verdict in ("better", "no difference shown")
     assert "points" in found["within the SLO"].change_text
     assert compared(online(faster=1.25), online(seed=1))["TPOT p50"].verdict == "worse"
@@ -37,7 +38,7 @@ def test_faster_run_is_better_and_how_much_is_within_the_interval() -> None:
 
 def test_runs_of_the_same_system_show_no_difference() -> None:
     found = compared(online(), online(seed=1))
-    verdicts = [each.verdict for each in found.values() if each.change and each.change.interval]
+    verdicts = [each.verdict for each in found.values() if each.interval]
     assert verdicts.count("no difference shown") >= len(verdicts) - 2, "95 of 100"
 
 
@@ -85,9 +86,7 @@ def test_page_has_both_distributions_and_all_conditions() -> None:
 def test_result_compared_with_itself_differs_in_nothing() -> None:
     assert not differing(online(), online())
     figures = compare.compared(online(), online())
-    assert {each.verdict for each in figures if each.change and each.change.interval} == {
-        "no difference shown"
-    }
+    assert {each.verdict for each in figures if each.interval} == {"no difference shown"}
     assert "Nothing that the results record." in Page(compare_report(online(), online()).html).text
 
 
@@ -113,3 +112,28 @@ def test_sweeps_are_compared_at_the_concurrencies_that_both_have() -> None:
 def test_sweeps_without_a_common_concurrency_cannot_be_compared() -> None:
     with pytest.raises(ValueError, match="no concurrency in common"):
         compare_sweeps_report(sweep(clients=(1,)), sweep(clients=(2,)))
+
+
+def test_interval_of_a_change_follows_from_those_of_both_figures() -> None:
+    less, interval = change(Estimate(100, 5), Estimate(90, 3), relative=True)
+    assert less == pytest.approx(-0.1)
+    assert interval is not None
+    assert interval[0] < -0.1 < interval[1] < 0
+    assert change(Estimate(100, None), Estimate(200, 1), relative=True) == (1.0, None)
+    assert change(Estimate(0, 0), Estimate(1, 0), relative=True) == (None, None)
+
+
+def test_difference_of_shares_is_in_points() -> None:
+    moved, interval = change(Estimate(0.0, 0.0), Estimate(0.5, 0.1), relative=False)
+    assert moved == 0.5
+    assert interval == pytest.approx((0.4, 0.6))
+
+
+@pytest.mark.parametrize("margin", [0.4, 356.0])
+def test_ratio_to_a_figure_that_may_be_0_has_no_interval(margin: float) -> None:
+    """As of a median wait of 0.3 ms where some sections of the run waited for half a second."""
+    for pair in (
+        (Estimate(0.34, margin), Estimate(2, 0.1)),
+        (Estimate(2, 0.1), Estimate(0.34, margin)),
+    ):
+        assert change(*pair, relative=True)[1] is None

@@ -11,7 +11,6 @@ from orch_sidecar.tools.bench.report.measures import (
     Bins,
     Estimate,
     bins_of,
-    change,
     generating,
     measures_of,
     of_percentile,
@@ -97,44 +96,6 @@ def test_share_and_rate() -> None:
     assert rate.value == 30.0
     # Ten sections of 20/s or 40/s: each deviates by 10/s.
     assert rate.margin == pytest.approx(2.262157 * (10 * 100 / 90) ** 0.5)
-
-
-def test_change_is_shown_only_beyond_its_interval() -> None:
-    less = change(Estimate(100, 5), Estimate(90, 3), relative=True)
-    assert less is not None
-    assert less.value == pytest.approx(-0.1)
-    assert less.is_shown
-    assert less.interval is not None
-    assert less.interval[0] < -0.1 < less.interval[1] < 0
-    unclear = change(Estimate(100, 15), Estimate(90, 3), relative=True)
-    assert unclear is not None
-    assert not unclear.is_shown
-
-
-def test_difference_of_shares_is_in_points() -> None:
-    found = change(Estimate(0.0, 0.0), Estimate(0.5, 0.1), relative=False)
-    assert found is not None
-    assert found.value == 0.5
-    assert found.interval == pytest.approx((0.4, 0.6))
-
-
-def test_change_without_intervals_shows_nothing() -> None:
-    found = change(Estimate(100, None), Estimate(200, 1), relative=True)
-    assert found is not None
-    assert (found.value, found.interval, found.is_shown) == (1.0, None, False)
-    assert change(Estimate(0, 0), Estimate(1, 0), relative=True) is None
-
-
-@pytest.mark.parametrize("margin", [0.4, 356.0])
-def test_ratio_to_a_figure_that_may_be_0_has_no_interval(margin: float) -> None:
-    """As of a median wait of 0.3 ms where some sections of the run waited for half a second."""
-    for pair in (
-        (Estimate(0.34, margin), Estimate(2, 0.1)),
-        (Estimate(2, 0.1), Estimate(0.34, margin)),
-    ):
-        found = change(*pair, relative=True)
-        assert found is not None
-        assert (found.interval, found.is_shown) == (None, False)
 
 
 def values(found: Result) -> dict[str, float]:
