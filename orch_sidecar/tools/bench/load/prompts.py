@@ -26,9 +26,9 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field, StrictInt, StrictStr, ValidationError
+from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert, field
 
-from orch_sidecar.tools.facts.labels.documents import first_problem, parse_all
+from orch_sidecar.tools.facts.labels.documents import parse_all
 
 # Token ids, a text, or the messages of a chat.
 Content: TypeAlias = tuple[int, ...] | str | tuple[Mapping[str, Any], ...]
@@ -169,43 +169,22 @@ patient sea kept speaking.
 """
 
 
-_KINDS: Final = ("prompt", "messages", "conversations")
 _HUMAN: Final = ("human", "user")
+_Ids = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 
 
-def _text_or_ids(value: object) -> object:
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value):
-        return tuple(value)
-    raise ValueError("it must be a text or a list of token ids, and not empty")
+class _Turn(Struct):
+    sender: str = field(name="from")
+    value: str
 
 
-def _message(value: object) -> object:
-    if isinstance(value, dict) and isinstance(value.get("role"), str):
-        return value
-    raise ValueError("it must be an object with a role")
-
-
-class _Turn(BaseModel):
-    sender: StrictStr = Field(alias="from")
-    value: StrictStr
-
-
-class _Entry(BaseModel):
+class _Entry(Struct):
     """An entry. Of `prompt`, `messages` and `conversations` it has one."""
 
-    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_text_or_ids)] = ""
-    messages: Annotated[list[Annotated[Any, BeforeValidator(_message)]], Field(min_length=1)] = []
-    conversations: list[_Turn] = []
-    output_tokens: Annotated[StrictInt, Field(ge=1)] = 1
-
-    @property
-    def content(self) -> Content | None:
-        """What is asked; None of a conversation without a human turn."""
-        texts = (turn.value for turn in self.conversations if turn.sender in _HUMAN)
-        question = next((text for text in texts if text.strip()), None)
-        return self.prompt or tuple(self.messages) or question
+    prompt: Annotated[str, Meta(min_length=1)] | _Ids | UnsetType = UNSET
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | UnsetType = UNSET
+    conversations: list[_Turn] | UnsetType = UNSET
+    output_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
 
 
 def from_file(path: Path, default_output_tokens: int | None, seed: int) -> tuple[Prompt, ...]:
@@ -230,30 +209,29 @@ def parse(name: str, content: bytes, default_output_tokens: int | None) -> Itera
     is_list = len(documents) == 1 and isinstance(documents[0][1], list)
     entries = enumerate(documents[0][1], 1) if is_list else iter(documents)
     for number, entry in entries:
-        place = f"{name}: entry {number}" if is_list else f"{name}:{number}"
         try:
-            prompt = _prompt(entry, default_output_tokens)
-        except ValidationError as error:
-            raise ValueError(f"{place}: {first_problem(error)}") from None
-        except ValueError as error:
+            prompt = _prompt(convert(entry, _Entry), default_output_tokens)
+        except (ValidationError, ValueError) as error:
+            place = f"{name}: entry {number}" if is_list else f"{name}:{number}"
             raise ValueError(f"{place}: {error}") from None
         if prompt is not None:
             yield prompt
 
 
-def _prompt(entry: Any, default_output_tokens: int | None) -> Prompt | None:
+def _prompt(entry: _Entry, default_output_tokens: int | None) -> Prompt | None:
     """Returns the prompt of an entry; None for a conversation without a human turn."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"{entry!r:.60}: an entry must be an object")
-    kinds = [kind for kind in _KINDS if kind in entry]
-    if len(kinds) != 1:
-        found = " and ".join(kinds) or f"only {', '.join(entry)!r:.60}"
-        raise ValueError(f"has {found}: an entry must have exactly one of {', '.join(_KINDS)}")
-    if "output_tokens" not in entry and default_output_tokens is None:
+    asked, messages, turns = entry.prompt, entry.messages, entry.conversations
+    if [asked, messages, turns].count(UNSET) != 2:
+        raise ValueError("an entry must have exactly one of prompt, messages, conversations")
+    output_tokens = default_output_tokens if entry.output_tokens is UNSET else entry.output_tokens
+    if output_tokens is None:
         raise ValueError("has no output_tokens: add them to the entry, or give --output-tokens")
-    made = _Entry.model_validate({"output_tokens": default_output_tokens, **entry})
-    content = made.content
-    if content is None:
-        return None
-    by_ids = isinstance(made.prompt, tuple)
-    return Prompt(content, len(content) if by_ids else None, made.output_tokens)
+    if isinstance(asked, str):
+        return Prompt(asked, None, output_tokens)
+    if isinstance(asked, list):
+        return Prompt(tuple(asked), len(asked), output_tokens)
+    if messages:
+        return Prompt(tuple(messages), None, output_tokens)
+    texts = (turn.value for turn in turns or () if turn.sender in _HUMAN)
+    question = next((text for text in texts if text.strip()), None)
+    return None if question is None else Prompt(question, None, output_tokens)
