@@ -137,7 +137,9 @@ class Admit:
             if not response.client_limited:
                 if record.input_tokens is not None:
                     pool.prompt_size.learn(len(request.body), record.input_tokens)
-                tokens = generated_tokens(record, response)
+                tokens = record.output_tokens
+                if tokens is None:
+                    tokens = generated_tokens(record, response)
                 if tokens is not None:
                     record.generated_tokens = tokens
         ticket.end(

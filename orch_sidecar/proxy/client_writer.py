@@ -45,7 +45,7 @@ _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
 _CONTENT_LENGTH_LINE: Final = field_line(CONTENT_LENGTH, "%d")
 _QUEUE_POSITION: Final = field_line(X_ORCH_QUEUE_POSITION, "%d")
 _PREDICTED_START_MS: Final = field_line(X_ORCH_PREDICTED_START_MS, "%d")
-_TIMING: Final = field_line(SERVER_TIMING, "%b")
+_TIMING: Final = raw(SERVER_TIMING) + b": "
 # In lower case, as `field_line` writes names; interpolating text costs half of formatting bytes.
 _REQUEST_ID, _CORRELATION_ID, _OWN_ID = (
     name.lower() for name in (X_REQUEST_ID, X_CORRELATION_ID, X_ORCH_REQUEST_ID)
@@ -218,10 +218,10 @@ class ClientWriter(Sink):
         if not framed:
             self.keep_alive = False  # the end of the connection is the end of the body
         closing = b"" if self.keep_alive else _CLOSE
-        timing = _TIMING % record.server_timing()
+        timing = record.server_timing()
         if self.client.origin_fields:
             closing += b"".join(field_line(*each) for each in self.client.origin_fields.items())
-        return b"".join((fields, closing, timing, self.own_fields, b"\r\n"))
+        return b"".join((fields, closing, _TIMING, timing, b"\r\n", self.own_fields, b"\r\n"))
 
     def end_with(self, refusal: Refusal, *, in_stream: bool, chunked: bool) -> None:
         """Ends a response that has begun with an error event, or by resetting the connection.

@@ -39,6 +39,10 @@ from orch_sidecar.wire.http1 import (
 _NOT_CLIENT_ERRORS: Final = frozenset({408, 425, 429, 499})
 
 
+# Of a body that has arrived with its head: nothing is left to parse.
+_WHOLE: Final[Body] = LengthBody(0)
+_BODILESS: Final = frozenset({204, 304})
+
 # The longest response of an idle request that is held: some ten thousand events.
 MAX_HELD_BYTES: Final = 4_194_304
 
@@ -141,12 +145,14 @@ class EngineResponse:
         """Whether the engine runs the request, and its client has seen nothing of the response."""
         return self._connection is not None and not (self.done.done() or self._sink.started)
 
-    def start(self, connection: EngineConnection, *request: bytes | memoryview) -> None:
-        """Sends the request, in these parts; from here on the response flows."""
+    def start(
+        self, connection: EngineConnection, request: bytes, rest: bytes | memoryview = b""
+    ) -> None:
+        """Sends the request, in one part or two; from here on the response flows."""
         self._connection = connection
         if self._paused:
             connection.pause()
-        connection.send(self, *request)
+        connection.send(self, request, rest)
 
     def stop(self) -> None:
         """Closes the engine's connection, unless the response is complete."""
@@ -220,12 +226,11 @@ class EngineResponse:
         try:
             body = self._body
             if body is None:
-                self._buffer += data
-                body = self._begin()
-                if body is None:
+                begun = self._begin(self._buffer + data if self._buffer else data)
+                if begun is None:
                     return
-                data, self._buffer = self._buffer, b""
-            out = body.feed(data)
+                body, data = begun
+            out = data if body is _WHOLE else body.feed(data)
         except FramingError as error:
             del content[before:]  # nothing that came with invalid framing is passed on
             text = f"the engine's response is not valid HTTP: {error}"
@@ -252,24 +257,32 @@ class EngineResponse:
         text = f"the engine closed the connection before its response was complete{cause}"
         self.fail(Refusal(Reason.ENGINE_FAILED, text))
 
-    def _begin(self) -> Body | None:
-        """Takes the final head off the buffer. None: it is not complete yet."""
-        while (parsed := parse_head(self._buffer)) is not None:
+    def _begin(self, data: bytes) -> tuple[Body, bytes] | None:
+        """Takes the final head off what has arrived. Returns the body, and what is there of it.
+        None: the head is not complete yet."""
+        while (parsed := parse_head(data)) is not None:
             head, start = parsed
-            self._buffer = self._buffer[start:]
-            if head.status == 101:
-                raise FramingError("the engine switches protocols")
+            data = data[start:]
             if head.status < 200:
+                if head.status == 101:
+                    raise FramingError("the engine switches protocols")
                 continue
-            self._head = head
+            self._head, self._buffer = head, b""
             self.status = head.status
             if self._holds or (
                 self._rejection is not None and head.status in backpressure.REJECTION_STATUSES
             ):
                 self._withheld = bytearray()
             self._sink.begin(head)
-            self._body = body_of(head, dechunk=self._sink.dechunk, content=self._content)
-            return self._body
+            body: Body
+            if head.length == len(data) and data and head.status not in _BODILESS:
+                self._content.append(data)
+                body = _WHOLE
+            else:
+                body = body_of(head, dechunk=self._sink.dechunk, content=self._content)
+            self._body = body
+            return body, data
+        self._buffer = data
         return None
 
     def _withhold(self, out: bytes) -> None:

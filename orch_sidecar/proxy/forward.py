@@ -76,8 +76,10 @@ class Forward:
             body: bytes | memoryview = request.body
             if request.salt:
                 head, body = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
-            large = len(body) > LARGE_BYTES  # such a body is never copied
-            response.start(connection, *((head, body) if large else (head + body,)))
+            if len(body) > LARGE_BYTES:  # such a body is never copied
+                response.start(connection, head, body)
+            else:
+                response.start(connection, head + body)
             await response.done
             return _result(response, sink, pool)
         finally:

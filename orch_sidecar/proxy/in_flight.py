@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from orch_sidecar.api.headers import AUTHORIZATION, X_API_KEY, X_ORCH_REQUEST_ID
+from orch_sidecar.api.headers import X_ORCH_REQUEST_ID
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.keys import credential, key_bytes, without_scheme
 
@@ -71,10 +71,7 @@ class InFlight:
 
     def end(self, name: RequestName) -> None:
         """Removes a request that has ended. Raises KeyError if it is not registered."""
-        headers = self._requests.pop(name).http.headers
-        key: str | bytes = ""
-        if AUTHORIZATION in headers or X_API_KEY in headers:
-            key = credential(headers) or ""
+        key = credential(self._requests.pop(name).http.headers) or ""
         ended = self._ended
         ended[name] = key if len(key) <= _LONG_KEY else self._digest(key)
         if len(ended) >= ENDED_KEPT:

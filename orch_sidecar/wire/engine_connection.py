@@ -40,12 +40,13 @@ class EngineConnection(asyncio.Protocol):
     def open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
-    def send(self, receiver: Receiver, *request: bytes | memoryview) -> None:
-        """Writes a complete request, given in parts; `receiver` gets the response."""
+    def send(self, receiver: Receiver, request: bytes, rest: bytes | memoryview = b"") -> None:
+        """Writes a complete request, in one part or two; `receiver` gets the response."""
         assert self.transport is not None
         self.receiver = receiver
-        for part in request:
-            self.transport.write(part)
+        self.transport.write(request)
+        if rest:
+            self.transport.write(rest)
 
     def pause(self) -> None:
         if self.transport is not None:
@@ -127,10 +128,9 @@ class ConnectionPool:
 
     def give_back(self, connection: EngineConnection) -> None:
         """Keeps a connection for reuse. Its response must have ended as framed, with keep-alive."""
-        connection.receiver, transport = None, connection.transport
-        if transport is not None and not transport.is_closing():
-            connection.idle_since = self.loop.time()
-            self._idle.append(connection)
+        connection.receiver = None
+        connection.idle_since = self.loop.time()
+        self._idle.append(connection)  # `take` sees whether it has been closed
 
     def prune(self) -> None:
         """Closes connections that have been idle for too long to be reused."""

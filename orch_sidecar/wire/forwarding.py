@@ -157,11 +157,10 @@ def request_head(
                 for (name, _), each in zip(client, forwarded, strict=True)
             )
     theirs = b"\r\n".join(map(b": ".join, compress(client, forwarded)))
-    if theirs:
-        theirs += b"\r\n"
     if authorization is not None:
         ours += _AUTHORIZATION % authorization
-    return b"".join((line, b"\r\n", theirs, ours, b"\r\n"))
+    end = b"\r\n"
+    return b"".join((line, end, theirs, end if theirs else b"", ours, end))
 
 
 # A client sends the same names in every request.

@@ -42,6 +42,8 @@ End = Callable[[Relayed], Relayed]
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabcd\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-3\r\nabc\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabcdef",
+        b"HTTP/1.1 204 No Content\r\ncontent-length: 3\r\n\r\nabc",
+        b"HTTP/1.1 304 Not Modified\r\ncontent-length: 3\r\n\r\nabc",
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000,
         b"\x00" * 100_000,
