@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orch_sidecar.admission.controller import AdmissionController
-from orch_sidecar.admission.types import Lease, Queued
+from orch_sidecar.admission.types import Queued
 from tests.orch_sidecar.admission.examples import (
     BULK,
     INTERACTIVE,
@@ -36,16 +36,6 @@ def test_head_of_the_queue_claims_the_slots_that_it_lacks() -> None:
     assert core.order.claim is None
 
 
-def test_request_is_dispatched_under_an_offer_while_others_claim_slots() -> None:
-    core = core_of(8, foreign=6, sidecars=2, contended=True)
-    assert isinstance(core.arrive("a", interactive(2), 0.0), Queued)
-    assert core.order.claim == Claim(2, urgent=True)
-    core.constraints.offers.offer(1, 1)
-    assert granted(core.dispatch(0.0)) == []
-    core.constraints.offers.offer(2, 2)
-    assert granted(core.dispatch(1.0)) == ["a"]
-
-
 def test_request_that_waits_for_something_else_claims_nothing() -> None:
     """Slots would be booked for it in vain, again and again."""
     core = core_of(8, FEW, foreign=8, sidecars=2, contended=True)
@@ -61,13 +51,6 @@ def test_request_that_waits_for_something_else_claims_nothing() -> None:
     assert granted(core.dispatch(2.0)) == ["a"]
 
 
-def test_sidecar_that_has_all_slots_claims_the_next_that_comes_free() -> None:
-    core = core_of(4, sidecars=2)
-    fill(core, interactive(), *"abcd")
-    assert isinstance(core.arrive("e", interactive(), 0.0), Queued)
-    assert core.order.claim == Claim(1, urgent=True)
-
-
 def test_sidecar_whose_interactive_requests_reach_their_limit_claims_nothing() -> None:
     core = core_of(8, rules(class_rules(batch=BatchBounds(least=1, most=2))), sidecars=2)
     fill(core, interactive(), "a", "b")
@@ -78,13 +61,6 @@ def test_sidecar_whose_interactive_requests_reach_their_limit_claims_nothing() -
     assert core.order.claim == Claim(1, urgent=True)
 
 
-def test_request_that_takes_all_slots_claims_them() -> None:
-    """Alone in the engine it is limited by nothing else."""
-    core = core_of(8, FEW, foreign=8, sidecars=2, contended=True)
-    core.arrive("a", bulk(8), 0.0)
-    assert core.order.claim == Claim(8, urgent=False)
-
-
 def test_bulk_request_is_owed_its_share_of_an_engine_that_others_want_for_themselves() -> None:
     """Its own sidecar has no interactive traffic, and others have so much that their claims always
     go before one that is not urgent."""
@@ -93,15 +69,6 @@ def test_bulk_request_is_owed_its_share_of_an_engine_that_others_want_for_themse
     assert core.order.claim == Claim(1, urgent=False)
     core.dispatch(10.0)  # it is guaranteed a slot of eight
     assert core.order.claim == Claim(1, urgent=True)
-
-
-def test_alone_a_sidecar_claims_nothing_and_waits_for_no_offer() -> None:
-    core = core_of(8, foreign=8)
-    core.arrive("a", interactive(), 0.0)
-    assert core.order.claim is None
-    assert granted(core.engine_reports(report(8, foreign=7), 1.0)) == ["a"]
-    assert isinstance(core.release("a", 2.0), list)
-    assert isinstance(core.arrive("b", interactive(), 2.0), Lease)
 
 
 def test_offer_is_not_kept_for_a_later_request() -> None:
@@ -125,12 +92,6 @@ def test_all_that_wait_are_claimed_up_to_twice_the_slots_of_the_engine() -> None
     for name in "efghi":
         queue(core, interactive(3), name)
     assert core.order.claim == Claim(2, urgent=True, more=14)
-
-
-def test_bulk_requests_claim_no_more_than_their_batch_has_left() -> None:
-    core = core_of(8, FEW, foreign=2, sidecars=2, contended=True)
-    queue(core, bulk(), *"abcd")
-    assert core.order.claim == Claim(1, urgent=False, more=1)
 
 
 def test_bulk_requests_claim_no_free_slots_that_are_reserved() -> None:
@@ -162,20 +123,6 @@ def beside(foreign_interactive: int, sidecars: int = 2) -> AdmissionController:
         16, BATCH, foreign=foreign_interactive, foreign_interactive=foreign_interactive,
         sidecars=sidecars,
     )  # fmt: skip
-
-
-def test_interactive_sequences_of_other_sidecars_count() -> None:
-    core = beside(2)
-    fill(core, interactive(), *"abcd")
-    queue(core, interactive(), "e")
-    assert reason(core.blocked_by) == "batch"
-    assert core.order.claim is None
-
-
-def test_bulk_requests_of_other_sidecars_do_not_count_for_interactive_ones() -> None:
-    core = core_of(16, BATCH, foreign=8, sidecars=2)
-    fill(core, interactive(), *"abcdef")
-    queue(core, interactive(), "g")
 
 
 @pytest.mark.parametrize(("sidecars", "share"), [(2, 3), (3, 2), (8, 1)])

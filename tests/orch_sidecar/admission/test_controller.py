@@ -73,13 +73,6 @@ def test_cost_above_the_slots_is_refused_with_both_numbers() -> None:
     assert "4 slots" in outcome.message
 
 
-def test_one_release_admits_as_many_as_fit_in_order_of_arrival() -> None:
-    core = core_of(4)
-    fill(core, bulk(4), "a")
-    queue(core, bulk(2), "b", "c", "d")
-    assert granted(core.release("a", 2.0)) == ["b", "c"]
-
-
 def test_bulk_goes_when_interactive_traffic_has_delayed_it_by_the_bound() -> None:
     """All the slot is taken from it, so the delay is the wait."""
     core = core_of(1)
@@ -144,14 +137,6 @@ def test_a_request_whose_wait_has_expired_keeps_none_that_arrives_then_from_its_
     assert refused(core.take_displaced()) == {"expires": Reason.SLO_MISS}
 
 
-def test_waiting_for_other_bulk_requests_does_not_age_a_bulk_request() -> None:
-    core = core_of(4)
-    fill(core, bulk(4), "a")
-    queue(core, bulk(), "b")
-    queue(core, interactive(), "i", at=50.0)
-    assert granted(core.release("a", 55.0)) == ["i", "b"]
-
-
 def test_delay_before_it_came_is_not_counted() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
@@ -185,13 +170,6 @@ def test_limits_follow_the_measured_step_time() -> None:
     ) == (10, True)
 
 
-def test_without_interactive_rules_all_is_bulk() -> None:
-    core = core_of(1, bulk_only())
-    fill(core, bulk(), "a")
-    queue(core, bulk(), "b", "c")
-    assert granted(core.release("a", 1.0)) == ["b"]
-
-
 def busy(core: AdmissionController, until: float) -> None:
     """Interactive requests of a second come twice in it, from 0 s on."""
     for number in range(int(2 * until)):
@@ -219,16 +197,6 @@ def test_reserve_comes_back_to_bulk_when_interactive_requests_stay_away() -> Non
     assert 31.0 <= now <= 60.0
 
 
-def test_the_next_interactive_request_finds_a_slot() -> None:
-    core = core_of(8)
-    busy(core, until=30.0)
-    fill(core, bulk(6), "a", at=30.0)
-    fill(core, bulk(), "b", at=30.0)
-    queue(core, bulk(), "c", at=30.0)
-    assert reason(core.blocked_by) == "reserve"
-    fill(core, interactive(), "i", at=30.5)
-
-
 def test_preemption_blocks_requests_until_the_cache_has_recovered() -> None:
     core = core_of(4, kv=kv_of(1000))
     fill(core, bulk(prompt_tokens=700, max_tokens=100), "a")
@@ -243,18 +211,6 @@ def test_preemption_blocks_requests_until_the_cache_has_recovered() -> None:
         decisions = core.dispatch(now := at)
     assert granted(decisions) == ["b"]
     assert now == pytest.approx(25.0, abs=0.3), "950 of 1000 tokens, 750 at first, 30 s to recover"
-
-
-def test_blocked_prompt_is_dispatched_after_the_prefill_of_the_one_before() -> None:
-    core = core_of(8, prefill_tokens_per_s=1000.0)
-    fill(core, interactive(), "i")
-    fill(core, bulk(prompt_tokens=600), "a")
-    queue(core, bulk(prompt_tokens=100), "b")
-    assert reason(core.blocked_by) == "prefill"
-    at = core.next_event(0.0)
-    assert at is not None
-    assert at == pytest.approx(0.2)
-    assert granted(core.dispatch(at + 1e-9)) == ["b"]
 
 
 # Reloaded rules
@@ -273,14 +229,6 @@ def test_reloaded_rules_apply_to_new_requests_and_end_none() -> None:
     assert core.dispatch(59.9) == []
     assert granted(core.release("a", 59.9)) == ["b"]
     assert refused(core.dispatch(60.0)) == {"c": Reason.QUEUE_TIMEOUT}
-
-
-def test_wider_rules_dispatch_requests_that_fit_now() -> None:
-    narrow = class_rules(batch=BatchBounds(least=1, most=1))
-    core = core_of(4, rules(narrow, narrow))
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b", "c")
-    assert granted(core.replace_rules(rules(), 1.0)) == ["b", "c"]
 
 
 def test_rules_without_interactive_requests_still_serve_those_that_wait() -> None:

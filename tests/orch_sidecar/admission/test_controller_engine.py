@@ -11,9 +11,6 @@ from orch_sidecar.admission.draining import Drain, OrderedBy
 from orch_sidecar.admission.types import Decision, Lease, Queued
 from orch_sidecar.api.refusal import Reason, Refusal
 from tests.orch_sidecar.admission.examples import (
-    BULK,
-    DRAIN,
-    INTERACTIVE,
     STALE,
     STEP_TIME,
     bulk,
@@ -48,12 +45,6 @@ def test_abandoned_lease_frees_its_slot_only_when_the_engine_confirms_its_end() 
     assert ended(core, ["a"], 4.0) == []
 
 
-def test_foreign_traffic_blocks_requests_until_it_ends() -> None:
-    core = core_of(2, foreign=2)
-    queue(core, interactive(), "a", at=1.0)
-    assert granted(core.engine_reports(report(2, foreign=1), 2.0)) == ["a"]
-
-
 def test_unavailable_engine_refuses_arrivals_and_keeps_those_queued() -> None:
     core = core_of(1)
     fill(core, interactive(), "a")
@@ -84,19 +75,6 @@ def test_nothing_blocks_the_queue_once_all_requests_have_left() -> None:
     core.leave("b", 1.0)
     core.engine_reports(report(1), 2.0)
     assert core.blocked_by is None
-
-
-def test_new_epoch_frees_all_slots_of_the_old_engine() -> None:
-    core = core_of(2)
-    fill(core, interactive(2), "a")
-    queue(core, bulk(), "b")
-    assert core.engine_reports(report(2, "e2"), 1.0) == [Decision("b", Lease("b", 1, "e2"))]
-    assert core.release("a", 2.0) == [], "a lease of the old epoch is gone"
-    assert (
-        core.ledger.leased,
-        core.status(0.0).of(INTERACTIVE).leased,
-        core.status(0.0).of(BULK).leased,
-    ) == (1, 0, 1)
 
 
 def test_new_epoch_may_begin_with_leases_that_reached_it_under_the_old_one() -> None:
@@ -144,32 +122,6 @@ def test_drain_that_was_ordered_for_the_pool_outlives_its_engine(by: OrderedBy) 
     core.drain(Drain(by, 0.0))
     core.engine_reports(report(1, "e2"), 1.0)
     assert reason_of(core.arrive("a", interactive(), 1.0)) is Reason.DRAINING
-
-
-def test_draining_refuses_arrivals_and_serves_those_queued() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b")
-    core.drain(DRAIN)
-    assert core.draining
-    assert reason_of(core.arrive("c", interactive(), 1.0)) is Reason.DRAINING
-    assert granted(core.release("a", 2.0)) == ["b"]
-    core.resume()
-    assert not core.draining
-    queue(core, interactive(), "d", at=3.0)
-
-
-def test_all_queued_requests_are_refused_at_once() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "i1", "i2")
-    queue(core, bulk(), "b")
-    decisions = core.refuse_queued(CLOSING)
-    assert {each.ticket: each.outcome for each in decisions} == dict.fromkeys(
-        ("i1", "i2", "b"), CLOSING
-    )
-    assert (core.queues.depth, core.blocked_by) == (0, None)
-    assert core.refuse_queued(CLOSING) == []
 
 
 def test_delay_stops_with_a_dismissal() -> None:

@@ -42,15 +42,6 @@ def test_full_queue_refuses_with_a_time_to_come_back() -> None:
     assert outcome.retry_after_ms is not None
 
 
-def test_each_class_has_its_queue() -> None:
-    core = core_of(1, of_capacity(1))
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "i")
-    queue(core, bulk(), "b")
-    assert reason_of(core.arrive("i2", interactive(), 0.0)) is Reason.QUEUE_FULL
-    assert reason_of(core.arrive("b2", bulk(), 0.0)) is Reason.QUEUE_FULL
-
-
 @pytest.mark.parametrize("full_queue", list(FullQueue))
 def test_queue_of_capacity_zero_admits_what_fits_and_refuses_the_rest(
     full_queue: FullQueue,
@@ -125,36 +116,6 @@ def test_retry_after_counts_the_cost_of_all_queued_requests_and_is_spread(seed: 
 # Time limits
 
 
-def test_expired_request_is_refused_and_frees_no_slot() -> None:
-    core = core_of(1, rules(class_rules(max_wait_s=10.0)))
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b", at=1.0)
-    assert core.next_event(1.0) == 11.0
-    assert core.dispatch(10.9) == []
-    assert refused(core.dispatch(11.0)) == {"b": Reason.QUEUE_TIMEOUT}
-    assert core.ledger.leased == 1
-    assert core.next_event(11.0) is None
-
-
-def test_expiry_of_the_head_admits_requests_behind_it_that_fit() -> None:
-    core = core_of(4, rules(class_rules(max_wait_s=10.0)))
-    fill(core, interactive(3), "a")
-    queue(core, interactive(2), "large", at=1.0)
-    queue(core, interactive(1), "small", at=5.0)
-    decisions = core.dispatch(11.0)
-    assert refused(decisions) == {"large": Reason.QUEUE_TIMEOUT}
-    assert granted(decisions) == ["small"]
-
-
-def test_leaving_the_queue_admits_requests_behind_that_fit() -> None:
-    core = core_of(4)
-    fill(core, interactive(3), "a")
-    queue(core, interactive(2), "large", at=1.0)
-    queue(core, interactive(1), "small", at=2.0)
-    assert granted(core.leave("large", 3.0)) == ["small"]
-    assert core.leave("large", 4.0) == []
-
-
 @pytest.mark.parametrize(
     ("arriving", "at", "reason"),
     [
@@ -221,13 +182,3 @@ def test_no_request_is_overtaken_while_the_timer_is_late() -> None:
     decisions = core.take_displaced()
     assert refused(decisions) == {"late": Reason.QUEUE_TIMEOUT}
     assert granted(decisions) == ["next"]
-
-
-def test_expired_request_is_refused_even_if_the_timer_is_late() -> None:
-    core = core_of(1, rules(class_rules(max_wait_s=10.0)))
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b", at=1.0)
-    queue(core, interactive(), "c", at=5.0)
-    decisions = core.release("a", 12.0)
-    assert refused(decisions) == {"b": Reason.QUEUE_TIMEOUT}
-    assert granted(decisions) == ["c"]

@@ -42,16 +42,6 @@ def measured(slots: int, of_rules: AdmissionRules | None = None) -> AdmissionCon
 # Predictions: 2.1 s for a request of 100 tokens while one or none runs, 1.1 s behind it.
 
 
-def test_start_of_queued_requests_is_predicted() -> None:
-    core = measured(1)
-    fill(core, interactive(max_tokens=100), "a")
-    assert queue(core, interactive(max_tokens=100), "b", "c") == [
-        Queued(0, 1100),
-        Queued(1, 2200),
-    ]
-    assert queue(core, bulk(max_tokens=100), "d") == [Queued(2, 3300)]
-
-
 def test_a_request_that_would_start_too_late_is_refused_at_once() -> None:
     core = measured(1, rules(class_rules(max_wait_s=2.0)))
     fill(core, interactive(max_tokens=100), "a")
@@ -109,10 +99,6 @@ def test_time_per_token_is_that_of_real_traffic() -> None:
     fill(core, interactive(tpot_ms=22.0), "b")
 
 
-def test_time_per_token_that_is_not_known_refuses_nothing() -> None:
-    fill(core_of(4), interactive(tpot_ms=0.1), "a")
-
-
 def test_a_wait_that_misses_the_slo_is_refused_at_once() -> None:
     core = measured(1, rules(class_rules(ttft_p95_ms=2000.0)))
     fill(core, interactive(max_tokens=100), "a")
@@ -137,12 +123,6 @@ def test_a_wait_ends_with_the_slo_itself_while_the_step_time_is_not_known() -> N
     queue(core, interactive(prompt_tokens=500), "b")
     assert core.next_event(0.0) == 2.0
     assert refused(core.dispatch(2.0)) == {"b": Reason.SLO_MISS}
-
-
-def test_a_request_that_can_start_now_is_not_refused_for_the_slo() -> None:
-    core = measured(4, rules(class_rules(ttft_p95_ms=100.0)))
-    fill(core, interactive(prompt_tokens=500), "a")
-    fill(core, interactive(prompt_tokens=500, deadline_ms=60_000.0), "b")
 
 
 def test_nothing_is_refused_on_a_guess() -> None:
@@ -225,25 +205,6 @@ def test_request_in_line_for_a_slot_is_told_of_the_cache_that_will_lack_room_the
     assert starts == [1300, 9100, 9100]
     shown = core.forecaster.starts(INTERACTIVE, core.blocked_by, 0.0)
     assert [round(1000 * (start_s or 0)) for _, start_s in shown] == starts
-
-
-def test_the_reserve_is_free_and_not_for_bulk_requests() -> None:
-    core = measured(4)
-    core.constraints.reserve.interactive.slots = 1.0
-    core.constraints.reserve.interactive._updated_at = 0.1
-    fill(core, bulk(3, max_tokens=100), "b", at=0.1)
-    assert queue(core, bulk(max_tokens=100), "b2", at=0.1) == [Queued(0, 1300)]
-    assert reason(core.blocked_by) == "reserve"
-
-
-def test_free_slots_are_of_no_use_while_the_engine_reads_bulk_prompts() -> None:
-    """Each of the prompts is longer than may be read at once beside interactive requests."""
-    core = measured(8, rules(class_rules(ttft_p95_ms=1000.0)))
-    fill(core, interactive(max_tokens=100), "i")
-    fill(core, bulk(prompt_tokens=500, max_tokens=100), "a")
-    request = bulk(prompt_tokens=500, max_tokens=100)
-    assert queue(core, request, "b", "c") == [Queued(0, 500), Queued(1, 1000)]
-    assert reason(core.blocked_by) == "prefill"
 
 
 def test_forecast_of_a_free_engine_and_of_a_full_one() -> None:

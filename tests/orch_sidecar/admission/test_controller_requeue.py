@@ -10,10 +10,7 @@ from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.types import AdmissionRequest, Queued
 from orch_sidecar.api.refusal import Reason
 from tests.orch_sidecar.admission.examples import (
-    BULK,
     DRAIN,
-    INTERACTIVE,
-    STALE,
     STEP_TIME,
     bulk,
     class_rules,
@@ -59,16 +56,6 @@ def test_requeued_request_goes_first_after_a_pause() -> None:
     assert core.release("x", 1.3) == []
     assert core.dispatch(1.49) == []
     assert granted(core.dispatch(1.5)) == ["a'", "b"]
-
-
-def test_pause_blocks_new_requests_although_the_queue_is_empty() -> None:
-    core = core_of(4)
-    fill(core, interactive(), "a")
-    core.pause("none", 0.5, 1.0)
-    assert core.release("a", 1.0) == []
-    queue(core, interactive(), "b", at=1.1)
-    assert (reason(core.blocked_by), core.next_event(1.1)) == ("pause", 1.5)
-    assert granted(core.dispatch(1.5)) == ["b"]
 
 
 @pytest.mark.parametrize(("asked_s", "pause_s"), [(0.0, 0.02), (0.3, 0.3), (3600.0, 1.0)])
@@ -149,14 +136,6 @@ def test_requeued_request_that_cannot_meet_its_slo_is_refused() -> None:
     assert reason_of(outcome) is Reason.SLO_MISS
 
 
-def test_requeued_request_enters_a_full_queue() -> None:
-    core = core_of(1, rules(class_rules(queue_capacity=1)))
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b")
-    refused_below(core, "a", interactive(), 0.1, 1.0)
-    assert core.queues.depth == 2
-
-
 def test_requeued_request_that_has_become_too_large_is_refused() -> None:
     core = core_of(4)
     fill(core, interactive(4), "a")
@@ -208,15 +187,6 @@ def test_a_pause_is_delay_as_far_as_interactive_requests_take_slots() -> None:
     refused_below(core, "a", bulk(), 1.0, 1.0)
     queue(core, interactive(2), "i2", at=1.5)
     assert granted(core.dispatch(2.0)) == ["a'"], "half a second of delay"
-
-
-def test_requeued_request_waits_while_the_engine_is_unavailable() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    core.engine_unavailable(STALE, 0.0)
-    refused_below(core, "a", interactive(), 0.1, 1.0)
-    assert core.dispatch(5.0) == []
-    assert granted(core.engine_reports(report(1), 6.0)) == ["a'"]
 
 
 def test_rejected_request_is_no_measure_of_how_fast_slots_come_free() -> None:
@@ -301,16 +271,3 @@ def test_parts_count_for_their_key_like_requests() -> None:
     for name in ("a", "b", *("o1", "t1", "o2", "t2")):
         order += granted(ended(core, [name], 1.0))
     assert sorted(order[:4]) == ["o1", "o2", "t1", "t2"]
-
-
-def test_depth_counts_parts_and_returns_to_zero() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "p1")
-    queue(core, interactive(is_later_part=True), "p2")
-    assert core.queues.depth == 2
-    core.leave("p1", 1.0)
-    core.leave("p2", 1.0)
-    assert core.queues.depth == 0
-    for service_class in (INTERACTIVE, BULK):
-        assert core.queues.places(service_class) == 0

@@ -14,7 +14,6 @@ from tests.orch_sidecar.admission.examples import (
     interactive,
     reason,
     reason_of,
-    report,
     rules,
 )
 from tests.orch_sidecar.admission.gates import (
@@ -31,7 +30,7 @@ from tests.orch_sidecar.admission.gates import (
     queued,
 )
 from tests.patience import HANG_S
-from vllm_plugin.contracts.profile import BatchBounds, FullQueue
+from vllm_plugin.contracts.profile import BatchBounds
 
 
 async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
@@ -47,15 +46,6 @@ async def test_ids_name_the_instance_and_the_cost_and_differ() -> None:
 async def test_a_lease_has_the_id_of_its_ticket() -> None:
     ticket = opened(gate_of(8), interactive(3))
     assert await ticket.lease() == Lease(ticket.id, 3, "e1")
-
-
-async def test_waiting_request_is_woken_with_its_lease() -> None:
-    gate = gate_of(1)
-    first = lease_at_once(gate)
-    waiting = await queued(gate)
-    end(gate, first)
-    end(gate, await lease_of(waiting))
-    assert_nothing_left(gate)
 
 
 async def test_waiting_requests_are_woken_in_order_of_arrival() -> None:
@@ -99,17 +89,6 @@ async def test_only_completed_responses_are_learned_from() -> None:
 
 
 # Evictions
-
-
-async def test_evicted_request_gets_its_refusal() -> None:
-    of_class = class_rules(queue_capacity=1)
-    gate = gate_of(1, rules(of_class, of_class, full_queue=FullQueue.DROP_LRU))
-    held = lease_at_once(gate)
-    first = await queued(gate, bulk())
-    second = opened(gate, bulk())
-    assert reason_of(await asyncio.wait_for(first, HANG_S)) is Reason.QUEUE_FULL_DROP_LRU
-    end(gate, held)
-    assert isinstance(await second.lease(), Lease)
 
 
 # The timer
@@ -180,18 +159,6 @@ async def test_timer_dispatches_a_bulk_request_that_was_delayed_enough() -> None
 # The engine and the operator
 
 
-async def test_new_epoch_wakes_waiting_requests() -> None:
-    gate = gate_of(1)
-    old = lease_at_once(gate)
-    waiting = await queued(gate)
-    gate.engine_reports(report(1, "e2"))
-    lease = await lease_of(waiting)
-    end(gate, old)
-    assert gate.status().leased == 1, "the old epoch's lease frees nothing in the new one"
-    end(gate, lease)
-    assert_nothing_left(gate)
-
-
 async def test_reloaded_rules_wake_requests_that_fit_now() -> None:
     narrow = class_rules(batch=BatchBounds(least=1, most=1))
     gate = gate_of(4, rules(narrow, narrow))
@@ -213,18 +180,6 @@ async def test_cancellation_while_queued_leaves_the_queue() -> None:
     assert_nothing_left(gate)
 
 
-async def test_cancellation_of_the_head_admits_a_smaller_one_behind_it() -> None:
-    gate = gate_of(4)
-    held = lease_at_once(gate, interactive(3))
-    large, small = await queued(gate, interactive(4)), await queued(gate)
-    large.cancel()
-    lease = await lease_of(small)
-    end(gate, held)
-    end(gate, lease)
-    assert await cancelled(large)
-    assert_nothing_left(gate)
-
-
 @pytest.mark.parametrize("cancelled_first", [True, False])
 async def test_grant_and_cancellation_in_one_turn_give_the_lease_back(
     cancelled_first: bool,
@@ -239,17 +194,6 @@ async def test_grant_and_cancellation_in_one_turn_give_the_lease_back(
     if not cancelled_first:
         waiting.cancel()
     assert await cancelled(waiting)
-    assert_nothing_left(gate)
-
-
-async def test_lease_given_back_by_a_cancelled_request_goes_to_the_next() -> None:
-    gate = gate_of(1)
-    held = lease_at_once(gate)
-    first, second = await queued(gate), await queued(gate)
-    end(gate, held)
-    first.cancel()
-    end(gate, await lease_of(second))
-    assert await cancelled(first)
     assert_nothing_left(gate)
 
 

@@ -60,103 +60,6 @@ def test_empty_queue_dispatches_nothing() -> None:
     assert (line.next(), line.order.blocked_by, line.order.changes_at(0.0)) == (None, None, None)
 
 
-def test_interactive_before_bulk_and_first_come_first_served() -> None:
-    line = Line()
-    for name, request in (
-        ("b1", bulk()),
-        ("i1", interactive()),
-        ("b2", bulk()),
-        ("i2", interactive()),
-    ):
-        line.wait(name, request)
-    went = []
-    while (goes := line.next()) is not None:
-        line.queues.remove(goes)
-        went.append(goes)
-    assert went == ["i1", "i2", "b1", "b2"]
-
-
-def test_a_delayed_bulk_request_goes_before_interactive_ones() -> None:
-    line = Line()
-    line.wait("b", bulk())
-    line.delay()
-    line.wait("i", interactive())
-    assert line.next(9.9) == "i"
-    assert line.next(10.0) == "b"
-
-
-def test_no_request_overtakes_an_aged_bulk_request_that_does_not_fit() -> None:
-    line = Line()
-    line.run(interactive())
-    line.wait("b", bulk(4))
-    line.delay()
-    line.wait("i", interactive())
-    assert line.next(9.9) == "i"
-    assert line.next(10.0) is None
-    assert reason(line.order.blocked_by) == "slot"
-    assert reason(line.blocks(interactive(), 10.0)) == "slot"
-    assert reason(line.blocks(bulk(), 10.0)) == "slot"
-
-
-def test_blocked_request_blocks_those_behind_it() -> None:
-    line = Line()
-    line.run(interactive())
-    line.wait("large", interactive(4))
-    line.wait("small", interactive())
-    line.wait("bulk", bulk())
-    assert line.next() is None
-    assert reason(line.order.blocked_by) == "slot"
-
-
-def test_interactive_requests_that_wait_for_each_other_let_bulk_ones_go() -> None:
-    line = Line(interactive_batch=1)
-    line.run(interactive())
-    line.wait("i", interactive())
-    assert line.next() is None
-    assert reason(line.order.blocked_by) == "batch"
-    assert reason(line.blocks(interactive())) == "batch"
-    assert line.blocks(bulk()) is None
-    line.wait("b", bulk())
-    assert line.next() == "b"
-    assert reason(line.order.blocked_by) == "batch"
-    assert reason(line.blocks(bulk())) == "batch", "one of its class is ahead"
-
-
-def test_constraint_of_the_head_is_reported_even_if_another_blocks_the_second() -> None:
-    line = Line(interactive_batch=1)
-    line.run(interactive())
-    line.wait("i", interactive())
-    line.wait("b", bulk(4))
-    assert line.next() is None
-    assert reason(line.order.blocked_by) == "batch"
-
-
-def test_no_request_overtakes_one_of_its_own_class() -> None:
-    line = Line()
-    line.run(interactive())
-    line.wait("i", interactive(4))
-    line.wait("b", bulk(4))
-    line.next()
-    assert reason(line.blocks(interactive())) == "slot"
-    assert reason(line.blocks(bulk())) == "slot"
-
-
-def test_interactive_requests_pass_by_bulk_ones() -> None:
-    line = Line()
-    line.run(bulk())
-    line.wait("b", bulk(4))
-    line.next()
-    assert line.blocks(interactive()) is None
-    assert reason(line.blocks(bulk())) == "slot"
-
-
-def test_first_request_waits_only_for_its_own_constraint() -> None:
-    line = Line()
-    line.run(bulk(3))
-    assert line.blocks(bulk()) is None
-    assert reason(line.blocks(bulk(2))) == "slot"
-
-
 def test_request_that_arrives_before_a_dispatch_waits_for_those_ahead() -> None:
     line = Line()
     line.wait("b", bulk())
@@ -181,19 +84,6 @@ def test_a_bulk_request_that_is_due_waits_for_slots_only() -> None:
     assert reason(line.blocks(interactive(), 10.0)) == "slot", "no other overtakes it now"
 
 
-def test_pause_blocks_all_requests() -> None:
-    line = Line()
-    line.pause(1.0, 4.0)
-    assert reason(line.blocks(interactive(), 4.9)) == "pause"
-    line.wait("i", interactive())
-    assert line.next(4.9) is None
-    assert reason(line.order.blocked_by) == "pause"
-    assert line.order.changes_at(4.9) == 5.0
-    assert line.next(5.0) == "i"
-    line.queues.remove("i")
-    assert line.blocks(interactive(), 5.0) is None
-
-
 def test_offer_ends_a_pause_for_which_slots_are_claimed() -> None:
     line = Line()
     line.constraints.offers.sidecars = 2
@@ -215,15 +105,6 @@ def test_rejection_under_an_offer_claims_no_slots_until_the_pause_has_ended() ->
     assert line.next(0.1) is None
     assert (reason(line.order.blocked_by), line.order.claim) == ("pause", None)
     assert line.next(0.5) == "b"
-
-
-def test_predictable_ends_of_constraints_are_known() -> None:
-    line = Line()
-    line.pause(1.0, 4.0)
-    constraints, request = line.constraints, interactive()
-    assert constraints.pause.clears_at(request, 4.0) == 5.0
-    assert constraints.kv.clears_at(request, 4.0) == 4.25, "then it looks again"
-    assert constraints.slots.clears_at(request, 4.0) is None
 
 
 def test_the_time_of_a_delayed_request_is_foreseen() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orch_sidecar.admission.queues import Queues
 from orch_sidecar.admission.types import QueuedRequest
 from orch_sidecar.api.refusal import Reason
-from tests.orch_sidecar.admission.examples import BULK, INTERACTIVE, bulk, interactive
+from tests.orch_sidecar.admission.examples import bulk, interactive
 from vllm_plugin.contracts.profile import ServiceClass
 
 
@@ -19,28 +19,6 @@ def waiting(
 ) -> QueuedRequest:
     request = bulk(cost) if is_bulk else interactive(cost)
     return QueuedRequest(name, request, 0.0, expires, Reason.QUEUE_TIMEOUT, 0.0)
-
-
-def names(queues: Queues, service_class: ServiceClass) -> list[str]:
-    return [each.ticket for each in queues.line(service_class)]
-
-
-def test_queues_start_empty() -> None:
-    queues = Queues()
-    assert (queues.depth, queues.size(BULK), queues.cost(BULK)) == (0, 0, 0)
-    assert queues.head(BULK) is None
-    assert queues.next_expiry() is None
-    assert queues.expired(1e9) == []
-    assert queues.remove("absent") is None
-
-
-def test_request_added_at_the_head_is_next() -> None:
-    queues = Queues()
-    queues.add(waiting("a"))
-    queues.add(waiting("b"), at_head=True)
-    head = queues.head(INTERACTIVE)
-    assert head is not None
-    assert head.ticket == "b"
 
 
 def test_those_whose_time_has_come_are_taken_out_in_the_order_of_their_limits() -> None:

@@ -255,18 +255,6 @@ def test_what_is_lost_is_bounded_by_a_share_of_the_slots_time() -> None:
     assert lost <= LOST_SHARE * 4 * (now + 60)
 
 
-def test_nothing_is_taken_for_a_request_that_gets_a_slot_at_once() -> None:
-    """It seemed to be behind one that needs two slots, whose wait has expired just now."""
-    core = core_with()
-    fill(core, bulk(max_tokens=1000), "b0", "b1", "b2", at=15.0)
-    large = interactive(cost=2, max_tokens=5)
-    core.queues.add(core._enqueuer._queued("large", large, 19.9, 19.9))
-    core.reclaim._allowed = 100.0
-    assert isinstance(core.arrive("i", interactive(), 20.1), Lease)
-    assert core.reclaim.take() == []
-    assert all(core.ledger.get(name) is not None for name in ("b0", "b1", "b2"))
-
-
 def test_bulk_keeps_its_share_while_ends_are_yet_to_be_confirmed() -> None:
     core = core_with(bulk_share=0.5)
     full(core)

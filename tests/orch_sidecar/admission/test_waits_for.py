@@ -14,13 +14,6 @@ def test_taken_slots_are_counted() -> None:
     assert core.status(0.0).waited_for == "a slot: all 2 are in use"
 
 
-def test_the_only_slot_is_called_so() -> None:
-    core = core_of(1)
-    fill(core, interactive(), "a")
-    queue(core, interactive(), "b")
-    assert core.status(0.0).waited_for == "a slot: the only one is in use"
-
-
 def test_slots_that_do_not_suffice_are_counted() -> None:
     core = core_of(4)
     fill(core, interactive(3), "a")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orch_sidecar.admission.constraints.kv_cache import FULL_USAGE, UNSEEN_S
 from orch_sidecar.admission.ledger import MAX_UNSEEN_PROMPTS
-from orch_sidecar.admission.types import NO_KV_NEED, KvNeed
+from orch_sidecar.admission.types import KvNeed
 from tests.orch_sidecar.admission.constraints.kv_budgets import (
     LeasedBudget,
     budget_of,
@@ -55,15 +55,6 @@ def test_prompt_starts_beside_others_where_the_blocks_that_the_engine_keeps_stay
     kv.reports(cache, 0.3, 0, 1.0)
     assert kv.fits(need(600, 100), 1.0), "what is generated may take them"
     assert not kv.fits(need(601, 0), 1.0)
-
-
-def test_prompts_count_in_full_until_the_cache_was_reported_with_them() -> None:
-    kv = budget_of(1000, usage=0.3)
-    kv.grant(need(600, 0), 1.0)
-    kv.grant(need(300, 0), 1.0)
-    assert not kv.fits(need(200, 0), 1.0)
-    kv.reports(kv_of(1000), 0.4, 0, 2.0)
-    assert kv.fits(need(200, 0), 2.0)
 
 
 def test_a_report_just_after_a_grant_need_not_have_it() -> None:
@@ -152,24 +143,9 @@ def test_what_was_granted_is_given_back_whole(leases: list[tuple[int, int | None
     assert kv.ledger.kv_committed == 0
 
 
-def test_a_sequence_takes_blocks_of_each_group() -> None:
-    """Of 500 tokens six times as many as one group has, of 8000 less than twice."""
-    assert [GEMMA.blocks_of(tokens) for tokens in (1, 500, 8000, 32_000)] == [6, 192, 825, 2325]
-    assert GEMMA.blocks_of(8000, reading=True) == 500 + 5 * 193
-
-
 def test_a_group_may_take_blocks_besides_those_of_the_tokens() -> None:
     states = KvCache(100, (KvGroup(2048, 1, blocks_extra=3, count=2),))
     assert [states.blocks_of(tokens) for tokens in (1, 2000, 2049)] == [8, 8, 8]
-
-
-def test_a_request_needs_what_its_sequences_take_each() -> None:
-    kv = LeasedBudget()
-    kv.reports(GEMMA, 0.0, 0, 0.0)
-    assert kv.need(1000, 500, 2) == KvNeed(2 * 192, 0, 2 * (6 * 63 - 192))
-    assert kv.need(8000, 100, 1) == KvNeed(825, 5 * (193 - 65), 7, 5)
-    assert kv.need(8000, None, 1) == KvNeed(825, 5 * (193 - 65), None, 5)
-    assert LeasedBudget().need(8000, 100, 1) == NO_KV_NEED
 
 
 def test_short_sequences_fill_a_cache_of_many_groups_early() -> None:

@@ -30,40 +30,6 @@ def test_prompts_fit_as_far_as_they_are_read_within_the_stall() -> None:
     assert prefill.fits(301, 0.5, 0.001)
 
 
-def test_one_long_prompt_always_fits_alone() -> None:
-    prefill = PrefillBudget(Ledger())
-    prefill.tokens_per_s = 1000.0
-    assert prefill.fits(10**6, 0.5, 0.0)
-    prefill.granted(100, 0.0)
-    assert not prefill.fits(10**6, 0.5, 0.099)
-    assert prefill.fits(10**6, 0.5, 0.1)
-
-
-def test_time_at_which_a_prompt_fits_is_predicted() -> None:
-    prefill = PrefillBudget(Ledger())
-    prefill.tokens_per_s = 1000.0
-    prefill.granted(700, 10.0)
-    assert prefill.fits_at(300, 0.5, 10.0) == 10.5
-    assert prefill.fits_at(300, 0.5, 10.2) == 10.5
-    assert prefill.fits_at(10**6, 0.5, 10.0) == 10.7, "alone"
-    assert prefill.fits_at(300, 0.5, 11.0) == 11.0
-
-
-def test_end_of_a_request_frees_no_budget_while_the_rate_is_known() -> None:
-    prefill = PrefillBudget(Ledger())
-    prefill.tokens_per_s = 1000.0
-    prefill.granted(700, 0.0)
-    prefill.released()
-    assert not prefill.fits(300, 0.5, 0.0)
-
-
-def test_another_engine_has_no_prompts_to_read() -> None:
-    prefill = PrefillBudget(Ledger())
-    prefill.granted(700, 0.0)
-    prefill.begin_epoch()
-    assert prefill.fits(300, 0.5, 0.0)
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 3)), max_size=20),
     st.integers(0, 5000),
@@ -84,15 +50,6 @@ def test_prompt_fits_at_the_predicted_time(
     assert prefill.fits_in_s(0, tokens, 0.5, now) == pytest.approx(at - now, abs=1e-6)
     later_s = prefill.fits_in_s(100, tokens, 0.5, now)
     assert 0 <= later_s - (at - now) <= 100 / per_second + 1e-6
-
-
-def test_prompt_behind_others_fits_when_these_are_read() -> None:
-    prefill = PrefillBudget(Ledger())
-    assert prefill.fits_in_s(300, 200, 0.5, 0.0) == 0, "unknown"
-    prefill.tokens_per_s = 1000.0
-    prefill.granted(700, 0.0)
-    assert prefill.fits_in_s(300, 200, 0.5, 0.0) == pytest.approx(0.7)
-    assert prefill.fits_in_s(300, 800, 0.5, 0.1) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(

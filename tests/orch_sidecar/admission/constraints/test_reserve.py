@@ -34,12 +34,6 @@ def reserved(bench: Bench, now: float = 0.0) -> int:
 # The reserve
 
 
-def test_without_demand_all_slots_are_lent() -> None:
-    bench = Bench(8)
-    bench.grant(bulk(7))
-    assert bench.blocked_by(bulk()) is None
-
-
 def test_reserve_is_the_demand_and_its_deviation() -> None:
     bench = Bench(16)
     asked_for(bench, 4.0)
@@ -64,19 +58,6 @@ def test_no_more_than_the_deviation_stays_free_beyond_what_is_used_and_waited_fo
     assert reserved(bench) == 12
 
 
-def test_demand_by_chance_reserves_nothing() -> None:
-    bench = Bench(16)
-    asked_for(bench, 0.1)
-    assert reserved(bench) == 0
-
-
-def test_demand_beyond_the_slots_reserves_them_all() -> None:
-    bench = Bench(8)
-    asked_for(bench, 100.0)
-    assert reserved(bench) == 8
-    assert bench.constraints.reserve.lendable(0.0) == 0
-
-
 @given(st.floats(0, 200), st.integers(0, 16), st.integers(0, 16), st.floats(-1, 1))
 def test_idle_slots_are_bounded_by_the_deviation(
     demand: float, used: int, waiting: int, left: float
@@ -99,14 +80,6 @@ def test_no_more_slots_are_reserved_than_keep_the_interactive_slo() -> None:
     asked_for(bench, 9.0)
     bench.wait(interactive(8))
     assert reserved(bench) == 3
-
-
-def test_bulk_batch_is_never_less_than_the_guarantee() -> None:
-    bench = Bench(16, rules(bulk_share=0.1))
-    asked_for(bench, 100.0)
-    assert bench.constraints.bulk_batch(0.0) == 6, "but for the deviation"
-    bench.wait(interactive(10))
-    assert bench.constraints.bulk_batch(0.0) == 2
 
 
 # What is free
@@ -154,12 +127,6 @@ def share(bench: Bench, now: float = 0.0) -> float:
     return clock.value(now + 1.0) - clock.value(now)
 
 
-def test_without_bulk_requests_there_is_no_delay() -> None:
-    bench = Bench(4)
-    bench.grant(interactive(4))
-    assert share(bench) == 0
-
-
 @pytest.mark.parametrize(("taken", "expected"), [(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0)])
 def test_delay_grows_at_the_share_of_slots_that_interactive_requests_take(
     taken: int, expected: float
@@ -169,20 +136,6 @@ def test_delay_grows_at_the_share_of_slots_that_interactive_requests_take(
         bench.grant(interactive(taken))
     bench.wait(bulk())
     assert share(bench) == pytest.approx(expected)
-
-
-def test_what_is_reserved_is_taken() -> None:
-    bench = Bench(16)
-    asked_for(bench, 9.0)
-    bench.wait(bulk())
-    assert share(bench) == pytest.approx(3 / 16)
-
-
-def test_waiting_for_other_bulk_requests_is_no_delay() -> None:
-    bench = Bench(4)
-    bench.grant(bulk(4))
-    bench.wait(bulk())
-    assert share(bench) == 0
 
 
 def test_a_request_too_large_for_what_the_reserve_leaves_is_delayed_altogether() -> None:

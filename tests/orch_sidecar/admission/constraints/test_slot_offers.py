@@ -11,11 +11,8 @@ from orch_sidecar.admission.types import Lease
 from tests.orch_sidecar.admission.examples import (
     bulk,
     core_of,
-    fill,
-    granted,
     interactive,
     queue,
-    reason,
     report,
 )
 from vllm_plugin.contracts.lease_protocol import Claim
@@ -40,25 +37,6 @@ def grant(offers: SlotOffers, slots: int) -> bool:
     lease = Lease("a", slots, "e1")
     offers.granted(lease, interactive(slots), 0.0)
     return lease.offered
-
-
-def test_request_waits_for_an_offer_of_its_slots(offers: SlotOffers) -> None:
-    assert blocks(offers, 1)
-    offers.offer(2, 1)
-    assert not blocks(offers, 1)
-    assert not blocks(offers, 2)
-    assert blocks(offers, 3)
-
-
-def test_requests_use_up_an_offer(offers: SlotOffers) -> None:
-    offers.offer(3, 1)
-    assert grant(offers, 2)
-    assert not blocks(offers, 1)
-    assert blocks(offers, 2)
-    assert grant(offers, 1)
-    assert blocks(offers, 1)
-    assert not grant(offers, 1), "it took a slot that was seen free"
-    assert offers.taken == 1
 
 
 def test_rest_of_an_offer_is_given_back_and_so_are_slots_of_requests_that_are_not_sent(
@@ -144,63 +122,6 @@ def test_engine_knows_what_waits_only_where_that_concerns_others() -> None:
 
 
 # In the admission controller.
-
-
-def test_alone_and_uncontended_no_offer_is_needed() -> None:
-    core = core_of(SLOTS)
-    fill(core, interactive(), "a", "b")
-    core = core_of(SLOTS, sidecars=3)
-    fill(core, interactive(), "a", "b")
-
-
-def test_request_waits_for_an_offer_although_slots_are_free_while_others_claim_them() -> None:
-    core = core_of(SLOTS, sidecars=2, contended=True)
-    queue(core, interactive(2), "a", "b")
-    assert reason(core.blocked_by) == "slot"
-    assert core.order.claim == Claim(2, urgent=True, more=2)
-    core.constraints.offers.offer(3, 1)
-    assert granted(core.dispatch(1.0)) == ["a"], "it has no slots for two"
-    assert core.order.claim == Claim(2, urgent=True)
-    core.constraints.offers.settle()
-    assert core.constraints.offers.unused == 1
-
-
-def test_offer_that_is_too_small_dispatches_nothing() -> None:
-    core = core_of(SLOTS, sidecars=2, contended=True)
-    queue(core, interactive(3), "large")
-    queue(core, interactive(1), "small", at=0.1)
-    core.constraints.offers.offer(1, 1)
-    assert granted(core.dispatch(1.0)) == [], "none overtakes the head of the queue"
-
-
-def test_request_waits_no_longer_when_nothing_waits_elsewhere() -> None:
-    core = core_of(SLOTS, sidecars=2, contended=True)
-    queue(core, interactive(), "a", "b")
-    assert granted(core.engine_reports(report(SLOTS, sidecars=2), 1.0)) == ["a", "b"]
-
-
-def test_rejected_request_waits_for_an_offer_before_all_others() -> None:
-    core = core_of(SLOTS)
-    fill(core, interactive(), "sent")
-    queue(core, interactive(SLOTS), "behind", at=0.5)
-    core.constraints.offers.rejected()
-    assert granted(core.release("sent", 1.0, served=False)) == []
-    core.requeue("again", interactive(), 0.0, 1.0)
-    assert core.dispatch(1.0) == []
-    assert core.order.claim == Claim(1, urgent=True, more=SLOTS)
-    core.constraints.offers.offer(1, 1)
-    assert granted(core.dispatch(1.1)) == ["again"]
-    core.constraints.offers.settle()
-    assert granted(core.release("again", 2.0)) == ["behind"], "and then as alone"
-
-
-@pytest.mark.parametrize("offered", [False, True])
-def test_offer_gives_no_slots_beyond_those_of_the_engine(offered: bool) -> None:
-    core = core_of(SLOTS, sidecars=2, contended=True, foreign=SLOTS - 1)
-    queue(core, interactive(2), "a")
-    if offered:
-        core.constraints.offers.offer(2, 1)
-    assert granted(core.dispatch(1.0)) == []
 
 
 def test_claim_is_for_the_head_of_the_queue_and_urgent_if_it_is_interactive() -> None:

@@ -8,11 +8,6 @@ from hypothesis import strategies as st
 from orch_sidecar.admission.prediction.schedule import Schedule
 
 
-def test_a_request_takes_the_slot_that_comes_free_first() -> None:
-    schedule = Schedule([5.0, 1.0, 3.0])
-    assert [schedule.place(1, 10.0) for _ in range(5)] == [1.0, 3.0, 5.0, 11.0, 13.0]
-
-
 def test_a_request_of_several_sequences_waits_for_the_last_of_its_slots() -> None:
     schedule = Schedule([0.0, 1.0, 3.0])
     assert schedule.place(2, 4.0) == 1.0
@@ -31,11 +26,6 @@ def test_more_slots_than_there_are_is_not_foreseen() -> None:
     assert schedule.start(3) is None
     assert schedule.place(3, 1.0) is None
     assert schedule.start(2) == 1.0, "nothing was taken"
-
-
-def test_asking_when_slots_are_free_takes_none() -> None:
-    schedule = Schedule([0.0, 1.0])
-    assert [schedule.start(1), schedule.start(1), schedule.start(2)] == [0.0, 0.0, 1.0]
 
 
 def test_copy_leaves_out_the_slots_that_come_free_first() -> None:
