@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from orch_sidecar.tools.arguments import count, number
+from orch_sidecar.tools.arguments import number
 from orch_sidecar.tools.drawing.texts import counted
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
@@ -23,7 +23,7 @@ from orch_sidecar.tools.facts.commands.terminal import (
 )
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.readers import all_spans, read_file, search_of
+from orch_sidecar.tools.facts.traces.readers import all_spans, read_file, search
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
     ScenarioVerdict,
@@ -66,6 +66,8 @@ _FROM_OTLP_EPILOG: Final = """examples:
   orch facts from-otlp traces.jsonl
   orch facts from-otlp traces-1.jsonl traces-2.jsonl --gap 300 --output tps_model_gpu.csv"""
 
+# The traces that one search returns at most: Jaeger holds them in its memory.
+_LIMIT: Final = 500
 _URL: Final = "http://127.0.0.1:16686"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AGO: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
@@ -89,8 +91,6 @@ def add_commands(commands: Commands) -> None:
     since_help = "start: an age such as 90s or 1h, or a time in RFC 3339 (default: 1h)"
     add("--since", type=_moment, default="1h", help=since_help)
     add("--until", type=_moment, default="0s", help="end, in the same form (default: now)")
-    limit_help = "largest number of traces that a search may return (default: 500)"
-    add("--limit", type=partial(count, least=2), default=500, help=limit_help)
     _add_common(parser)
 
     texts = "make rows from files of traces", _FROM_OTLP, _FROM_OTLP_EPILOG
@@ -118,27 +118,17 @@ def _from_jaeger(options: argparse.Namespace) -> int:
     margin_ns = round(margin_s(options.gap) * 1e9)
     first_us, last_us = (first_ns - margin_ns) // 1000, (last_ns + margin_ns) // 1000
     spans: list[Span] = []
-    limit = options.limit
     with Progress("reading traces") as progress:
         for service in dict.fromkeys((options.service, options.engine_service)):
             progress.phase(f"reading traces of {service}")
-            received = partial(_count, progress)
-            search = search_of(read_url, options.url, service, limit, received)
-            spans += all_spans(search, first_us, last_us, limit)
+            searched = partial(search, read_url, options.url, service, _LIMIT)
+            spans += all_spans(searched, first_us, last_us, _LIMIT)
     place = f"{options.service} at {options.url} from {start} to {end}"
     return _make_rows(options, spans, f"jaeger:{options.service}", place, first_ns, last_ns)
 
 
-def _count(progress: Progress, spans: int) -> None:
-    progress.detail = counted(spans, "span")
-
-
 def _from_otlp(options: argparse.Namespace) -> int:
-    spans: list[Span] = []
-    with Progress("reading files of traces") as progress:
-        for path in options.files:
-            progress.phase(f"reading {path.name}")
-            spans += read_file(str(path), path.read_bytes())
+    spans = [span for path in options.files for span in read_file(str(path), path.read_bytes())]
     names = "+".join(path.name for path in options.files)
     return _make_rows(options, spans, f"otlp:{names}", ", ".join(map(str, options.files)))
 
@@ -153,9 +143,8 @@ def _make_rows(
 ) -> int:
     """Judges the scenarios in these spans, writes their rows, and prints the objections."""
     try:
-        with Progress(f"judging {counted(len(spans), 'span')}"):
-            traffic = build_traffic(spans)
-            found = group_scenarios(traffic, options.gap, first_ns, last_ns)
+        traffic = build_traffic(spans)
+        found = group_scenarios(traffic, options.gap, first_ns, last_ns)
     except ValueError as error:
         raise UnreadableFile(f"{source}: {error}") from None
     selected = [each for each in found if options.scenario in (None, each.key.scenario)]

@@ -237,42 +237,21 @@ def read_file(name: str, content: bytes) -> list[Span]:
 Search = Callable[[int, int], Iterable[Span]]
 
 
-def search_of(
-    get: Callable[[str], bytes],
-    url: str,
-    service: str,
-    limit: int,
-    received: Callable[[int], None] = lambda count: None,
-) -> Search:
-    """Returns a search of a server for spans of a service.
+def search(
+    get: Callable[[str], bytes], url: str, service: str, limit: int, start_us: int, end_us: int
+) -> list[Span]:
+    """Searches a server for a service, in an interval. Raises UnreadableFile.
 
     `get`: returns the answer from a URL. `url`: of the server, with the base path if there is one.
-    `received`: gets the number of spans so far after each search, with those that are found twice.
-    The search raises UnreadableFile.
     """
-    count = 0
-
-    def search(start_us: int, end_us: int) -> list[Span]:
-        nonlocal count
-        # raw: without the clock skew correction of 2.x (1.x ignores it).
-        query = {
-            "service": service,
-            "start": start_us,
-            "end": end_us,
-            "limit": limit,
-            "raw": "true",
-        }
-        place = f"{url}/api/traces"
-        answer = parse_all(place, get(f"{place}?{urlencode(query)}"))
-        try:
-            found = [span for _, each in answer for span in spans_of(each)]
-        except UnreadableFile as error:
-            raise UnreadableFile(f"{place}: {error}") from None
-        count += len(found)
-        received(count)
-        return found
-
-    return search
+    # raw: without the clock skew correction of 2.x (1.x ignores it).
+    query = {"service": service, "start": start_us, "end": end_us, "limit": limit, "raw": "true"}
+    place = f"{url}/api/traces"
+    answer = parse_all(place, get(f"{place}?{urlencode(query)}"))
+    try:
+        return [span for _, each in answer for span in spans_of(each)]
+    except UnreadableFile as error:
+        raise UnreadableFile(f"{place}: {error}") from None
 
 
 def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[Span]:
@@ -300,7 +279,7 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[S
         if first == last:
             raise UnreadableFile(
                 f"the search from {start} to {end} us since 1970 returned its limit of {limit} "
-                "traces, and cannot be split further: raise --limit"
+                "traces, and cannot be split further"
             )
         middle = (first + last) // 2
         intervals += [(middle + 1, last), (first, middle)]

@@ -97,7 +97,7 @@ def test_spans_of_one_request_can_be_in_several_files(run: Run, tmp_path: Path) 
 async def test_jaeger_gives_the_same_rows_as_a_file(run: Run) -> None:
     spans = [span for name in RECORDED for span in real(name)]
     _, by_file, _ = run("from-otlp", "--json", HOME, CLOUD, MIXED, OFFLINE)
-    _, by_jaeger, _ = await from_jaeger(run, spans, *ALL, "--json", "--limit", "3")
+    _, by_jaeger, _ = await from_jaeger(run, spans, *ALL, "--json")
     documents = [json.loads(each) for each in (by_file, by_jaeger)]
     for document in documents:
         for row in document:
@@ -241,7 +241,6 @@ def test_malformed_file_exits_with_2(run: Run, tmp_path: Path, content: str, exp
     [
         (["from-jaeger", "--since", "yesterday"], "'yesterday' must be an age"),
         (["from-jaeger", "--since", "2026-11-21T00:00:00"], "with its zone"),
-        (["from-jaeger", "--limit", "1"], "'1' must be an integer from 2"),
         (["from-jaeger", "--since", "1h", "--until", "2h"], "is before --since"),
         (["from-jaeger", "--url", "jaeger:16686"], "'jaeger:16686' must begin with http"),
         (["from-jaeger", "--url", "http://"], "'http://' must begin with http"),
