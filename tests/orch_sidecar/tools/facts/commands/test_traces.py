@@ -121,13 +121,6 @@ def test_rows_are_added_to_a_file_once(run: Run, tmp_path: Path) -> None:
     assert len(valid_rows(read(path))) == 3
 
 
-def test_nothing_is_written_without_a_row(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "tps_model_gpu.csv"
-    code, out, err = run("from-otlp", MIXED, "--scenario", "bulk-1", "--output", path)
-    assert (code, out, path.exists()) == (1, "", False)
-    assert err.startswith("invalid: bulk-1 ")
-
-
 def test_scenario_is_selected_by_its_id(run: Run) -> None:
     code, out, err = run("from-otlp", CLOUD, MIXED, "--scenario", "cloud-1")
     tag = "otlp:cloud.jsonl+mixed.jsonl/cloud-1"

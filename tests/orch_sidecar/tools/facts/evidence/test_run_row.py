@@ -126,22 +126,6 @@ def test_concurrency_limit_is_not_a_batch() -> None:
     assert row(found, proof("vllm_bench_cloud")).batch > 1
 
 
-@pytest.mark.parametrize(
-    ("name", "arrivals", "at_once"),
-    [
-        ("vllm_bench_home", Arrivals.AT_ONCE, None),
-        ("vllm_bench_home", Arrivals.POISSON, None),
-        ("vllm_bench_home", Arrivals.CONSTANT, 1),
-    ],
-)
-def test_load_that_contradicts_the_engines_label_is_rejected(
-    name: str, arrivals: Arrivals, at_once: int | None
-) -> None:
-    """An engine with one slot decodes one sequence at a time under any load."""
-    found = run(name, claim=None, arrivals=arrivals, at_once=at_once)
-    assert f"arrivals={arrivals} must be one_by_one" in refused(found, proof(name)).rule
-
-
 def test_offline_by_a_schedule_is_rejected() -> None:
     ends = proof("vllm_bench_cloud")
     offline: dict[str, Any] = {"measurement_type": "offline", "profile": "offline"}

@@ -78,11 +78,6 @@ def test_slots_must_fit_the_label() -> None:
     assert "more than one slot" in "; ".join(objections(ONLINE, snapshot(slots_total=1)))
 
 
-def test_step_of_more_than_one_is_not_single_stream() -> None:
-    after = home(requests_total=110, steps_by_batch={"1": [50, 0.5], "2": [1, 0.1]})
-    assert "decoded up to 2 sequences in one step" in reasons_of(SINGLE, home(), after)
-
-
 def test_steps_before_the_window_do_not_count() -> None:
     steps = {"1": [50, 0.5], "2": [1, 0.1]}
     before, after = (
@@ -90,11 +85,6 @@ def test_steps_before_the_window_do_not_count() -> None:
         home(requests_total=110, steps_by_batch=steps | {"1": [90, 0.9]}),
     )
     assert judge(SINGLE, before, after, OWN) == []
-
-
-def test_batch_of_one_is_not_batched_online() -> None:
-    after = snapshot(requests_total=110, steps_by_batch={"1": [99, 1.0], "4": [5, 0.1]})
-    assert "nothing was batched" in reasons_of(ONLINE, snapshot(), after)
 
 
 def test_failed_requests_may_have_reached_the_engine_or_not() -> None:

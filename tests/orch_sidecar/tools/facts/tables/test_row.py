@@ -85,33 +85,6 @@ def test_notes_can_follow_the_required_ones(more: str) -> None:
     assert violated_rule("scenario_notes", f"{START}; {more}") is None
 
 
-@pytest.mark.parametrize(
-    ("label", "batch", "batching", "expected"),
-    [
-        ("batched_online", "32", "on", []),
-        ("batched_online", "1", "on", [("batch", "1")]),
-        ("offline", "1", "on", [("batch", "1")]),
-        ("single_stream", "1", "off", []),
-        ("single_stream", "2", "off", [("batch", "2")]),
-        ("single_stream", "1", "on", [("scenario_notes", "batching=on")]),
-        ("to_be_confirmed", "1", "on", []),
-        ("to_be_confirmed", "32", "off", []),
-        ("to_be_confirmed", "32", "unknown", []),
-        ("to_be_confirmed", "32", "maybe", [("scenario_notes", "batching=maybe")]),
-        *[
-            (label, "32", batching, [("scenario_notes", f"batching={batching}")])
-            for label in ("batched_online", "offline")
-            for batching in ("off", "unknown", "On", "")
-        ],
-    ],
-)
-def test_label_batch_and_batching_agree(
-    label: str, batch: str, batching: str, expected: list[tuple[str, str]]
-) -> None:
-    row = {"measurement_type": label, "batch": batch, "scenario_notes": f"{NOTES}{batching}"}
-    assert contradicted(**row) == expected
-
-
 @pytest.mark.parametrize("name", ["input_tokens", "output_tokens"])
 def test_notes_must_equal_the_columns(name: str) -> None:
     assert contradicted(**{name: "64"}) == [("scenario_notes", f"{name}=512")]

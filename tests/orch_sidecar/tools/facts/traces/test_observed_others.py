@@ -76,15 +76,6 @@ def test_failed_attempt_of_a_foreign_request_is_an_objection() -> None:
     assert list(reasons) == ["other_traffic"]
 
 
-@pytest.mark.parametrize("label", LABELS)
-def test_step_with_untraced_sequences_is_an_objection(label: str) -> None:
-    """With sampled traces, or untraced traffic that bypasses the sidecar."""
-    run = [valid(label, 1, 0, 10), valid(label, 2, 10.5, 20, batch=(4, 3, 2.5))]
-    count = 1 if label == "single_stream" else 2
-    reasons = f"sequences that shared a step with untraced ones (tracing must not sample): {count}"
-    assert objections_to(*run, scenario="run-1")["unseen_traffic"] == reasons
-
-
 def test_aborted_sequence_can_be_in_a_step_a_little_longer() -> None:
     run = [valid("batched_online", 1, 10, 20, batch=(4, 4, 2.5))]
 

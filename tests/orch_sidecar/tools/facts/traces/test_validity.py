@@ -28,11 +28,6 @@ def test_real_run_has_no_objections(name: str, scenario: str) -> None:
     assert objections_in(traffic, scenario) == {}
 
 
-def test_real_coalesced_requests_are_an_objection() -> None:
-    reasons = objections_in(build_traffic(real("mixed")), "shared-1")
-    assert reasons["coalesced"].endswith(" count several times: 3")
-
-
 def test_without_ids_a_real_warmup_is_part_of_the_run() -> None:
     traffic = build_traffic(without(real("home"), "orch.scenario"))
     assert objections_in(traffic, None) == {}
@@ -41,19 +36,6 @@ def test_without_ids_a_real_warmup_is_part_of_the_run() -> None:
 @pytest.mark.parametrize("label", LABELS)
 def test_run_that_fits_its_label_has_no_objections(label: str) -> None:
     assert objections_to(valid(label, 1, 0, 1), valid(label, 2, 1, 2), scenario="run-1") == {}
-
-
-@pytest.mark.parametrize("label", ["to_be_confirmed", "aggregate", "none"])
-def test_label_that_cannot_be_measured_is_an_objection(label: str) -> None:
-    assert objections_to(one(1, 0, 1, label=label)) == {
-        "unknown_label": f"measurement_type is '{label}', which is not the label of a measurement"
-    }
-
-
-def test_run_without_an_answer_makes_no_row() -> None:
-    assert objections_to(one(1, 0, 1, outcome="slo_miss")) == {
-        "nothing_served": "no request was answered"
-    }
 
 
 def test_single_stream_with_overlapping_sequences_is_an_objection() -> None:
@@ -73,16 +55,6 @@ def test_unknown_steps_are_an_objection() -> None:
         request = valid("single_stream", 1, 0, 1, batch=batch)
         unknown = without(request, "orch.batch_size.max", "orch.batch_size.mean")
         assert "no_steps" in objections_to(unknown, scenario="run-1")
-
-
-@pytest.mark.parametrize("label", LABELS)
-def test_untraced_engine_is_an_objection(label: str) -> None:
-    reasons = objections_to(
-        valid(label, 1, 0, 1), valid(label, 2, 1, 2, decoded=0), scenario="run-1"
-    )
-    assert reasons["engine_not_traced"].startswith("1 of 2 requests: no span of the engine")
-    reasons = objections_to(valid(label, 1, 0, 1, decoded=0), scenario="run-1")
-    assert list(reasons) == ["engine_not_traced"]
 
 
 def test_missing_engine_spans_are_an_objection() -> None:
