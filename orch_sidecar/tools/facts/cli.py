@@ -45,6 +45,9 @@ def main(arguments: list[str]) -> None:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print_error(f"orch facts: {what}")
         sys.exit(2)
+    except MemoryError:
+        print_error("orch facts: the input is too large for the memory of this machine")
+        sys.exit(2)
     except Refused as error:
         print_error(error)
         sys.exit(1)

@@ -71,6 +71,18 @@ class TestCheck:
         assert err.startswith(f"orch facts: {path}")
         assert expected in err
 
+    def test_file_beyond_the_memory_exits_with_2(
+        self, run: Run, valid: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def read_bytes(path: Path) -> bytes:
+            raise MemoryError
+
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        assert run("check", valid)[0::2] == (
+            2,
+            "orch facts: the input is too large for the memory of this machine\n",
+        )
+
 
 class TestMigrate:
     def test_output_has_all_rows_and_the_input_is_not_changed(
