@@ -117,15 +117,9 @@ async def _measure_once(
     await unless_interrupted(interrupted, statements.begin())
     began_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{scenario.label} {scenario.text}"
-    requests, seconds = expected(scenario, due_s)
-
-    def show() -> None:
-        over = load.now() / seconds if seconds else 1.0
-        progress.share = min(1.0, over, load.ended / requests)
-        progress.detail = f"{load.ended} requests"
-
+    length = expected(scenario, due_s)
     with Progress(title) as progress:
-        load = LoadGenerator(plan.endpoint, show, interrupted)
+        load = LoadGenerator(plan.endpoint, lambda: _show(progress, load, *length), interrupted)
         loadgen = _loadgen(plan, run)
         work = work_of(plan, run, load, due_s, loadgen)
         client_health, disturbed = await _load(plan, before, load, work, interrupted)
@@ -159,6 +153,13 @@ async def _measure_once(
             loadgen=None if loadgen is None else loadgen.document(load.calls),
         )
     )
+
+
+def _show(progress: Progress, load: LoadGenerator, requests: int, seconds: float) -> None:
+    """Shows how much of a run is over, which ends when these have ended and passed."""
+    over = load.now() / seconds if seconds else 1.0
+    progress.share = min(1.0, over, load.ended / requests)
+    progress.detail = f"{load.ended} requests"
 
 
 def _loadgen(plan: Plan, run: RunId) -> Loadgen | None:
