@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
-from urllib.parse import urlsplit
 
 import aiohttp
+from yarl import URL
 
 from orch_sidecar.api.errors import error_text
 from orch_sidecar.tools.arguments import Unavailable
@@ -24,7 +24,7 @@ _SHOWN: Final = 300  # characters of an error response
 
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 
-# What a request line or a header field can hold without escaping.
+# What a header field can hold without escaping.
 _VISIBLE: Final = re.compile(r"[!-~]*")
 
 
@@ -39,11 +39,11 @@ def api_key() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI endpoint. `base`: the path prefix before `/v1`, usually empty."""
+    """An OpenAI endpoint. `authority`: its host and port. `base`: the path prefix before `/v1`,
+    usually empty."""
 
-    secure: bool
-    host: str
-    port: int
+    scheme: str
+    authority: str
     base: str
     fields: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -54,25 +54,18 @@ class Endpoint:
         `fields`: header fields of every request; an `Authorization` among them replaces the key.
         Raises EndpointError for an invalid URL, and for a key that no header can hold.
         """
-        parts, port = _parts(url)
         if api_key is not None and _VISIBLE.fullmatch(api_key) is None:
             raise EndpointError("the API key (not shown) must be printable ASCII without spaces")
         own = dict(fields)
         if api_key is not None and "authorization" not in map(str.lower, own):
             own["Authorization"] = f"Bearer {api_key}"
-        secure = parts.scheme == "https"
-        base = parts.path.rstrip("/").removesuffix("/v1")
-        assert parts.hostname is not None
-        return cls(secure, parts.hostname, port or (443 if secure else 80), base, own)
-
-    @property
-    def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        parsed = _parsed(url)
+        base = parsed.raw_path.rstrip("/").removesuffix("/v1")
+        return cls(parsed.scheme, f"{parsed.host_subcomponent}:{parsed.port}", base, own)
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.secure else 'http'}://{self.authority}{self.base}"
+        return f"{self.scheme}://{self.authority}{self.base}"
 
     def message(self, path: str, body: bytes, more: Mapping[str, str]) -> bytes:
         """Returns the bytes of a POST. `more`: further header fields."""
@@ -150,23 +143,22 @@ class Endpoint:
             raise EndpointError(f"{self.url}/tokenize returned no list of tokens") from None
 
 
-def _parts(url: str) -> tuple[Any, int | None]:
-    """Parses a URL and its port. Raises EndpointError, which never shows a password."""
+def _parsed(url: str) -> URL:
+    """Parses a URL. Raises EndpointError, which never shows a password."""
     rule = "it must be http(s)://host[:port][/path]"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
     if "@" in url:
         raise EndpointError(
             f"the URL (not shown) contains a user name or password: {rule}, and an API key is "
             "read from the environment"
         )
-    sound = parts.scheme in ("http", "https") and parts.hostname and port != 0
-    if not sound or parts.query or parts.fragment or _VISIBLE.fullmatch(url) is None:
+    try:
+        found = URL(url)
+    except ValueError:
+        found = URL()
+    sound = found.scheme in ("http", "https") and found.host and found.port
+    if not sound or found.query_string or found.fragment:
         raise EndpointError(f"{url!r} is not the URL of an endpoint: {rule}")
-    return parts, port
+    return found
 
 
 def _reject_constant(name: str) -> NoReturn:

@@ -30,7 +30,7 @@ def test_url_is_taken_with_and_without_its_version(url: str, seen: str, base: st
     "url",
     [
         "127.0.0.1:8080", "ftp://x", "http://", "http://x:0", "http://x:99999", "http://[::1",
-        "http://x/v1?key=1", "http://x/#a", "http://x/a b", "http://x\u00e9/", "http://x\r\n", "",
+        "http://x/v1?key=1", "http://x/#a", "",
     ],
 )  # fmt: skip
 def test_invalid_url_is_named_in_the_error(url: str) -> None:
