@@ -116,7 +116,7 @@ async def test_all_are_sent_at_once(engine: ScriptedEngine) -> None:
 
     engine.answer = answered_together
     found = made(engine)
-    await found.run(found.at_once([next(requests_to(engine)) for _ in range(200)]))
+    await found.run(found.open_loop(requests_to(engine), [0.0] * 200))
     assert {call.fate for call in found.calls} == {Fate.ANSWERED}
     assert len({call.due_s for call in found.calls}) == 1
     assert len({request.connection for request in engine.generating}) == 200
@@ -142,7 +142,7 @@ async def test_no_more_connections_are_made_at_once_than_a_server_takes(
 
     monkeypatch.setattr(ConnectionPool, "acquire", counted)
     found = made(engine)
-    await found.run(found.at_once([next(requests_to(engine)) for _ in range(20)]))
+    await found.run(found.open_loop(requests_to(engine), [0.0] * 20))
     assert {call.fate for call in found.calls} == {Fate.ANSWERED}
     assert max(most) == 2
 
@@ -166,7 +166,7 @@ async def test_new_connection_is_part_of_the_answers_time(
     assert call.late_s < call.served.ttft_s
 
 
-@pytest.mark.parametrize("kind", ["closed", "open", "at_once"])
+@pytest.mark.parametrize("kind", ["closed", "open"])
 async def test_stop_cuts_what_is_under_way_and_sends_nothing_more(
     engine: ScriptedEngine, kind: str
 ) -> None:
@@ -176,7 +176,6 @@ async def test_stop_cuts_what_is_under_way_and_sends_nothing_more(
     work = {
         "closed": lambda: found.closed_loop(requests_to(engine), 2, after(100)),
         "open": lambda: found.open_loop(requests_to(engine), [0.01, 0.02, 60.0]),
-        "at_once": lambda: found.at_once([next(requests_to(engine)), next(requests_to(engine))]),
     }[kind]()
     running = asyncio.create_task(found.run(work))
     await eventually(lambda: [call.status for call in found.calls] == [200, 200])

@@ -1,4 +1,4 @@
-"""The load generator: a closed loop, an open loop on a schedule, or everything at once.
+"""The load generator: a closed loop, or an open loop on a schedule.
 
 It measures its own event loop and CPU meanwhile, to detect when the client is the bottleneck. What
 it and other work does ends early with Ctrl-C and SIGTERM, which become an event to wait for.
@@ -116,7 +116,7 @@ class Demand:
 class LoadGenerator:
     """Sends the requests of one run on one event loop.
 
-    `closed_loop`, `open_loop`, `at_once` and `on_demand` return the work that `run` performs.
+    `closed_loop`, `open_loop` and `on_demand` return the work that `run` performs.
     """
 
     def __init__(
@@ -177,13 +177,6 @@ class LoadGenerator:
                     tasks.create_task(self._send(call, request))
 
         await self._run_all([sending()])
-
-    async def at_once(self, requests: Sequence[Request]) -> None:
-        """Sends all requests as fast as possible."""
-        due_s = self.now()
-        await self._run_all(
-            [self._send(self._record(Call(due_s=due_s)), request) for request in requests]
-        )
 
     async def on_demand(
         self, requests: Iterator[Request], demands: asyncio.Queue[Demand | None]

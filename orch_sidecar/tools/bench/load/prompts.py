@@ -65,12 +65,13 @@ class Prompt:
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
 
-def body(prompt: Prompt, model: str, *, ignore_eos: bool, stream: bool = True) -> bytes:
-    """Returns the JSON body for `prompt.path`.
+def body(prompt: Prompt, model: str, *, ignore_eos: bool, salt: str = "") -> bytes:
+    """Returns the JSON body for `prompt.path`: of a stream, which ends with its usage.
 
-    Sampling is greedy, so that runs are repeatable. A stream ends with its usage. `ignore_eos`
-    generates exactly `output_tokens`; `min_tokens` covers models with further stop tokens, which
-    `ignore_eos` does not ignore.
+    Sampling is greedy, so that runs are repeatable. `ignore_eos` generates exactly
+    `output_tokens`; `min_tokens` covers models with further stop tokens, which `ignore_eos` does
+    not ignore. `salt`: vLLM's `cache_salt`, so that runs share no prefix cache; otherwise a second
+    run of the same seed or file would find its prompts cached. Empty for none.
     """
     document: dict[str, Any] = {
         "model": model,
@@ -78,13 +79,13 @@ def body(prompt: Prompt, model: str, *, ignore_eos: bool, stream: bool = True) -
         "max_tokens": prompt.output_tokens,
         "temperature": 0.0,
         "seed": SEED,
-        "stream": stream,
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
-    if stream:  # vLLM rejects stream_options without it
-        document["stream_options"] = {"include_usage": True}
     if ignore_eos:
-        document["ignore_eos"] = True
-        document["min_tokens"] = prompt.output_tokens
+        document |= {"ignore_eos": True, "min_tokens": prompt.output_tokens}
+    if salt:
+        document["cache_salt"] = salt
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 

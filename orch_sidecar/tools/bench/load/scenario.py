@@ -178,10 +178,12 @@ class Scenario:
 
 
 def schedule(scenario: Scenario) -> tuple[float, ...]:
-    """Returns the due times of an open loop; empty for other arrivals."""
+    """Returns the due times of an open loop, all 0 at once; empty for other arrivals."""
     if scenario.replay is not None:
         return scenario.replay.due_s
     rate = scenario.rate_per_s
+    if scenario.arrivals is Arrivals.AT_ONCE and scenario.loadgen is None:
+        return (0.0,) * scenario.least_requests
     if rate is None or scenario.loadgen is not None:
         return ()
     if scenario.arrivals is Arrivals.CONSTANT:

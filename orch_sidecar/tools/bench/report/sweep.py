@@ -229,11 +229,9 @@ def _fitted(sweep: Sweep) -> Iterator[Series]:
         yield fitted(f"fit: {formula_text(fit)}", fit.at, batches[0], batches[-1])
 
 
-def fitted(
-    name: str, at: Callable[[float], float], first: float, last: float, color: int = 1
-) -> Series:
+def fitted(name: str, at: Callable[[float], float], first: float, last: float) -> Series:
     """Returns a curve between two batches."""
     xs: Sequence[float] = [
         first + (last - first) * n / _CURVE_POINTS for n in range(_CURVE_POINTS + 1)
     ]
-    return Series(name, xs, [at(x) for x in xs], Style("--", "", color))
+    return Series(name, xs, [at(x) for x in xs], Style("--", "", 1))

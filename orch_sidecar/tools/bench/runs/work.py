@@ -69,15 +69,14 @@ def work_of(
         return load.closed_loop(
             requests, scenario.clients, lambda sent, now_s: sent >= count and now_s >= seconds
         )
-    if scenario.arrivals is Arrivals.AT_ONCE:
-        return load.at_once(list(islice(requests, count)))
+    if scenario.arrivals is Arrivals.AT_ONCE:  # built before they are due
+        requests = iter(list(islice(requests, count)))
     return load.open_loop(requests, due_s)
 
 
 def expected(scenario: Scenario, due_s: tuple[float, ...]) -> tuple[int, float]:
     """Returns the requests and seconds after which the run ends, for the progress bar."""
-    at_once = scenario.arrivals is Arrivals.AT_ONCE
-    return len(due_s) or scenario.least_requests, 0.0 if at_once else scenario.least_seconds
+    return len(due_s) or scenario.least_requests, due_s[-1] if due_s else scenario.least_seconds
 
 
 def requests_of(plan: Plan, run: RunId, seed: int) -> Iterator[Request]:
@@ -104,21 +103,10 @@ def _request(plan: Plan, run: RunId, prompt: Prompt, service_class: ServiceClass
         fields[X_ORCH_POOL] = plan.pool
     if service_class is not None:
         fields[X_ORCH_CLASS] = service_class.value
-    written = body(prompt, plan.model, ignore_eos=plan.ignore_eos)
-    if run.salt:
-        written = with_salt(written, run.salt)
+    written = body(prompt, plan.model, ignore_eos=plan.ignore_eos, salt=run.salt)
     return Request(
         plan.endpoint.message(prompt.path, written, fields),
         prompt.input_tokens,
         prompt.output_tokens if plan.ignore_eos else None,
         service_class,
     )
-
-
-def with_salt(written: bytes, salt: str) -> bytes:
-    """Adds vLLM's `cache_salt` to a JSON body, so that runs share no prefix cache.
-
-    Otherwise a second run of the same seed or file would find its prompts cached.
-    """
-    assert written.endswith(b"}")
-    return written[:-1] + b',"cache_salt":"' + salt.encode("ascii") + b'"}'

@@ -37,17 +37,16 @@ def written(prompt: Prompt, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("ignore_eos", [True, False])
-@pytest.mark.parametrize("stream", [True, False])
 def test_sidecar_reads_from_the_body_what_the_prompt_contains(
-    content: Content, ignore_eos: bool, stream: bool
+    content: Content, ignore_eos: bool
 ) -> None:
     prompt = Prompt(content, None, 16)
-    sent = body(prompt, "llama", ignore_eos=ignore_eos, stream=stream)
+    sent = body(prompt, "llama", ignore_eos=ignore_eos)
     generation = ENDPOINTS[prompt.path].read(sent, max_depth=10, ctx_max=None)
     assert isinstance(generation, GenerationRequest)
     assert (generation.cost, generation.stream, generation.model, generation.max_tokens) == (
         1,
-        stream,
+        True,
         "llama",
         16,
     )
@@ -84,10 +83,10 @@ def test_only_an_exact_length_uses_what_openai_does_not_know() -> None:
     assert exact["min_tokens"] == exact["max_tokens"] == 4
 
 
-def test_body_without_a_stream_has_no_options_of_one() -> None:
-    document = written(Prompt("hello", None, 4), ignore_eos=False, stream=False)
-    assert document["stream"] is False
-    assert "stream_options" not in document
+def test_salt_separates_runs_in_the_prefix_cache() -> None:
+    prompt = Prompt("hello", None, 4)
+    assert written(prompt, ignore_eos=False, salt="run")["cache_salt"] == "run"
+    assert "cache_salt" not in written(prompt, ignore_eos=False)
 
 
 @given(st.text(min_size=1))

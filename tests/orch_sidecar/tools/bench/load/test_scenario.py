@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.bench.load import scenario as arrivals
 from orch_sidecar.tools.bench.load.prompts import Prompt
-from orch_sidecar.tools.bench.load.scenario import Replay, constant, gamma, until
+from orch_sidecar.tools.bench.load.scenario import (
+    Replay,
+    Scenario,
+    constant,
+    gamma,
+    schedule,
+    until,
+)
 from orch_sidecar.tools.facts.labels.figures import CompletedRequest
 from orch_sidecar.tools.facts.tables.notes import Arrivals
 from orch_sidecar.tools.facts.tables.publication import (
@@ -239,3 +246,7 @@ def test_replay_has_bulk_work_if_a_trace_or_clients_make_it() -> None:
     assert not Replay(one).document.has_bulk
     assert Replay(one, bulk=one).document.has_bulk
     assert Replay(one, bulk_clients=1).document.has_bulk
+
+
+def test_what_is_sent_at_once_is_due_at_the_start() -> None:
+    assert schedule(Scenario(Label.OFFLINE, Arrivals.AT_ONCE, 3, 0.0, 0)) == (0.0, 0.0, 0.0)
