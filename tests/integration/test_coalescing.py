@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from tests.integration import answers
-from tests.integration.client import CHAT, body_of
+from tests.integration.client import CHAT
 from tests.integration.otlp import ERROR, Collect, Span
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
 from tests.integration.scripted_answers import (
@@ -44,60 +43,6 @@ async def test_three_identical_streams_are_one_decode(
     engine.answer = answers.answer
     for client in clients:
         assert (await client.post(CHAT)).status == 200  # their connections go on
-
-
-KEY = ("Authorization", "Bearer one")
-LIKE_IT: dict[str, Any] = {"temperature": 0}
-
-
-@pytest.mark.parametrize(
-    ("headers", "body"),
-    [
-        ([("Authorization", "Bearer two")], LIKE_IT),
-        ([KEY, ("Cookie", "user=1")], LIKE_IT),
-        ([KEY, ("X-Orch-No-Coalesce", "")], LIKE_IT),
-        ([KEY, ("X-Orch-Pool", "cloud")], LIKE_IT),
-        ([KEY], LIKE_IT | {"stream": False}),
-        ([KEY], {}),
-    ],
-)
-async def test_what_differs_in_what_matters_has_a_decode_of_its_own(
-    engine: ScriptedEngine,
-    sidecar: Running,
-    headers: list[tuple[str, str]],
-    body: dict[str, Any],
-) -> None:
-    script = AnswerScript()
-    engine.answer = script
-    for fields, document in (([KEY], LIKE_IT), (headers, body)):
-        client = await sidecar.client()
-        stream = document.get("stream", True)
-        client.send_request("POST", CHAT, body_of(CHAT, stream=stream) | document, fields)
-    await nth_answer(script, 2)
-    for answer in script.answers:
-        answer.answer.json({})
-        answer.finished.set()
-    await sidecar.idle()
-
-
-async def test_engine_gets_no_accept_encoding_and_clients_what_they_can_read(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript
-) -> None:
-    [modern] = await together(sidecar, [("Accept-Encoding", "gzip"), ("X-A", "1")])
-    old = await sidecar.client()
-    old.send_request(
-        "POST", CHAT, body_of(CHAT, stream=True, temperature=0), [("X-A", "1")], version="1.0"
-    )
-    await eventually(lambda: sharing(sidecar) == 2)
-    answer = await nth_answer(script)
-    assert engine.generating[0].header("accept-encoding") is None
-    assert engine.generating[0].header("x-a") == "1"
-    answer.send_all("one ", "two ")
-    assert (response := await modern.response()).body == answer.body_for(response)
-    head, _, body = (await old.rest()).partition(b"\r\n\r\n")
-    assert b"transfer-encoding" not in head
-    assert b"connection: close" in head
-    assert body.endswith(b"data: [DONE]\n\n")
 
 
 BULK, INTERACTIVE = ("X-Orch-Class", "bulk"), ("X-Orch-Class", "interactive")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from tests.integration.running import Running, Start, all_ready, eventually
 from tests.integration.scripted_answers import (
     AnswerScript,
@@ -37,32 +35,6 @@ async def test_when_the_first_leaves_the_queue_the_others_keep_its_place(
     assert response.body == answer.body_for(response)
     (await nth_answer(script, 3)).send_all("one ")
     assert (await behind.response()).status == 200
-
-
-@pytest.mark.parametrize("sent", [None, 0, 2])
-async def test_when_all_leave_the_generation_is_aborted_and_the_slot_comes_back(
-    engine: ScriptedEngine, sidecar: Running, script: AnswerScript, sent: int | None
-) -> None:
-    clients = await together(sidecar, (), (), ())
-    answer = await nth_answer(script)
-    if sent is not None:
-        answer.begin()
-        answer.send(*WORDS[:sent])
-    if sent:
-        for client in clients:
-            await client.seen(WORDS[sent - 1].encode())
-    for client in clients[:-1]:
-        await client.close()
-    await eventually(lambda: sharing(sidecar) == 1)
-    assert not answer.disconnected
-    await clients[-1].close()
-    await eventually(lambda: answer.disconnected)
-    await sidecar.idle()
-    assert engine.present == 0
-    # Nothing of it is left that somebody could join.
-    [another] = await together(sidecar, ())
-    (await nth_answer(script, 2)).send_all("one ")
-    assert (await another.response()).status == 200
 
 
 async def test_cancelled_client_leaves_and_the_others_go_on(

@@ -128,28 +128,6 @@ async def test_answer_that_is_under_way_outlives_the_address_of_its_engine(
     await running.idle()
 
 
-async def test_request_queued_at_an_address_that_goes_waits_at_another(
-    names: Names, start: Start
-) -> None:
-    one = await names.come("127.0.0.2", slots=1)
-    two = await names.come("127.0.0.3", slots=1)
-    one.answer, two.answer = first, second = Held(), Held()
-    running = await start(pools=[names.setting])
-    await eventually(lambda: len(ready(running)) == 2)
-    begun = [await started(running), await started(running)]
-    await eventually(lambda: first.waiting and second.waiting)
-    waits = [await started(running), await started(running)]
-    await eventually(lambda: running.queued == 2)
-    await names.go("127.0.0.2")
-    await eventually(lambda: [pool.name for pool in running.sidecar.pools] == ["cloud-2"])
-    await eventually(lambda: running.queued == 3)  # and the one that was there, unanswered
-    for _ in range(4):
-        await eventually(lambda: second.waiting)
-        second.release()
-    assert [(await client.response()).status for client in begun + waits] == [200] * 4
-    await running.idle()
-
-
 async def test_name_without_an_address_is_reported_and_refused_as_away(
     names: Names, start: Start, engine: ScriptedEngine
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tests.integration.cancelling import cancel, named, new_id
 from tests.integration.client import CHAT, Response
 from tests.integration.held import Held, started
 from tests.integration.keyed import KeyRing
-from tests.integration.running import Running, Start, eventually, total
+from tests.integration.running import Running, Start, eventually
 from tests.integration.scripted_answers import AnswerScript, nth_answer, sharing, start_request
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import breaks_off, resets
@@ -65,36 +64,6 @@ def assert_too_many(response: Response) -> None:
     assert response.error["retriable"] is True
     assert int(response.header("retry-after") or "0") >= 1
     assert response.header("retry-after-ms") == str(response.error["retry_after_ms"])
-
-
-async def test_sequences_of_a_key_that_wait_or_run_are_limited_and_others_are_not(
-    keyed: Running, ring: KeyRing, held: Held
-) -> None:
-    two = [ring.bearer("two")]
-    running = [await started(keyed, headers=two, seed=1), await started(keyed, headers=two, seed=2)]
-    await eventually(lambda: len(held.waiting) == 2)
-    client = await keyed.client()
-    assert_too_many(await client.post(headers=two, seed=3))
-    other = await started(keyed, headers=[ring.bearer("free")], n=2)
-    await eventually(lambda: len(held.waiting) == 3)
-    held.release()
-    assert (await running[0].response()).status == 200
-    assert_too_many(await client.post(headers=two, n=2))
-    waiting = await started(keyed, headers=[ring.bearer("free")], n=2, seed=9)
-    await eventually(lambda: keyed.queued == 1)
-    queued = await started(keyed, headers=two, seed=4)  # one slot is free, and another is first
-    await eventually(lambda: in_use(keyed, "two") == 2)
-    assert_too_many(await client.post(headers=two, seed=5))
-    left = (running[1], other, waiting, queued)
-    answers = [asyncio.ensure_future(each.response()) for each in left]
-    while not all(answer.done() for answer in answers):
-        held.release_all()
-        await asyncio.sleep(0.01)
-    assert [answer.result().status for answer in answers] == [200] * 4
-    await eventually(lambda: in_use(keyed, "two") == in_use(keyed, "free") == 0)
-    metrics = await keyed.metrics()
-    refused = {"outcome": "key_concurrency", "route": "/v1/chat/completions", "status": 429}
-    assert total(metrics, "orch_requests_total", **refused) == 3
 
 
 @pytest.mark.parametrize("end", ["disconnect", "cancel", "refuse", "fail", "stream"])

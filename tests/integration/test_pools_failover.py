@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 
-from tests.integration.client import CHAT, COMPLETIONS, MESSAGES, Client
+from tests.integration.client import CHAT, COMPLETIONS, MESSAGES
 from tests.integration.held import Held, started
 from tests.integration.running import Running, Start, all_ready, eventually, pools, total
-from tests.integration.scripted_engine import STEP_TIME, Engine, Script, ScriptedEngine
+from tests.integration.scripted_engine import Engine, Script, ScriptedEngine
 from tests.integration.scripts import closes, resets
 from tests.integration.tiers import tier
 from tests.integration.wire import Answer
-from tests.patience import HANG_S
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES])
@@ -156,55 +154,3 @@ async def test_queue_of_a_pool_that_dies_moves_to_another(
     assert ledgers[0].leased == 4  # until that engine, or the next one, reports that it has ended
     await engine.start()
     await pair.idle()
-
-
-async def test_queue_that_no_other_pool_can_take_hears_why(
-    start: Start, engine: ScriptedEngine, another: Engine, held: Held
-) -> None:
-    other = await another(models=("other",))
-    running = await all_ready(await start(**pools(a=engine, b=other)))
-    busy = await started(running, n=4)
-    await eventually(lambda: held.waiting)
-    queued = await started(running)
-    await eventually(lambda: running.queued == 1)
-    await engine.stop()
-    response = await queued.response()
-    assert response.status == 503
-    assert response.error["code"] in ("engine_stale", "engine_down")
-    assert (await busy.response()).status == 502
-
-
-async def test_busy_pool_that_may_not_queue_it_leaves_it_to_another(
-    start: Start, engine: ScriptedEngine, b: ScriptedEngine, held: Held
-) -> None:
-    engine.state_fields = {"step_time": STEP_TIME | {"t0_ms": 1.0}}
-    b.state_fields = {"step_time": STEP_TIME | {"t0_ms": 1000.0}}
-    running = await all_ready(await start(queue_capacity=0, **pools(a=engine, b=b)))
-    busy = await started(running, max_tokens=4, n=4)
-    await eventually(lambda: held.waiting)
-    response = await (await running.client()).post(CHAT, max_tokens=4)
-    assert response.status == 200  # a would end it sooner, and has no place for it
-    assert len(b.generating) == 1
-    held.release()
-    assert (await busy.response()).status == 200
-
-
-async def test_waiting_ones_and_running_ones_of_all_pools_are_drained(
-    start: Start, engine: ScriptedEngine, b: ScriptedEngine, held: Held
-) -> None:
-    running = await all_ready(await start(drain_timeout_s=HANG_S, **pools(a=engine, b=b)))
-    b.answer = held
-    clients = [await started(running, seed=seed, n=4) for seed in (1, 2, 3)]
-    await eventually(lambda: len(held.waiting) == 2 and running.queued == 1)
-    running.stopped = True
-    stopping = asyncio.ensure_future(running.sidecar.stop())
-    await eventually(lambda: running.sidecar.state == "draining")
-    late = await Client.connect(running.port)
-    response = await late.post()
-    assert (response.status, response.error["code"]) == (503, "draining")
-    await late.close()
-    for _ in clients:
-        await eventually(lambda: held.waiting)
-        held.release()
-    assert {json.loads((await c.response()).body)["seed"] for c in clients} == {1, 2, 3}
-    await asyncio.wait_for(stopping, HANG_S)

@@ -52,25 +52,6 @@ async def test_it_is_aborted_queued_again_and_its_client_sees_one_answer(
     assert sidecar.pool.gate.orphans == 0
 
 
-async def test_its_client_can_leave_meanwhile(
-    engine: ScriptedEngine, sidecar: Running, held: Held
-) -> None:
-    await measured(engine, sidecar)
-    engine.faults.holds_aborted = asyncio.Event()
-    bulk = [await started(sidecar, headers=BULK, seed=n, max_tokens=1900) for n in range(4)]
-    await eventually(lambda: len(held.waiting) == 4)
-    urgent = await started(sidecar, seed=9, max_tokens=5)
-    await eventually(lambda: sidecar.queued == 2)
-    for client in bulk:
-        await client.close()
-    await eventually(lambda: sidecar.queued == 1)
-    engine.faults.holds_aborted.set()
-    await eventually(lambda: held.waiting)
-    held.release_all()
-    assert (await urgent.response()).json() == {"seed": 9}
-    await sidecar.idle()
-
-
 async def test_a_stream_that_has_begun_is_left_alone(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:

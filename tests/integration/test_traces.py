@@ -20,7 +20,6 @@ from tests.integration.otlp import (
     TRACEPARENT,
     Collect,
     Collector,
-    Span,
 )
 from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
@@ -148,28 +147,6 @@ async def test_server_span_has_the_digest_of_its_run(
     assert "orch.run" not in collector.one(COMPLETIONS).attributes
     assert engine.generating[0].header("x-orch-run") is None
     assert secret.encode() not in b"".join(collector.requests)
-
-
-KNOWN = ("measurement_type", "orch.profile", "orch.batching", "orch.pool", "orch.class")
-
-
-def labels(span: Span) -> dict[str, object]:
-    return {name: span.attributes[name] for name in KNOWN if name in span.attributes}
-
-
-async def test_what_the_pools_agree_on_is_known_of_every_span(
-    collector: Collector, collect: Collect, start: Start, engine: ScriptedEngine, b: ScriptedEngine
-) -> None:
-    running = await all_ready(await start(**pools(a=engine, b=b)))
-    client = await running.client()
-    refused = await client.post(CHAT, n=0)
-    assert refused.header("x-measurement-type") == "batched_online"
-    found = await collect(running)
-    [span] = found.spans
-    assert labels(span) == {
-        "measurement_type": "batched_online", "orch.profile": "cloud", "orch.batching": True,
-    }  # fmt: skip
-    assert span.resource["measurement_type"] == "batched_online"
 
 
 async def test_failover_is_a_second_wait_and_a_second_request_in_one_trace(

@@ -41,26 +41,6 @@ async def test_stream_passes_byte_for_byte_however_it_was_cut(
         assert response.raw == chunks, round_
 
 
-async def test_chunk_reaches_the_client_while_the_answer_goes_on(
-    engine: ScriptedEngine, sidecar: Running
-) -> None:
-    go_on = asyncio.Event()
-
-    async def slow(answer: Answer) -> None:
-        answer.head(200, EVENT_STREAM)
-        answer.event("first")
-        await go_on.wait()
-        answer.event("second")
-        answer.end()
-
-    engine.answer = slow
-    client = await sidecar.client()
-    client.start()
-    assert b"second" not in await client.seen(b"data: first\n\n")
-    go_on.set()
-    assert (await client.response()).body == b"data: first\n\ndata: second\n\n"
-
-
 async def test_answer_with_a_length_keeps_its_length(
     engine: ScriptedEngine, sidecar: Running
 ) -> None:

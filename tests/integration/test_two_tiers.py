@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from dataclasses import asdict
 
@@ -13,7 +12,7 @@ from orch_sidecar.tools.facts.labels.snapshot import parse_snapshot
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import AT_ONCE, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Client
 from tests.integration.held import Held, started
-from tests.integration.running import Running, Start, all_ready, eventually, pools, total
+from tests.integration.running import Running, Start, all_ready, eventually, pools
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.tiers import Streaming, above, empty, tier
 from tests.integration.wire import Answer
@@ -77,34 +76,6 @@ async def test_conditions_and_counters_of_the_engine_are_seen_through_both(
         assert (found.prefix_queries, found.prefix_hits) == (64, 32)
         assert abs(time.time() - found.observed_at_s) < 60
         assert found.state == "ready"
-
-
-async def test_request_that_the_lower_turns_away_waits_above_and_is_served(
-    start: Start, lower: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    """Both think that the slot is theirs; one of them is early."""
-    uppers = [await above(start, lower) for _ in range(2)]
-    busy = await started(lower, n=3)
-    await eventually(lambda: held.waiting)
-    await eventually(lambda: all(each.ledger.foreign == 3 for each in uppers))
-    clients = [await each.client() for each in uppers]
-    for number, client in enumerate(clients, 1):  # both before either hears of the other's
-        client.start(stream=False, seed=number)
-    await eventually(lambda: len(held.waiting) == 2 and sum(each.queued for each in uppers) == 1)
-    assert lower.queued == 0, "queued requests wait above"
-    held.release_all()
-    assert (await busy.response()).status == 200
-    await eventually(lambda: held.waiting)
-    held.release_all()
-    answers = [await client.response() for client in clients]
-    assert [each.status for each in answers] == [200, 200]
-    assert [each.json()["seed"] for each in answers] == [1, 2]
-    assert len(engine.generating) == 3
-    assert lower.ledger.violations == 0
-    metrics = await lower.metrics()
-    label = {"outcome": "do_not_queue", "route": CHAT, "status": 429}
-    assert total(metrics, "orch_requests_total", **label) >= 1
-    await empty(*uppers, lower)
 
 
 async def test_tier_and_engine_side_by_side(
@@ -193,24 +164,6 @@ async def test_client_that_leaves_frees_all_levels(
     assert (parent_leases.ledger.leased, lower.ledger.leased) == (1, 1)
     await client.close()
     await eventually(lambda: not engine.present)
-    await empty(parent_leases, lower)
-
-
-async def test_cancelling_above_frees_all_levels(
-    parent_leases: Running, lower: Running, engine: ScriptedEngine, held: Held
-) -> None:
-    request_id = os.urandom(16).hex()
-    client = await started(
-        parent_leases, headers=[("X-Orch-Request-Id", request_id)], path=MESSAGES
-    )
-    await eventually(lambda: held.waiting)
-    other = await parent_leases.client()
-    path = f"/v1/requests/{request_id}/cancel"
-    assert (await other.request("POST", path, None)).status == 204
-    assert (await client.response()).status == 499
-    # Below it has another name: ids are only for clients that may use them.
-    assert (await (await lower.client()).request("POST", path, None)).status == 404
-    await eventually(lambda: not held.waiting)
     await empty(parent_leases, lower)
 
 

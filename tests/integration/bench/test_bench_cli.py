@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import signal
@@ -24,7 +23,6 @@ from tests.integration.client import COMPLETIONS
 from tests.integration.running import Running, eventually
 from tests.integration.scripted_engine import ScriptedEngine
 from tests.integration.scripts import endless
-from tests.integration.wire import Answer
 from tests.patience import HANG_S
 
 KEY, TOKEN = "sk-never-to-be-seen", "never-to-be-seen-either"
@@ -118,52 +116,6 @@ async def test_measurement_is_written_with_a_row_that_passes_the_check(
     assert await checking.wait() == 0
     assert at_home.generating[0].header("authorization") == f"Bearer {KEY}"
     assert at_home.generating[0].header("x-token") == TOKEN
-
-
-async def test_synthetic_prompts_have_the_requested_length(
-    engine: ScriptedEngine, cloud: Running, bench: Bench
-) -> None:
-    async def tokenize(answer: Answer) -> None:
-        answer.json({"tokens": list(range(1000, 1300))})
-
-    engine.scripts.append(tokenize)
-    length = ("--requests", "12", "--duration", "0", "--input-tokens", "33", "--output-tokens", "5")
-    words = ("batched-online", "--concurrency", "4", *length)
-    ran = await bench.run(url_of(cloud), *words, given=False)
-    assert ran.code == 0, ran.printed
-    prompts = [request.json()["prompt"] for request in engine.generating]
-    assert {len(prompt) for prompt in prompts} == {33}
-    assert {token for prompt in prompts for token in prompt} <= set(range(1000, 1300))
-    assert len({tuple(prompt[:16]) for prompt in prompts}) == len(prompts) == 12 + 4
-    [row] = ran.rows
-    assert (row.input_tokens, row.output_tokens) == (33, 5)
-
-
-async def test_trace_is_replayed_with_the_prefixes_that_its_prompts_share(
-    engine: ScriptedEngine, cloud: Running, bench: Bench, tmp_path: Path
-) -> None:
-    async def tokenize(answer: Answer) -> None:
-        answer.json({"tokens": list(range(1000, 1300))})
-
-    engine.scripts.append(tokenize)
-    trace = tmp_path / "mooncake.jsonl"
-    row = '{{"timestamp": {}, "input_length": {}, "output_length": 16, "hash_ids": {}}}\n'
-    rows = [(20 * number, 1024 + 32 * number, [1, 2, 3 + number]) for number in range(1, 13)]
-    trace.write_text("".join(row.format(*each) for each in rows), encoding="utf-8")
-    words = ("--trace", str(trace), "--length-factor", "1/16", "--bulk-clients", "2")
-    lengths = ("--input-tokens", "20", "--output-tokens", "4")
-    ran = await bench.run(url_of(cloud), *words, *lengths, given=False)
-    assert ran.code == 0, ran.printed
-    assert "12 requests of the trace mooncake.jsonl" in ran.printed
-    prompts = [request.json()["prompt"] for request in engine.generating]
-    replayed = [prompt for prompt in prompts if len(prompt) > 20]
-    # The order in which they come is not the trace's where the client is late for its schedule.
-    assert sorted(map(len, replayed)) == [64 + 2 * number for number in range(1, 13)]
-    assert len({tuple(prompt[:64]) for prompt in replayed}) == 1
-    assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
-    [found] = ran.rows
-    digest = hashlib.sha256(trace.read_bytes()).hexdigest()
-    assert f"arrivals=trace:{digest[:16]}; " in found.scenario_notes
 
 
 async def test_invalid_result_exits_with_1_and_makes_no_row(
