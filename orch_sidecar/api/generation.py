@@ -191,12 +191,12 @@ def _request(
             priority = _integer(document, "priority", -(2**63), 2**63 - 1)
         if "cache_salt" in document:
             cache_salt = _text(document, "cache_salt") or ""
-    model = document.get("model")
+    model, stream = document.get("model"), document.get("stream", False)
     if type(model) is not str:
         model = ""
     return GenerationRequest(
         cost,
-        "stream" in document and _boolean(document, "stream"),
+        stream if type(stream) is bool else _boolean(document, "stream"),
         model if model.isascii() else well_formed(model),
         max_tokens,
         prompt_tokens,

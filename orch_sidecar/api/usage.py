@@ -72,9 +72,13 @@ def read(text: bytes) -> Counts:
     The last ones count, and where they lack one of the two, those before them: Anthropic's API
     reports input tokens at the beginning of a stream and output tokens at its end.
     """
-    at = text.rfind(_USAGE)
+    tail = max(0, len(text) - TAIL_BYTES)
+    at = text.rfind(_USAGE, tail)
     if at < 0:
-        return _NO_COUNTS
+        # Forwards, the rest of a stream without counts takes a third of the time.
+        if text.find(_USAGE, 0, tail + len(_USAGE)) < 0:
+            return _NO_COUNTS
+        at = text.rfind(_USAGE)
     # At 0 this is the last byte of the text, which is no backslash in an answer that is whole.
     if text[at - 1] != _BACKSLASH and (both := _TOKEN_COUNTS.match(text, at + len(_USAGE))):
         return int(both[1]), int(both[2]), None, None
