@@ -84,7 +84,7 @@ class Broadcast(Sink):
         """`buffer_bytes`: the most that is retained for late and for slow clients."""
         self._buffer_bytes = buffer_bytes
         self._subscribers: dict[Subscriber, None] = {}
-        self._id = ResponseId(record.identity.request_id)
+        self._id = ResponseId(record.request_id)
         self._held = b""  # the beginning of an event, or a body that is none of events
         self._source: EngineResponse | None = None
         self._source_paused = False
@@ -240,7 +240,7 @@ class Broadcast(Sink):
             self._balance()
 
     def _own_id(self, subscriber: Subscriber) -> bytes:
-        return self._id.field_of(subscriber.writer.record.identity.request_id)
+        return self._id.field_of(subscriber.writer.record.request_id)
 
     def _balance(self) -> None:
         """Keeps the log within its bound.

@@ -155,7 +155,7 @@ class Coalesce:
             if record.fanout > 1:
                 logger.info(
                     "request %s: fanout=%d, so many requests shared its generation",
-                    record.identity.request_id,
+                    record.request_id,
                     record.fanout,
                 )
             self._metrics.generation_ended(record)

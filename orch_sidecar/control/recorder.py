@@ -24,7 +24,6 @@ from orch_sidecar.observability.record import (
     CANCELLED,
     OK,
     Outcome,
-    RequestIdentity,
     RequestRecord,
     accept_id,
 )
@@ -72,9 +71,7 @@ class Recorder:
         correlation_id = accept_id(headers.get(X_CORRELATION_ID)) or request_id
         now, now_ns = time.monotonic_ns(), time.time_ns()
         record = RequestRecord(
-            RequestIdentity(
-                _ENDPOINTS[what], own_id, request_id, correlation_id, http.method, now, now_ns
-            )
+            _ENDPOINTS[what], own_id, request_id, correlation_id, http.method, now, now_ns
         )
         record.key = None if key is None else key.name
         ids: dict[str, str] = {

@@ -30,7 +30,7 @@ def document(request_id: str, request: Request | None, pools: PoolRegistry) -> d
     record = served.record
     fields |= {
         "state": "arriving",
-        "route": own.identity.endpoint.path,
+        "route": own.endpoint.path,
         "model": own.model or None,
         "class": record.service_class,
         "coalesced": own.coalesced,

@@ -87,9 +87,7 @@ def _traces(ended: Sequence[Ended]) -> Traces:
     if not ended[0][0].trace_id:
         return None
     return [
-        (record.trace_id, (of.arrived_ns + now - of.arrived) / 1e9)
-        for record, now in ended
-        for of in (record.identity,)
+        (record.trace_id, (record.arrived_ns + now - record.arrived) / 1e9) for record, now in ended
     ]
 
 
@@ -99,7 +97,7 @@ def _alike(ended: Iterable[Ended]) -> Iterable[list[Ended]]:
     for each in ended:
         record = each[0]
         key = (
-            record.pool, record.identity.endpoint, record.outcome, record.status,
+            record.pool, record.endpoint, record.outcome, record.status,
             record.service_class, record.model, record.cost > 0, record.stream, record.shared,
             record.coalesced, record.admitted is None, not record.trace_id,
         )  # fmt: skip
@@ -175,7 +173,7 @@ class Collector:
 
     def _requests_ended(self, group: Sequence[Ended]) -> None:
         first = group[0][0]
-        key, pool = (first.identity.endpoint.path, first.outcome, first.status), first.pool
+        key, pool = (first.endpoint.path, first.outcome, first.status), first.pool
         requests = self.requests[pool]
         requests[key] = requests.get(key, 0) + len(group)
         if not first.cost or pool is None:

@@ -80,14 +80,14 @@ class Operation:
             if failed is None:
                 failed = self._failed[outcome] = Histogram(_DURATION_BUCKETS)
             duration = failed
-        seconds = [(now - record.identity.arrived) / 1e9 for record, now in ended]
+        seconds = [(now - record.arrived) / 1e9 for record, now in ended]
         duration.observe(seconds, traced)
 
     def generated(self, ended: Sequence[Ended], traced: Traces) -> None:
         """Counts answers of one endpoint that the engine completed, all or none of them streams;
         once if requests share them."""
         first = ended[0][0]
-        if first.stream and first.identity.endpoint.first_byte_is_token:
+        if first.stream and first.endpoint.first_byte_is_token:
             seconds = [record.seconds_to(record.first_byte) for record, _ in ended]
             self._first_token.observe(seconds, traced)
             self._per_token.observe([_per_token_s(record, now) for record, now in ended], traced)
@@ -123,7 +123,7 @@ class GenAi:
     def of(self, record: RequestRecord) -> Operation:
         """Returns the histograms of a request that was routed to a pool."""
         rank = (record.service_class or INTERACTIVE).rank
-        operation = self._cache.get((record.identity.endpoint, record.pool, record.model, rank))
+        operation = self._cache.get((record.endpoint, record.pool, record.model, rank))
         return self._find(record, rank) if operation is None else operation
 
     def histograms(self, name: str, pool: str) -> Iterable[Labelled]:
@@ -135,11 +135,11 @@ class GenAi:
         pool = record.pool
         assert pool is not None
         model = record.model if self._serves(pool, record.model) else ""
-        key = record.identity.endpoint.operation, model, rank
+        key = record.endpoint.operation, model, rank
         operation = self._operations[pool].get(key)
         if operation is None:
             operation = self._operations[pool][key] = Operation(self._labels(pool, *key))
-        self._cache[record.identity.endpoint, pool, model, rank] = operation
+        self._cache[record.endpoint, pool, model, rank] = operation
         return operation
 
     def _labels(self, pool: str, operation: str, model: str, rank: int) -> dict[str, str]:

@@ -109,7 +109,7 @@ class ClientWriter(Sink):
         self.own_fields = b""
         self._head: Head | None = None
         self._source: Source | None = None
-        self._token_mark = record.identity.endpoint.token_mark if record.stream else None
+        self._token_mark = record.endpoint.token_mark if record.stream else None
         self.record = record
         self.dechunk = not http11
         self.keep_alive = http11 and http.keep_alive
@@ -234,7 +234,7 @@ class ClientWriter(Sink):
             self.keep_alive = False
             self.abort_client()
             return
-        event = self.record.identity.endpoint.error_format.in_stream(refusal)
+        event = self.record.endpoint.error_format.in_stream(refusal)
         self.transport.write(chunk(event) + LAST_CHUNK if chunked else event)
 
 
@@ -250,10 +250,9 @@ class HeadWriter(ClientWriter):
 
 def response_fields(record: RequestRecord, pool: Pool) -> bytes:
     """Returns the header lines that this sidecar adds to a response of this pool."""
-    identity = record.identity
     ids = (
-        f"{_REQUEST_ID}: {identity.request_id}\r\n"
-        f"{_CORRELATION_ID}: {identity.correlation_id}\r\n{_OWN_ID}: {identity.id}\r\n"
+        f"{_REQUEST_ID}: {record.request_id}\r\n"
+        f"{_CORRELATION_ID}: {record.correlation_id}\r\n{_OWN_ID}: {record.id}\r\n"
     ).encode()
     for name, value in record.rate_limits:
         ids += field_line(name, value)

@@ -96,7 +96,7 @@ class Forward:
 def _head(request: Request, pool: Pool) -> bytes:
     """Returns the head for the engine."""
     endpoint, record, ticket = request.endpoint, request.record, request.attempt.ticket
-    lines = f"{_REQUEST_ID}: {record.identity.request_id}\r\n"
+    lines = f"{_REQUEST_ID}: {record.request_id}\r\n"
     if endpoint.method == "POST":
         lines += f"{_CONTENT_LENGTH}: {len(request.body) + len(request.salt)}\r\n"
     if ticket is not None:

@@ -38,7 +38,6 @@ from orch_sidecar.observability.metrics import Metrics
 from orch_sidecar.observability.record import (
     CANCELLED,
     Outcome,
-    RequestIdentity,
     RequestRecord,
     accept_id,
     new_ids,
@@ -133,7 +132,7 @@ class Frontend:
         headers, names = http.headers, header_names(http.raw_headers)
         record, name = self._identify(http, endpoint or unknown(path), names)
         traced = self._tracing.spans is not None or TRACEPARENT in headers
-        method = record.identity.method
+        method = record.method
         trace = self._tracing.begin(record, headers) if traced else None
         request: Request | None = None
         outcome: Outcome | Reason = CANCELLED
@@ -199,10 +198,10 @@ class Frontend:
             request_id = accept_id(headers.get(X_REQUEST_ID)) or own_id
             correlation_id = accept_id(headers.get(X_CORRELATION_ID)) or request_id
         now, now_ns = time.monotonic_ns(), time.time_ns()
-        identity = RequestIdentity(
+        record = RequestRecord(
             endpoint, own_id, request_id, correlation_id, http.method, now, now_ns
         )
-        return RequestRecord(identity), name
+        return record, name
 
     def _refusal_of(
         self,

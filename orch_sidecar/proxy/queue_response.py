@@ -110,7 +110,7 @@ class QueueResponse(ClientWriter):
         if shown is None or self.started or self.transport.is_closing():
             return
         if not shown.has_slots or now >= shown.repeat_at:
-            arrived, admitted = self.record.identity.arrived, self.record.admitted
+            arrived, admitted = self.record.arrived, self.record.admitted
             assert admitted is not None, "it has its slots"
             text = f": started waited_ms={(admitted - arrived) // 10**6}\n\n"
             shown.has_slots |= self._comment(shown, text, now)
@@ -196,7 +196,7 @@ class QueueResponse(ClientWriter):
 
     def _error_events(self, answer: bytes) -> bytes:
         """Returns the engine's answer, which is not a stream, as error events."""
-        head, form = self._head, self.record.identity.endpoint.error_format
+        head, form = self._head, self.record.endpoint.error_format
         assert head is not None
         relayed = form.relayed(answer) if head.status >= 400 else None
         if relayed is not None:

@@ -42,12 +42,11 @@ def response_to(
 
     `endpoint`: None if the path is unknown. `common_headers`: of every response of ours.
     """
-    identity = record.identity
     headers: dict[str, str] = {
         **common_headers,
-        X_REQUEST_ID: identity.request_id,
-        X_CORRELATION_ID: identity.correlation_id,
-        X_ORCH_REQUEST_ID: identity.id,
+        X_REQUEST_ID: record.request_id,
+        X_CORRELATION_ID: record.correlation_id,
+        X_ORCH_REQUEST_ID: record.id,
         SERVER_TIMING: record.server_timing().decode(),
         **dict(record.rate_limits),
         **errors.headers(refusal),
@@ -60,7 +59,7 @@ def response_to(
         headers[X_ORCH_PREDICTED_START_MS] = str(refusal.predicted_start_ms)
     response = web.Response(
         status=errors.BY_REASON[refusal.reason].status,
-        body=identity.endpoint.error_format.body(refusal),
+        body=record.endpoint.error_format.body(refusal),
         content_type="application/json",
         headers=headers,
     )

@@ -64,7 +64,7 @@ class Requests:
         record = record_of(id=own_id, request_id=own_id, correlation_id=own_id)
         trace = tracing.begin(record, {})
         assert trace is not None
-        arrived = record.identity.arrived
+        arrived = record.arrived
         record.model, record.cost, record.stream = "Qwen/Qwen3-0.6B", 1, True
         record.max_tokens = 128
         record.labels, record.placement = LABELS, "earliest"
@@ -106,7 +106,7 @@ class MessageEncoder(SpanEncoder):
 
     def usual(self, record: Any, labels: Any, lease: Any, *head: Any) -> bytes:
         trace_id, server_id, wait_id, engine_id, admitted_ns, ended_ns, _, _ = head
-        arrived_ns = record.identity.arrived_ns
+        arrived_ns = record.arrived_ns
         wait = self._template((WAIT_SPAN, id(labels)), 1, {**labels, "orch.cost": record.cost})
         engine = _filled(
             self._of_record(ENGINE_SPAN, 3, record),
@@ -114,7 +114,7 @@ class MessageEncoder(SpanEncoder):
         )
         engine.attributes.add(key="orch.lease").value.string_value = short_lease(lease)
         server = _filled(
-            self._of_record(record.identity.endpoint.path, 2, record),
+            self._of_record(record.endpoint.path, 2, record),
             (trace_id, server_id, None, arrived_ns, ended_ns),
         )
         server.attributes.add(key="orch.placement").value.string_value = record.placement
@@ -128,9 +128,9 @@ class MessageEncoder(SpanEncoder):
         return b"".join(map(_bytes, spans))
 
     def _of_record(self, name: str, kind: int, record: RequestRecord) -> Span:
-        labels, identity = self.labels_of(record), record.identity
+        labels = self.labels_of(record)
         key = (
-            name, id(labels), identity.endpoint, identity.method, record.outcome, record.status,
+            name, id(labels), record.endpoint, record.method, record.outcome, record.status,
             record.cost, record.stream, record.model,
         )  # fmt: skip
         if key in self._templates:
@@ -166,9 +166,9 @@ def _filled(template: Span, head: Any) -> Span:
 
 
 def _own(span: Span, record: RequestRecord) -> Span:
-    add, identity = span.attributes.add, record.identity
-    add(key="orch.request_id").value.string_value = identity.request_id
-    add(key="orch.correlation_id").value.string_value = identity.correlation_id
+    add = span.attributes.add
+    add(key="orch.request_id").value.string_value = record.request_id
+    add(key="orch.correlation_id").value.string_value = record.correlation_id
     add(key="gen_ai.request.max_tokens").value.int_value = record.max_tokens or 0
     add(key="gen_ai.usage.input_tokens").value.int_value = record.input_tokens or 0
     add(key="gen_ai.usage.output_tokens").value.int_value = record.output_tokens or 0

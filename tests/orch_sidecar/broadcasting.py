@@ -21,7 +21,7 @@ from orch_sidecar.wire.backpressure import RejectionReader
 from orch_sidecar.wire.client_connection import ClientRequest
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
-from tests.orch_sidecar.records import identity_of, with_values
+from tests.orch_sidecar import records
 
 SHARED_ID = "shared-0123456789abcdef"
 STREAM_HEAD = (
@@ -124,8 +124,8 @@ class Ending(NamedTuple):
 
 
 def record_of(request_id: str, **more: Any) -> RequestRecord:
-    identity = identity_of(request_id=request_id, correlation_id=request_id)
-    return with_values(RequestRecord(identity), {"stream": True} | more)
+    ids = {"request_id": request_id, "correlation_id": request_id}
+    return records.record_of(**({"stream": True} | ids | more))
 
 
 def http_of(transport: asyncio.Transport, *, http10: bool = False) -> ClientRequest:

@@ -44,7 +44,7 @@ class EndedRequests:
         changed = self._complete(now)
         first = recent.total - len(ended) + 1
         for number, each in enumerate(ended, first):
-            if not each[0].identity.endpoint.admitted:
+            if not each[0].endpoint.admitted:
                 continue
             row = self._row(number, *each)
             self._rows.append(row)
@@ -67,16 +67,16 @@ class EndedRequests:
         return changed
 
     def _row(self, number: int, record: RequestRecord, at: int) -> Row:
-        identity, service_class = record.identity, record.service_class
+        service_class = record.service_class
         known = record.pool is not None and self._serves(record.pool, record.model)
         return {
             "number": number,
-            "id": identity.id,
+            "id": record.id,
             "pool": record.pool,
             "class": None if service_class is None else service_class.value,
             "key": record.key,
             "model": record.model if known else None,
-            "route": identity.endpoint.path,
+            "route": record.endpoint.path,
             "ended_at": record.at_ns(at) // 10**6,
             "outcome": record.outcome.value,
             "status": record.status,

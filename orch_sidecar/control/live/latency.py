@@ -59,9 +59,9 @@ def _entry(
         first_byte = record.first_byte
         if not record.stream or first_byte is None:
             continue
-        if not record.identity.endpoint.first_byte_is_token:
+        if not record.endpoint.first_byte_is_token:
             continue
-        first.append((first_byte - record.identity.arrived) / 1e6)
+        first.append((first_byte - record.arrived) / 1e6)
         if tokens > 1 and record.cost == 1 and not record.client_limited:
             per_token.append((at - first_byte) / 1e6 / (tokens - 1))
     return {

@@ -116,8 +116,8 @@ class LiveSource:
             if owner is not None and lease.request is not None and not lease.closing:
                 record = owner.record
                 at_s = None if record.first_byte is None else record.first_byte / 1e9
-                is_token = record.stream and record.identity.endpoint.first_byte_is_token
-                yield Admitted(record.identity.id, lease, at_s, is_token)
+                is_token = record.stream and record.endpoint.first_byte_is_token
+                yield Admitted(record.id, lease, at_s, is_token)
 
     def _serves(self, pool: str, model: str) -> bool:
         try:
@@ -135,4 +135,4 @@ def _owner(pool: Pool, ticket_id: str) -> Request | None:
 
 def _id(pool: Pool, ticket_id: str) -> str:
     owner = _owner(pool, ticket_id)
-    return "" if owner is None else owner.record.identity.id
+    return "" if owner is None else owner.record.id

@@ -29,15 +29,13 @@ Values = Sequence[float | None]
 
 def _waits(records: Sequence[RequestRecord]) -> Values:
     return [
-        None if (at := each.admitted) is None else (at - each.identity.arrived) / 1e9
-        for each in records
+        None if (at := each.admitted) is None else (at - each.arrived) / 1e9 for each in records
     ]
 
 
 def _first_bytes(records: Sequence[RequestRecord]) -> Values:
     return [
-        None if (at := each.first_byte) is None else (at - each.identity.arrived) / 1e9
-        for each in records
+        None if (at := each.first_byte) is None else (at - each.arrived) / 1e9 for each in records
     ]
 
 

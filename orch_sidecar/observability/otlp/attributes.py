@@ -58,8 +58,8 @@ def model_name(record: RequestRecord) -> str:
 def of_record(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
     """Returns the attributes of a record that has ended. `labels`: of its pool and class."""
     return constant(record, labels) | _known(
-        ("orch.request_id", record.identity.request_id),
-        ("orch.correlation_id", record.identity.correlation_id),
+        ("orch.request_id", record.request_id),
+        ("orch.correlation_id", record.correlation_id),
         ("orch.fanout", record.fanout or None),
         ("gen_ai.request.max_tokens", record.max_tokens),
         ("gen_ai.usage.input_tokens", record.input_tokens),
@@ -74,15 +74,15 @@ def constant(record: RequestRecord, labels: Attributes) -> dict[str, Any]:
     """Returns those that are equal for many requests."""
     attributes: dict[str, Any] = {
         **labels,
-        "http.request.method": record.identity.method,
-        "http.route": record.identity.endpoint.path,
+        "http.request.method": record.method,
+        "http.route": record.endpoint.path,
         "orch.outcome": record.outcome.value,
     }
     if record.status:
         attributes["http.response.status_code"] = record.status
     if record.cost:
         attributes |= {
-            "gen_ai.operation.name": record.identity.endpoint.operation,
+            "gen_ai.operation.name": record.endpoint.operation,
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": model_name(record),
             "orch.cost": record.cost,
@@ -113,13 +113,13 @@ def of_error(record: RequestRecord) -> dict[str, Any]:
 def own(record: RequestRecord) -> bytes:
     """Encodes the attributes that differ from request to request, of engine and server spans: those
     of `of_record` without `constant`."""
-    identity, first_byte = record.identity, record.first_byte
-    request_id = correlation_id = identity.request_id.encode()
-    if identity.correlation_id is not identity.request_id:  # as a client rarely wants it
-        correlation_id = identity.correlation_id.encode()
+    first_byte = record.first_byte
+    request_id = correlation_id = record.request_id.encode()
+    if record.correlation_id is not record.request_id:  # as a client rarely wants it
+        correlation_id = record.correlation_id.encode()
     first = b""
     if first_byte is not None:
-        first = _FIRST_BYTE + double((first_byte - identity.arrived) / 1e9)
+        first = _FIRST_BYTE + double((first_byte - record.arrived) / 1e9)
     return b"".join(
         (
             _REQUEST_ID[len(request_id)], request_id,
@@ -137,7 +137,7 @@ def own(record: RequestRecord) -> bytes:
 
 def own_of_server(record: RequestRecord) -> bytes:
     """Encodes those of `of_server` that differ from request to request."""
-    arrived, known = record.identity.arrived, b""
+    arrived, known = record.arrived, b""
     if record.last_token is not None:
         known = _LAST_TOKEN + double((record.last_token - arrived) / 1e9)
     if record.stream and record.first_byte is not None:

@@ -135,7 +135,7 @@ class SpanEncoder:
         `labels`, `lease`: of its attempt. `parent`: the field of the server span's parent; `flags`:
         its flags. The trace has no state.
         """
-        arrived_ns = record.identity.arrived_ns
+        arrived_ns = record.arrived_ns
         if self._limited or labels is not record.labels:
             common, own_parent = self.of_record(record, b""), _PARENT + server_id
             wait = trace_id, wait_id, own_parent, arrived_ns, admitted_ns, LOCAL_PARENT
@@ -149,7 +149,8 @@ class SpanEncoder:
         _, of_wait, wait_size, of_server, of_engine = self._prepare(record, labels)
         own, child = spans.own(record), _CHILD.pack
         of_lease = b"" if lease is None else spans.own_of_engine(lease)
-        own_of_server = spans.own_of_server(record) if record.stream else b""
+        streamed = record.stream or record.last_token is not None
+        own_of_server = spans.own_of_server(record) if streamed else b""
         size = _ROOT.size + len(own)
         engine_size = size + _PARENT_BYTES + len(of_engine) + len(of_lease)
         server_size = size + len(parent) + len(of_server) + len(own_of_server)
@@ -212,14 +213,13 @@ class SpanEncoder:
         if prepared is None:
             steps = [self.unplaced, spans.of_server(record), spans.of_record(record, now)]
             steps.append(spans.of_error(record))
-            name, error = record.identity.endpoint.path, _error_of(record)
+            name, error = record.endpoint.path, _error_of(record)
             return _span(head, state, linked, self._slowly(name, _SERVER, steps, error))
         return _span(head, state, linked, prepared.server, own, spans.own_of_server(record))
 
     def _prepare(self, record: RequestRecord, labels: Attributes) -> _Prepared:
-        identity = record.identity
         key = (
-            id(labels), identity.endpoint, identity.method, record.outcome, record.status,
+            id(labels), record.endpoint, record.method, record.outcome, record.status,
             record.cost, record.stream, record.model, record.placement, record.coalesced,
             record.parts, record.scenario, record.run,
         )  # fmt: skip
@@ -238,7 +238,7 @@ class SpanEncoder:
                 labels,
                 of_wait,
                 varint(wait_size),
-                self._slowly(identity.endpoint.path, _SERVER, of_server, error),
+                self._slowly(record.endpoint.path, _SERVER, of_server, error),
                 self._slowly(ENGINE_SPAN, _CLIENT, [fixed], error),
             )
             if len(record.model) <= spans.MAX_MODEL_CHARS:  # none as long as a body is kept

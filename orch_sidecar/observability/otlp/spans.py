@@ -125,7 +125,7 @@ class _Part(_Identified):
     def _begin(self, tracing: SpanTracing, record: RequestRecord) -> None:
         self._tracing = tracing
         self._record = record
-        self._since: int | None = record.identity.arrived
+        self._since: int | None = record.arrived
         self._wait_id: bytes | None = None
         self._engine_id: bytes | None = None
         self._ended: tuple[_Ended, ...] = ()
@@ -133,7 +133,7 @@ class _Part(_Identified):
 
     def dispatched(self) -> bytes:
         record = self._record
-        identity, start, labels = record.identity, record.admitted, record.labels
+        start, labels = record.admitted, record.labels
         if self._shares:  # the shared generation failed
             self._shares = False
             self._since = time.monotonic_ns()
@@ -142,7 +142,7 @@ class _Part(_Identified):
         if start is None:
             self._start_ns = time.time_ns()
         else:
-            self._start_ns = identity.arrived_ns + (start - identity.arrived)
+            self._start_ns = record.arrived_ns + (start - record.arrived)
         self._labels = self._tracing.encoder.unplaced if labels is None else labels
         self._lease = record.lease
         if self._since is not None and record.cost:
@@ -231,7 +231,7 @@ class RequestTrace(_Part):
         self._flags, self._state = _FLAGS[flags], state
         self._span_ids = span_ids = tracing.span_ids
         self.server_id = next(span_ids)
-        self._tracing, self._record, self._since = tracing, record, record.identity.arrived
+        self._tracing, self._record, self._since = tracing, record, record.arrived
         self._wait_id = self._engine_id = None
         self._shares = False
         # Its own.
@@ -264,7 +264,7 @@ class RequestTrace(_Part):
             return
         if not self._shares:
             self._close(now_ns)
-        start_ns, trace_id = self._record.identity.arrived_ns, self.trace_id
+        start_ns, trace_id = self._record.arrived_ns, self.trace_id
         of_parent, flags = self._given()
         head = trace_id, self.server_id, of_parent, start_ns, now_ns, flags
         self._ended += ((self._tracing.encoder.server, head, (self._links,)),)
@@ -347,7 +347,7 @@ class SpanTracing(Tracing):
             trace_id, flags = parent.trace_id.to_bytes(16), parent.trace_flags & _RANDOM
         sampled, state = True, ""
         if parent is not None or not self._samples_roots:
-            path, unplaced = record.identity.endpoint.path, self.encoder.unplaced
+            path, unplaced = record.endpoint.path, self.encoder.unplaced
             number = int.from_bytes(trace_id)
             result = self._sampler.should_sample(given, number, path, _SERVER, unplaced, ())
             sampled = result.decision is _RECORD_AND_SAMPLE

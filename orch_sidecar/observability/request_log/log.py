@@ -34,18 +34,18 @@ _MAX_WRITE_S: Final = 5.0
 def line_of(record: RequestRecord, ended: int, batch_mean: float | None) -> bytes:
     """Returns the line of a request that `ended` at that time of the monotonic clock, in
     nanoseconds. `batch_mean`: of the engine's decode steps while it ran."""
-    identity, labels = record.identity, record.labels or {}
-    streams = record.stream and record.status < 400 and identity.endpoint.first_byte_is_token
-    arrived = datetime.fromtimestamp(identity.arrived_ns / 1e9, UTC)
+    labels = record.labels or {}
+    streams = record.stream and record.status < 400 and record.endpoint.first_byte_is_token
+    arrived = datetime.fromtimestamp(record.arrived_ns / 1e9, UTC)
     return msgspec.json.encode(
         {
             "time": arrived.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "id": identity.id,
-            "request_id": identity.request_id,
-            "correlation_id": identity.correlation_id,
+            "id": record.id,
+            "request_id": record.request_id,
+            "correlation_id": record.correlation_id,
             "key": record.key,
-            "method": identity.method[:20],
-            "route": identity.endpoint.path,
+            "method": record.method[:20],
+            "route": record.endpoint.path,
             "model": well_formed(record.model[:_MAX_MODEL_CHARACTERS]) or None,
             "pool": record.pool,
             "measurement_type": labels.get("measurement_type"),

@@ -57,26 +57,24 @@ async def test_shared_response_is_parsed_however_it_is_chunked_and_cut(
 async def test_late_subscriber_has_its_own_times() -> None:
     broadcast = broadcast_of()
     early = Client("early").join(broadcast)
-    broadcast.record.admitted = early.record.identity.arrived + 5_000_000
+    broadcast.record.admitted = early.record.arrived + 5_000_000
     Engine(broadcast)
     late = Client("late").join(broadcast)
-    assert early.record.admitted == early.record.identity.arrived + 5_000_000
+    assert early.record.admitted == early.record.arrived + 5_000_000
     assert late.record.admitted is not None
-    assert (
-        late.record.identity.arrived <= late.record.admitted < late.record.identity.arrived + 10**9
-    )
+    assert late.record.arrived <= late.record.admitted < late.record.arrived + 10**9
 
 
 async def test_client_that_joins_while_the_engine_is_connected_to_has_not_waited() -> None:
     broadcast = broadcast_of()
     early = Client("early").join(broadcast)
-    broadcast.record.admitted = early.record.identity.arrived + 1
+    broadcast.record.admitted = early.record.arrived + 1
     assert broadcast.is_admitted
     late = Client("late").join(broadcast)
     Engine(broadcast)
     assert early.record.admitted == broadcast.record.admitted
     assert late.record.admitted is not None
-    assert late.record.admitted >= late.record.identity.arrived
+    assert late.record.admitted >= late.record.arrived
 
 
 async def test_refused_admission_is_answered_by_each_handler() -> None:

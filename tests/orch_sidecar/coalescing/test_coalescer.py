@@ -60,7 +60,7 @@ async def test_identical_requests_share_one_generation(caplog: pytest.LogCapture
     assert list(results) == [SENT, SENT]
     [(generation,)] = stage.calls
     assert generation is not first
-    assert generation.record.identity is first.record.identity
+    assert generation.record.id == first.record.id
     for client in clients:
         assert client.data.endswith(b"0\r\n\r\n")
     assert (first.record.coalesced, second.record.coalesced) == (False, True)

@@ -7,7 +7,6 @@ import random
 import string
 import time
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -209,7 +208,7 @@ def anything(chance: random.Random) -> RequestRecord:
         output_tokens=chance.choice([None, 0, 1, 34]),
         trace_id=chance.choice([b"", chance.randbytes(16)]),
     )
-    record.identity = replace(record.identity, id=text, request_id=text, correlation_id=text)
+    record.id = record.request_id = record.correlation_id = text
     return record
 
 

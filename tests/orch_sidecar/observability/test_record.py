@@ -51,8 +51,8 @@ def test_own_ids_are_unguessable_and_acceptable() -> None:
 
 def test_wall_clock_of_a_moment_follows_the_monotonic_clock() -> None:
     record = exchange_of()
-    assert record.at_ns(record.identity.arrived) == record.identity.arrived_ns
-    assert record.at_ns(5_250 * MS) == record.identity.arrived_ns + 250 * MS
+    assert record.at_ns(record.arrived) == record.arrived_ns
+    assert record.at_ns(5_250 * MS) == record.arrived_ns + 250 * MS
 
 
 def test_record_counts_as_cancelled_until_its_outcome_is_known() -> None:
@@ -66,28 +66,28 @@ def test_outcomes_differ_by_value() -> None:
 
 def test_server_timing_of_a_stream_has_queue_and_ttft() -> None:
     record = exchange_of(stream=True)
-    record.admitted = record.identity.arrived + 250 * MS
-    record.first_byte = record.identity.arrived + 400 * MS
+    record.admitted = record.arrived + 250 * MS
+    record.first_byte = record.arrived + 400 * MS
     assert record.server_timing() == b"queue;dur=250.00, ttft;dur=400.00"
 
 
 def test_server_timing_of_a_complete_response_has_queue_and_engine() -> None:
     record = exchange_of()
-    record.admitted = record.identity.arrived + 250 * MS
-    record.first_byte = record.identity.arrived + 400 * MS
+    record.admitted = record.arrived + 250 * MS
+    record.first_byte = record.arrived + 400 * MS
     assert record.server_timing() == b"queue;dur=250.00, engine;dur=150.00"
 
 
 def test_server_timing_without_admission_has_no_queueing() -> None:
     record = exchange_of()
     assert record.server_timing() == b"queue;dur=0.00"
-    record.first_byte = record.identity.arrived + 3 * MS
+    record.first_byte = record.arrived + 3 * MS
     assert record.server_timing() == b"queue;dur=0.00, engine;dur=3.00"
 
 
 def test_server_timing_of_a_request_that_waited_in_vain_has_its_wait() -> None:
     record = exchange_of()
-    record.identity.arrived -= 250 * MS
-    record.queued = record.identity.arrived
+    record.arrived -= 250 * MS
+    record.queued = record.arrived
     waited_ms = float(record.server_timing().removeprefix(b"queue;dur="))
     assert 250.0 <= waited_ms <= record.spent_ms() + 0.01

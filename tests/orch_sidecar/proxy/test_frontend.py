@@ -89,7 +89,7 @@ async def test_refusal_of_a_later_stage_is_the_response() -> None:
     response = await served.post()
     assert response.status == served.record.status == 429
     assert response.headers["Retry-After-Ms"] == "70"
-    assert response.headers["X-Orch-Request-Id"] == served.record.identity.id
+    assert response.headers["X-Orch-Request-Id"] == served.record.id
     assert served.record.outcome is Reason.QUEUE_FULL
 
 

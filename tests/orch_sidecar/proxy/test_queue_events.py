@@ -57,7 +57,7 @@ class Watching:
     def __init__(self, api: Endpoint = apis.CHAT, *, http10: bool = False) -> None:
         self.client = Client()
         self.record = record_of(endpoint=api, stream=True)
-        self.record.queued = self.record.identity.arrived
+        self.record.queued = self.record.arrived
         self.record.queue_position = 3
         self.failed: list[Refusal] = []  # with which its source was failed
         self.response = QueueResponse(http_of(self.client, http10=http10), self.record)
@@ -68,7 +68,7 @@ class Watching:
 
     def runs(self) -> Watching:
         """The engine has the request."""
-        self.record.admitted = self.record.identity.arrived + 7_900_000
+        self.record.admitted = self.record.arrived + 7_900_000
         self.response.attach(cast(Any, SimpleNamespace(reads=0, fail=self.failed.append)), POOL)
         return self
 

@@ -116,10 +116,10 @@ class _Spans(Trace):
             {name: headers[name] for name in (TRACEPARENT, TRACESTATE) if name in headers}
         )
         self._server: Span = tracing.tracer.start_span(
-            record.identity.endpoint.path,
+            record.endpoint.path,
             context=parent,
             kind=tracing.api.SpanKind.SERVER,
-            start_time=record.identity.arrived_ns,
+            start_time=record.arrived_ns,
             attributes=tracing.unplaced,
         )
         context = self._server.get_span_context()
@@ -127,7 +127,7 @@ class _Spans(Trace):
             record.trace_id = context.trace_id.to_bytes(16)
         # None: the request shares a generation, whose own trace has these spans.
         self._engine_spans: _EngineSpans | None = _EngineSpans(
-            tracing, record, self._server, record.identity.arrived
+            tracing, record, self._server, record.arrived
         )
 
     def dispatched(self) -> bytes:
@@ -143,7 +143,7 @@ class _Spans(Trace):
 
     def shared(self, record: RequestRecord) -> Trace:
         self._engine_spans = None
-        return _EngineSpans(self._tracing, record, self._server, record.identity.arrived)
+        return _EngineSpans(self._tracing, record, self._server, record.arrived)
 
     def joined(self, generation: Trace) -> None:
         assert isinstance(generation, _EngineSpans)
@@ -197,15 +197,15 @@ class SdkTracing(Tracing):
         """Returns the attributes of a record that has ended."""
         attributes: dict[str, Any] = {
             **self.labels_of(record),
-            "http.request.method": record.identity.method,
-            "http.route": record.identity.endpoint.path,
+            "http.request.method": record.method,
+            "http.route": record.endpoint.path,
             "orch.outcome": record.outcome.value,
         }
         if record.status:
             attributes["http.response.status_code"] = record.status
         if record.cost:
             attributes |= {
-                "gen_ai.operation.name": record.identity.endpoint.operation,
+                "gen_ai.operation.name": record.endpoint.operation,
                 "gen_ai.provider.name": PROVIDER,
                 "gen_ai.request.model": _encodable(record.model[:MAX_MODEL_CHARS]),
                 "orch.cost": record.cost,
@@ -215,8 +215,8 @@ class SdkTracing(Tracing):
                 attributes["gen_ai.request.stream"] = True
         for name, value in (
             ("orch.scenario", record.scenario),
-            ("orch.request_id", record.identity.request_id),
-            ("orch.correlation_id", record.identity.correlation_id),
+            ("orch.request_id", record.request_id),
+            ("orch.correlation_id", record.correlation_id),
             ("orch.fanout", record.fanout or None),
             ("gen_ai.request.max_tokens", record.max_tokens),
             ("gen_ai.usage.input_tokens", record.input_tokens),

@@ -72,7 +72,7 @@ def requests(tracing: Tracing) -> None:
     of_generation = first.of_generation()
     generation = leader.shared(of_generation)
     follower.joined(generation)
-    of_generation.admitted, of_generation.lease = first.identity.arrived, "lease"
+    of_generation.admitted, of_generation.lease = first.arrived, "lease"
     generation.dispatched()
     for record, trace in ((of_generation, generation), (first, leader), (second, follower)):
         record.end(Outcome.OK, 200)

@@ -35,7 +35,7 @@ def begun(tracing: SpanTracing, **more: Any) -> tuple[RequestRecord, Trace]:
     record = record_of(**more)
     record.cost, record.labels = 1, PLACED
     trace = tracing.begin(record, {})
-    record.admitted = record.identity.arrived
+    record.admitted = record.arrived
     trace.dispatched()
     return record, trace
 
@@ -57,7 +57,7 @@ def test_every_span_of_every_outcome_has_a_measurement_type(
     trace = tracing.begin(record, {})
     record.labels = labels
     if labels is not None:
-        record.admitted = record.identity.arrived
+        record.admitted = record.arrived
         trace.dispatched()
         trace.retried(Reason.ENGINE_FAILED)
         trace.dispatched()
@@ -94,7 +94,7 @@ def test_trace_leaves_when_its_last_part_has_ended(kept: Kept) -> None:
     request = tracing.begin(record, {})
     of_generation = record.of_generation()
     generation = request.shared(of_generation)
-    of_generation.admitted = of_generation.identity.arrived
+    of_generation.admitted = of_generation.arrived
     generation.dispatched()
     record.end(Outcome.CANCELLED)
     request.ended()
@@ -150,7 +150,7 @@ def test_record_that_cannot_be_encoded_costs_itself_alone(
             more = {field: value}
         record = record_of(**more)
         trace = tracing.begin(record, {})
-        record.cost, record.labels, record.admitted = 1, PLACED, record.identity.arrived
+        record.cost, record.labels, record.admitted = 1, PLACED, record.arrived
         if bad and not more:
             setattr(record, field, value)
         trace.dispatched()

@@ -70,7 +70,7 @@ def test_first_token_is_known_of_streams_that_begin_with_it() -> None:
     assert line(served(stream=False), 9)["ttft_ms"] is None
     assert line(served(status=400), 9)["ttft_ms"] is None  # an error
     of_responses = served()
-    of_responses.identity.endpoint = apis.RESPONSES
+    of_responses.endpoint = apis.RESPONSES
     assert line(of_responses, 9)["ttft_ms"] is None
 
 
