@@ -89,7 +89,7 @@ def of_example() -> dict[str, float]:
         found |= {
             f"loop{window}": _p95(loop),
             f"ttft{window}": fmean(each.ttft_ms for each in schedule.requests),
-            f"batch{window}": fmean(step.timed.batch for step in schedule.steps),
+            f"batch{window}": fmean(step.batch for step in schedule.steps),
             f"p95{window}": _p95(schedule),
         }
     return found | {"saved": 100 * (1 - found["p952"] / found["p956"])}

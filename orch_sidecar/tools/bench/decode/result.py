@@ -121,7 +121,7 @@ DOCUMENT: Final = TypeAdapter(DecodeResult)
 
 def run_figures(window_ms: float, outcome: Outcome) -> Run:
     """Returns the figures of a schedule with requests."""
-    requests, timed = outcome.requests, [step.timed for step in outcome.steps]
+    requests, timed = outcome.requests, outcome.steps
     device_ms = sum(step.ms for step in timed)
     tokens = sum(step.batch for step in timed)
     span_ms = max(each.ended_ms for each in requests) - requests[0].arrived_ms

@@ -23,7 +23,7 @@ It differs from the paper's reference program, as the paper's text does, in thre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,15 @@ class TimedStep:
     """A step of `batch` sequences.
 
     `gap_ms`: from the end of the previous step to the start of this one: the time in which the
-    host notices, schedules and launches. None for the first step.
+    host notices, schedules and launches. None for the first step. Of a schedule, `start_ms`: when
+    it began, and `requests`: what it generated a token for, as indices of arrivals.
     """
 
     batch: int
     ms: float
     gap_ms: float | None = None
+    start_ms: float = 0.0
+    requests: tuple[int, ...] = ()
 
 
 RunStep = Callable[[int], TimedStep]
@@ -62,20 +65,11 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A step, and the requests (as indices of arrivals) that it generated a token for."""
-
-    start_ms: float
-    timed: TimedStep
-    requests: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """Requests in order of arrival, and steps in order of time."""
 
     requests: tuple[Request, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TimedStep, ...]
 
 
 def run_schedule(
@@ -96,7 +90,7 @@ def run_schedule(
     first: dict[int, float] = {}
     ended: dict[int, float] = {}
     left: dict[int, int] = {}  # tokens left of the running requests, in order of admission
-    steps: list[Step] = []
+    steps: list[TimedStep] = []
     now = 0.0
     while left or len(admitted) < len(arrivals_ms):
         if reference:
@@ -111,9 +105,9 @@ def run_schedule(
         ):
             left[len(admitted)] = tokens
             admitted.append(now)
-        step = Step(now, run_step(len(left)), tuple(left))
+        step = replace(run_step(len(left)), start_ms=now, requests=tuple(left))
         steps.append(step)
-        now += step.timed.ms
+        now += step.ms
         for request in step.requests:
             first.setdefault(request, now)
             left[request] -= 1

@@ -18,7 +18,7 @@ from orch_sidecar.tools.bench.decode.result import (
     points_of,
     run_figures,
 )
-from orch_sidecar.tools.bench.decode.schedule import Step, TimedStep, run_schedule
+from orch_sidecar.tools.bench.decode.schedule import TimedStep, run_schedule
 from orch_sidecar.tools.bench.decode.shape import Shape
 from orch_sidecar.tools.bench.report.decode import decode_report
 
@@ -64,7 +64,7 @@ def test_gaps_before_steps_of_8_or_more_are_separate() -> None:
         TimedStep(8, 1.0, 0.25),
         TimedStep(16, 1.0, 0.75),
     ]
-    run = run_figures(6.0, replace(OUTCOME, steps=tuple(Step(0.0, each, ()) for each in timed)))
+    run = run_figures(6.0, replace(OUTCOME, steps=tuple(timed)))
     assert run.gap_large_ms is not None
     assert (run.gap_large_ms.p50, run.gap_large_ms.most) == (0.5, 0.75)
     assert "GAPS at b>=8 median=0.500 ms  p95=0.725 ms  max=0.750 ms" in printed(run)

@@ -85,7 +85,7 @@ def test_each_step_is_run_once_in_order() -> None:
 
     outcome = run_schedule([0.0, 0.0, 2.5], 2, 3, 0.0, run_step)
     assert asked == [2, 2, 1, 1]
-    assert [step.timed.ms for step in outcome.steps] == [1, 2, 3, 4]
+    assert [step.ms for step in outcome.steps] == [1, 2, 3, 4]
     assert [step.start_ms for step in outcome.steps] == [0, 1, 3, 6]
 
 
@@ -105,9 +105,9 @@ def test_what_always_holds(
     outcome = run_schedule(arrivals, tokens, bmax, window_ms, computed(curve))
     made = [0] * len(arrivals)
     for step in outcome.steps:
-        assert 1 <= step.timed.batch <= bmax
-        assert len(set(step.requests)) == step.timed.batch
-        assert step.timed.ms == curve.at(len(step.requests))
+        assert 1 <= step.batch <= bmax
+        assert len(set(step.requests)) == step.batch
+        assert step.ms == curve.at(len(step.requests))
         for index in step.requests:
             made[index] += 1
             assert outcome.requests[index].admitted_ms <= step.start_ms
@@ -129,8 +129,8 @@ def assert_works_while_there_is_work(outcome: Outcome, bmax: int, window_ms: flo
             for request in outcome.requests
             if request.arrived_ms <= step.start_ms < request.admitted_ms
         ]
-        assert not waiting or step.timed.batch == bmax
-    ends = [0.0, *(step.start_ms + step.timed.ms for step in outcome.steps)]
+        assert not waiting or step.batch == bmax
+    ends = [0.0, *(step.start_ms + step.ms for step in outcome.steps)]
     for end, step in zip(ends, outcome.steps, strict=False):
         assert step.start_ms >= end
         first = outcome.requests[min(step.requests)]
@@ -180,6 +180,6 @@ def test_larger_bmax_serves_more_tokens_a_second_of_device_time() -> None:
     rates = []
     for bmax in (1, 2, 4, 8, 16):
         steps = run_schedule(arrivals, 32, bmax, 6.0, MEASURED).steps
-        rates.append(sum(step.timed.batch for step in steps) / sum(step.timed.ms for step in steps))
+        rates.append(sum(step.batch for step in steps) / sum(step.ms for step in steps))
     assert rates == sorted(rates)
     assert rates[-1] > 2 * rates[0]
