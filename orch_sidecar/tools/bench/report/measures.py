@@ -15,7 +15,7 @@ and then there is no interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeVar
@@ -53,25 +53,26 @@ class Estimate:
 
 def of_percentile(values: Sequence[float], p: float) -> Estimate | None:
     """Estimates a percentile of values in the order of their arrival; None without values."""
-    whole = percentile(values, p)
-    if whole is None:
-        return None
     # Below it a section has no sample beyond the percentile.
     least = max(2, math.ceil(100 / (100 - p) - 1e-9))
-    if len(values) < SECTIONS * least:
-        return Estimate(whole, None)
-    found = [percentile(section, p) for section in _sections(values)]
-    return _estimate(whole, [each for each in found if each is not None])
+    return _of_sections(values, lambda part: percentile(part, p) or 0.0, least)
 
 
 def of_share(kept: Sequence[bool]) -> Estimate | None:
     """Estimates the share of requests that are kept, in the order of arrival; None without any."""
-    if not kept:
+    return _of_sections(kept, lambda part: sum(part) / len(part), 2)
+
+
+def _of_sections(
+    values: Sequence[_Value], figure: Callable[[Sequence[_Value]], float], least: int
+) -> Estimate | None:
+    """Estimates a figure of values. `least`: the values of a section from which it follows."""
+    if not values:
         return None
-    whole = sum(kept) / len(kept)
-    if len(kept) < 2 * SECTIONS:
-        return Estimate(whole, None)
-    return _estimate(whole, [sum(section) / len(section) for section in _sections(kept)])
+    if len(values) < SECTIONS * least:
+        return Estimate(figure(values), None)
+    bounds = [len(values) * number // SECTIONS for number in range(SECTIONS + 1)]
+    return _estimate(figure(values), [figure(values[a:b]) for a, b in pairwise(bounds)])
 
 
 def of_rate(amounts: Sequence[float], seconds: float) -> Estimate:
@@ -94,12 +95,6 @@ def _drifts(sections: Sequence[float]) -> bool:
     spread = sum((each - mean) ** 2 for each in sections)
     steps = sum((later - earlier) ** 2 for earlier, later in pairwise(sections))
     return steps < _LEAST_RATIO * spread
-
-
-def _sections(values: Sequence[_Value]) -> list[Sequence[_Value]]:
-    """Divides values into SECTIONS parts whose sizes differ by one at most."""
-    bounds = [len(values) * number // SECTIONS for number in range(SECTIONS + 1)]
-    return [values[bounds[n] : bounds[n + 1]] for n in range(SECTIONS)]
 
 
 Span = tuple[float, float]
