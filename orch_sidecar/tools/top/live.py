@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 SNAPSHOT: Final = "snapshot"
 UPDATE: Final = "update"
@@ -39,21 +39,6 @@ class PoolOrder(Cycled):
     GIVEN = "given"  # as they are configured
     QUEUE = "queue"  # the longest first
     STATE = "state"  # those that take no requests first
-
-
-class InFlight(NamedTuple):
-    """A request that runs or waits. `since_at`: Unix ms, of its admission or its arrival.
-
-    `row`: as in the document. `position`: in the queue, None of one that has slots.
-    """
-
-    id: str
-    service_class: str
-    key: str
-    cost: int
-    since_at: int
-    position: int | None
-    row: Document
 
 
 class InvalidDocument(ValueError):
@@ -131,10 +116,10 @@ class Choice:
         found = next((pool for pool in pools if pool["name"] == self.pool), None)
         return found or (pools[0] if pools else None)
 
-    def request_of(self, pool: Document | None) -> InFlight | None:
+    def request_of(self, pool: Document | None) -> Document | None:
         """Returns the chosen request of the pool, None if it is gone."""
         rows = in_flight(pool, self.order) if pool is not None else []
-        return next((row for row in rows if row.id == self.request), None)
+        return next((row for row in rows if row["id"] == self.request), None)
 
     def move_pool(self, live: Live, by: int) -> None:
         """Chooses another pool."""
@@ -147,30 +132,28 @@ class Choice:
     def move_request(self, live: Live, by: int) -> None:
         """Chooses another request of the pool; the first or last where none was chosen."""
         pool = self.pool_of(live)
-        ids = [row.id for row in in_flight(pool, self.order)] if pool is not None else []
+        ids = [row["id"] for row in in_flight(pool, self.order)] if pool is not None else []
         if ids:
             start = 0 if by > 0 else len(ids) - 1
             at = ids.index(self.request) + by if self.request in ids else start
             self.request = ids[min(max(at, 0), len(ids) - 1)]
 
 
-def in_flight(pool: Document, order: Order) -> list[InFlight]:
-    """Returns the requests of a pool that run or wait, sorted."""
-    running = [_in_flight(row, row["admitted_at"], None) for row in pool.get("admitted", [])]
-    queued = [_in_flight(row, row["queued_at"], row["position"]) for row in pool.get("queue", [])]
-    rows = [*running, *queued]
+def in_flight(pool: Document, order: Order) -> list[Document]:
+    """Returns the rows of a pool's requests that run or wait, sorted."""
+    rows = [*pool.get("admitted", []), *pool.get("queue", [])]
     match order:
         case Order.AGE:
-            rows.sort(key=lambda row: row.since_at)
+            rows.sort(key=since_at)
         case Order.CLASS:
-            rows.sort(key=lambda row: row.service_class, reverse=True)
+            rows.sort(key=lambda row: row["class"], reverse=True)
         case Order.KEY:
-            rows.sort(key=lambda row: row.key)
+            rows.sort(key=lambda row: row["key"] or "")
         case Order.STATE:
             pass  # as the document has them
     return rows
 
 
-def _in_flight(row: Document, since_at: int, position: int | None) -> InFlight:
-    key = row["key"] or ""
-    return InFlight(row["id"], row["class"], key, row["cost"], since_at, position, row)
+def since_at(row: Document) -> int:
+    """Returns when a request was admitted, or came if it waits, in Unix milliseconds."""
+    return int(row["admitted_at"] if "admitted_at" in row else row["queued_at"])

@@ -234,9 +234,9 @@ class Screen:
             self._show_note("choose a request first, by the keys up and down")
             return
         self._question = _Question(
-            f"cancel the request {request.id}?",
-            lambda: order("DELETE", "v1", "requests", request.id),
-            f"{request.id}: cancelled",
+            f"cancel the request {request['id']}?",
+            lambda: order("DELETE", "v1", "requests", request["id"]),
+            f"{request['id']}: cancelled",
         )
 
     def _give(self, question: _Question) -> None:

@@ -16,10 +16,10 @@ from orch_sidecar.tools.bench.load.call import shown
 from orch_sidecar.tools.top.live import (
     Choice,
     Document,
-    InFlight,
     InvalidDocument,
     Live,
     in_flight,
+    since_at,
 )
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -332,11 +332,11 @@ def _requests(
     lines.append(Text(f" {'REQUEST':<12} {titles}", "bold"))
     if room is not None:
         most = max(1, room - len(lines))
-        ids = [row.id for row in rows]
+        ids = [row["id"] for row in rows]
         at = ids.index(choice.request) if choice.request in ids else 0
         first = max(0, min(at - most // 2, len(rows) - most))
         rows = rows[first : first + most]
-    lines += [_request(row, live, is_chosen=row.id == choice.request) for row in rows]
+    lines += [_request(row, live, is_chosen=row["id"] == choice.request) for row in rows]
     ended = [row for row in live.document.get("requests", []) if row["pool"] == pool["name"]]
     left = len(ended) if room is None else min(len(ended), room - len(lines) - 1)
     if left > 0:
@@ -346,18 +346,19 @@ def _requests(
     return lines
 
 
-def _request(row: InFlight, live: Live, *, is_chosen: bool) -> Text:
-    more = ""
-    if row.position is not None:
-        state, starts = f"queued {row.position}", row.row["starts_at"]
+def _request(row: Document, live: Live, *, is_chosen: bool) -> Text:
+    more, waits = "", "queued_at" in row
+    if waits:
+        state, starts = f"queued {row['position']}", row["starts_at"]
         more = "" if starts is None else f"starts in {duration((starts - live.at) / 1000)}"
     else:
-        state = "starting" if row.row.get("phase") == "prompt" else "running"
+        state = "starting" if row.get("phase") == "prompt" else "running"
     line = Text(">" if is_chosen else " ", "bold")
-    line.append(f"{fitted(name(row.id), 12)} ", "reverse" if is_chosen else "")
-    line.append(fitted(state, 10), "yellow" if row.position is not None else "green")
-    line.append(f" {fitted(name(row.service_class), 11)} {fitted(name(row.key) or '-', 12)} ")
-    return line.append(f"{row.cost:>5} {duration((live.at - row.since_at) / 1000):>7}  {more}")
+    line.append(f"{fitted(name(row['id']), 12)} ", "reverse" if is_chosen else "")
+    line.append(fitted(state, 10), "yellow" if waits else "green")
+    line.append(f" {fitted(name(row['class']), 11)} {fitted(name(row['key']) or '-', 12)} ")
+    since = duration((live.at - since_at(row)) / 1000)
+    return line.append(f"{row['cost']:>5} {since:>7}  {more}")
 
 
 def _ended(row: Document) -> Text:

@@ -96,7 +96,7 @@ def test_requests_are_sorted_as_chosen() -> None:
         admitted=[admitted(0, key="b"), admitted(1, key="a", admitted_at=1)],
         queue=[queued(0, key="c", queued_at=0)],
     )
-    order = {each: [row.id for row in in_flight(rows, each)] for each in Order}
+    order = {each: [row["id"] for row in in_flight(rows, each)] for each in Order}
     assert order[Order.STATE] == ["running-0", "running-1", "queued-0"]
     assert order[Order.AGE] == ["queued-0", "running-1", "running-0"]
     assert order[Order.CLASS] == ["queued-0", "running-0", "running-1"]
