@@ -42,7 +42,7 @@ def observation_of(scenario: Scenario, traffic: Traffic) -> Observation:
     served, found = scenario.ended(Outcome.SERVED), scenario.sequences
     answered = [each.sequences for each in served if each.sequences]
     seen = Observation(
-        label=Label(scenario.key.measurement_type),
+        label=Label(str(scenario.key.measurement_type)),
         slots=frozenset(each.engine.slots_total for each in found),
         batches=batches_of(found),
         counts=RequestCounts(sent=len(scenario.requests), answered=len(answered)),

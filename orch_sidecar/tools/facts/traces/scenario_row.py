@@ -59,7 +59,7 @@ def judge(scenario: Scenario, traffic: Traffic, source: Source) -> ScenarioVerdi
     `traffic`: all requests, those of the scenario included. `source`: its tag is what was read, as
     `jaeger:orch-sidecar`; that of the row adds the scenario.
     """
-    found, engine = objections(scenario, traffic), scenario.key.engine
+    found, engine = objections(scenario, traffic), scenario.engine
     model = _model(scenario, source)
     if model.objection is not None and scenario.sequences:
         reason = Reason.NOT_SAID if is_path(model.id) else Reason.CONTRADICTION
@@ -70,7 +70,7 @@ def judge(scenario: Scenario, traffic: Traffic, source: Source) -> ScenarioVerdi
         row = _measured(
             scenario,
             observation_of(scenario, traffic),
-            engine=engine,
+            engine=engine.columns,
             model_id=model.id,
             model_name=model.name,
             given=model.given,
@@ -92,7 +92,7 @@ def scenario_name(scenario: Scenario) -> str:
 
 def _model(scenario: Scenario, given: Source) -> Model:
     """Returns the model, by the names that the engine serves, and what it loaded."""
-    requested = scenario.key.model
+    requested = str(scenario.key.model)
     engines = [each.stated for each in scenario.sequences if each.stated is not None]
     served = sorted({requested, *(each.served_as for each in engines)})
     loaded = sorted({each.weights for each in engines})
@@ -185,7 +185,8 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
         )
     if scenario.key.profile is not None:
         notes["profile"] = scenario.key.profile
-    notes |= scenario.key.conditions
+    if scenario.engine is not None:
+        notes |= scenario.engine.conditions
     notes[names.PREFIX_HIT_RATIO] = prefix_hit_ratio(scenario.sequences)
     return notes
 

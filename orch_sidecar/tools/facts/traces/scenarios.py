@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
-from orch_sidecar.tools.facts.traces.sequence import EngineSequence
+from orch_sidecar.tools.facts.traces.sequence import EngineLabels, EngineSequence
 
 # `orch bench` adds this to the id of a run for the warm-up requests before it.
 WARMUP: Final = ".warmup"
@@ -28,32 +27,16 @@ LEAST_GAP_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class ScenarioKey:
-    """What the requests of a scenario have in common; None where the spans do not contain it.
-
-    `run`: the digest of the run's secret id, without which a request of another client is another
-    scenario, although it has the name. `engine`, `conditions`: runs with and without speculative
-    decoding, for instance, are different scenarios.
-    """
-
-    scenario: str | None
-    measurement_type: str
-    model: str
-    pool: str
-    profile: str | None
-    run: str | None = None
-    engine: Engine | None = None
-    conditions: tuple[tuple[str, str | int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Scenario:
     """Requests that were measured together, by their arrival; at least one.
 
-    `before`, `after`: requests of the scenario that arrived outside of the requested interval.
+    `key`: one of them, whose labels all of them have. `engine`: what the engine of the first
+    sequence states, None without one. `before`, `after`: requests of the scenario that arrived
+    outside of the requested interval.
     """
 
-    key: ScenarioKey
+    key: Request
+    engine: EngineLabels | None
     requests: tuple[Request, ...]
     before: tuple[Request, ...] = ()
     after: tuple[Request, ...] = ()
@@ -89,20 +72,19 @@ def group_scenarios(
     that arrived outside of it only show that a scenario is cut: those of `margin_s` must be in
     the traffic.
     """
-    labelled: dict[ScenarioKey, list[Request]] = defaultdict(list)
+    labelled: dict[tuple[object, ...], list[Request]] = defaultdict(list)
     unlabelled: list[Request] = []
     for request in traffic.requests:
-        key = _labels(request)
-        (unlabelled if key is None else labelled[key]).append(request)
-    whole: list[tuple[ScenarioKey, list[Request]]] = []
-    for key, requests in labelled.items():
-        pause_s = gap_s if key.scenario is None else margin_s(gap_s)
+        labels = _labels(request)
+        (unlabelled if labels is None else labelled[labels]).append(request)
+    whole: list[list[Request]] = []
+    for requests in labelled.values():
+        pause_s = gap_s if requests[0].scenario is None else margin_s(gap_s)
         for part in _split_at_gaps(requests, pause_s):
-            whole += _by_engine(key, part).items()
+            whole += _by_engine(part)
     for request in unlabelled:
         _join(request, whole)
-    gathered = (Scenario(key, tuple(sorted(each, key=_start_ns))) for key, each in whole)
-    cut = (_clipped(each, first_ns, last_ns) for each in gathered)
+    cut = (_clipped(each, first_ns, last_ns) for each in whole)
     return sorted(filter(None, cut), key=lambda scenario: scenario.start_ns)
 
 
@@ -111,18 +93,14 @@ def margin_s(gap_s: float) -> float:
     return max(gap_s, ID_PAUSE_S)
 
 
-def _labels(request: Request) -> ScenarioKey | None:
-    """Returns the key of a request, None if it was rejected before it had a pool."""
-    if request.measurement_type is None or request.model is None or request.pool is None:
+def _labels(request: Request) -> tuple[object, ...] | None:
+    """Returns what the requests of a scenario have in common; None of one that was rejected before
+    it had a pool. Without the digest of its run's secret id a request is of another scenario,
+    although it has the name."""
+    own = request.measurement_type, request.model, request.pool
+    if None in own:
         return None
-    return ScenarioKey(
-        request.scenario,
-        request.measurement_type,
-        request.model,
-        request.pool,
-        request.profile,
-        request.run,
-    )
+    return (*own, request.scenario, request.run, request.profile)
 
 
 def _split_at_gaps(requests: Sequence[Request], gap_s: float) -> list[list[Request]]:
@@ -137,25 +115,25 @@ def _split_at_gaps(requests: Sequence[Request], gap_s: float) -> list[list[Reque
     return parts
 
 
-def _by_engine(key: ScenarioKey, requests: Sequence[Request]) -> dict[ScenarioKey, list[Request]]:
-    """Divides requests by the kind of their engine; one that reached none joins those before it."""
+def _by_engine(requests: Sequence[Request]) -> list[list[Request]]:
+    """Divides requests by the kind of their engine; one that reached none joins those before it.
+    Runs with and without speculative decoding, for instance, are different scenarios."""
     reached = [each.sequences[0].stated if each.sequences else None for each in requests]
-    last = next((each for each in reached if each is not None), None)
-    kinds: dict[ScenarioKey, list[Request]] = defaultdict(list)
+    last = next(filter(None, reached), None)
+    kinds: dict[object, list[Request]] = defaultdict(list)
     for request, engine in zip(requests, reached, strict=True):
         last = engine or last
-        if last is not None:
-            key = replace(key, engine=last.columns, conditions=(*last.conditions.items(),))
-        kinds[key].append(request)
-    return kinds
+        kind = None if last is None else (last.columns, *last.conditions.items())
+        kinds[kind].append(request)
+    return list(kinds.values())
 
 
-def _join(request: Request, scenarios: Sequence[tuple[ScenarioKey, list[Request]]]) -> None:
+def _join(request: Request, scenarios: Sequence[list[Request]]) -> None:
     """Adds a request without labels to the nearest scenario that has its id, or in which it ran."""
     near = []
-    for key, requests in scenarios:
-        start_ns, end_ns = requests[0].start_ns, max(each.end_ns for each in requests)
-        distance_ns = max(start_ns - request.start_ns, request.start_ns - end_ns, 0)
+    for requests in scenarios:
+        key, end_ns = requests[0], max(each.end_ns for each in requests)
+        distance_ns = max(key.start_ns - request.start_ns, request.start_ns - end_ns, 0)
         same = (key.scenario, key.run) == (request.scenario, request.run)
         within = request.scenario is not None or not distance_ns
         if same and within and request.model in (None, key.model):
@@ -164,17 +142,19 @@ def _join(request: Request, scenarios: Sequence[tuple[ScenarioKey, list[Request]
         min(near, key=lambda each: each[0])[1].append(request)
 
 
-def _start_ns(request: Request) -> int:
-    return request.start_ns
-
-
-def _clipped(scenario: Scenario, first_ns: int | None, last_ns: int | None) -> Scenario | None:
+def _clipped(
+    requests: Sequence[Request], first_ns: int | None, last_ns: int | None
+) -> Scenario | None:
     """Returns the part of a scenario that arrived in the interval, None if there is none."""
-    early = [
-        each for each in scenario.requests if first_ns is not None and each.start_ns < first_ns
-    ]
-    late = [each for each in scenario.requests if last_ns is not None and each.start_ns > last_ns]
-    kept = scenario.requests[len(early) : len(scenario.requests) - len(late)]
+    early, kept, late = [], [], []
+    for each in sorted(requests, key=lambda request: request.start_ns):
+        if first_ns is not None and each.start_ns < first_ns:
+            early.append(each)
+        elif last_ns is not None and each.start_ns > last_ns:
+            late.append(each)
+        else:
+            kept.append(each)
+    engine = next((of.stated for each in requests for of in each.sequences if of.stated), None)
     if not kept:
         return None
-    return Scenario(scenario.key, kept, tuple(early), tuple(late))
+    return Scenario(requests[0], engine, tuple(kept), tuple(early), tuple(late))
