@@ -53,21 +53,6 @@ _Seconds = tuple[float, ...] | None
 _Counts = tuple[Count, ...] | None
 
 
-class _Summary(Fields):
-    """The file's own percentiles, of times that are defined as here, by the names of the notes.
-
-    TPOT is (latency - TTFT) / (generated tokens - 1); TTFT and latency are from being sent.
-    """
-
-    ttft_p50_ms: float | None = at("median_ttft_ms", default=None)
-    ttft_p95_ms: float | None = at("p95_ttft_ms", default=None)
-    tpot_p50_ms: float | None = at("median_tpot_ms", default=None)
-    tpot_p95_ms: float | None = at("p95_tpot_ms", default=None)
-    latency_p50_ms: float | None = at("median_e2el_ms", default=None)
-    latency_p90_ms: float | None = at("p90_e2el_ms", default=None)
-    latency_p95_ms: float | None = at("p95_e2el_ms", default=None)
-
-
 class _Result(Fields):
     """`duration`: from the start of the generator to the end of the last stream.
     `output_throughput`, `total_token_throughput`: tokens over it, the second with prompts. `date`:
@@ -92,6 +77,15 @@ class _Result(Fields):
     output_throughput: _Positive
     total_token_throughput: _Positive
     date: str | None = None
+    # The tool's own percentiles, of times that are defined as here, by the names of the notes: TPOT
+    # is (latency - TTFT) / (generated tokens - 1); TTFT and latency are from being sent.
+    ttft_p50_ms: float | None = at("median_ttft_ms", default=None)
+    ttft_p95_ms: float | None = at("p95_ttft_ms", default=None)
+    tpot_p50_ms: float | None = at("median_tpot_ms", default=None)
+    tpot_p95_ms: float | None = at("p95_tpot_ms", default=None)
+    latency_p50_ms: float | None = at("median_e2el_ms", default=None)
+    latency_p90_ms: float | None = at("p90_e2el_ms", default=None)
+    latency_p95_ms: float | None = at("p95_e2el_ms", default=None)
     measurement_type: Claim = None
     spec_decode_acceptance_length: float | None = None
     input_lens: _Counts = Field(default=None, strict=False)
@@ -126,7 +120,7 @@ def run(document: object) -> ImportedRun:
     result = _Result.model_validate(document)
     _check_sums(result)
     served = _served(result)
-    totals, latency_ms = figures_of(served) if served else _summary(result, document)
+    totals, latency_ms = figures_of(served) if served else _summary(result)
     return ImportedRun(
         tool=TOOL,
         model=result.model_id,
@@ -197,7 +191,7 @@ def _served(result: _Result) -> list[CompletedRequest]:
     return served
 
 
-def _summary(result: _Result, document: object) -> tuple[Totals, dict[str, float]]:
+def _summary(result: _Result) -> tuple[Totals, dict[str, float]]:
     """Returns the tool's own figures. TTFT and latency are omitted where requests were sent later
     than they arrived."""
     totals = Totals(
@@ -208,7 +202,8 @@ def _summary(result: _Result, document: object) -> tuple[Totals, dict[str, float
     )
     limited = result.scheduled and result.max_concurrency is not None
     waited = max(result.queue_times or (math.inf,)) > _EVENT_LOOP_DELAY_S
-    known = _Summary.model_validate(document).model_dump(exclude_none=True)
+    own = {name for name in _Result.model_fields if name.endswith("_ms")}
+    known = result.model_dump(include=own, exclude_none=True)
     comparable = "tpot_" if limited and waited else ""
     return totals, {name: ms for name, ms in known.items() if name.startswith(comparable)}
 

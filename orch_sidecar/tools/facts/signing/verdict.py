@@ -154,19 +154,14 @@ def _judged(name: str, evidence: EvidenceFile, proof: Proof, row: Row, now_s: fl
         run = RecordedRun.model_validate(evidence.client_measured.result)
     except ValidationError as error:
         raise Unsound(f"the client's result: {first_problem(error)}") from None
-    reasons: Sequence[str] = contradictions(row, run, proof)
-    reasons = reasons or _of_the_future(proof, now_s)
-    verdict = Verdict.FAILED
-    if not reasons:
-        if proof.signer is None:
-            verdict, reasons = Verdict.SIGNER_UNKNOWN, ("no trusted key certified the engine's",)
-        elif evidence.signed.nonce is None:
-            verdict, reasons = Verdict.NOT_FRESH, ("the statements have no nonce",)
-        elif (unknown := _unknown_model(proof)) is not None:
-            verdict, reasons = Verdict.UNVERIFIED, (unknown,)
-        else:
-            verdict = Verdict.VERIFIED
-    return Verified(verdict, reasons, name, row, proof)
+    doubts: dict[Verdict, Sequence[str]] = {
+        Verdict.FAILED: contradictions(row, run, proof) or _of_the_future(proof, now_s),
+        Verdict.SIGNER_UNKNOWN: () if proof.signer else ("no trusted key certified the engine's",),
+        Verdict.NOT_FRESH: () if evidence.signed.nonce else ("the statements have no nonce",),
+        Verdict.UNVERIFIED: _unknown_model(proof),
+    }
+    verdict = next((each for each, reasons in doubts.items() if reasons), Verdict.VERIFIED)
+    return Verified(verdict, doubts.get(verdict, ()), name, row, proof)
 
 
 def _of_the_future(proof: Proof, now_s: float) -> list[str]:
@@ -180,14 +175,14 @@ def _of_the_future(proof: Proof, now_s: float) -> list[str]:
     return [f"it was signed at {signed}, and the checker's clock is at {now}"]
 
 
-def _unknown_model(proof: Proof) -> str | None:
-    """Why it is not known which model ran; None: it is."""
+def _unknown_model(proof: Proof) -> list[str]:
+    """Returns why it is not known which model ran, nothing where it is."""
     weights = proof.after.digests.get("weights", {})
     if weights.get("sha256") is None:
-        return f"the engine signed no digest of its weights: {weights.get('missing') or 'none'}"
+        return [f"the engine signed no digest of its weights: {weights.get('missing') or 'none'}"]
     if LOADED not in proof.after.snapshot.conditions:
-        return "the engine signed no digest of the model that it loaded"
-    return None
+        return ["the engine signed no digest of the model that it loaded"]
+    return []
 
 
 def _row(fields: Sequence[str]) -> Row:

@@ -258,19 +258,16 @@ _NOTE_FORMS: Final[Mapping[str, Form]] = {
 
 def violated_rule(column: str, value: str) -> str | None:
     """Returns the rule that a field violates by itself, None for a valid field."""
-    rule = invisible_rule(value)
-    if rule is None and column == "scenario_notes":
-        rule = _notes_rule(value)
-    elif rule is None and column == "measurement_type" and value in LEGACY_LABELS:
-        rule = (
+    form = _FORMS[column]
+    if (rule := invisible_rule(value)) is not None:
+        return rule
+    if column == "measurement_type" and value in LEGACY_LABELS:
+        return (
             "is a label of older files, which does not state how the engine was batching; "
             f"check --migrate-legacy changes it to {Label.TO_BE_CONFIRMED}"
         )
-    elif rule is None:
-        rule = _FORMS[column].violated_rule(value)
-    if rule is None and _FORMS[column].base == "string":
-        rule = formula_rule(value)
-    return rule
+    rule = _notes_rule(value) if column == "scenario_notes" else form.violated_rule(value)
+    return rule or (formula_rule(value) if form.base == "string" else None)
 
 
 def _notes_rule(value: str) -> str | None:
