@@ -30,7 +30,6 @@ from orch_sidecar.tools.facts.labels.figures import Spread, figures, overlap, pe
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
 from orch_sidecar.tools.facts.labels.observation import (
     Observation,
-    RequestCounts,
     States,
     observed,
 )
@@ -306,16 +305,13 @@ def _observation(run: FinishedRun, states: States) -> Observation:
     tokens = [None if call.counted_by_events else call.output_tokens for call in answered]
     known = [count for count in tokens if count is not None]
     prompts = [call.input_tokens for call in answered if call.input_tokens is not None]
-    counts = RequestCounts(
+    return observed(
+        run.scenario.label,
+        states,
         sent=len(reached),
         answered=len(answered),
         output_tokens=sum(known) if len(known) == len(reached) else None,
         input_tokens=sum(prompts) if len(prompts) == len(answered) else None,
-    )
-    return observed(
-        run.scenario.label,
-        states,
-        counts,
         in_flight=[each for call in reached if (each := call.recorded.in_flight) is not None],
         arrivals=run.scenario.arrivals,
         at_once=run.scenario.clients,

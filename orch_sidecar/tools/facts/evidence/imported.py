@@ -34,7 +34,7 @@ from orch_sidecar.tools.facts.labels.measured import (
     name_model,
     settings_of,
 )
-from orch_sidecar.tools.facts.labels.observation import RequestCounts, RunTimes, States, observed
+from orch_sidecar.tools.facts.labels.observation import RunTimes, States, observed
 from orch_sidecar.tools.facts.tables.check import invalid_fields
 from orch_sidecar.tools.facts.tables.notes import STATES, Arrivals
 from orch_sidecar.tools.facts.tables.row import Label, Row
@@ -219,17 +219,14 @@ def _proven(claimed: Measured, run: ImportedRun, states: States) -> Measured:
 
 
 def _objections(run: ImportedRun, states: States, label: Label) -> list[str]:
-    counts = RequestCounts(
+    seen = observed(
+        label,
+        states,
         sent=run.totals.requests + run.failed,
         answered=run.totals.requests,
         # No file contains what a failed request generated.
         output_tokens=None if run.failed else run.totals.output_tokens,
         input_tokens=None if run.failed else run.totals.input_tokens,
-    )
-    seen = observed(
-        label,
-        states,
-        counts,
         in_flight=[each.in_flight for each in run.served],
         arrivals=run.arrivals,
         at_once=run.at_once,

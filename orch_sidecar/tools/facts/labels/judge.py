@@ -188,7 +188,7 @@ def _arrivals(seen: Observation) -> _Found:
 
 def _others(seen: Observation) -> _Found:
     """Compares the requests that the engine accepted with those that were sent."""
-    own, accepted = seen.counts, seen.accepted
+    own, accepted = seen, seen.accepted
     ends = () if seen.states is None else seen.states.ends
     for when, state in ends:
         for what, count in (
@@ -244,7 +244,7 @@ def _tokens(seen: Observation, states: States) -> _Found:
 
     A prompt was read or found in the cache, once for each sequence of its request.
     """
-    own, generated, read = seen.counts, states.generated_tokens, states.prefilled_tokens
+    own, generated, read = seen, states.generated_tokens, states.prefilled_tokens
     if None not in (generated, own.output_tokens) and generated != own.output_tokens:
         detail = f"the engine generated {generated} tokens in the window, but this measurement"
         yield Objection(Reason.CONTRADICTION, f"{detail} states {own.output_tokens}")
@@ -264,7 +264,7 @@ def _decoded(seen: Observation) -> _Found:
     Each sequence of a step generates at least one token; requests of others that began before the
     window show so.
     """
-    most = seen.counts.output_tokens if seen.counts.in_steps is None else seen.counts.in_steps
+    most = seen.output_tokens if seen.in_steps is None else seen.in_steps
     decoded = round(seen.batches.steps * seen.batches.mean)
     if most is not None and decoded > most:
         detail = (

@@ -32,22 +32,6 @@ class Batches:
     shared: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCounts:
-    """The requests of a measurement. At most `sent` reached the engine, at least `answered` did.
-
-    `output_tokens`: of all of them; None where some are unknown, as those of a failed request.
-    `input_tokens`: of the answered ones, None where unknown. `in_steps`: how often, at most, its
-    sequences were in a decode step; None: once for each of the tokens.
-    """
-
-    sent: int
-    answered: int
-    output_tokens: int | None = None
-    input_tokens: int | None = None
-    in_steps: int | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
     """What spans show beside the answers of a measurement.
@@ -156,20 +140,28 @@ class RunTimes:
 class Observation:
     """A measurement.
 
-    `slots`: of its engines. `accepted`: the requests that these accepted in the window, None where
-    that is not known. `in_flight`: its requests from arrival to end, as the client measured
-    them, else the sidecar, else the engine; `running`: the same from the slot to the last token, by
-    the engine; `in_engine`: its sequences from their arrival there. Each of one clock, whose
-    readings may be wrong by `clock_slack`. `arrivals`, `at_once`: the load and the limit of
-    concurrent requests, as the client states them; None if it does not, or there is no limit.
-    `batch_limited_by`: what kept an offline batch below slots and work, None if unknown. `times`:
-    of the run, None where its states were read during it, or signed.
+    `slots`: of its engines. At most `sent` of its requests reached the engine, at least `answered`
+    did. `output_tokens`: of all of them; None where some are unknown, as those of a failed request.
+    `input_tokens`: of the answered ones, None where unknown. `in_steps`: how often, at most, its
+    sequences were in a decode step; None: once for each of the tokens. `accepted`: the requests
+    that its engines accepted in the window, None where that is not known. `in_flight`: its requests
+    from arrival to end, as the client measured them, else the sidecar, else the engine; `running`:
+    the same from the slot to the last token, by the engine; `in_engine`: its sequences from their
+    arrival there. Each of one clock, whose readings may be wrong by `clock_slack`. `arrivals`,
+    `at_once`: the load and the limit of concurrent requests, as the client states them; None if it
+    does not, or there is no limit. `batch_limited_by`: what kept an offline batch below slots and
+    work, None if unknown. `times`: of the run, None where its states were read during it, or
+    signed.
     """
 
     label: Label
     slots: frozenset[int]
     batches: Batches
-    counts: RequestCounts
+    sent: int
+    answered: int
+    output_tokens: int | None = None
+    input_tokens: int | None = None
+    in_steps: int | None = None
     states: States | None = None
     accepted: int | None = None
     beside: Beside = Beside()
@@ -191,9 +183,7 @@ class Observation:
     def target(self) -> int:
         """The sequences that an offline run has to have in the engine at once: as many as it has
         slots, or all of them."""
-        return min(
-            *self.slots, sum(each.sequences for each in self.in_flight) or self.counts.answered
-        )
+        return min(*self.slots, sum(each.sequences for each in self.in_flight) or self.answered)
 
     @property
     def supply_target(self) -> float:
@@ -206,10 +196,9 @@ class Observation:
     @property
     def _tokens(self) -> float | None:
         """The tokens of a sequence at its end, as far as they are known."""
-        counts = self.counts
-        if counts.input_tokens is None or counts.output_tokens is None or not counts.answered:
+        if self.input_tokens is None or self.output_tokens is None or not self.answered:
             return None
-        return (counts.input_tokens + counts.output_tokens) / counts.answered
+        return (self.input_tokens + self.output_tokens) / self.answered
 
     @property
     def limited_by(self) -> str | None:
@@ -218,11 +207,11 @@ class Observation:
         the engine read prompts in most steps."""
         if self.batch_limited_by is not None or self.states is None:
             return self.batch_limited_by
-        before, after, counts = self.states.before, self.states.after, self.counts
+        before, after = self.states.before, self.states.after
         if after.preemptions_total > before.preemptions_total:
             return "memory"
-        if counts.output_tokens is not None:
-            later_tokens = counts.output_tokens - counts.answered
+        if self.output_tokens is not None:
+            later_tokens = self.output_tokens - self.answered
             decoded = self.batches.steps * self.batches.mean
             if decoded < later_tokens * thresholds.DECODED_SHARE:
                 return "prompts"
@@ -232,13 +221,12 @@ class Observation:
         return None
 
 
-def observed(label: Label, states: States, counts: RequestCounts, **more: Any) -> Observation:
+def observed(label: Label, states: States, **more: Any) -> Observation:
     """Returns what two states of an engine, and the client, show of a measurement."""
     return Observation(
         label=label,
         slots=frozenset({states.before.slots_total}),
         batches=states.batches,
-        counts=counts,
         states=states,
         accepted=states.accepted,
         **more,

@@ -20,7 +20,7 @@ from orch_sidecar.tools.facts.labels.figures import CompletedRequest, Totals, pe
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import judge
 from orch_sidecar.tools.facts.labels.measured import Measured, Model, name_model
-from orch_sidecar.tools.facts.labels.observation import Observation, RequestCounts, observed
+from orch_sidecar.tools.facts.labels.observation import Observation, observed
 from orch_sidecar.tools.facts.labels.recorded import Call, RecordedRun
 from orch_sidecar.tools.facts.labels.thresholds import (
     CLIENT_LATE_S,
@@ -79,16 +79,13 @@ def observation_of(label: Label, run: RecordedRun, proof: Proof) -> Observation:
     """Returns what the engine signed of a run, and how its client states that it sent it."""
     answered = [call for call in run.calls if call.fate == "answered"]
     complete = len(answered) == len(run.calls)
-    counts = RequestCounts(
+    return observed(
+        label,
+        proof.states,
         sent=sum(call.fate != "refused" for call in run.calls),
         answered=len(answered),
         output_tokens=proof.generated_tokens if complete else None,
         input_tokens=sum(each.input_tokens for each in proof.requests) if complete else None,
-    )
-    return observed(
-        label,
-        proof.states,
-        counts,
         in_flight=[each.in_flight for each in proof.requests],
         arrivals=run.arrivals,
         at_once=run.clients,

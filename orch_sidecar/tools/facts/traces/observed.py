@@ -23,7 +23,6 @@ from orch_sidecar.tools.facts.labels.observation import (
     Batches,
     Beside,
     Observation,
-    RequestCounts,
 )
 from orch_sidecar.tools.facts.labels.thresholds import QUEUED_STEPS
 from orch_sidecar.tools.facts.tables.row import Label
@@ -45,7 +44,8 @@ def observation_of(scenario: Scenario, traffic: Traffic) -> Observation:
         label=Label(str(scenario.key.measurement_type)),
         slots=frozenset(each.engine.slots_total for each in found),
         batches=batches_of(found),
-        counts=RequestCounts(sent=len(scenario.requests), answered=len(answered)),
+        sent=len(scenario.requests),
+        answered=len(answered),
         beside=_beside(scenario, traffic),
         in_flight=[
             Interval(each.start_ns, each.end_ns, each.requested_sequences)
@@ -77,13 +77,18 @@ def batches_of(sequences: Sequence[EngineSequence]) -> Batches:
     return Batches(steps, largest, decoded / steps if steps else 0.0)
 
 
-def prefix_hit_ratio(sequences: Sequence[EngineSequence]) -> float:
-    """Returns which share of the prompt tokens that were looked up in the window was cached; 0
-    where none was looked up."""
+def prefix_hit_ratio(sequences: Sequence[EngineSequence]) -> float | None:
+    """Returns which share of the prompt tokens that were looked up in the window was cached.
+
+    0 where none was looked up; None where it is not known how many were before it.
+    """
     known = [each.engine for each in sequences]
-    queries = max(at.queries for at in known) - min(at.queries_before for at in known)
-    hits = max(at.hits for at in known) - min(at.hits_before for at in known)
-    return hits / queries if queries > 0 else 0.0
+    before = [(at.queries_before, at.hits_before) for at in known]
+    if any(None in each for each in before):
+        return None
+    first_queries, first_hits = (min(each or 0 for each in of) for of in zip(*before, strict=True))
+    queries = max(at.queries for at in known) - first_queries
+    return (max(at.hits for at in known) - first_hits) / queries if queries > 0 else 0.0
 
 
 def _counted(seen: Observation, scenario: Scenario, traffic: Traffic) -> Observation:
@@ -106,19 +111,16 @@ def _counted(seen: Observation, scenario: Scenario, traffic: Traffic) -> Observa
     )
     in_steps = sum(map(_most_steps, chain(scenario.sequences, cut)))
     in_steps += sum(request.requested_sequences * seen.batches.steps for request, _ in aborted)
-    counts = replace(
-        seen.counts,
-        sent=sum(first <= number <= last for number in traced)
-        + sum(without_span for _, without_span in aborted),
-        in_steps=in_steps,
-    )
-    return replace(seen, accepted=last - first + 1, counts=counts)
+    sent = sum(first <= number <= last for number in traced)
+    sent += sum(without_span for _, without_span in aborted)
+    return replace(seen, accepted=last - first + 1, sent=sent, in_steps=in_steps)
 
 
 def numbers(epoch: str | None, sequences: Iterable[EngineSequence]) -> set[int]:
     """Returns the numbers of the requests of these sequences in an engine."""
     stated = (each.stated for each in sequences)
-    return {each.request_number for each in stated if each is not None and each.epoch == epoch}
+    found = {each.request_number for each in stated if each is not None and each.epoch == epoch}
+    return {number for number in found if number is not None}
 
 
 def aborted_in(scenario: Scenario, traffic: Traffic) -> list[tuple[Request, bool]]:

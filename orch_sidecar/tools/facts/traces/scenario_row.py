@@ -187,7 +187,8 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
         notes["profile"] = scenario.key.profile
     if scenario.engine is not None:
         notes |= scenario.engine.conditions
-    notes[names.PREFIX_HIT_RATIO] = prefix_hit_ratio(scenario.sequences)
+    if (ratio := prefix_hit_ratio(scenario.sequences)) is not None:
+        notes[names.PREFIX_HIT_RATIO] = ratio
     return notes
 
 

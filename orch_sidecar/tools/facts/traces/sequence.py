@@ -6,7 +6,7 @@ None, and what needs it is not satisfied.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AliasGenerator, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -28,17 +28,22 @@ _STOPPING_STEPS: Final = 2
 _ORCH: Final = AliasGenerator(validation_alias=lambda name: f"orch.{name}")
 
 
+def _cache(name: str) -> Any:
+    return Field(None, validation_alias=f"orch.prefix_cache.{name}")
+
+
 class EngineLabels(Attributes):
     """What an engine states on a span: about itself, and its counters since its epoch.
 
     The counters are those at the end of the sequence, with `_before` at its arrival.
     `request_number`: of the HTTP request, from 1, among all generating requests that entered the
-    engine; the same on all its sequences. `requests_total`: those that had entered.
-    `decode_steps_total`, `decode_sequences_total`: decode-only steps, and the sum of their batches.
-    `engine_steps`: steps of any kind since this sequence arrived. `tokens_per_step`: the most
-    tokens that a step can generate of a sequence, above 1 with speculative decoding. `queries`,
-    `hits`: prompt tokens looked up and found in the prefix cache. `weights`: the id or path of the
-    model that it loaded; `served_as`: the first name under which it serves it.
+    engine; the same on all its sequences, None of one that is below no other span.
+    `requests_total`: those that had entered. `decode_steps_total`, `decode_sequences_total`:
+    decode-only steps, and the sum of their batches. `engine_steps`: steps of any kind since this
+    sequence arrived. `tokens_per_step`: the most tokens that a step can generate of a sequence,
+    above 1 with speculative decoding. `queries`, `hits`: prompt tokens looked up and found in the
+    prefix cache; None before what the engine remembers. `weights`: the id or path of the model that
+    it loaded; `served_as`: the first name under which it serves it.
     """
 
     model_config = ConfigDict(alias_generator=_ORCH)
@@ -51,14 +56,14 @@ class EngineLabels(Attributes):
     gpu_count: int
     weights: str
     served_as: str = Field(validation_alias="gen_ai.request.model")
-    request_number: int
+    request_number: int | None = None
     requests_total: int
     decode_steps_total: int
     decode_sequences_total: int
-    engine_steps: int
+    engine_steps: int = 0
     tokens_per_step: int
-    queries_before: int = Field(validation_alias="orch.prefix_cache.queries_before")
-    hits_before: int = Field(validation_alias="orch.prefix_cache.hits_before")
+    queries_before: int | None = _cache("queries_before")
+    hits_before: int | None = _cache("hits_before")
     queries: int = Field(validation_alias="orch.prefix_cache.queries_total")
     hits: int = Field(validation_alias="orch.prefix_cache.hits_total")
     conditions: Annotated[Settings, BeforeValidator(settings_in)] = Field(

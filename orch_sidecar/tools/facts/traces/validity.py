@@ -32,7 +32,8 @@ def objections(scenario: Scenario, traffic: Traffic) -> list[Objection]:
         return [Objection(Reason.NOTHING_SERVED, "no request was answered")]
     found = [*_incomplete(scenario, served, traffic)]
     sequences = scenario.sequences
-    if without := sum(each.stated is None for each in sequences):
+    stated = [each.stated for each in sequences]
+    if without := sum(each is None or each.request_number is None for each in stated):
         detail = "lack counters or settings of the engine, so that nobody knows who else was in it"
         found.append(
             Objection(Reason.NOT_COUNTED, f"{without} of {len(sequences)} sequences {detail}")
@@ -152,7 +153,7 @@ def _impossible_counts(each: EngineSequence) -> bool:
     return (
         each.steps > each.engine.engine_steps
         or each.steps > each.engine.decode_steps_total
-        or not 0 < each.engine.request_number <= each.engine.requests_total
+        or not 0 < (each.engine.request_number or 0) <= each.engine.requests_total
         or each.engine.tokens_per_step < 1
     )
 
@@ -163,6 +164,8 @@ def _other_speculation(each: EngineSequence) -> bool:
 
 def _impossible_hits(each: EngineSequence) -> bool:
     at = each.engine
+    if at.hits_before is None or at.queries_before is None:
+        return False
     return not 0 <= at.hits - at.hits_before <= at.queries - at.queries_before
 
 

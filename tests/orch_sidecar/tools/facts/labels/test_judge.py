@@ -9,22 +9,22 @@ import pytest
 from orch_sidecar.tools.facts.labels import judge as judging
 from orch_sidecar.tools.facts.labels.intervals import Interval
 from orch_sidecar.tools.facts.labels.judge import cannot_earn
-from orch_sidecar.tools.facts.labels.observation import RequestCounts, States, observed
+from orch_sidecar.tools.facts.labels.observation import States, observed
 from orch_sidecar.tools.facts.labels.snapshot import Snapshot
 from orch_sidecar.tools.facts.tables.publication import shortfalls
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import home, snapshot
 
 SINGLE, ONLINE, OFFLINE = Label.SINGLE_STREAM, Label.BATCHED_ONLINE, Label.OFFLINE
-OWN = RequestCounts(sent=10, answered=10)
+OWN: dict[str, Any] = {"sent": 10, "answered": 10}
 ONE_BY_ONE = {"1": [90, 0.9]}
 BATCHED = {"1": [10, 0.1], "4": [25, 0.5], "6": [10, 0.3]}
 
 
 def judge(
-    label: Label, before: Snapshot, after: Snapshot, own: RequestCounts, **more: Any
+    label: Label, before: Snapshot, after: Snapshot, own: dict[str, Any], **more: Any
 ) -> list[str]:
-    seen = observed(label, States(before, after), own, **more)
+    seen = observed(label, States(before, after), **own, **more)
     return [each.detail for each in judging.judge(seen)]
 
 
@@ -32,7 +32,7 @@ def objections(label: Label, engine: Snapshot) -> list[str]:
     return [each.detail for each in cannot_earn(label, engine)]
 
 
-def reasons_of(label: Label, before: Any, after: Any, own: RequestCounts = OWN) -> str:
+def reasons_of(label: Label, before: Any, after: Any, own: dict[str, Any] = OWN) -> str:
     return "; ".join(judge(label, before, after, own))
 
 
@@ -57,7 +57,7 @@ def test_offline_is_earned_alone_on_an_offline_engine() -> None:
         steps_by_batch=BATCHED | {"8": [10, 0.3]},
     )
     assert judge(OFFLINE, before, after, OWN) == []
-    crowded = RequestCounts(sent=9, answered=9)
+    crowded = OWN | {"sent": 9, "answered": 9}
     assert (
         "the engine accepted 10 requests in the window, but this measurement sent 9"
         in reasons_of(OFFLINE, before, after, crowded)
@@ -89,15 +89,15 @@ def test_steps_before_the_window_do_not_count() -> None:
 
 def test_failed_requests_may_have_reached_the_engine_or_not() -> None:
     after = snapshot(requests_total=109, steps_by_batch=BATCHED)
-    assert judge(ONLINE, snapshot(), after, RequestCounts(sent=10, answered=8)) == []
+    assert judge(ONLINE, snapshot(), after, OWN | {"answered": 8}) == []
 
 
 def test_more_decoded_than_received_means_other_clients() -> None:
     """20 steps of four and 10 of six: at least 140 tokens."""
     after = snapshot(requests_total=110, steps_by_batch=BATCHED)
-    assert judge(ONLINE, snapshot(), after, RequestCounts(10, 10, 140)) == []
-    assert judge(ONLINE, snapshot(), after, RequestCounts(10, 10, None)) == []
-    [expected] = judge(ONLINE, snapshot(), after, RequestCounts(10, 10, 139))
+    assert judge(ONLINE, snapshot(), after, OWN | {"output_tokens": 140}) == []
+    assert judge(ONLINE, snapshot(), after, OWN) == []
+    [expected] = judge(ONLINE, snapshot(), after, OWN | {"output_tokens": 139})
     assert expected.startswith("the engine decoded at least 140 tokens in the window, of which at")
 
 
@@ -155,7 +155,7 @@ def test_one_overlap_earns_no_batched_label(
 ) -> None:
     own = {"profile": "offline", "measurement_type": "offline"} if label is OFFLINE else {}
     after = snapshot(requests_total=100 + len(requests), steps_by_batch=steps, **own)
-    counts = RequestCounts(len(requests), len(requests))
+    counts = {"sent": len(requests), "answered": len(requests)}
     found = "; ".join(judge(label, snapshot(**own), after, counts, in_flight=requests))
     assert "of the decode steps, or of their time, had sequences of several requests" in found
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.labels.judge import Reason, judge
-from orch_sidecar.tools.facts.labels.observation import RequestCounts, RunTimes, States, observed
+from orch_sidecar.tools.facts.labels.observation import RunTimes, States, observed
 from orch_sidecar.tools.facts.tables.row import Label
 from tests.orch_sidecar.tools.facts.snapshots import snapshot
 
@@ -19,8 +19,8 @@ RUN: dict[str, Any] = {"window_s": 20.0, "began_at_s": NOON_S + 2.0, "ended_at_s
 def judged(run: dict[str, Any], **before: Any) -> str:
     first = snapshot(**{"busy_seconds_total": 1.0, "observed_at": "2026-11-21T12:00:00Z"} | before)
     last = snapshot(busy_seconds_total=20.0, observed_at="2026-11-21T12:00:25Z")
-    counts = RequestCounts(sent=20, answered=20)
-    seen = observed(Label.BATCHED_ONLINE, States(first, last), counts, times=RunTimes(**RUN | run))
+    own: dict[str, Any] = {"sent": 20, "answered": 20, "times": RunTimes(**RUN | run)}
+    seen = observed(Label.BATCHED_ONLINE, States(first, last), **own)
     return "; ".join(each.detail for each in judge(seen) if each.reason is Reason.OTHER_TIME)
 
 

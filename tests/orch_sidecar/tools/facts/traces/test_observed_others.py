@@ -33,6 +33,16 @@ def test_foreign_requests_in_the_same_engine_are_an_objection(label: str) -> Non
     assert reasons == {}
 
 
+def test_sequence_that_has_no_number_is_one_of_the_engine() -> None:
+    """A client of the engine whose span is below no other: the engine cannot number it."""
+    run = valid("single_stream", 1, 0, 10)
+    *_, stranger = valid("single_stream", 2, 4, 5, server={}, decode={"orch.request_number": None})
+    reasons = objections_to(run, [replace(stranger, parent_id=None)], scenario="run-1")
+    assert reasons["other_traffic"].endswith("at the time: 1")
+    own = valid("single_stream", 1, 0, 10, decode={"orch.request_number": None})
+    assert list(objections_to(own, scenario="run-1")) == ["not_counted"]
+
+
 def test_requests_in_another_engine_are_no_objection() -> None:
     run = valid("offline", 1, 0, 10)
     unassigned = valid("batched_online", 2, 4, 5, server={}, decode={"orch.epoch": "e2"})

@@ -130,6 +130,13 @@ def test_without_an_id_the_start_names_it() -> None:
     assert row.source_tag == "jaeger:orch-sidecar/2026-11-21T21:11:26.395Z"
 
 
+def test_hits_that_the_engine_no_longer_remembers_are_no_note() -> None:
+    forgotten: dict[str, Value] = {"orch.prefix_cache.hits_before": None}
+    assert "prefix_hit_ratio" not in parse_notes(
+        row_of(one(1, 0, 1, decode=forgotten)).scenario_notes
+    )
+
+
 def test_figure_of_one_rank_is_noted_as_such() -> None:
     rank: dict[str, Value] = {"orch.data_parallel": 8}
     assert parse_notes(row_of(one(1, 0, 1, decode=rank)).scenario_notes)["data_parallel"] == "8"
