@@ -29,7 +29,7 @@ def test_row_of_a_signed_run_is_verified_and_a_changed_byte_is_not(
     cloud: Stack, operator_key: Path, tmp_path: Path, load: Sequence[str]
 ) -> None:
     table, trusted = tmp_path / "tps_model_gpu.csv", operator_key.with_name("trusted.yaml")
-    where = ("--url", cloud.url, "--output", str(tmp_path / "result"), "--facts", str(table))
+    where = ("--url", cloud.url, "--output", str(tmp_path / "result.json"), "--facts", str(table))
     printed = orch("bench", "batched-online", *load, *REQUESTS, *lengths("cloud"), *where)
     assert "without evidence" not in printed
     found = verify(table, trusted)
