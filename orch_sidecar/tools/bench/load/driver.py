@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from orch_sidecar.tools.arguments import Unavailable
@@ -99,24 +98,10 @@ def without_collection() -> Iterator[None]:
         gc.enable()
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """A request that another load generator wants at `at_s`; `scheduled`: it was due then.
-
-    `events`: called with its call and the expected tokens after each arrival of events, if there
-    are some; `ended`: once, with the call that has ended.
-    """
-
-    at_s: float
-    scheduled: bool
-    events: Callable[[Call, int | None], None]
-    ended: Callable[[Call], None]
-
-
 class LoadGenerator:
     """Sends the requests of one run on one event loop.
 
-    `closed_loop`, `open_loop` and `on_demand` return the work that `run` performs.
+    `closed_loop` and `open_loop` return the work that `run` performs.
     """
 
     def __init__(
@@ -151,8 +136,8 @@ class LoadGenerator:
         async def client() -> None:
             request, free_s = next(requests), self.now()
             while not enough(len(self.calls), self.now()):
-                call = self._record(Call(free_s=free_s, service_class=request.service_class))
-                sending = asyncio.ensure_future(self._send(call, request))
+                call = self.record(Call(free_s=free_s, service_class=request.service_class))
+                sending = asyncio.ensure_future(self.send(call, request))
                 try:
                     await asyncio.sleep(0)  # lets it be sent
                     request = next(requests)  # built while the engine works
@@ -163,7 +148,7 @@ class LoadGenerator:
                     await asyncio.sleep(RETRY_DELAY_S)
                 free_s = self.now()
 
-        await self._run_all([client() for _ in range(clients)])
+        await self.until_stopped(*(client() for _ in range(clients)))
 
     async def open_loop(self, requests: Iterator[Request], due_s: Sequence[float]) -> None:
         """Sends each request when it is due, whether or not earlier ones have ended."""
@@ -173,33 +158,10 @@ class LoadGenerator:
                 for at_s in due_s:
                     request = next(requests)  # built before it is due
                     await self._sleep_until(at_s)
-                    call = self._record(Call(due_s=at_s, service_class=request.service_class))
-                    tasks.create_task(self._send(call, request))
+                    call = self.record(Call(due_s=at_s, service_class=request.service_class))
+                    tasks.create_task(self.send(call, request))
 
-        await self._run_all([sending()])
-
-    async def on_demand(
-        self, requests: Iterator[Request], demands: asyncio.Queue[Demand | None]
-    ) -> None:
-        """Sends a request for each demand of another load generator, until there is None."""
-
-        async def answer(demand: Demand, request: Request) -> None:
-            due_s = demand.at_s if demand.scheduled else None
-            call = self._record(Call(due_s=due_s, free_s=demand.at_s))
-            call.on_events = lambda each: demand.events(each, request.output_tokens)
-            try:
-                await self._send(call, request)
-            finally:
-                demand.ended(call)
-
-        async def sending() -> None:
-            async with asyncio.TaskGroup() as tasks:
-                request = next(requests)
-                while (demand := await demands.get()) is not None:
-                    tasks.create_task(answer(demand, request))
-                    request = next(requests)  # built before it is due
-
-        await self._run_all([sending()])
+        await self.until_stopped(sending())
 
     async def run(self, work: Work) -> ClientHealth:
         """Performs the work, whose start is second 0, and returns this process's health."""
@@ -215,11 +177,13 @@ class LoadGenerator:
             share = (time.process_time() - cpu_s) / self.now()
         return ClientHealth(tuple(self._lag_s), share)
 
-    def _record(self, call: Call) -> Call:
+    def record(self, call: Call) -> Call:
+        """Adds a call that is about to be sent."""
         self.calls.append(call)
         return call
 
-    async def _send(self, call: Call, request: Request) -> None:
+    async def send(self, call: Call, request: Request) -> None:
+        """Sends a request, and returns when its call has ended."""
         try:
             await self._client.run(call, request)
         finally:
@@ -235,8 +199,8 @@ class LoadGenerator:
             await asyncio.sleep(left_s)
             left_s = at_s - self.now()
 
-    async def _run_all(self, work: Sequence[Work]) -> None:
-        """Performs all work side by side; cancels what is left of it on `stopping`."""
+    async def until_stopped(self, *work: Work) -> None:
+        """Performs work side by side; cancels what is left of it on `stopping`."""
         try:
             await unless_interrupted(self._stopping, side_by_side(*work))
         except Interrupted:

@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from orch_sidecar.tools.bench.load.call import Call, Request
-from orch_sidecar.tools.bench.load.driver import Demand, LoadGenerator
+from orch_sidecar.tools.bench.load.driver import LoadGenerator
 from orch_sidecar.tools.bench.load.scenario import Scenario
 from orch_sidecar.tools.bench.results.result import ComparedFigure, LoadgenDocument
 from orch_sidecar.tools.facts.tables.notes import Arrivals
@@ -102,23 +102,29 @@ class Loadgen:
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._scenario.arrivals is Arrivals.AT_ONCE:
             requests = iter(list(islice(requests, self._scenario.least_requests + 1)))
-        loop, demands = asyncio.get_running_loop(), asyncio.Queue[Demand | None]()
+        loop, issued = asyncio.get_running_loop(), asyncio.Queue[tuple[int, float] | None]()
 
         def issue(samples: Sequence[Any]) -> None:
             at_s = load.now()
-            made = [self._demand(sample.id, at_s) for sample in samples]
-            for each in made:
-                loop.call_soon_threadsafe(demands.put_nowait, each)
+            for each in samples:
+                loop.call_soon_threadsafe(issued.put_nowait, (each.id, at_s))
 
         def test() -> None:
             try:
                 self._test(load, issue)
             finally:
-                loop.call_soon_threadsafe(demands.put_nowait, None)
+                loop.call_soon_threadsafe(issued.put_nowait, None)
+
+        async def sending() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                request = next(requests)
+                while (query := await issued.get()) is not None:
+                    tasks.create_task(self._answer(load, request, *query))
+                    request = next(requests)  # built before it is due
 
         # A test cannot be stopped: a run that ends early leaves its thread behind.
         threading.Thread(target=test, name="loadgen", daemon=True).start()
-        await load.on_demand(requests, demands)
+        await load.until_stopped(sending())
         if self._scenario.arrivals is Arrivals.POISSON:
             self._as_scheduled(load.calls)
 
@@ -169,25 +175,29 @@ class Loadgen:
         found.offline_expected_qps = scenario.least_requests / margin_s
         return found
 
-    def _demand(self, sample: int, at_s: float) -> Demand:
-        lg, reported = self._lg, {"first": False, "last": False}
+    async def _answer(
+        self, load: LoadGenerator, request: Request, sample: int, at_s: float
+    ) -> None:
+        """Sends a request for a query that was issued at that time, and reports its tokens."""
+        lg, reported = self._lg, set[Any]()
 
-        def report(what: str, send: Any, tokens: int) -> None:
-            if not reported[what]:
-                reported[what] = True
-                send([lg.QuerySampleResponse(sample, 0, 0, tokens)])
+        def report(complete: Any, tokens: int) -> None:
+            if complete not in reported:
+                reported.add(complete)
+                complete([lg.QuerySampleResponse(sample, 0, 0, tokens)])
 
-        def events(call: Call, expected: int | None) -> None:
-            report("first", lg.FirstTokenComplete, 1)
-            if len(call.event_s) == expected:
-                report("last", lg.QuerySamplesComplete, expected)
+        def events(call: Call) -> None:
+            report(lg.FirstTokenComplete, 1)
+            if len(call.event_s) == request.output_tokens:
+                report(lg.QuerySamplesComplete, len(call.event_s))
 
-        def ended(call: Call) -> None:
-            report("first", lg.FirstTokenComplete, 1)
-            report("last", lg.QuerySamplesComplete, call.output_tokens or 1)
-
-        scheduled = self._scenario.arrivals is not Arrivals.ONE_BY_ONE
-        return Demand(at_s, scheduled, events, ended)
+        due_s = None if self._scenario.arrivals is Arrivals.ONE_BY_ONE else at_s
+        call = load.record(Call(due_s=due_s, free_s=at_s, on_events=events))
+        try:
+            await load.send(call, request)
+        finally:
+            report(lg.FirstTokenComplete, 1)
+            report(lg.QuerySamplesComplete, call.output_tokens or 1)
 
 
 def compared(
