@@ -83,9 +83,13 @@ class Page:
             self._parts.append(element("ul", *(element("li", line) for line in found)))
             self._say(*(f"  {line}" for line in found))
 
-    def charts(self, charts: Iterable[Chart]) -> None:
-        """Appends charts, side by side where there is place; nothing without one."""
-        self._parts += filter(None, [list(charts)])
+    def charts(self, charts: Iterable[Chart], title: str = "") -> None:
+        """Appends charts, side by side where there is place, in a section of this title if it has
+        one; nothing without a chart."""
+        if found := list(charts):
+            if title:
+                self.section(title)
+            self._parts.append(found)
 
     def table(
         self,

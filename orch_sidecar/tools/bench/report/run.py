@@ -147,18 +147,11 @@ def run_report(result: Result) -> Page:
     page.section("What was measured, and how")
     conditions(page, result)
     for name, members in by_class(result.calls).items():
-        charts = [distribution(times) for times in times_of(result, members, name)]
-        if charts:
-            page.section(f"Distributions, {name} requests" if name else "Distributions")
-            page.charts(charts)
-    for title, found in (
-        ("Over time", [*over_time(result)]),
-        ("Batches", [*steps_by_batch(result)]),
-        ("The search for the rate", [*goodput_by_rate(result)]),
-    ):
-        if found:
-            page.section(title)
-            page.charts(found)
+        title = f"Distributions, {name} requests" if name else "Distributions"
+        page.charts(map(distribution, times_of(result, members, name)), title)
+    page.charts(over_time(result), "Over time")
+    page.charts(steps_by_batch(result), "Batches")
+    page.charts(goodput_by_rate(result), "The search for the rate")
     if result.loadgen is not None:
         page.section("By MLCommons' loadgen")
         _by_loadgen(page, result.loadgen)
