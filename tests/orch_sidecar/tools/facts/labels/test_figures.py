@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.tools.facts.labels.figures import CompletedRequest
+from orch_sidecar.tools.facts.labels.figures import CompletedRequest, figures, overlap
+from orch_sidecar.tools.facts.labels.measured import latency_notes
 
 
 def test_tpot_of_one_sequence_excludes_its_first_token() -> None:
@@ -21,3 +22,39 @@ def test_tpot_of_several_sequences_divides_by_the_longest_one() -> None:
 
 def test_several_sequences_of_one_token_have_no_tpot() -> None:
     assert CompletedRequest(0.0, 1.0, 1.0, 8, 4, longest_output_tokens=1).tpot_s is None
+
+
+def served(
+    arrived_s: float, first_s: float | None, ended_s: float, tokens: int = 3
+) -> CompletedRequest:
+    return CompletedRequest(arrived_s, first_s, ended_s, 5, tokens)
+
+
+def test_answers_overlap_between_first_token_and_end() -> None:
+    # The third one waits for its first token while the others are generated.
+    assert overlap([served(0, 1, 4), served(0, 2, 3), served(0, 5, 6)]) == 2
+
+
+def test_answer_that_begins_when_another_ends_does_not_overlap_it() -> None:
+    assert overlap([served(0, 1, 2), served(0, 2, 3)]) == 1
+
+
+def test_answer_without_a_first_token_counts_from_its_arrival() -> None:
+    assert overlap([served(0, None, 4), served(1, 2, 3)]) == 2
+
+
+def test_answer_of_one_token_is_one_answer() -> None:
+    assert overlap([served(0, 1, 1, tokens=1)]) == 1
+    assert overlap([]) == 0
+
+
+def test_notes_are_in_milliseconds_and_omit_unknown_values() -> None:
+    notes = latency_notes(figures([served(0, 1, 2), served(1, 2, 3)]).times_s, 1000)
+    assert notes["ttft_p50_ms"] == 1000
+    assert notes["tpot_p95_ms"] == 500
+    assert notes["latency_p90_ms"] == 2000
+    assert set(latency_notes(figures([served(0, None, 2)]).times_s, 1000)) == {
+        "latency_p50_ms",
+        "latency_p90_ms",
+        "latency_p95_ms",
+    }

@@ -1,21 +1,28 @@
-"""Forms of values, characters that no cell may contain, and cells that a spreadsheet executes."""
+"""Forms and rounding of values, characters that no cell may contain, and cells that a spreadsheet executes."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.tables.check import check, header_fault, invalid_fields
 from orch_sidecar.tools.facts.tables.forms import (
+    MEAN,
     TEXT,
     THROUGHPUT,
+    TIME_MS,
+    TOKENS_PER_S,
+    WINDOW_S,
     Form,
+    before_rounding,
     formula_rule,
     invisible_rule,
     number,
     one_of,
     whole,
 )
-from orch_sidecar.tools.facts.tables.row import COLUMNS
+from orch_sidecar.tools.facts.tables.row import COLUMNS, format_notes
 from orch_sidecar.tools.facts.tables.table import parse
 from tests.orch_sidecar.tools.facts.rows import HEADER, SOUND, fact, fields, table
 
@@ -132,3 +139,29 @@ def test_fault_names_the_character_of_a_formula_and_its_place() -> None:
 def test_visible_text_has_no_fault(value: str) -> None:
     assert invisible_rule(value) is None
     assert formula_rule(value) is None
+
+
+@given(
+    value=st.floats(0, 1e9),
+    decimals=st.sampled_from([WINDOW_S, TIME_MS, TOKENS_PER_S, MEAN]),
+    rounded=st.booleans(),
+)
+def test_interval_contains_every_number_that_is_written_so(
+    *, value: float, decimals: tuple[int, ...], rounded: bool
+) -> None:
+    written = value
+    for each in decimals if rounded else decimals[-1:]:
+        written = round(written, each)
+    text = format_notes({"x": written}).removeprefix("x=")
+    found = before_rounding(text, decimals)
+    assert found.least <= value <= found.most
+
+
+@pytest.mark.parametrize(
+    ("text", "slack"),
+    [("0", 0.0005005), ("599.999", 0.0005005), ("1000", 0.0055005), ("123456", 0.5005005)],
+)
+def test_slack_is_that_of_the_last_digit(text: str, slack: float) -> None:
+    found = before_rounding(text, WINDOW_S)
+    assert found.most - float(text) == pytest.approx(slack, abs=1e-6)
+    assert found.least == pytest.approx(max(0.0, float(text) - slack), abs=1e-6)
