@@ -140,7 +140,11 @@ def compare(rows: Sequence[LocatedRow], verifier: Verifier | None = None) -> Com
     `orch bench` and the traces make of one run, one is counted: one with verified evidence first.
     """
     kept, left_out = _confirmed(rows)
-    facts = [_fact(each, verifier) for each in kept]
+    facts = []
+    for located in kept:
+        notes = parse_notes(located.row.scenario_notes)
+        verified = verifier is not None and EVIDENCE in notes and verifier(located)
+        facts.append(_Fact(located, notes, remarks_of(notes, verified)))
     inputs = bands(each.row.input_tokens for each in kept)
     outputs = bands(each.row.output_tokens for each in kept)
     found: dict[tuple[str, ...], list[_Fact]] = {}
@@ -169,12 +173,6 @@ def _confirmed(rows: Sequence[LocatedRow]) -> tuple[list[LocatedRow], list[Exclu
         else:
             kept.append(located)
     return kept, left_out
-
-
-def _fact(located: LocatedRow, verifier: Verifier | None) -> _Fact:
-    notes = parse_notes(located.row.scenario_notes)
-    verified = verifier is not None and EVIDENCE in notes and verifier(located)
-    return _Fact(located, notes, remarks_of(notes, verified))
 
 
 def _once(facts: Sequence[_Fact]) -> tuple[list[_Fact], list[ExcludedRow]]:

@@ -29,11 +29,6 @@ _Seconds = Annotated[float, Field(ge=0, lt=1e12)]  # 30 000 years
 _BY_ITS_NAME: Final = ConfigDict(populate_by_name=True, allow_inf_nan=False)
 
 
-def _unless_0(count: Any) -> Any:
-    """An engine that does not know the size of its cache reports 0."""
-    return count or None
-
-
 class InvalidSnapshot(ValueError):
     """A document without the state that a measurement needs; the message names the field."""
 
@@ -98,7 +93,8 @@ class Snapshot:
     foreign: _Count
     requests_total: _Count
     preemptions_total: _Count
-    kv_tokens_total: Annotated[_Count | None, BeforeValidator(_unless_0)] = None
+    # An engine that does not know the size of its cache reports 0.
+    kv_tokens_total: Annotated[_Count | None, BeforeValidator(lambda count: count or None)] = None
     steps_by_batch: Mapping[int, tuple[int, float]]
     busy_s: _Seconds = at("busy_seconds_total", strict=True)
     prefix_queries: _Count = at("prefix_cache.queries_total")

@@ -43,9 +43,8 @@ def csvw_of(file_name: str) -> dict[str, Any]:
 
 
 def _csvw_limits(form: Form) -> dict[str, Any]:
-    if form.base == "string":
-        return {"format": f"^(?:{form.pattern})$"}
-    return _limits(form, "minExclusive")
+    text = form.base == "string"
+    return {"format": f"^(?:{form.pattern})$"} if text else _limits(form, "minExclusive")
 
 
 def data_package_of(

@@ -110,13 +110,16 @@ def _measured(scenario: Scenario, seen: Observation, **more: Any) -> Measured:
         load["run"] = scenario.key.run
     ends = ("before", scenario.before), ("after", scenario.after)
     cut = ",".join(end for end, requests in ends if requests)
+    # Those that were not served; their tokens are not in the figure.
+    others = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REFUSED)
+    counts = {outcome.value: len(scenario.ended(outcome)) for outcome in others}
     return Measured(
         label=seen.label,
         totals=found,
         batches=seen.batches,
         load=load,
         latency_ms=latency_notes(found.times_s, 1000),
-        outcomes=_ending_notes(scenario),
+        outcomes={name: count for name, count in counts.items() if count},
         settings=_settings(scenario, seen),
         doubts={names.CUT: cut} if cut else {},
         served_as=scenario.key.model,
@@ -190,10 +193,3 @@ def _settings(scenario: Scenario, seen: Observation) -> Notes:
     if (ratio := prefix_hit_ratio(scenario.sequences)) is not None:
         notes[names.PREFIX_HIT_RATIO] = ratio
     return notes
-
-
-def _ending_notes(scenario: Scenario) -> Notes:
-    """Counts the requests that were not served; their tokens are not in the figure."""
-    others = (Outcome.FAILED, Outcome.CANCELLED, Outcome.REFUSED)
-    counts = {outcome.value: len(scenario.ended(outcome)) for outcome in others}
-    return {name: count for name, count in counts.items() if count}

@@ -1,4 +1,4 @@
-"""Forms and rounding of values, characters that no cell may contain, and cells that a spreadsheet executes."""
+"""Forms of values, their rounding, characters that no cell may contain, and cells that execute."""
 
 from __future__ import annotations
 
