@@ -188,24 +188,6 @@ def test_pool_that_was_measured_is_named_where_there_are_several(run: Run, tmp_p
     assert ",single_stream," in out
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("[" * 100_000, "nested too deeply"),
-        ('{"completed":\n' + "1" * 5000, "has more than 20 digits"),
-    ],
-)
-def test_invalid_json_is_reported_with_its_location(
-    run: Run, tmp_path: Path, content: str, expected: str
-) -> None:
-    odd = tmp_path / "odd.json"
-    odd.write_text(content)
-    code, _, err = run("from-vllm-bench", odd, *GIVEN)
-    assert code == 2
-    assert err.startswith(f"orch facts: {odd}:1: invalid JSON: ")
-    assert expected in err
-
-
 def test_contradicting_row_is_rejected(run: Run, tmp_path: Path) -> None:
     table = tmp_path / "facts.csv"
     words = "from-vllm-bench", path("vllm_bench_home"), *GIVEN, "--output", table

@@ -205,41 +205,6 @@ def test_ttft_is_noted_only_where_every_answer_was_streamed() -> None:
     assert notes["latency_p50_ms"] == "1500"
 
 
-@pytest.mark.parametrize(
-    ("label", "count", "seconds", "preliminary"),
-    [
-        ("single_stream", 64, 600.0, False),
-        ("single_stream", 63, 600.0, True),
-        ("single_stream", 64, 599.0, True),
-        ("batched_online", 661, 600.0, False),  # and one at the same time
-        ("batched_online", 660, 600.0, True),
-        ("offline", 2, 600.0, False),
-        ("offline", 2, 599.0, True),
-    ],
-)
-def test_below_the_standards_minimum_a_row_is_preliminary(
-    label: str, count: int, seconds: float, preliminary: bool
-) -> None:
-    each_s = seconds / count
-    make = one if label == "single_stream" else many
-    row = row_of(
-        *(
-            make(
-                number,
-                0 if label == "offline" else number * each_s,
-                seconds
-                if label == "offline"
-                else min(seconds, (number + 1 + (label == "batched_online")) * each_s),
-                label=label,
-                server={"orch.class": "bulk"},
-            )
-            for number in range(count)
-        ),
-        *([many(count, 0, each_s)] if label == "batched_online" else []),
-    )
-    assert (parse_notes(row.scenario_notes).get("preliminary") == "yes") is preliminary
-
-
 def test_cut_scenario_notes_which_end_is_missing() -> None:
     traffic = traffic_from(*(one(number, number, number + 0.5) for number in range(1, 6)))
     ends = [(2, 4, "before,after"), (2, 9, "before"), (0, 4, "after"), (1, 5, None)]
