@@ -11,7 +11,7 @@ import sys
 from typing import Final
 
 from orch_sidecar.tools.arguments import TextParser
-from orch_sidecar.tools.facts.commands import compare, cost, imports, tables, traces, verify
+from orch_sidecar.tools.facts.commands import compare, imports, tables, traces, verify
 from orch_sidecar.tools.facts.commands.terminal import (
     Refused,
     escape_unencodable_output,
@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.tables.files import Conflict
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
 
 # In the order in which `orch facts --help` shows their commands.
-_MODULES: Final = (traces, imports, tables, verify, compare, cost)
+_MODULES: Final = (traces, imports, tables, verify, compare)
 
 _DESCRIPTION: Final = """Labelled throughput figures, as rows of tps_model_gpu.csv.
 

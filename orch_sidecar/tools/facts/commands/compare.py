@@ -1,4 +1,4 @@
-"""`orch facts compare`: compares facts by batch, as tables and as a plot."""
+"""`orch facts compare` and `cost`: facts side by side, and what a million tokens cost, by label."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from orch_sidecar.tools.arguments import positive, share
 from orch_sidecar.tools.drawing.picture import PlotUnavailable, drawn, require
 from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
@@ -15,12 +16,14 @@ from orch_sidecar.tools.facts.commands.terminal import (
     print_json,
     sound_rows,
 )
-from orch_sidecar.tools.facts.commands.verify import read_trusted, verifier_of
+from orch_sidecar.tools.facts.commands.verify import beside, read_trusted, verifier_of
+from orch_sidecar.tools.facts.comparison import cost
 from orch_sidecar.tools.facts.comparison.compare import compare
 from orch_sidecar.tools.facts.comparison.report import as_page, charts_of, title_of
 from orch_sidecar.tools.facts.tables.files import read, write
+from orch_sidecar.tools.facts.tables.row import Label
 
-_DESCRIPTION: Final = """Compares facts by their batch.
+_COMPARE: Final = """Compares facts by their batch.
 
 A set has only rows that agree in model_id, engine and its version, precision, gpu and gpu_count, in
 the lengths of prompts and answers (to a tenth), in the trace that was replayed, in the engine's
@@ -39,24 +42,66 @@ growth of the batch) are relative to the smallest batch of the same way; several
 count as their median, a run and its traces once. Rows that are to_be_confirmed are excluded. The
 files must be without faults."""
 
-_EPILOG: Final = """examples:
+_COMPARE_EPILOG: Final = """examples:
   orch facts compare tps_model_gpu.csv
   orch facts compare facts/*.csv --plot batches.svg --report batches.html
   orch facts compare tps_model_gpu.csv --trusted trusted.yaml
   orch facts compare tps_model_gpu.csv --json"""
 
 
+_KWH: Final = "/kwh"
+
+_COST: Final = """Prices rows: what a million tokens cost, by label.
+
+You pay the whole hour (reserved); its tokens are those of the share that is used. Prices are for
+one accelerator with its share of the host, or for the machine if a row has no accelerator.
+
+  single_stream   one user's own machine, or one reserved for that user: all its tokens
+  batched_online  a shared machine: the tokens of requests within the SLO. A row without the SLO and
+                  the share of requests within it is incomplete and has no price
+  offline         a backlog: all its tokens
+
+With inputs included, an output token costs the hour over the hour's output tokens. Separate prices
+split the hour by the engine's time: what prompts added to its steps, by the counters in the
+evidence beside the table, is the price of the input tokens, and the rest that of the output tokens.
+For a single stream without evidence the time to the first token counts as input. Other rows
+without evidence have no separate prices. No figure mixes labels, and power is never guessed."""
+
+_COST_EPILOG: Final = """examples:
+  orch facts cost tps_model_gpu.csv --per-hour 2.50
+  orch facts cost home.csv --per-hour 0.12 --electricity 0.30/kWh --watts 350 --idle-watts 60 \\
+      --used 0.1
+  orch facts cost tps_model_gpu.csv --per-hour 2.50 --label offline --total --json"""
+
+
 def add_commands(commands: Commands) -> None:
-    """Adds `compare`."""
+    """Adds `compare` and `cost`."""
     summary = "compare throughput by batch: speed-up and efficiency"
     add = add_command(
-        commands, "compare", _compare, summary, _DESCRIPTION, _EPILOG, files="tables of facts"
+        commands, "compare", _compare, summary, _COMPARE, _COMPARE_EPILOG, files="tables of facts"
     ).add_argument
     plot_help = "plot tokens/s, TTFT and speed-up to this file (.png or .svg)"
     add("--plot", type=Path, metavar="FILE", help=plot_help)
     add("--report", type=Path, metavar="HTML", help="write a page with the tables and pictures")
     add("--json", action="store_true", help="print the comparison as JSON")
     add("--trusted", type=Path, metavar="KEYS", help="the keys by which evidence is verified")
+
+    summary = "price rows: what a million tokens cost, by label"
+    add = add_command(
+        commands, "cost", _cost, summary, _COST, _COST_EPILOG, files="tables of facts"
+    ).add_argument
+    per_hour = "price of an accelerator's hour: rent, or purchase over the hours of its life"
+    add("--per-hour", type=positive, required=True, metavar="PRICE", help=per_hour)
+    kwh_help = "if the hour does not include it, such as 0.30/kWh"
+    add("--electricity", type=_per_kwh, default=0.0, metavar="PRICE/kWh", help=kwh_help)
+    add("--watts", type=positive, help="measured draw of an accelerator that works, host included")
+    add("--idle-watts", type=positive, help="the same while it does not work")
+    used_help = "share of the reserved hours in which it works as in the row (1)"
+    add("--used", type=_used, default=1.0, metavar="SHARE", help=used_help)
+    add("--label", choices=[each for each in Label if each is not Label.TO_BE_CONFIRMED],
+        type=Label, help="price rows with this label only")  # fmt: skip
+    add("--total", action="store_true", help="price all rows as one figure; refuses several labels")
+    add("--json", action="store_true", help="print the costs as JSON")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -80,4 +125,40 @@ def _compare(options: argparse.Namespace) -> int:
         write(options.plot, picture)
     if options.report is not None:
         write(options.report, page.html)
+    return 0
+
+
+def _per_kwh(text: str) -> float:
+    if not text.lower().endswith(_KWH):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a price for a kWh, such as 0.30/kWh")
+    return positive(text[: -len(_KWH)])
+
+
+def _used(text: str) -> float:
+    if not (value := share(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0: unused hours have no tokens")
+    return value
+
+
+def _cost(options: argparse.Namespace) -> int:
+    given = (options.per_hour, options.electricity, options.watts, options.idle_watts, options.used)
+    try:
+        prices = cost.Prices(*given)
+    except ValueError as error:
+        options.usage.error(str(error))
+    tables = [read(path) for path in options.files]
+    rows = sound_rows(tables, "files with faults are not priced: fix them")
+    if options.label is not None:
+        rows = [each for each in rows if each.row.measurement_type is options.label]
+    costs, without = cost.priced(rows, prices, beside(*options.files))
+    try:
+        total = cost.total_of(costs, prices.used) if options.total else None
+    except ValueError as error:
+        raise Refused(f"orch facts cost: {error}") from None
+    if options.json:
+        print_json(cost.as_document(costs, without, prices, total))
+    else:
+        print(cost.as_page(costs, without, prices, total).plain)
+    if not costs:
+        raise Refused("orch facts cost: the files have no row that can be priced")
     return 0
