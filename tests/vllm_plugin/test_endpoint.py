@@ -39,14 +39,6 @@ async def test_state_is_returned_on_request(engine: Engine) -> None:
     assert "leases" not in entry
 
 
-async def test_foreign_is_reported_as_seen_by_the_requesting_instance(engine: Engine) -> None:
-    engine.engine_state.enter(LEASE)
-    for instance, foreign in ((US, 0), (THEM, 4)):
-        call = engine.call("GET", f"/v1/capabilities?instance={instance}")
-        await call.status()
-        assert (await call.json())["engines"][0]["foreign"] == foreign
-
-
 @pytest.mark.parametrize("dies", ["errored", "stopped", "exiting"])
 async def test_engine_that_shuts_down_rejects_requests_untouched(engine: Engine, dies: str) -> None:
     """Its API server outlives it by some milliseconds; clients can retry with its successor."""
@@ -165,15 +157,6 @@ async def test_without_an_engine_state_nothing_is_attached() -> None:
     await plugin.init_state(EngineClient(), app.state, None)
     assert len(app.routes) == before
     assert app.user_middleware == []
-
-
-async def test_state_contains_the_kv_cache_of_the_engine_core(engine: Engine) -> None:
-    """It is queried once, before anything is served."""
-    call = engine.call("GET", "/v1/capabilities")
-    assert await call.status() == 200
-    state = (await call.json())["engines"][0]
-    assert (state["kv_blocks_total"], state["kv_tokens_total"]) == (256, 4096)
-    assert state["kv_groups"] == [{"count": 1, "block_tokens": 16}]
 
 
 async def test_state_contains_the_conditions_and_the_weights(engine: Engine) -> None:

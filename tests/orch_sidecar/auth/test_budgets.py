@@ -116,14 +116,6 @@ def test_tokens_are_reserved_by_what_is_expected_and_settled_by_what_was_taken()
     assert budgeted.headers(0.0)["remaining-tokens"] == "870"
 
 
-def test_tokens_that_are_not_known_are_those_reserved() -> None:
-    budgeted = Budgeted(tokens_per_minute=1000)
-    budgeted.ends(budgeted.reserved(0.0, 100, 50), Ended(input_tokens=200))
-    assert budgeted.headers(0.0)["remaining-tokens"] == "750"
-    budgeted.ends(budgeted.reserved(0.0, 100, 50), Ended())
-    assert budgeted.headers(0.0)["remaining-tokens"] == "600"
-
-
 def test_request_that_got_no_slot_costs_nothing() -> None:
     budgeted = Budgeted(1000, 10)
     reserved = budgeted.reserved(0.0, 100, 50)
@@ -166,14 +158,6 @@ def test_requests_per_minute_are_limited() -> None:
         "reset-requests": "1m0s",
     }
     budgeted.reserved(30.0)
-
-
-def test_a_refused_request_reserves_nothing() -> None:
-    budgeted = Budgeted(600, 10)
-    budgeted.reserved(0.0, 500)
-    budgeted.refused(0.0, 200)
-    assert budgeted.headers(0.0)["remaining-requests"] == "9"
-    assert budgeted.headers(0.0)["remaining-tokens"] == "100"
 
 
 def test_a_request_larger_than_the_budget_waits_for_all_of_it_and_is_paid_off() -> None:
@@ -244,28 +228,11 @@ def test_what_was_used_without_a_limit_counts_for_none() -> None:
     budgeted.reserved(1e6, 10)
 
 
-def test_the_longer_wait_of_both_budgets_is_given() -> None:
-    budgeted = Budgeted(600, 2)
-    budgeted.reserved(0.0, 300)
-    budgeted.reserved(0.0, 300)
-    refusal = budgeted.refused(0.0, 600)
-    assert (refusal.reason, refusal.retry_after_ms) == (Reason.KEY_TOKENS, 60_000)
-    refusal = budgeted.refused(0.0, 10)
-    assert (refusal.reason, refusal.retry_after_ms) == (Reason.KEY_REQUESTS, 30_000)
-
-
 def test_request_that_the_engine_rejects_takes_no_tokens() -> None:
     budgeted = Budgeted(1000, 10)
     budgeted.ends(budgeted.reserved(0.0, 100, 50), Ended(status=400))
     assert budgeted.headers(0.0)["remaining-tokens"] == "1000"
     assert budgeted.headers(0.0)["remaining-requests"] == "9"
-
-
-def test_a_key_without_budgets_has_no_such_headers() -> None:
-    budgeted = Budgeted()
-    assert not budgeted.key.has_budget
-    budgeted.reserved(0.0, 10**9)
-    assert budgeted.headers(0.0) == {}
 
 
 @pytest.mark.parametrize(

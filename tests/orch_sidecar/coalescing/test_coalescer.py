@@ -71,13 +71,6 @@ async def test_identical_requests_share_one_generation(caplog: pytest.LogCapture
     assert not shared._by_key
 
 
-async def test_different_requests_do_not_share() -> None:
-    stage = NextStage(generates, generates)
-    shared = coalesce(stage)
-    await asyncio.gather(shared.handle(wants()), shared.handle(wants(digest=b"other")))
-    assert len(stage.calls) == 2
-
-
 @pytest.mark.parametrize(
     ("joins", "owner", "admitted", "accepted"),
     [

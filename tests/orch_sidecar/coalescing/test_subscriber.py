@@ -12,7 +12,6 @@ from tests.orch_sidecar.answers import PLACES, cut
 from tests.orch_sidecar.broadcasting import (
     DONE,
     EVENTS,
-    SHARED_ID,
     STREAM,
     STREAM_HEAD,
     Client,
@@ -24,48 +23,7 @@ from tests.orch_sidecar.broadcasting import (
     json_answer,
     json_body,
     stream_for,
-    whole_for,
 )
-
-
-async def test_client_gets_the_response_with_its_own_id() -> None:
-    broadcast = broadcast_of()
-    client = Client("chosen-by-the-client").join(broadcast)
-    engine = Engine(broadcast)
-    engine.sends(STREAM)
-    got = client.got
-    assert got is not None
-    assert (got.body, got.end) == (whole_for("chosen-by-the-client"), True)
-    assert client.ended_well
-    assert client.writer.keep_alive
-    assert engine.ending.failure is None
-    assert engine.kept
-
-
-async def test_each_client_gets_its_own_head() -> None:
-    broadcast = broadcast_of()
-    clients = [Client(name).join(broadcast) for name in ("a", "b")]
-    Engine(broadcast).sends(STREAM)
-    for client in clients:
-        got = client.got
-        assert got is not None
-        assert got.head.status == client.record.status == 200
-        assert got.field(b"content-type") == b"text/event-stream; charset=utf-8"
-        assert got.field(b"server") == b"uvicorn"
-        assert got.field(b"x-orch-request-id") == b"own"
-        assert got.field(b"content-length") is None
-        timing = got.field(b"server-timing")
-        assert timing is not None
-        assert b"ttft" in timing
-        assert client.record.first_byte is not None
-
-
-async def test_id_in_generated_text_is_unchanged() -> None:
-    quoting = f'\\"id\\":\\"chatcmpl-{SHARED_ID}\\" and chatcmpl-{SHARED_ID}'
-    broadcast = broadcast_of()
-    client = Client("mine").join(broadcast)
-    Engine(broadcast).sends(STREAM_HEAD + chunk(event(quoting)) + b"0\r\n\r\n")
-    assert client.body == event(quoting, "mine")
 
 
 async def test_id_may_arrive_late_and_before_some_clients() -> None:
@@ -99,18 +57,6 @@ async def test_content_length_follows_from_each_clients_id(places: list[int], ht
         assert client.ended_well
 
 
-async def test_refusal_by_the_engine_is_sent_to_every_client() -> None:
-    broadcast = broadcast_of()
-    clients = [Client(name).join(broadcast) for name in ("a", "b")]
-    body = b'{"error":{"message":"no such model","code":404}}'
-    Engine(broadcast).sends(json_answer(body, b"404 Not Found"))
-    for client in clients:
-        got = client.got
-        assert got is not None
-        assert (got.head.status, got.head.reason, got.body) == (404, b"Not Found", body)
-        assert client.record.status == 404
-
-
 @pytest.mark.parametrize("status", [b"204 No Content", b"200 OK"])
 async def test_response_without_a_body_is_only_a_head(status: bytes) -> None:
     broadcast = broadcast_of()
@@ -122,19 +68,6 @@ async def test_response_without_a_body_is_only_a_head(status: bytes) -> None:
     assert got.end
     assert got.field(b"content-length") == (None if status.startswith(b"204") else b"0")
     assert client.ended_well
-
-
-async def test_http_1_0_client_gets_a_stream_that_ends_with_its_connection() -> None:
-    broadcast = broadcast_of()
-    old, new = Client("old").join(broadcast, http10=True), Client("new").join(broadcast)
-    Engine(broadcast).sends(STREAM)
-    got = old.got
-    assert got is not None
-    assert got.field(b"transfer-encoding") is None
-    assert got.field(b"connection") == b"close"
-    assert got.body == whole_for("old")
-    assert not old.writer.keep_alive
-    assert new.body == whole_for("new")
 
 
 @pytest.mark.parametrize("half", [b"", chunk(EVENTS[2])[:50], chunk(b"data: half")])

@@ -175,19 +175,6 @@ async def test_leases_are_counted_by_the_ledger_and_not_by_the_engine() -> None:
     assert (entry["state"], entry["age_ms"], entry["engine_busy_ratio"]) == ("ready", 4, 0.5)
 
 
-async def test_limits_are_those_of_now() -> None:
-    entry = await the_entry(ENGINE, admission_of())
-    assert entry["limits"] == {
-        "interactive": {"batch": 8},
-        "bulk": {"batch": 8},
-        "idle": {"batch": 8},
-        "mixed_batch": 8,
-        "measured": False,
-        "tpot_out_of_reach": False,
-    }
-    assert entry["step_time"] is None
-
-
 async def test_only_classes_of_the_profile_are_listed() -> None:
     core = AdmissionController(profile.load("offline").admission)
     core.engine_reports(EngineReport("e1", 8, 0), 0.0)
@@ -213,41 +200,11 @@ async def test_batching_is_counted_by_the_engines_decode_steps() -> None:
     }
 
 
-async def test_without_steps_there_are_no_means() -> None:
-    engine = {name: value for name, value in ENGINE.items() if name != "steps_by_batch"}
-    for each in (engine, ENGINE | {"steps_by_batch": {}}):
-        entry = await the_entry(each, admission_of())
-        stats = entry["batching_stats"]
-        assert (stats["total_batches"], stats["avg_batch_size"]) == (0, None)
-
-
 async def test_other_fields_are_those_of_the_engine() -> None:
     entry = await the_entry(ENGINE, admission_of())
     replaced = {"slots_free", "leased", "foreign", "state", "pool", "rate_limits"}
     for key in set(ENGINE) - replaced - {"leases"}:
         assert entry[key] == ENGINE[key]
-
-
-async def test_leases_are_not_published() -> None:
-    assert "secret" not in str(await the_entry(ENGINE, admission_of()))
-
-
-async def test_no_slot_is_free_while_the_engine_is_not_ready() -> None:
-    for state in (PoolState.STALE, PoolState.DOWN, PoolState.DRAINING, PoolState.STARTING):
-        entry = await the_entry(ENGINE, admission_of(), state)
-        assert entry["slots_free"] == 0
-        assert entry["state"] == state
-
-
-async def test_slots_free_is_never_negative() -> None:
-    entry = await the_entry(ENGINE, admission_of(slots=4, foreign=9, leased=0))
-    assert entry["slots_free"] == 0
-
-
-async def test_engines_document_is_not_modified() -> None:
-    before = dict(ENGINE)
-    await the_entry(ENGINE, admission_of())
-    assert before == ENGINE
 
 
 POOLS = 30

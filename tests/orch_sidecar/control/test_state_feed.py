@@ -26,7 +26,6 @@ from vllm_plugin.contracts.lease_protocol import CLAIM_S, ClaimCall
 from vllm_plugin.contracts.profile import ServiceClass
 
 FREE_6 = {"slots_free": 6, "slots_free_by_class": {"interactive": 6, "bulk": 6, "idle": 0}}
-NONE_FREE = {"slots_free": 0, "slots_free_by_class": {"interactive": 0, "bulk": 0, "idle": 0}}
 
 
 def test_pool_looks_like_an_engine() -> None:
@@ -40,13 +39,6 @@ def test_pool_looks_like_an_engine() -> None:
     assert data["pool"] == "cloud"
     assert data["steps_by_batch"] == {"1": [4, 0.1]}
     assert not {"leases", "observed_at", "age_ms"} & data.keys()
-
-
-@pytest.mark.parametrize("name", ["draining", "stalled", "stale", "down", "unusable"])
-def test_pool_that_is_not_ready_has_no_free_slots_and_reports_why(name: str) -> None:
-    data = state(ledger(), state=PoolState(name), message="because")
-    assert (data["state"], data["message"], data["slots_free"]) == (name, "because", 0)
-    assert data["slots_total"] == 8
 
 
 def test_pool_whose_engine_never_reported_is_published_as_well() -> None:
@@ -124,30 +116,6 @@ def test_pool_that_stops_taking_requests_is_reported_at_once_to_each_of_many_par
     assert {each.wakes for each in subscribers} == {2}
 
 
-def test_change_wakes_a_parent_once_until_it_looks() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    subscribers = [FakeSubscriber(leases, FakePool(slots)) for _ in range(3)]
-    for each in subscribers:
-        each.feed.due(10.0)
-    for _ in range(5):
-        leases.changed()
-    assert [each.wakes for each in subscribers] == [1, 1, 1]
-    subscribers[0].feed.due(10.5)
-    leases.changed()
-    assert [each.wakes for each in subscribers] == [2, 1, 1]
-
-
-def test_change_that_was_undone_is_not_sent() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    subscriber = FakeSubscriber(leases, FakePool(slots))
-    subscriber.feed.due(10.0)
-    grant(slots, "x", 1)
-    leases.changed()
-    slots.release("x", 0.0)
-    leases.changed()
-    assert subscriber.feed.due(10.1) == []
-
-
 def test_end_is_sent_at_once_and_before_the_change() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     request = entered(leases, lease())
@@ -167,28 +135,6 @@ def test_heartbeat_comes_each_second_with_changes_that_woke_nobody() -> None:
     slots.foreign = 2
     assert subscriber.feed.due(11.0) == [("heartbeat", FREE_6 | {"foreign": 2})]
     assert subscriber.feed.due(12.0) == [("heartbeat", {})]
-
-
-def test_pool_that_stops_being_ready_is_reported_in_a_change() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    pool = FakePool(slots)
-    subscriber = FakeSubscriber(leases, pool)
-    subscriber.feed.due(10.0)
-    pool.changes = {"state": PoolState.DRAINING, "message": "drained by its operator"}
-    leases.changed()
-    [(name, data)] = subscriber.feed.due(10.5)
-    assert name == "change"
-    assert data == NONE_FREE | {"state": "draining", "message": "drained by its operator"}
-
-
-def test_restart_of_the_engine_below_is_sent_as_a_whole_state() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    subscriber = FakeSubscriber(leases, FakePool(slots))
-    subscriber.feed.due(10.0)
-    slots.begin_epoch("e2")
-    leases.changed()
-    [(name, data)] = subscriber.feed.due(10.5)
-    assert (name, data["epoch"], data["leases"]) == ("state", f"{RUN}.e2", [])
 
 
 def test_claim_that_a_parent_no_longer_repeats_ends_at_a_heartbeat() -> None:

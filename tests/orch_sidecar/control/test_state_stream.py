@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orch_sidecar.control import state_feed, state_stream, stream_readers
-from orch_sidecar.engine_state.states import PoolState
+from orch_sidecar.control import state_stream, stream_readers
 from tests.integration.running import eventually
 from tests.orch_sidecar.parents import entered, grant, lease, served
 from tests.orch_sidecar.published import STREAM, Tier
@@ -97,16 +96,6 @@ async def test_stream_sends_the_state_and_then_changes(tier: Tier, client: Clien
     assert await events.expect("ended") == {"leases": [lease()]}
 
 
-async def test_heartbeats_come_while_nothing_changes(
-    tier: Tier, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_feed, "HEARTBEAT_EVERY_S", 0.05)
-    events = await client.read(tier)
-    await events.expect("state")
-    for _ in range(2):
-        assert set(await events.expect("heartbeat")) == {"observed_at"}
-
-
 async def test_pools_report_changes_only_while_there_is_a_stream(
     tier: Tier, client: Client
 ) -> None:
@@ -120,21 +109,6 @@ async def test_pools_report_changes_only_while_there_is_a_stream(
     assert tier.attached == [True]
     second.response.close()
     await eventually(lambda: tier.attached == [True, False])
-
-
-async def test_reader_costs_no_tasks(tier: Tier, client: Client) -> None:
-    events = await client.read(tier)
-    await events.expect("state")
-    before = len(asyncio.all_tasks())
-    for _ in range(50):
-        tier.leases.changed()
-    assert len(asyncio.all_tasks()) == before
-
-
-async def test_one_pool_needs_no_name_and_may_be_named(tier: Tier, client: Client) -> None:
-    for target in (STREAM, f"{STREAM}&pool=cloud"):
-        state = await (await client.read(tier, target)).expect("state")
-        assert state["pool"] == "cloud"
 
 
 async def test_several_pools_have_to_be_named(client: Client) -> None:
@@ -162,17 +136,6 @@ async def test_lease_is_revoked_as_the_plugin_does(tier: Tier, client: Client) -
     assert await revoke(lease(number=2)) == {"ended": True}
     assert tier.leases.enter(lease(number=2)) is None
     assert await revoke("nonsense") == {"reason": "invalid_request", "param": None}
-
-
-async def test_draining_pool_still_reports_ends(tier: Tier, client: Client) -> None:
-    request = entered(tier.leases, lease())
-    events = await client.read(tier)
-    await events.expect("state")
-    tier.pools["cloud"].changes = {"state": PoolState.DRAINING, "message": "leaving"}
-    tier.leases.changed()
-    assert (await events.expect("change"))["state"] == "draining"
-    tier.leases.leave(request)
-    assert await events.expect("ended") == {"leases": [lease()]}
 
 
 async def test_closing_ends_the_streams_and_refuses_later_ones(tier: Tier, client: Client) -> None:
@@ -221,14 +184,6 @@ async def test_reader_that_is_behind_does_not_delay_the_close(tier: Tier) -> Non
         await fill(tier, stream.transport.get_write_buffer_size)
         tier.publisher.streams.close()
         await eventually(lambda: tier.attached == [True, False])
-
-
-async def test_reader_that_disconnects_at_once_leaves_nothing_behind(tier: Tier) -> None:
-    for _ in range(20):
-        stuck(tier).close()
-    await asyncio.sleep(0.1)
-    await eventually(lambda: not tier.publisher.streams.open)
-    assert not tier.leases.subscribers
 
 
 async def test_crowd_of_readers_does_not_lock_out_a_parent(

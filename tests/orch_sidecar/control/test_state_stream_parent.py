@@ -136,19 +136,6 @@ async def test_parent_and_child_of_different_minor_versions_work_together(
         await parent.stop()
 
 
-async def test_restart_of_engine_or_child_ends_the_leases_of_the_parent(
-    tier: Tier, parent: Parent
-) -> None:
-    parent.take()
-    tier.slots.begin_epoch("e2")
-    tier.leases.changed()
-    await eventually(lambda: not parent.ledger.leased)
-    parent.take()
-    tier.leases.run = "another"
-    tier.leases.changed()
-    await eventually(lambda: not parent.ledger.leased)
-
-
 async def test_parent_waits_for_a_pool_whose_engine_has_not_reported(tier: Tier) -> None:
     pool = tier.pools["cloud"]
     pool.changes = {"document": {}, "state": PoolState.STARTING}

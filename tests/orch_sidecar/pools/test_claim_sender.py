@@ -14,10 +14,9 @@ from orch_sidecar.admission.gate import Gate
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.pools import claim_sender
 from orch_sidecar.pools.claim_sender import ClaimSender
-from tests.orch_sidecar.admission.examples import STALE, bulk, interactive, report
+from tests.orch_sidecar.admission.examples import bulk, interactive, report
 from tests.orch_sidecar.admission.gates import (
     Outcome,
-    end,
     gate_of,
     lease_at_once,
     lease_of,
@@ -209,17 +208,6 @@ async def test_claim_that_the_engine_ended_while_it_was_being_sent_is_sent_again
     await cancel(waiting)
 
 
-async def test_claim_that_ended_while_the_engine_was_unavailable_is_sent_again(
-    engine: Recorder, gate: Gate, sender: ClaimSender
-) -> None:
-    waiting = await claimed(engine, gate)
-    gate.engine_unavailable(STALE)
-    await eventually(lambda: engine.claims[-1] is None)
-    fill(gate)
-    await eventually(lambda: engine.claims[-1] == Claim(1, urgent=True))
-    await cancel(waiting)
-
-
 async def test_claim_that_the_engine_kept_of_a_rejection_is_withdrawn_when_nothing_waits(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
@@ -231,21 +219,6 @@ async def test_claim_that_the_engine_kept_of_a_rejection_is_withdrawn_when_nothi
     lease_at_once(gate)
 
 
-async def test_report_from_before_the_last_call_does_not_count(
-    engine: Recorder, gate: Gate, sender: ClaimSender
-) -> None:
-    waiting = await claimed(engine, gate)
-    more = await queued(gate)
-    await eventually(lambda: len(engine.calls) == 2)
-    sender.reported(Claim(1, urgent=True), False, 1)
-    await settled(engine)
-    assert engine.claims == [Claim(1, urgent=True), Claim(1, urgent=True, more=1)]
-    sender.reported(None, False, 2)
-    await eventually(lambda: len(engine.calls) == 3)
-    assert engine.claims[2] == Claim(1, urgent=True, more=1)
-    await cancel(waiting, more)
-
-
 async def test_slots_for_which_nothing_waits_are_given_back(
     engine: Recorder, gate: Gate, sender: ClaimSender
 ) -> None:
@@ -255,16 +228,6 @@ async def test_slots_for_which_nothing_waits_are_given_back(
     assert (await lease_of(waiting)).cost == 1
     await eventually(lambda: len(engine.bodies) == 2)
     assert engine.bodies[1] == ClaimCall(None, taken=1, unused=2, number=2)
-
-
-async def test_slots_of_a_request_that_left_before_it_was_sent_are_given_back(
-    engine: Recorder, gate: Gate, sender: ClaimSender
-) -> None:
-    waiting = await claimed(engine, gate, interactive(2))
-    gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
-    gate.offered(2, 1)
-    end(gate, await lease_of(waiting), served=False, sent=False)
-    await eventually(lambda: sum(body.unused for body in engine.bodies) == 2)
 
 
 @pytest.mark.parametrize("status", [404, 409, 500])
@@ -293,32 +256,3 @@ async def test_failure_is_logged_once_and_the_claim_sent_until_it_is_taken(
     await cancel(waiting)
     await eventually(lambda: len(engine.calls) >= sent + 2)
     assert len(caplog.records) == 2
-
-
-async def test_claim_that_is_void_meanwhile_is_not_retried(
-    engine: Recorder, gate: Gate, sender: ClaimSender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claim_sender, "_RETRY_S", 0.01)
-    engine.status = 503
-    fill(gate)
-    waiting = await queued(gate)
-    await eventually(lambda: engine.calls)
-    await cancel(waiting)
-    await settled(engine)
-    calls = len(engine.calls)
-    await settled(engine)
-    assert len(engine.calls) == calls, "the engine has recorded none, and none is claimed"
-
-
-async def test_offer_is_taken_by_the_request_that_waits(
-    engine: Recorder, gate: Gate, sender: ClaimSender
-) -> None:
-    fill(gate)
-    waiting = await queued(gate, interactive(2))
-    await eventually(lambda: engine.claims == [Claim(2, urgent=True)])
-    gate.engine_reports(report(SLOTS, sidecars=2, contended=True))
-    await asyncio.sleep(0)
-    assert gate.controller.queues.depth == 1, "others claim slots, too"
-    gate.offered(2, 1)
-    assert (await lease_of(waiting)).cost == 2
-    await eventually(lambda: engine.claims[-1] is None)

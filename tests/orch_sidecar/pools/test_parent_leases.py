@@ -27,17 +27,6 @@ from vllm_plugin.contracts.lease_protocol import SpentLeases
 # Ends.
 
 
-def test_lease_is_present_until_its_handling_has_ended() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    request, own = served(leases, lease(), slots)
-    assert leases.of(US) == [lease()]
-    assert leases.of(THEM) == []
-    slots.release(own.id, 0.0)
-    assert leases.of(US) == [lease()]
-    leases.leave(request)
-    assert leases.of(US) == []
-
-
 def test_aborted_request_keeps_its_lease_until_its_own_slots_came_back() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     subscriber = FakeSubscriber(leases, FakePool(slots))
@@ -51,13 +40,6 @@ def test_aborted_request_keeps_its_lease_until_its_own_slots_came_back() -> None
     leases.changed()
     assert subscriber.ended == [lease()]
     assert leases.revoke(lease())
-
-
-def test_request_that_never_got_slots_ends_with_its_handling() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    subscriber = FakeSubscriber(leases, FakePool(slots))
-    leases.leave(entered(leases, lease()))
-    assert subscriber.ended == [lease()]
 
 
 def test_restart_of_the_engine_below_ends_leases_whose_handling_ended() -> None:
@@ -80,19 +62,6 @@ def test_request_that_got_slots_twice_ends_with_the_last_of_them() -> None:
     assert leases.of(US) == [lease()]
     slots.release(own.id, 0.0)
     assert leases.of(US) == []
-
-
-def test_spent_lease_is_rejected() -> None:
-    leases = ParentLeases(RUN)
-    leases.leave(entered(leases, lease()))
-    assert leases.enter(lease()) is None
-
-
-def test_lease_that_is_present_already_is_rejected() -> None:
-    leases = ParentLeases(RUN)
-    entered(leases, lease())
-    assert leases.enter(lease()) is None
-    assert leases.of(US) == [lease()]
 
 
 def test_revoked_lease_is_rejected_when_its_request_comes_late() -> None:
@@ -135,14 +104,6 @@ def test_lease_is_its_owners_whatever_instance_it_names() -> None:
     assert us.ended == []
 
 
-def test_only_the_instance_whose_lease_ended_is_notified() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    us, them = (FakeSubscriber(leases, FakePool(slots), instance) for instance in (US, THEM))
-    leases.leave(entered(leases, lease(THEM)))
-    assert us.ended == []
-    assert them.ended == [lease(THEM)]
-
-
 def test_end_wakes_a_subscriber_that_was_woken_before_by_a_change() -> None:
     leases, slots = ParentLeases(RUN), ledger()
     subscriber = FakeSubscriber(leases, FakePool(slots))
@@ -158,23 +119,6 @@ def test_end_wakes_a_subscriber_that_was_woken_before_by_a_change() -> None:
 # Foreign.
 
 
-def test_foreign_is_what_others_own() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    slots.foreign = 1
-    grant(slots, "a client without a tier", 2)
-    served(leases, lease(US, 1), slots)
-    served(leases, lease(US, 2, cost=3), slots, cost=3)
-    assert foreign(leases, slots, US) == 3
-    assert foreign(leases, slots, THEM) == 7
-    assert foreign(leases, slots, "") == 7
-
-
-def test_queued_request_is_foreign_to_nobody() -> None:
-    leases, slots = ParentLeases(RUN), ledger()
-    entered(leases, lease())
-    assert foreign(leases, slots, US) == foreign(leases, slots, THEM) == 0
-
-
 @pytest.mark.parametrize(("claimed", "real"), [(1, 3), (3, 1), (2, 2), (9_999_999, 1)])
 def test_both_tiers_together_never_count_less_than_is_leased(claimed: int, real: int) -> None:
     """The parent counts the cost of its lease, which is not trusted."""
@@ -184,14 +128,6 @@ def test_both_tiers_together_never_count_less_than_is_leased(claimed: int, real:
     seen = foreign(leases, slots, US)
     assert 2 <= seen <= slots.leased
     assert claimed + seen >= slots.leased
-
-
-def test_slots_in_another_pool_do_not_count_in_this_one() -> None:
-    leases, slots, others = ParentLeases(RUN), ledger(), ledger()
-    served(leases, lease(), others)
-    grant(slots, "another", 1)
-    assert foreign(leases, slots, US) == 1
-    assert foreign(leases, others, US) == 0
 
 
 class Tiers(RuleBasedStateMachine):

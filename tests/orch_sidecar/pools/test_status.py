@@ -8,14 +8,13 @@ from typing import cast
 import aiohttp
 import pytest
 
-from orch_sidecar.admission.controller import AdmissionController
 from orch_sidecar.admission.draining import OrderedBy
 from orch_sidecar.admission.types import AdmissionRequest, EngineReport, StepTime
 from orch_sidecar.api.refusal import Reason
 from orch_sidecar.config.pool_settings import PoolSettings
 from orch_sidecar.engine_state.states import PoolState
 from orch_sidecar.pools.pool import Pool
-from orch_sidecar.pools.status import BatchingStats, PoolStatus
+from orch_sidecar.pools.status import BatchingStats
 from tests.orch_sidecar.admission.gates import opened
 from tests.orch_sidecar.snapshots import CLOUD
 from vllm_plugin.contracts.profile import ServiceClass
@@ -69,13 +68,6 @@ async def test_drain_of_the_pool_hides_the_state_of_its_engine(pool: Pool) -> No
     assert compared.unavailable.reason is Reason.DRAINING
     assert drained.message == compared.unavailable.message
     assert (compared.room, drained.slots_free["slots_free"]) == (3, 0)
-
-
-def test_pool_without_interactive_requests_reports_the_others() -> None:
-    rules = CLOUD.admission.model_copy(update={"interactive": None})
-    status = PoolStatus("a", CLOUD, AdmissionController(rules).status(0.0))
-    assert status.admission.classes == (ServiceClass.BULK, ServiceClass.IDLE)
-    assert status.queued == {"bulk": 0, "idle": 0}
 
 
 async def test_age_is_that_of_the_last_valid_event(pool: Pool) -> None:

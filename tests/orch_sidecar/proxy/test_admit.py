@@ -79,50 +79,6 @@ async def test_lease_of_a_response_that_was_cut_short_waits_for_the_engine() -> 
     assert pool.gate.ledger.closing() == [request.record.lease]
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), asyncio.CancelledError()])
-async def test_lease_of_which_the_engine_got_nothing_is_released(error: BaseException) -> None:
-    pool, request = pool_of(), request_of()
-    with pytest.raises(type(error)):
-        await admit(NextStage(error)).handle(request, pool, asked())
-    assert pool.gate.status().leases == 0
-
-
-async def test_request_waits_for_a_slot_and_gets_it() -> None:
-    pool, first, second = pool_of(), request_of(), request_of()
-    blocked = asyncio.Event()
-
-    async def holds(request: Request, *_: Any) -> Result:
-        await blocked.wait()
-        request.attempt.response = response()
-        return SENT
-
-    holder = asyncio.create_task(admit(NextStage(holds)).handle(first, pool, asked()))
-    await asyncio.sleep(0)
-    waiting = asyncio.create_task(admit(NextStage(answers(SENT))).handle(second, pool, asked()))
-    await asyncio.sleep(0)
-    assert second.attempt.waiting is not None
-    assert second.record.queued is not None
-    blocked.set()
-    assert await holder is await waiting is SENT
-    assert second.attempt.waiting is None
-    assert pool.gate.status().leases == 0
-
-
-async def test_cancelled_wait_leaves_the_queue() -> None:
-    pool = pool_of(1)
-    holder = pool.gate.open(request_of(), asked())
-    task = asyncio.create_task(admit(NextStage()).handle(request_of(), pool, asked()))
-    await asyncio.sleep(0)
-    assert pool.gate.controller.queues.depth == 1
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert pool.gate.controller.queues.depth == 0
-    assert pool.gate.left[asked().service_class] == 1
-    holder.end()
-    assert pool.gate.status().leases == 0
-
-
 @pytest.mark.parametrize(
     ("ask", "reason", "retry"),
     [
@@ -139,14 +95,6 @@ async def test_busy_pool_leaves_the_request_to_another_one(
     assert isinstance(result, NotSent)
     assert (result.refusal.reason, result.retry) == (reason, retry)
     assert pool.gate.refused[ask.service_class, reason] == 1
-
-
-async def test_unavailable_pool_may_be_chosen_again() -> None:
-    pool = pool_of()
-    pool.gate.engine_unavailable(Refusal(Reason.ENGINE_STALE, "stale"))
-    result = await admit(NextStage()).handle(request_of(), pool, asked())
-    assert isinstance(result, NotSent)
-    assert result.retry is Retry.ANY_POOL
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from tests.orch_sidecar.broadcasting import (
     Engine,
     broadcast_of,
     chunk,
-    error_in,
     event,
     json_answer,
     json_body,
@@ -55,23 +54,6 @@ async def test_events_with_crlf_are_complete_events() -> None:
     assert client.ended_well
 
 
-async def test_incomplete_event_before_a_clean_end_is_forwarded() -> None:
-    broadcast = broadcast_of()
-    client = Client("mine").join(broadcast)
-    Engine(broadcast).sends(STREAM_HEAD + chunk(event("a") + b"data: half") + b"0\r\n\r\n")
-    assert client.body.endswith(b"\n\ndata: half")
-    assert client.ended_well
-
-
-async def test_json_response_with_blank_lines_is_no_stream() -> None:
-    broadcast = broadcast_of()
-    client = Client("a").join(broadcast)
-    answer = json_answer(b'{"a":\n\n1}')
-    Engine(broadcast).sends(answer[:-2], answer[-2:])
-    assert client.data.endswith(answer[-10:])
-    assert client.data.count(b"content-length: 9") == 1
-
-
 async def test_stream_that_ends_with_the_engines_connection_is_framed_for_the_client() -> None:
     broadcast = broadcast_of()
     client = Client("a").join(broadcast)
@@ -82,23 +64,6 @@ async def test_stream_that_ends_with_the_engines_connection_is_framed_for_the_cl
     assert got is not None
     assert (got.body, got.end) == (stream_for("a", 1), True)
     assert engine.ending.failure is None
-
-
-async def test_stream_with_a_length_is_reframed() -> None:
-    broadcast = broadcast_of()
-    client = Client("longer-than-" + SHARED_ID).join(broadcast)
-    body = b"".join(EVENTS)
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
-    Engine(broadcast).sends(head % len(body) + body)
-    assert client.body == stream_for(client.name)
-    assert client.ended_well
-
-
-async def test_interim_responses_are_skipped() -> None:
-    broadcast = broadcast_of()
-    client = Client("a").join(broadcast)
-    Engine(broadcast).sends(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\n\r\n" + STREAM)
-    assert client.body == whole_for("a")
 
 
 async def test_connection_that_the_engine_closes_is_not_reused() -> None:
@@ -166,44 +131,6 @@ async def test_connection_lost_before_the_first_byte_may_be_retried_elsewhere() 
     assert client.body == whole_for("a")
 
 
-@pytest.mark.parametrize("beginning", [STREAM_HEAD[:20], b"HTTP/1.1 103 Early Hints\r\n\r\n"])
-async def test_connection_lost_after_the_first_byte_is_not_retried(
-    beginning: bytes,
-) -> None:
-    engine = Engine(broadcast := broadcast_of())
-    Client("a").join(broadcast)
-    engine.sends(beginning)
-    engine.closes()
-    assert not engine.response.unanswered
-
-
-async def test_interrupted_json_response_is_answered_by_each_handler() -> None:
-    broadcast = broadcast_of()
-    client = Client("a").join(broadcast)
-    engine = Engine(broadcast)
-    engine.sends(json_answer(json_body("text"))[:-10])
-    engine.closes()
-    ending = engine.ending
-    assert ending.failure is not None
-    broadcast.cut_short(ending.failure)
-    assert client.data == b""
-    assert client.ending.answered is False
-
-
-async def test_bytes_that_are_not_http_are_a_failure() -> None:
-    broadcast = broadcast_of()
-    client = Client("a").join(broadcast)
-    engine = Engine(broadcast)
-    engine.sends(STREAM_HEAD, chunk(EVENTS[0]), b"what?\r\n")
-    assert engine.transport.closed
-    assert error_in(client.body)["code"] == "engine_failed"
-    other = broadcast_of()
-    Client("a").join(other)
-    engine = Engine(other)
-    engine.sends(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-    assert engine.ending.failure is not None
-
-
 async def test_interrupted_response_in_parts_resets_the_connection() -> None:
     broadcast = broadcast_of(1000)
     client = Client("a").join(broadcast)
@@ -232,16 +159,6 @@ async def test_rejection_by_a_child_sidecar_leaves_the_clients_waiting() -> None
     assert broadcast.is_joinable
     Engine(broadcast, rejection=backpressure.sidecar_rejection).sends(STREAM)
     assert client.body == whole_for("a")
-
-
-async def test_429_of_an_engine_is_forwarded() -> None:
-    broadcast = broadcast_of()
-    client = Client("a").join(broadcast)
-    engine = Engine(broadcast)
-    assert engine.response.status == 0
-    engine.sends(json_answer(b'{"error":{"retriable":true}}', b"429 No"))
-    assert client.record.status == engine.response.status == 429
-    assert client.ended_well
 
 
 async def test_response_is_unseen_while_it_is_under_way_and_nothing_of_it_was_sent() -> None:

@@ -110,17 +110,6 @@ async def test_client_that_disconnects_is_recorded_as_cancelled() -> None:
     assert served.record.outcome is Outcome.CANCELLED
 
 
-async def test_connection_that_was_reset_is_recorded_with_the_reason() -> None:
-    def reset(request: Request) -> BaseException:
-        request.attempt.failure = Refusal(Reason.CLIENT_STALLED, "stalled")
-        return asyncio.CancelledError()
-
-    served = Served(reset)
-    with pytest.raises(asyncio.CancelledError):
-        await served.post()
-    assert served.record.outcome is Reason.CLIENT_STALLED
-
-
 async def test_error_of_a_stage_is_an_internal_error() -> None:
     served = Served(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
@@ -162,13 +151,3 @@ async def test_sequences_of_a_key_are_counted_until_the_request_has_ended() -> N
     assert authorizer.enter.call_args.args[:2] == (key, 2)
     assert authorizer.leave.call_args.args[:2] == (key, 2)
     assert served.record.outcome is Reason.INTERNAL_ERROR
-
-
-async def test_request_over_the_limit_of_its_key_reserves_nothing() -> None:
-    over = Refusal(Reason.KEY_CONCURRENCY, "over the limit")
-    key = MagicMock(bulk=False)
-    authorizer = MagicMock(check=lambda *_: key, enter=MagicMock(return_value=over))
-    served = Served(authorizer=authorizer)
-    await served.post()
-    authorizer.leave.assert_not_called()
-    assert served.record.outcome is Reason.KEY_CONCURRENCY

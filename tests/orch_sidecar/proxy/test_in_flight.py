@@ -87,30 +87,12 @@ def test_key_is_the_same_however_it_is_sent(ours: dict[str, str], theirs: dict[s
     assert requests.cancel(ID, client(**theirs))
 
 
-def test_request_without_a_key_does_not_exist_for_a_key() -> None:
-    assert not running(Request()).cancel(ID, client(**KEY))
-
-
-def test_cancelling_twice_succeeds() -> None:
-    request = Request(**KEY)
-    requests = running(request)
-    assert requests.cancel(ID, client(**KEY))
-    assert requests.cancel(ID, client(**KEY))
-    requests.end(ID)
-    assert requests.cancel(ID, client(**KEY))
-
-
 def test_cancelling_a_request_that_ended_recently_succeeds() -> None:
     request = Request(**KEY)
     requests = running(request)
     requests.end(ID)
     assert requests.cancel(ID, client(**KEY))
     assert request.refusals == []
-
-
-def test_unknown_id_is_not_cancelled() -> None:
-    assert not InFlight().cancel(ID, client(**KEY))
-    assert not InFlight().cancel(ID, client())
 
 
 def test_long_key_is_remembered_by_a_digest() -> None:
@@ -152,17 +134,6 @@ def test_id_that_is_not_32_digits_is_refused_with_the_rule(given: str) -> None:
     assert refusal.reason is Reason.INVALID_REQUEST
     assert refusal.param == "X-Orch-Request-Id"
     assert "32 lowercase hexadecimal digits" in refusal.message
-
-
-def test_request_is_cancelled_by_the_id_that_its_client_chose() -> None:
-    requests, request = InFlight(), Request(**KEY)
-    name = begin_named(requests, request)
-    assert not requests.cancel(ID, client())
-    assert requests.cancel(ID, client(**KEY))
-    assert len(request.refusals) == 1
-    requests.end(name)
-    assert requests.cancel(ID, client(**KEY))
-    assert not requests.cancel(ID, client(Authorization="Bearer sk-two"))
 
 
 def test_chosen_id_is_refused_to_its_key_while_it_is_in_flight() -> None:

@@ -86,13 +86,6 @@ async def test_request_of_a_lost_engine_is_retried_once() -> None:
     assert result == NotSent(LOST)
 
 
-async def test_request_of_a_parent_sidecar_gets_no_second_pool() -> None:
-    stage = NextStage(NotSent(LOST, Retry.OTHER_POOL, reached_engine=True))
-    result = await routed(Pools("a", "b"), stage, request(parent_lease=cast(Any, object())))
-    assert names(stage) == ["a"]
-    assert result == NotSent(LOST)
-
-
 @pytest.mark.parametrize("first", [STALE, BUSY])
 async def test_busy_pool_determines_the_refusal(first: Refusal) -> None:
     """A 429, because the client should retry: the 503 of a failed pool would mislead it."""

@@ -34,11 +34,6 @@ def enters(claims: SlotClaims, instance: str, wanted: Claim, free: int) -> bool:
     return claims.try_enter(instance, wanted, free, now_s=0.0)
 
 
-def test_request_enters_while_slots_are_free_and_nothing_is_claimed(claims: SlotClaims) -> None:
-    assert enters(claims, ONE, Claim(4, urgent=False), free=4)
-    assert not claims.has_claims
-
-
 def test_request_without_a_slot_leaves_a_claim(claims: SlotClaims) -> None:
     assert not enters(claims, ONE, Claim(2, urgent=False), free=1)
     assert claims.claim_of(ONE) == Claim(2, urgent=False)
@@ -75,35 +70,11 @@ def test_older_claim_of_a_sidecar_stays_when_a_later_request_of_it_is_rejected(
     assert claims.claim_of(TWO) == URGENT, "an interactive request goes before a bulk one"
 
 
-def test_slots_that_come_free_are_offered_to_the_oldest_claim(claims: SlotClaims) -> None:
-    claim(claims, TWO, URGENT)
-    claim(claims, ONE, URGENT)
-    assert offered(claims, free=1) == [(TWO, 1)]
-    assert offered(claims, free=1) == [], "it is booked"
-    assert claims.offered_to_others(ONE) == 1
-    assert claims.offered_to_others(TWO) == 0
-    assert offered(claims, free=2) == [(ONE, 1)]
-
-
-def test_urgent_claims_go_before_older_ones(claims: SlotClaims) -> None:
-    claim(claims, ONE, BULK)
-    claim(claims, TWO, URGENT)
-    assert offered(claims, free=1) == [(TWO, 1)]
-
-
 def test_claim_that_becomes_urgent_goes_behind_those_that_are(claims: SlotClaims) -> None:
     claim(claims, ONE, BULK)
     claim(claims, TWO, URGENT)
     claim(claims, ONE, URGENT)
     assert offered(claims, free=2) == [(TWO, 1), (ONE, 1)]
-
-
-def test_offer_lets_its_sidecar_in_and_nobody_else(claims: SlotClaims) -> None:
-    claim(claims, ONE, URGENT)
-    claims.offer(1, 0.0)
-    assert not enters(claims, TWO, URGENT, free=1)
-    assert enters(claims, ONE, URGENT, free=1)
-    assert claims.offered == 0
 
 
 def test_sidecars_that_always_have_something_queued_take_turns(claims: SlotClaims) -> None:
@@ -126,23 +97,6 @@ def test_slots_that_are_free_together_are_one_offer_to_each(claims: SlotClaims) 
     assert [enters(claims, ONE, URGENT, free) for free in (9, 8, 7, 6, 5)] == [True] * 5
     assert not enters(claims, ONE, URGENT, free=4), "those are booked for the other one"
     assert [enters(claims, TWO, Claim(2, urgent=True), free) for free in (4, 2)] == [True] * 2
-    assert claims.offered == 0
-
-
-def test_request_uses_offered_slots_whatever_the_request_was_for_which_they_were_claimed(
-    claims: SlotClaims,
-) -> None:
-    claim(claims, ONE, Claim(1, urgent=True, more=3))
-    claims.offer(4, 0.0)
-    assert enters(claims, ONE, Claim(3, urgent=False), free=4)
-    assert not enters(claims, ONE, Claim(2, urgent=True), free=1), "one is left"
-    assert enters(claims, ONE, Claim(1, urgent=True), free=1)
-
-
-def test_request_may_need_more_than_was_offered_if_more_is_free(claims: SlotClaims) -> None:
-    claim(claims, ONE, URGENT)
-    claims.offer(4, 0.0)
-    assert enters(claims, ONE, Claim(3, urgent=True), free=4)
     assert claims.offered == 0
 
 

@@ -43,17 +43,6 @@ def test_sidecars_get_equal_shares_of_slots_whatever_their_requests_need(
     assert abs(got[ONE] - got[TWO]) <= 8, got
 
 
-def test_sidecars_whose_requests_end_together_get_equal_shares(claims: SlotClaims) -> None:
-    got = dict.fromkeys((ONE, TWO, THREE), 0)
-    for each in got:
-        claim(claims, each, Claim(1, urgent=True, more=300))
-    for _ in range(60):
-        for free in (4, 1):
-            for instance, cost in granted(claims, free):
-                got[instance] += cost
-    assert max(got.values()) - min(got.values()) <= 1, got
-
-
 def test_sidecar_that_claimed_nothing_gets_no_more_for_that(claims: SlotClaims) -> None:
     claim(claims, ONE, Claim(1, urgent=True, more=300))
     for _ in range(50):

@@ -17,11 +17,6 @@ def ring_of(*batches: int, capacity: int = 1000) -> StepRing:
     return ring
 
 
-def test_window_without_steps_is_empty() -> None:
-    assert StepRing().since(0.0) == BatchStatistics(0, 0, 0.0)
-    assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0)
-
-
 def test_step_belongs_to_the_window_in_which_it_was_reported() -> None:
     """However late: three reports that were held up come at once, after the first token."""
     ring = ring_of(8)  # reported at 100.01
@@ -84,11 +79,6 @@ def test_last_batches_are_those_of_decode_steps_the_newest_at_the_end() -> None:
     assert many.last_batches() == list(range(881, 1001))
 
 
-def test_totals_outlive_the_ring() -> None:
-    ring = ring_of(*[3] * 50, capacity=4)
-    assert ring.by_batch() == {"3": [50, pytest.approx(0.5)]}
-
-
 def test_seconds_in_steps_of_any_kind_add_up() -> None:
     ring = StepRing(4)
     for index in range(20):
@@ -149,13 +139,6 @@ def test_rate_of_prefill_follows_recent_steps() -> None:
             prefill.record(100, seconds, 0.0)
     assert prefill.tokens_per_s() == pytest.approx(1000)
     assert prefill.tokens == 2 * PREFILL_STEPS * 100
-
-
-def test_prefill_without_duration_has_no_rate() -> None:
-    prefill = Prefill()
-    for _ in range(10):
-        prefill.record(100, 0.1, 0.2)
-    assert prefill.tokens_per_s() is None
 
 
 @given(

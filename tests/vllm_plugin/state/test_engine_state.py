@@ -7,7 +7,6 @@ from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.contracts.lease_protocol import Claim, ClaimCall
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
-from vllm_plugin.state.leases import Rejected
 from vllm_plugin.state.readiness import NotReady
 
 
@@ -24,19 +23,6 @@ def test_document_contains_the_facts_and_the_counts() -> None:
     assert (state["running"], state["waiting"], state["slots_free"]) == (3, 1, 4)
     assert state["kv_cache_usage"] == 0.25
     assert state["steps_by_batch"] == {"3": [1, 0.01]}
-
-
-def test_slots_free_is_never_negative() -> None:
-    engine_state = EngineState(FACTS)
-    engine_state.record(report(8, 5))
-    assert engine_state.change_fields(None)["slots_free"] == 0
-
-
-def test_peak_is_the_maximum_of_running_and_waiting_sequences() -> None:
-    engine_state = EngineState(FACTS)
-    for running, waiting in ((2, 1), (5, 0), (0, 0)):
-        engine_state.record(report(running, waiting))
-    assert engine_state.change_fields(None)["peak"] == 5
 
 
 def test_peak_includes_sequences_that_ended_in_the_step() -> None:
@@ -58,21 +44,6 @@ def test_prefilling_counts_prompts_that_wait_or_are_computed() -> None:
     assert len(woken) == 1
     engine_state.record(report(5, batch=5))
     assert engine_state.change_fields(None)["prefilling"] == 0
-
-
-def test_preemptions_add_up() -> None:
-    engine_state = EngineState(FACTS)
-    engine_state.record(report(2, preempted=1))
-    engine_state.record(report(2, preempted=2))
-    assert engine_state.change_fields(None)["preemptions_total"] == 3
-
-
-def test_report_without_a_batch_is_not_a_step() -> None:
-    engine_state = EngineState(FACTS)
-    engine_state.record(report(1, batch=None))
-    assert engine_state.speed.steps.count == 0
-    engine_state.record(report(1, batch=1))
-    assert engine_state.speed.steps.count == 1
 
 
 def test_subscribers_are_woken_by_changes_only() -> None:
@@ -123,40 +94,6 @@ def test_what_is_sent_at_once_wakes_also_those_that_have_yet_to_look() -> None:
     assert len(woken) == 4
 
 
-def test_peak_seen_only_in_the_batch_wakes_subscribers() -> None:
-    engine_state = EngineState(FACTS)
-    engine_state.record(report(1, batch=1))
-    _, woken = subscribed(engine_state)
-    engine_state.record(report(1, batch=5))
-    assert len(woken) == 1
-
-
-def test_entering_and_leaving_requests_wake_subscribers() -> None:
-    engine_state = EngineState(FACTS)
-    _, woken = subscribed(engine_state)
-    key = engine_state.enter(None)
-    assert isinstance(key, int)
-    engine_state.leave(key)
-    assert len(woken) == 2
-
-
-def test_spent_lease_is_rejected_without_waking_subscribers() -> None:
-    engine_state = EngineState(FACTS)
-    engine_state.leases.revoke(LEASE)
-    _, woken = subscribed(engine_state)
-    assert engine_state.enter(LEASE) is Rejected.SPENT
-    assert woken == []
-
-
-def test_end_of_a_lease_is_reported_to_the_instance_that_granted_it() -> None:
-    engine_state = EngineState(FACTS)
-    ours, theirs, unowned = (subscribed(engine_state, instance)[0] for instance in (US, THEM, None))
-    key = engine_state.enter(LEASE)
-    assert isinstance(key, int)
-    engine_state.leave(key)
-    assert (ours.ended, theirs.ended, unowned.ended) == ([LEASE], [], [])
-
-
 def test_end_of_a_request_without_a_lease_is_reported_to_no_instance() -> None:
     engine_state = EngineState(FACTS)
     subscriber, _ = subscribed(engine_state, None)
@@ -185,32 +122,3 @@ def test_new_stream_of_a_sidecar_replaces_the_one_before() -> None:
     assert engine_state.claims.sidecars == 2
     engine_state.unsubscribe(current)
     assert engine_state.claims.sidecars == 1
-
-
-def test_unsubscribed_reader_is_not_woken() -> None:
-    engine_state = EngineState(FACTS)
-    subscriber, woken = subscribed(engine_state)
-    engine_state.unsubscribe(subscriber)
-    engine_state.unsubscribe(subscriber)
-    engine_state.record(report(3))
-    assert woken == []
-
-
-def test_foreign_depends_on_the_instance() -> None:
-    engine_state = EngineState(FACTS)
-    engine_state.enter(LEASE)
-    engine_state.record(report(4))
-    assert engine_state.change_fields(US)["foreign"] == 0
-    assert engine_state.change_fields(THEM)["foreign"] == 4
-    assert engine_state.change_fields(None)["leased"] == 4
-    engine_state.enter(None)
-    engine_state.record(report(7))
-    assert engine_state.change_fields(US)["foreign"] == 3
-    assert engine_state.change_fields(THEM)["foreign"] == 7
-
-
-def test_slots_free_follows_the_scheduler_not_the_leases() -> None:
-    """A lease whose sequences have not reached the scheduler takes no slot of the engine yet."""
-    engine_state = EngineState(FACTS)
-    engine_state.enter(LEASE)
-    assert engine_state.change_fields(US)["slots_free"] == 8

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.vllm_plugin.examples import FACTS, LEASE, US, report
+from tests.vllm_plugin.examples import FACTS, US
 from vllm_plugin.contracts.claiming_sidecar import Subscriber
 from vllm_plugin.speed.engine_speed import SchedulerReport
 from vllm_plugin.state.engine_state import EngineState
-from vllm_plugin.state.stall_detector import STALLED_AFTER_S
 
 
 def decode(
@@ -128,16 +127,6 @@ def test_prefill_and_recomputation_are_kept_out_of_the_fit() -> None:
     assert engine_state.heartbeat_fields(1000.0)["step_time"]["samples"] == 200
 
 
-def test_prefill_time_is_the_step_without_its_fitted_decode_part() -> None:
-    engine_state = warmed_up()
-    engine_state.heartbeat_fields(110.0)
-    prefill(engine_state, 111.0, 256, 4, 0.114)
-    prefill(engine_state, 112.0, 256, 0, 0.100)
-    heartbeat_fields = engine_state.heartbeat_fields(113.0)
-    assert heartbeat_fields["prefill"] == {"tokens": 512, "seconds": pytest.approx(0.2, rel=0.01)}
-    assert heartbeat_fields["prefill_tokens_per_s"] == pytest.approx(2560, rel=0.01)
-
-
 def test_without_a_good_fit_the_whole_step_counts_as_prefill() -> None:
     engine_state = EngineState(FACTS)
     prefill(engine_state, 100.0, 256, 4, 0.114)
@@ -146,41 +135,6 @@ def test_without_a_good_fit_the_whole_step_counts_as_prefill() -> None:
     assert engine_state.heartbeat_fields(130.0)["step_time"]["quality"] == "poor"
     prefill(engine_state, 131.0, 256, 4, 0.114)
     assert engine_state.heartbeat_fields(132.0)["prefill"]["seconds"] == pytest.approx(0.228)
-
-
-def test_engine_that_stops_stepping_is_stalled_until_the_next_step() -> None:
-    engine_state = warmed_up()
-    late = 104.0 + STALLED_AFTER_S
-    assert engine_state.heartbeat_fields(late - 1)["state"] == "ready"
-    assert engine_state.document(US, late)["state"] == "stalled"
-    decode(engine_state, late, 8, 0.018)
-    assert engine_state.heartbeat_fields(late + 1)["state"] == "ready"
-    engine_state.record(report(0, at_s=late + 2))
-    assert engine_state.heartbeat_fields(late + 1000)["state"] == "ready", "idle"
-
-
-def test_request_that_the_scheduler_never_reports_is_a_stall() -> None:
-    engine_state = EngineState(FACTS)
-    key = engine_state.enter(LEASE)
-    assert isinstance(key, int)
-    assert engine_state.heartbeat_fields(1000.0)["state"] == "ready", (
-        "the client may still be sending it"
-    )
-    engine_state.body_received(key, 1000.0)
-    assert engine_state.heartbeat_fields(1000.0 + STALLED_AFTER_S)["state"] == "ready"
-    assert engine_state.heartbeat_fields(1001.0 + STALLED_AFTER_S)["state"] == "stalled"
-    engine_state.leave(key)
-    assert engine_state.heartbeat_fields(1001.0 + STALLED_AFTER_S)["state"] == "ready"
-
-
-def test_slow_reader_is_not_a_stall() -> None:
-    engine_state = EngineState(FACTS)
-    key = engine_state.enter(None)
-    assert isinstance(key, int)
-    engine_state.body_received(key, 100.0)
-    decode(engine_state, 101.0, 1, 0.01)
-    engine_state.record(report(0, at_s=102.0))
-    assert engine_state.heartbeat_fields(10_000.0)["state"] == "ready"
 
 
 def test_without_a_time_no_stall_is_reported() -> None:

@@ -22,23 +22,6 @@ def test_unleased_request_counts_for_as_many_sequences_as_the_engine_reports() -
     assert leases.foreign_to(THEM) == 9
 
 
-def test_entering_lease_does_not_lower_the_count() -> None:
-    """A lease is counted at once, by the scheduler only after a step."""
-    leases = Leases()
-    unleased = enter(leases, None)
-    leases.reported(4, 10.0)
-    assert leases.foreign_to(US) == 4
-    enter(leases, lease_of(US, 1, cost=4))
-    assert leases.foreign_to(US) == 4
-    leases.reported(4, 10.5)
-    assert leases.foreign_to(US) == 4
-    leases.reported(8, 11.0)
-    leases.reported(8, 12.0)
-    assert leases.foreign_to(US) == 4
-    leases.leave(unleased)
-    assert leases.foreign_to(US) == 0
-
-
 def test_count_falls_within_a_second_while_leases_enter() -> None:
     """A request of five sequences left, another stays, and a lease enters every 0.5 s."""
     leases = Leases()
@@ -57,17 +40,6 @@ def test_count_falls_within_a_second_while_leases_enter() -> None:
         leases.reported(1 + max(0, len(entered) - 1), at_s)  # all but the newest
         if at_s > 10.0 + BOUND_LASTS_S + 0.1:
             assert leases.foreign_to(US) == 1
-
-
-def test_count_never_exceeds_the_sequences_in_the_engine() -> None:
-    """An idle engine sends no more reports, so nothing else would correct the count."""
-    leases = Leases()
-    enter(leases, None)
-    leases.reported(5, 10.0)
-    leases.reported(2, 10.1)
-    assert leases.foreign_to(US) == 2
-    leases.reported(0, 10.2)
-    assert leases.foreign_to(US) == 1, "its response is still being read"
 
 
 def test_clock_that_is_set_back_discards_old_bounds() -> None:

@@ -13,11 +13,6 @@ from vllm_plugin.contracts.lease_protocol import MAX_SPENT_LEASES
 from vllm_plugin.state.leases import EngineRequest, Leases
 
 
-def test_lease_names_its_instance_and_cost() -> None:
-    lease, leases = lease_of(US, 7, cost=4), Leases()
-    assert leases.leave(enter(leases, lease)) == EngineRequest(US, lease, 4)
-
-
 @pytest.mark.parametrize(
     "header",
     [
@@ -52,14 +47,6 @@ def test_spent_leases_are_forgotten_in_order_when_there_are_many() -> None:
     assert used(leases, lease_of(US, 1))
     assert used(leases, lease_of(US, MAX_SPENT_LEASES))
     assert not used(leases, lease_of(US, 0))
-
-
-def test_leaving_twice_raises() -> None:
-    leases = Leases()
-    key = enter(leases, None)
-    leases.leave(key)
-    with pytest.raises(KeyError):
-        leases.leave(key)
 
 
 def test_leases_of_an_instance_are_listed_while_in_the_engine() -> None:

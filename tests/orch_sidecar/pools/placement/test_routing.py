@@ -75,11 +75,6 @@ def test_pool_that_has_never_reported_may_have_the_model() -> None:
     assert found is DOWN
 
 
-def test_request_without_a_model_may_go_anywhere() -> None:
-    pools = [pool("a", models={"x"}, room=1), pool("b", models={"y"}, room=2)]
-    assert place(pools, request("")) == ("b", By.FREE_SLOTS)
-
-
 # What the client requires.
 
 
@@ -142,11 +137,6 @@ def test_preferred_group_wins_if_any_of_it_is_up() -> None:
     assert first_available(pools, asked) == "b-1"
 
 
-def test_group_that_failed_a_request_is_not_tried_again() -> None:
-    pools = [pool("a", room=1), pool("b-1", group="b"), pool("b-2", group="b")]
-    assert place(pools, request(), tried=("b",)) == ("a", By.ONLY)
-
-
 def test_pool_on_request_takes_only_requests_that_select_its_name_or_measurement_type() -> None:
     home = pool("home-1", group="home", measurement_type=SINGLE, on_request=True)
     pools = [home, pool("cloud", room=0, queue_depth=99)]
@@ -188,10 +178,6 @@ def test_pool_whose_size_is_not_known_could_take_it() -> None:
     assert found is DOWN
 
 
-def test_single_pool_refuses_itself_what_does_not_fit() -> None:
-    assert place([pool("a")], request(cost=99)) == ("a", By.ONLY)
-
-
 # Availability.
 
 
@@ -202,18 +188,7 @@ def test_unavailable_pools_are_named_with_the_cause() -> None:
     assert "a: it is down; b: gone" in found.message
 
 
-def test_pool_that_failed_the_request_is_not_tried_again() -> None:
-    pools = [pool("a"), pool("b", room=0)]
-    assert place(pools, request(), ["a"]) == ("b", By.ONLY)
-    assert "a: failed it" in refused(pools, request(), ("a", "b")).message
-
-
 # The best.
-
-
-def test_earliest_predicted_end_wins() -> None:
-    pools = [pool("a", end_ms=900.0), pool("b", end_ms=300.0, room=0), pool("c", end_ms=301.0)]
-    assert place(pools, request()) == ("b", By.PREDICTED_END)
 
 
 def test_equal_predictions_are_decided_by_free_slots_and_then_by_name() -> None:
@@ -229,18 +204,6 @@ def test_without_a_prediction_a_free_slot_wins_then_the_shorter_queue_per_slot()
     small = pool("a", room=0, slots_total=2, queue_depth=3)
     large = pool("b", room=0, slots_total=8, queue_depth=4)
     assert place([small, large], request()) == ("b", By.FREE_SLOTS)
-
-
-def test_one_unknown_prediction_makes_all_of_them_uncomparable() -> None:
-    pools = [pool("a", end_ms=10.0, room=0), pool("b", room=2)]
-    assert place(pools, request()) == ("b", By.FREE_SLOTS)
-
-
-def test_free_slots_with_a_queue_or_too_few_of_them_do_not_count() -> None:
-    pools = [pool("a", room=4, queue_depth=1), pool("b", room=1)]
-    assert place(pools, request()) == ("b", By.FREE_SLOTS)
-    pools = [pool("a", room=1), pool("b", room=2)]
-    assert place(pools, request(cost=2)) == ("b", By.FREE_SLOTS)
 
 
 # Requests without admission.
