@@ -15,7 +15,6 @@ that UI, `/api/traces`, is in every version, and other backends imitate it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -46,19 +45,17 @@ _FIELDS: Final = {
 }
 
 
-def _hexadecimal(digits: int) -> AfterValidator:
-    """Validates an id. Leading zeros may be missing: Jaeger omits those of older, shorter ids."""
-
-    def padded(text: str) -> str:
-        if re.fullmatch(f"[0-9a-fA-F]{{1,{digits}}}", text) is None:
-            raise ValueError(f"must be up to {digits} hexadecimal digits")
-        return text.lower().rjust(digits, "0")
-
-    return AfterValidator(padded)
-
-
-_TraceId = Annotated[str, _hexadecimal(32)]
-_SpanId = Annotated[str, _hexadecimal(16)]
+# Leading zeros may be missing: Jaeger omits those of older, shorter ids.
+_TraceId = Annotated[
+    str,
+    Field(pattern="^[0-9a-fA-F]{1,32}$"),
+    AfterValidator(lambda text: text.lower().rjust(32, "0")),
+]
+_SpanId = Annotated[
+    str,
+    Field(pattern="^[0-9a-fA-F]{1,16}$"),
+    AfterValidator(lambda text: text.lower().rjust(16, "0")),
+]
 _Nanoseconds = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 
 
