@@ -16,7 +16,6 @@ from orch_sidecar.tools.facts.commands.terminal import (
     Commands,
     add_command,
     add_output_options,
-    given_text,
     http_url,
     print_error,
     read_url,
@@ -140,9 +139,9 @@ def _add(commands: Commands, tool: _Tool) -> None:
     id_help += " (default: the name in the file)"
     add_output_options(parser, id_help)
     declare = parser.add_argument_group("the engine, without its state").add_argument
-    declare("--engine", type=given_text, help="name and version, such as 'vLLM 0.32.0'")
-    declare("--precision", type=given_text, help="such as BF16")
-    declare("--gpu", type=given_text, help="such as H100, or 'CPU (model of the processor)'")
+    declare("--engine", help="name and version, such as 'vLLM 0.32.0'")
+    declare("--precision", help="such as BF16")
+    declare("--gpu", help="such as H100, or 'CPU (model of the processor)'")
     declare("--gpu-count", type=count_or_zero, metavar="N", help="0 without an accelerator")
     _add_states(parser)
 
@@ -224,11 +223,7 @@ def _states(options: argparse.Namespace) -> States:
 
 
 def _snapshot(path: Path, pool: str | None) -> Snapshot:
-    documents = parse_all(str(path), path.read_bytes())
-    if len(documents) != 1:
-        count = len(documents)
-        raise UnreadableFile(f"{path}: has {count} documents, must be one of /v1/capabilities")
     try:
-        return parse_snapshot(documents[0][1], pool)
+        return parse_snapshot(parse_all(str(path), path.read_bytes())[0][1], pool)
     except InvalidSnapshot as error:
         raise UnreadableFile(f"{path}: {error}") from None

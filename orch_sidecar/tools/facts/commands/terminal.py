@@ -68,9 +68,9 @@ def add_output_options(parser: argparse.ArgumentParser, model_id: str) -> None:
     add = parser.add_argument
     add("--output", type=Path, metavar="CSV", help="append rows that are not in this file yet")
     add("--json", action="store_true", help="print rows as JSON")
-    add("--model-id", type=given_text, help=model_id)
+    add("--model-id", help=model_id)
     name_help = "display name of the model (default: the last part of its id)"
-    add("--model-name", type=given_text, help=name_help)
+    add("--model-name", help=name_help)
 
 
 def http_url(text: str) -> str:
@@ -95,13 +95,6 @@ def read_url(url: str, key: str | None = None) -> bytes:
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else repr(error)
     raise UnreadableFile(f"cannot read {url.partition('?')[0]}: {reason}") from None
-
-
-def given_text(text: str) -> str:
-    """Parses a text that must not be empty."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the value must not be empty")
-    return text.strip()
 
 
 def write_rows(options: argparse.Namespace, rows: Sequence[Row]) -> None:

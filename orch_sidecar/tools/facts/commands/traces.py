@@ -148,10 +148,6 @@ def _make_rows(
     except ValueError as error:
         raise UnreadableFile(f"{source}: {error}") from None
     selected = [each for each in found if options.scenario in (None, each.key.scenario)]
-    models = sorted({str(each.key.model) for each in selected})
-    if len(models) > 1 and (options.model_id or options.model_name):
-        names = ", ".join(models)
-        options.usage.error(f"--model-id and --model-name require one model, not {names}")
     named = Source(source, options.model_id, options.model_name)
     judged = [judge(each, traffic, named) for each in selected if not each.is_warmup]
     warmups = [scenario_name(each) for each in selected if each.is_warmup]

@@ -163,15 +163,6 @@ def test_incomplete_capabilities_exit_with_2(run: Run, tmp_path: Path) -> None:
     assert f"orch facts: {old}: requests_total is missing" in err
 
 
-def test_capabilities_are_one_document(run: Run, tmp_path: Path) -> None:
-    twice = tmp_path / "twice.json"
-    twice.write_bytes(path("guidellm_home_before").read_bytes() * 2)
-    words = "--capabilities-before", twice, "--capabilities-after", path("guidellm_home_after")
-    code, _, err = run("from-guidellm", path("guidellm_home"), *words)
-    assert code == 2
-    assert f"{twice}: has 2 documents" in err
-
-
 def test_pool_that_was_measured_is_named_where_there_are_several(run: Run, tmp_path: Path) -> None:
     paths = []
     for end in ("before", "after"):
