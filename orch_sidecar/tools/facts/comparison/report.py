@@ -60,8 +60,6 @@ def charts_of(comparison: Comparison) -> list[Chart]:
     A color is a set's, and a line's style a label's; the first chart names them. Raises ValueError
     for a comparison without a set.
     """
-    if not comparison.sets:
-        raise ValueError("the comparison has no set to draw")
     named = list(_named(comparison))
 
     def series(

@@ -145,7 +145,7 @@ def before_rounding(text: str, decimals: Sequence[int]) -> Rounded:
     """Returns the numbers that may have been rounded to this one, which is not negative.
 
     Floats in notes and the throughput have six significant digits (`format_notes`,
-    `throughput_text`), after roundings to some decimals. `decimals`: of the roundings before that
+    `row_fields`), after roundings to some decimals. `decimals`: of the roundings before that
     to six digits, which changes nothing where the last of them left no more digits.
     """
     value = float(text)

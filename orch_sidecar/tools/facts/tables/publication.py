@@ -41,8 +41,6 @@ def estimate(ordered: Sequence[float], percentile: float) -> float | None:
 
 def allowed_over(samples: int, percentile: float) -> int:
     """Returns how many samples may lie at or above the estimate; 0 where there is none."""
-    if not 0 < percentile < 100:
-        raise ValueError(f"the percentile {percentile} must be above 0 and below 100")
     under = percentile / 100
     # Of the binomial distribution; as a logarithm, since the first terms are below any float.
     log_term, together, over = samples * math.log(under), 0.0, -1

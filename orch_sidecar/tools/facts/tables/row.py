@@ -176,16 +176,13 @@ def last_part(model_id: str) -> str:
 def format_notes(notes: Mapping[str, str | int | float]) -> str:
     """Formats the column `scenario_notes`: `key=value; key=value`.
 
-    Raises ValueError for a key that is not a name, a value with `;` or a line break in it, or a
-    number that is not finite.
+    Raises ValueError for a value with `;` or a line break in it, or a number that is not finite.
     """
     parts = []
     for key, value in notes.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"the note {key}={value} must be a finite number")
         text = f"{value:.6g}" if isinstance(value, float) else str(value)
-        if _KEY.fullmatch(key) is None:
-            raise ValueError(f"the note name {key!r} must be lower case letters, digits and _")
         if any(mark in text for mark in ";\n\r"):
             raise ValueError(f"the note {key}={text!r} must be one line without a semicolon")
         parts.append(f"{key}={text}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,20 +103,11 @@ def record_text(fields: Sequence[str], line_end: str) -> str:
 
 
 def row_fields(row: Row) -> tuple[str, ...]:
-    """Formats a row as the fields of its record. Raises ValueError for an infinite throughput."""
-    throughput = throughput_text(row.throughput_tokens_per_sec)
-    texts = {"throughput_tokens_per_sec": throughput}
+    """Formats a row as the fields of its record, the throughput with at most six significant digits
+    and without an exponent."""
+    throughput = Decimal(f"{row.throughput_tokens_per_sec:.{_SIGNIFICANT_DIGITS}g}")
+    texts = {"throughput_tokens_per_sec": format(throughput, "f")}
     return tuple(texts.get(name) or str(getattr(row, name)) for name in COLUMNS)
-
-
-def throughput_text(tokens_per_s: float) -> str:
-    """Formats a throughput with at most six significant digits and without an exponent.
-
-    Raises ValueError unless it is finite.
-    """
-    if not math.isfinite(tokens_per_s):
-        raise ValueError(f"throughput_tokens_per_sec {tokens_per_s}: must be a finite number")
-    return format(Decimal(f"{tokens_per_s:.{_SIGNIFICANT_DIGITS}g}"), "f")
 
 
 def with_records(table: Table, added: Iterable[Sequence[str]]) -> Table:

@@ -321,7 +321,3 @@ class TestCharts:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert len(drawn(".svg", title_of(found), charts_of(found))) > 5000
-
-    def test_comparison_without_a_set_is_rejected(self) -> None:
-        with pytest.raises(ValueError, match="no set to draw"):
-            charts_of(compare([]))
