@@ -11,7 +11,6 @@ the top level both keep the last of duplicates.
 from __future__ import annotations
 
 import json
-import operator
 from functools import cache
 from typing import Any, Final
 
@@ -73,23 +72,19 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
 _OUTLINE_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object_outlined)
 
 
-class _Name:
-    """A name in an object: equal to no other, so that a parsed object has duplicates, too."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+# A name in an object: equal to no other, so that a parsed object has duplicates, too. Made by the
+# parser without a step of Python; `kind`: the type of names that it asks for.
+_Name: Final[Any] = msgspec.defstruct("_Name", [("kind", type), ("text", str)], eq=False, gc=False)
 
 
 @cache
-def _fast_decoder() -> msgspec.json.Decoder[dict[_Name, Any]]:
+def _fast_decoder() -> msgspec.json.Decoder[dict[Any, Any]]:
     """Makes the fast parser, once. Of its type follows that what it parses is not deeper: to look
     for that in the body, or in the document, would take half as long as parsing it."""
     value: Any = str | int | float | bool | None
     for _ in range(_FAST_LEVELS - 1):
         value = str | int | float | bool | list[value] | dict[str, value] | None
-    return msgspec.json.Decoder(dict[_Name, value], dec_hook=operator.call)  # _Name(text)
+    return msgspec.json.Decoder(dict[object, value], dec_hook=_Name)
 
 
 def parse(body: bytes, max_depth: int, *, outlined: bool = False) -> dict[str, Any]:
