@@ -309,13 +309,13 @@ class EngineResponse:
                 connection.close()
         if self.done.done():
             return  # it failed, or its handler is gone
-        withheld = None if self._withheld is None else bytes(self._withheld)
-        read, rejects = self._rejection, head.status in backpressure.REJECTION_STATUSES
-        if withheld is not None and read is not None and rejects:
-            self.rejected = read(head, withheld)
+        withheld, status = b"", head.status
+        if self._withheld is not None:
+            withheld, read = bytes(self._withheld), self._rejection
+            if read is not None and status in backpressure.REJECTION_STATUSES:
+                self.rejected = read(head, withheld)
         if self.rejected is None:
             self.answer.end()
-            status = head.status
             if status < 400:
                 self.outcome = ENGINE_ERROR if self.answer.failed else OK
             elif status < 500 and status not in _NOT_CLIENT_ERRORS:

@@ -98,9 +98,9 @@ def _head(request: Request, pool: Pool) -> bytes:
     endpoint, record, ticket = request.endpoint, request.record, request.attempt.ticket
     lines = f"{_REQUEST_ID}: {record.request_id}\r\n"
     if endpoint.method == "POST":
-        lines += f"{_CONTENT_LENGTH}: {len(request.body) + len(request.salt)}\r\n"
-    if ticket is not None:
-        lines += f"{_LEASE}: {ticket.id}\r\n"
+        length = len(request.body) + len(request.salt)
+        lease = "" if ticket is None else f"{_LEASE}: {ticket.id}\r\n"
+        lines = f"{lines}{_CONTENT_LENGTH}: {length}\r\n{lease}"
     ours = pool.address + lines.encode()
     if request.trace is not None:
         ours += request.trace.dispatched()

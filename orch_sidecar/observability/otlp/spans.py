@@ -258,8 +258,8 @@ class RequestTrace(_Part):
 
     def ended(self) -> None:
         self._ended_ns = now_ns = time.time_ns()
-        attempts = self._ended or self._wait_id is None or self._engine_id is None
-        if self._alone and not (attempts or self._state):
+        once = self._wait_id is not None and self._engine_id is not None and not self._ended
+        if once and self._alone and not self._state:
             self._tracing.batcher.offer(self, 3)
             return
         if not self._shares:
