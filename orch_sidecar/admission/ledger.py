@@ -27,8 +27,7 @@ class Ledger:
         self.foreign_interactive = 0  # of other sidecars' interactive requests
         self.epoch = ""
         self.violations = 0
-        self.granted = dict.fromkeys(ServiceClass, 0)  # leases since the start
-        self.grants = 0  # of all classes
+        self.granted = [0 for _ in ServiceClass]  # leases since the start, by the rank of a class
         self.interactive_prompts = 0  # tokens, since the start
         self._peak = 0
         self._leases: dict[str, Lease] = {}
@@ -39,8 +38,8 @@ class Ledger:
         self.leased = self.interactive = self.bulk = self.idle = 0
         # The sum of the end times of bulk sequences, less that of their start times.
         self._bulk_slot_s = 0.0
-        # KV blocks of all leases at their ends, and those of them that prefill does not take.
-        self.kv_committed = self.kv_growth = 0
+        # KV blocks of all leases, see KvNeed.
+        self.kv_prompts = self.kv_outputs = self.kv_swing = 0
         self.kv_unknown = 0  # leases whose output length cannot be estimated
         # When prompts were granted that the engine's reported usage may miss, and their blocks.
         self.unseen: deque[tuple[float, KvNeed]] = deque()
@@ -61,23 +60,47 @@ class Ledger:
         """Sequences of leases whose requests are unknown."""
         return self.leased - self.interactive - self.bulk - self.idle
 
+    @property
+    def grants(self) -> int:
+        """Leases of all classes since the start."""
+        return sum(self.granted)
+
+    @property
+    def kv_committed(self) -> int:
+        """KV blocks of all leases at their ends."""
+        return self.kv_prompts + self.kv_outputs
+
+    @property
+    def kv_growth(self) -> int:
+        """Those of them that prefill does not take."""
+        return self.kv_outputs + self.kv_swing
+
     def grant(self, lease_id: str, request: AdmissionRequest, now: float) -> Lease:
         """Grants a lease. The caller has checked `room`; a grant beyond it is a violation."""
-        cost, service_class = request.cost, request.service_class
+        cost, service_class, need = request.cost, request.service_class, request.kv
         if cost > self.slots_total - self.leased - self.foreign:
             self.violations += 1
-        lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, request.kv)
-        self.granted[service_class] += 1
-        self.grants += 1
+        lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, request, now, need)
+        self.granted[service_class.rank] += 1
+        self.leased += cost
         if service_class is INTERACTIVE:
+            self.interactive += cost
             self.interactive_prompts += request.prompt_tokens
-        need = request.kv
+        else:
+            self._add_background(service_class, cost, now)
         self.unseen.append((now, need))
         self.unseen_blocks += need.prompt
-        self.unseen_reading += need.reading
+        if need.reading:
+            self.unseen_reading += need.reading
         if len(self.unseen) > MAX_UNSEEN_PROMPTS:
             self.count_oldest_as_seen()
-        self._add(lease, 1, now)
+        self.kv_prompts += need.prompt
+        if need.swing:
+            self.kv_swing += need.swing
+        if need.output is None:
+            self.kv_unknown += 1
+        else:
+            self.kv_outputs += need.output
         return lease
 
     def count_oldest_as_seen(self) -> None:
@@ -89,8 +112,23 @@ class Ledger:
     def release(self, lease_id: str, now: float) -> Lease | None:
         """Ends a lease and returns it; None if it had ended before."""
         lease = self._leases.pop(lease_id, None)
-        if lease is not None:
-            self._add(lease, -1, now)
+        if lease is None:
+            return None
+        self.leased -= lease.cost
+        request, need = lease.request, lease.kv
+        if request is None:
+            return lease
+        if request.service_class is INTERACTIVE:
+            self.interactive -= lease.cost
+        else:
+            self._add_background(request.service_class, -lease.cost, now)
+        self.kv_prompts -= need.prompt
+        if need.swing:
+            self.kv_swing -= need.swing
+        if need.output is None:
+            self.kv_unknown -= 1
+        else:
+            self.kv_outputs -= need.output
         return lease
 
     def of(self, service_class: ServiceClass) -> int:
@@ -112,8 +150,8 @@ class Ledger:
     def adopt(self, lease_id: str, cost: int) -> None:
         """Books a lease that the engine reports; an unknown one is closing from the start."""
         if lease_id not in self._leases:
-            lease = self._leases[lease_id] = Lease(lease_id, cost, self.epoch, closing=True)
-            self._add(lease, 1, 0.0)
+            self._leases[lease_id] = Lease(lease_id, cost, self.epoch, closing=True)
+            self.leased += cost
 
     def get(self, lease_id: str) -> Lease | None:
         """Returns the lease, unless it has ended or is closing."""
@@ -154,23 +192,10 @@ class Ledger:
         self._leases.clear()
         self._reset_sums()
 
-    def _add(self, lease: Lease, sign: int, now: float) -> None:
-        """Updates all sums: `sign` is 1 for a new lease, -1 for one that ends."""
-        cost, request, kv = sign * lease.cost, lease.request, lease.kv
-        self.leased += cost
-        if request is None:
-            return
-        service_class = request.service_class
-        if service_class is INTERACTIVE:
-            self.interactive += cost
-        elif service_class is BULK:
+    def _add_background(self, service_class: ServiceClass, cost: int, now: float) -> None:
+        """Adds the sequences of a bulk or an idle request; negative: it ends."""
+        if service_class is BULK:
             self.bulk += cost
             self._bulk_slot_s -= cost * now
         else:
             self.idle += cost
-        output = kv.output
-        if output is None:
-            self.kv_unknown += sign
-            output = 0
-        self.kv_committed += sign * (kv.prompt + output)
-        self.kv_growth += sign * (output + kv.swing)

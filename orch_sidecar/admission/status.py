@@ -119,7 +119,7 @@ def status_of(
         return ClassStatus(
             queues.size(service_class),
             ledger.of(service_class),
-            ledger.granted[service_class],
+            ledger.granted[service_class.rank],
             0 if blocked else constraints.free_slots(service_class, now),
             reserve.demand(service_class).slots,
         )

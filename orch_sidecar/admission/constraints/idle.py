@@ -87,7 +87,7 @@ class InteractivePrompts:
         ledger, passed_s = self._ledger, now - self._updated_at
         if passed_s < UPDATE_EVERY_S:
             return
-        requests, tokens = ledger.granted[INTERACTIVE], ledger.interactive_prompts
+        requests, tokens = ledger.granted[INTERACTIVE.rank], ledger.interactive_prompts
         new, new_tokens = requests - self._counted[0], tokens - self._counted[1]
         self._counted, self._updated_at = (requests, tokens), now
         kept = exp(-passed_s / AVERAGING_S)

@@ -34,7 +34,7 @@ class Bench:
 
     def grant(self, request: AdmissionRequest, now: float = 0.0) -> Lease:
         self.constraints.set_kv(request)
-        lease = self.ledger.grant(f"lease {sum(self.ledger.granted.values())}", request, now)
+        lease = self.ledger.grant(f"lease {self.ledger.grants}", request, now)
         for each in self.constraints.granting[request.service_class is BULK]:
             each.granted(lease, request, now)
         return lease

@@ -24,7 +24,7 @@ class LeasedBudget(KvBudget):
     def grant(self, need: KvNeed, now: float, sequences: int = 1) -> None:
         request = bulk(sequences)
         request.kv = need
-        lease_id = f"lease {sum(self.ledger.granted.values())}"
+        lease_id = f"lease {self.ledger.grants}"
         self.granted(self.ledger.grant(lease_id, request, now), request, now)
 
     def released(self, need: KvNeed) -> None:
