@@ -26,6 +26,7 @@ from orch_sidecar.admission.status import AdmissionStatus, status_of
 from orch_sidecar.admission.types import (
     AdmissionRequest,
     Decision,
+    EndedLease,
     EngineReport,
     Lease,
     Queued,
@@ -67,9 +68,7 @@ class AdmissionController:
         # Requests wait here for an engine that is away; otherwise another one may serve them.
         self.keeps_queue = True
         self.draining: Drain | None = None
-        # Leases that ended and from which nothing was learned yet: the tokens generated, whether
-        # the engine served them, and when they ended.
-        self._ended: list[tuple[Lease, int | None, bool, float]] = []
+        self._ended: list[EndedLease] = []  # from which nothing was learned yet
 
     # Engine events
 
@@ -217,8 +216,7 @@ class AdmissionController:
         request = lease.request
         if request is not None:
             for each in self.constraints.ending[request.service_class.rank]:
-                if not each.inactive:
-                    each.ended(request, now)
+                each.ended(request, now)
         self._ended.append((lease, output_tokens, served, now))
         if output_tokens is None or len(self._ended) >= _MAX_ENDED_LEASES:
             self.learn()
@@ -231,22 +229,22 @@ class AdmissionController:
         """Learns from ended leases how long requests are and take, and what keys have used. No
         request waits for that; it has to be called before anything that depends on it."""
         ended, self._ended = self._ended, []  # first: an error repeats none of them
-        times, lines, reserve = self.service_times, self.queues.lines, self.constraints.reserve
-        released = self.forecaster.release_rates.released
+        if not ended:
+            return
+        times, lines = self.service_times, self.queues.lines
+        self.constraints.reserve.learn(ended)
+        times.learn(ended)
+        self.forecaster.release_rates.learn(ended)
         for lease, output_tokens, served, now in ended:
             request = lease.request
-            if request is not None:
-                used = 0
-                if served and not lease.reclaimed:
-                    used = times.tokens_used(lease, request, output_tokens, now)
-                lines[request.service_class.rank].settle(lease, request, used)
-                if output_tokens is None:
-                    times.prompts.ended_early(lease, request.prompt_tokens, now)
-                else:
-                    reserve.completed(request, now - lease.granted_at, now)
-                    times.completed(lease, request, output_tokens / lease.cost, now)
-            if served:
-                released(request, lease.cost, now)
+            if request is None:
+                continue
+            used = 0
+            if served and not lease.reclaimed:
+                used = times.tokens_used(lease, request, output_tokens, now)
+            lines[request.service_class.rank].settle(lease, request, used)
+            if output_tokens is None:
+                times.prompts.ended_early(lease, request.prompt_tokens, now)
 
     # Timer and operator events
 
@@ -334,9 +332,10 @@ class AdmissionController:
     def _grant(self, ticket: str, request: AdmissionRequest, now: float) -> Lease:
         lease = self.ledger.grant(ticket, request, now)
         self.service_times.prompts.sent(lease, request.prompt_tokens, now)
+        if self.constraints.offers.left:
+            self.constraints.offers.use(lease)
         for each in self.constraints.granting[request.service_class.rank]:
-            if not each.inactive:
-                each.granted(lease, request, now)
+            each.granted(lease, request, now)
         if self.queues.aside_count:
             self.order.granted(request, now)
         return lease

@@ -57,6 +57,10 @@ class AdmissionRequest:
     cost: int = 1
     prompt_tokens: int = 0
     max_tokens: int | None = None
+    key: bytes = b""
+    weight: float = 1.0
+    adapter: str | None = None
+    is_later_part: bool = False
     deadline_ms: float | None = None
     max_wait_ms: float | None = None
     may_queue: bool = True
@@ -64,11 +68,7 @@ class AdmissionRequest:
     work: float = 0.0
     reclaimed: int = 0
     parent: str = ""
-    key: bytes = b""
-    weight: float = 1.0
     tpot_ms: float | None = None
-    adapter: str | None = None
-    is_later_part: bool = False
     delay_s: float | None = None
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
 
@@ -142,6 +142,11 @@ class Decision:
 
     ticket: str
     outcome: Lease | Refusal
+
+
+# A lease that ended: the tokens that its request generated (None: it did not complete), whether the
+# engine served it, and when it ended.
+EndedLease = tuple[Lease, int | None, bool, float]
 
 
 class EngineReport(NamedTuple):

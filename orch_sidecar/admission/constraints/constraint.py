@@ -8,7 +8,7 @@ order of dispatch, predictions, claims, texts, metrics and the simulator are der
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar, Final
@@ -77,7 +77,8 @@ class Constraint:
     other users, and the end of a bulk request would provide some. `wastes_slots`: free slots are of
     no use while it blocks. `divides_free_slots`: it decides whose the free slots are, so that the
     next one to come free may be for the same class. `classes`: those that it limits; it gets the
-    events of their leases only. `inactive`: it limits nothing now, and is not called until it does.
+    events of their leases only. `inactive`: it limits nothing now, and hears of no lease until it
+    does; `on_switch` is called when that changes.
     `rejection`: the type of the error with which an engine rejects a request that lacks what it
     limits. `turn_at`: when it last let in a group of which none was running (scope REQUEST).
     """
@@ -89,8 +90,20 @@ class Constraint:
     divides_free_slots: ClassVar[bool] = False
     classes: ClassVar[tuple[ServiceClass, ...]] = tuple(ServiceClass)
     rejection: ClassVar[str | None] = None
-    inactive: bool = False
+    on_switch: Callable[[], None] | None = None
+    _inactive: bool = False
     turn_at: float = float("-inf")
+
+    @property
+    def inactive(self) -> bool:
+        return self._inactive
+
+    @inactive.setter
+    def inactive(self, inactive: bool) -> None:
+        if inactive is not self._inactive:
+            self._inactive = inactive
+            if self.on_switch is not None:
+                self.on_switch()
 
     @property
     def lacks_slots(self) -> bool:

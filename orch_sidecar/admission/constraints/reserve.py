@@ -14,6 +14,7 @@ requests start while they leave that many slots. Two accounts bound what it cost
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import sqrt
 from typing import ClassVar, Final
 
@@ -28,7 +29,13 @@ from orch_sidecar.admission.constraints.constraint import (
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.demand import Demand
 from orch_sidecar.admission.queues import Queues
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, QueuedRequest, StepTime
+from orch_sidecar.admission.types import (
+    AdmissionRequest,
+    EndedLease,
+    EngineReport,
+    QueuedRequest,
+    StepTime,
+)
 from orch_sidecar.api.refusal import Reason
 from vllm_plugin.contracts.profile import BULK, IDLE, INTERACTIVE, AdmissionRules, ServiceClass
 
@@ -182,16 +189,20 @@ class InteractiveReserve(Constraint):
         for demand in self.demands:
             demand.count_arrivals()
 
-    def completed(self, request: AdmissionRequest, elapsed_s: float, now: float) -> None:
-        """A request completed after it had its slots for `elapsed_s`."""
-        pace = self.demands[request.service_class.rank].pace
-        if now < pace.learns_at:
-            return
-        pace.learns_at = now + LEARN_EVERY_S
-        pace.completed(request.work / request.cost, elapsed_s)
-        if request.service_class is BULK:
-            lent_s = min(LENT_BOUNDS_S[1], max(LENT_BOUNDS_S[0], pace.service_s))
-            self.interactive.lent_s = self.bulk.lent_s = lent_s
+    def learn(self, ended: Iterable[EndedLease]) -> None:
+        """Learns from those that completed for how long requests have their slots."""
+        for lease, output_tokens, _, now in ended:
+            request = lease.request
+            if request is None or output_tokens is None:
+                continue
+            pace = self.demands[request.service_class.rank].pace
+            if now < pace.learns_at:
+                continue
+            pace.learns_at = now + LEARN_EVERY_S
+            pace.completed(request.work / request.cost, now - lease.granted_at)
+            if request.service_class is BULK:
+                lent_s = min(LENT_BOUNDS_S[1], max(LENT_BOUNDS_S[0], pace.service_s))
+                self.interactive.lent_s = self.bulk.lent_s = lent_s
 
     def refused(self, request: AdmissionRequest, reason: Reason) -> bool:
         """A request was refused. Returns whether a limit of its own was the cause: then it does

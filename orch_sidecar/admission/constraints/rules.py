@@ -68,10 +68,23 @@ class AdmissionConstraints:
             self.kv,
             self.offers,
         )
+        self._select_active()
+        for each in self.all:
+            each.on_switch = self._select_active
+        # Slots, the largest batch seen and the step time from which the limits were computed.
+        self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
+        self._current_occupancy = Occupancy()  # reused: each request needs one
+        self.ledger = ledger
+        self.queues = queues
+        self.service_times = service_times
+
+    def _select_active(self) -> None:
+        """Leaves out the constraints that are inactive, after one has begun or ceased to be."""
         # By the rank of a class: the constraints that limit it; then only those that override one
         # method.
+        active = tuple(each for each in self.all if not each.inactive)
         self._of_class = tuple(
-            tuple(each for each in self.all if one in each.classes) for one in ServiceClass
+            tuple(each for each in active if one in each.classes) for one in ServiceClass
         )
         self._absolute = tuple(
             tuple(each for each in of_class if each.absolute) for of_class in self._of_class
@@ -80,16 +93,10 @@ class AdmissionConstraints:
         # Those that say how long they block a request; those that block some and let others pass,
         # and of these those that do not say so.
         self._foreseeing = _overriding("starts_in_s", self._of_class)
-        self._by_request = tuple(each for each in self.all if each.scope is Scope.REQUEST)
+        self._by_request = tuple(each for each in active if each.scope is Scope.REQUEST)
         self._unforeseen = set(self._by_request).difference(*self._foreseeing)
         self.granting = _overriding("granted", self._of_class)
         self.ending = _overriding("ended", self._of_class)
-        # Slots, the largest batch seen and the step time from which the limits were computed.
-        self._measured: tuple[int, int, StepTime | None] = (0, 0, None)
-        self._current_occupancy = Occupancy()  # reused: each request needs one
-        self.ledger = ledger
-        self.queues = queues
-        self.service_times = service_times
 
     @property
     def reasons(self) -> list[str]:
@@ -146,11 +153,13 @@ class AdmissionConstraints:
 
         Its `kv` has to be set. `due`: it is a bulk request that goes before interactive ones.
         """
-        occupancy = self._occupancy()
-        occupancy.due = due
-        of_class = self._of_class if occupancy.taken or occupancy.idle else self._absolute
+        ledger, occupancy = self.ledger, self._current_occupancy
+        occupancy.idle = idle = ledger.idle
+        occupancy.taken = taken = ledger.leased + ledger.foreign - idle
+        occupancy.interactive, occupancy.due = ledger.interactive, due
+        of_class = self._of_class if taken or idle else self._absolute
         for each in of_class[request.service_class.rank]:
-            if not each.inactive and each.blocks(request, occupancy, now):
+            if each.blocks(request, occupancy, now):
                 return each
         return None
 
@@ -174,8 +183,6 @@ class AdmissionConstraints:
         than slots; None: unknown. Counts it as ahead of those that are asked for next."""
         blocked_s: float | None = 0.0
         for each in self._foreseeing[request.service_class.rank]:
-            if each.inactive:
-                continue
             each_s = each.starts_in_s(request, ahead, now)
             if each_s is None and each.scope is not Scope.REQUEST:
                 ahead.held_s = inf  # nobody knows for how long
@@ -186,7 +193,7 @@ class AdmissionConstraints:
                 if each.scope is not Scope.REQUEST and each_s > ahead.held_s:
                     ahead.held_s = each_s
         for each in self._by_request:
-            if each.inactive or not each.is_used_by(request):
+            if not each.is_used_by(request):
                 continue
             key = each, each.group(request)
             ahead.needing[key] = ahead.needing.get(key, 0) + request.cost
@@ -240,7 +247,7 @@ class AdmissionConstraints:
         them. A request that is alone may get more."""
         occupancy, least = self._occupancy(), UNLIMITED
         for each in self._limiting_room[service_class.rank]:
-            if not each.inactive and (room := each.room(service_class, occupancy, now)) < least:
+            if (room := each.room(service_class, occupancy, now)) < least:
                 least = room
         return max(0, least)
 

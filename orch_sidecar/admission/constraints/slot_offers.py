@@ -70,7 +70,7 @@ class SlotOffers(Slots):
 
     def _update(self) -> None:
         """Sets `inactive`, after each change."""
-        self.inactive = not (self.contended or self.parents_wait or self.was_rejected or self.left)
+        self.inactive = not (self.contended or self.parents_wait or self.was_rejected)
 
     @property
     def shared(self) -> bool:
@@ -100,15 +100,13 @@ class SlotOffers(Slots):
     def offer(self, slots: int, number: int) -> None:
         """The engine has booked `slots`: requests are dispatched into them until `settle`."""
         self.left, self.taken = slots, number
-        self._update()
 
-    def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
-        """A request was dispatched; if under an offer, it uses that up."""
-        if self.left:
-            lease.offered = True
-            self.left = max(0, self.left - lease.cost)
-            self.was_rejected = False
-            self._update()
+    def use(self, lease: Lease) -> None:
+        """A request was dispatched under the offer, which it uses up."""
+        lease.offered = True
+        self.left = max(0, self.left - lease.cost)
+        self.was_rejected = False
+        self._update()
 
     def share_kept(self, slots_total: int, leased: int) -> float:
         """Returns the share of the slots that come free here which other sidecars do not get: while
@@ -123,7 +121,6 @@ class SlotOffers(Slots):
         if self.contended or self.parents_wait:
             self.unused += self.left
         self.left = 0
-        self._update()
 
     def give_back(self, slots: int) -> None:
         """Gives back slots of an offer: a request that was dispatched into them is not sent."""

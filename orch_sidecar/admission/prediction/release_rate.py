@@ -6,9 +6,10 @@ Pure: times are seconds of a monotonic clock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.types import EndedLease
 from vllm_plugin.contracts.profile import ServiceClass
 
 # Enough releases for a stable rate, recent enough to follow the load.
@@ -55,11 +56,15 @@ class ReleaseRates:
         self.all = ReleaseRate()
         self._of_class = tuple(ReleaseRate() for _ in ServiceClass)  # by rank
 
-    def released(self, request: AdmissionRequest | None, slots: int, now: float) -> None:
-        release = now, slots
-        self.all.releases.append(release)
-        if request is not None:
-            self._of_class[request.service_class.rank].releases.append(release)
+    def learn(self, ended: Iterable[EndedLease]) -> None:
+        """Counts the slots of those that the engine served."""
+        of_all, of_class = self.all.releases, self._of_class
+        for lease, _, served, now in ended:
+            if served:
+                release = now, lease.cost
+                of_all.append(release)
+                if lease.request is not None:
+                    of_class[lease.request.service_class.rank].releases.append(release)
 
     def of(self, service_class: ServiceClass) -> ReleaseRate:
         return self._of_class[service_class.rank]

@@ -10,13 +10,20 @@ are read before is added. So a wave of prompts is predicted as such. Any further
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from orch_sidecar.admission.ledger import Ledger
 from orch_sidecar.admission.prediction.output_lengths import OutputLengths
 from orch_sidecar.admission.prediction.prompts import UnreadPrompts
 from orch_sidecar.admission.prediction.schedule import Schedule
-from orch_sidecar.admission.types import AdmissionRequest, EngineReport, Lease, StepTime
+from orch_sidecar.admission.types import (
+    AdmissionRequest,
+    EndedLease,
+    EngineReport,
+    Lease,
+    StepTime,
+)
 from vllm_plugin.contracts.profile import IDLE, ServiceClass
 
 LEARNING_RATE: Final = 0.1
@@ -128,14 +135,22 @@ class ServiceTimes:
         """Has the ends predicted again: a request ended, or is about to."""
         self._changed = True
 
-    def completed(
+    def learn(self, ended: Iterable[EndedLease]) -> None:
+        """Learns from those that completed how long outputs are, and how slow the engine is."""
+        for lease, output_tokens, _, now in ended:
+            request = lease.request
+            if request is None or output_tokens is None:
+                continue
+            if self._learned > _WARM_UP_RESPONSES and now < self._learned_at:
+                continue
+            self._learned += 1
+            self._learned_at = now + _LEARN_EVERY_S
+            self._completed(lease, request, output_tokens / lease.cost, now)
+
+    def _completed(
         self, lease: Lease, request: AdmissionRequest, output_tokens: float, now: float
     ) -> None:
         """Learns from a request that completed after `output_tokens` (per sequence)."""
-        if self._learned > _WARM_UP_RESPONSES and now < self._learned_at:
-            return
-        self._learned += 1
-        self._learned_at = now + _LEARN_EVERY_S
         self.lengths.learn(request.service_class, request.max_tokens, output_tokens)
         token_s = self._token_s(request.cost)
         if token_s is None or output_tokens < 2:

@@ -48,10 +48,11 @@ def service_times_of(batch: int = 10) -> LeasedServiceTimes:
 
 
 def complete(
-    service_times: ServiceTimes, request: AdmissionRequest, now: float, output_tokens: float
+    service_times: ServiceTimes, request: AdmissionRequest, now: float, output_tokens: int
 ) -> None:
     """A request that got its slot at 0 s completes."""
-    service_times.completed(Lease("a", request.cost, "e", request), request, output_tokens, now)
+    lease = Lease("a", request.cost, "e", request)
+    service_times.learn([(lease, request.cost * output_tokens, True, now)])
 
 
 def schedule_of(
@@ -130,7 +131,7 @@ def test_it_learns_how_much_slower_the_engine_is_than_its_steps() -> None:
     service_times = service_times_of()
     request = interactive(max_tokens=100)
     for _ in range(100):
-        complete(service_times, request, 6.3, 100.0)  # three times as long
+        complete(service_times, request, 6.3, 100)  # three times as long
     assert service_times.service_s(request) == pytest.approx(6.0, rel=0.01)
     assert service_times.first_token_s(request) == pytest.approx(0.063, rel=0.01)
 
@@ -138,7 +139,7 @@ def test_it_learns_how_much_slower_the_engine_is_than_its_steps() -> None:
 def test_one_strange_answer_changes_little() -> None:
     service_times = service_times_of()
     request = interactive(max_tokens=100)
-    complete(service_times, request, 1e6, 100.0)
+    complete(service_times, request, 1e6, 100)
     service_s = service_times.service_s(request)
     assert service_s is not None
     assert service_s <= 4.0
@@ -146,21 +147,21 @@ def test_one_strange_answer_changes_little() -> None:
 
 def test_response_of_one_token_is_no_measure_of_speed() -> None:
     service_times = service_times_of()
-    complete(service_times, interactive(max_tokens=100), 9.0, 1.0)
+    complete(service_times, interactive(max_tokens=100), 9.0, 1)
     assert service_times.service_s(interactive(max_tokens=100)) == pytest.approx(0.02)
 
 
 def test_once_much_is_known_one_answer_in_five_milliseconds_is_enough() -> None:
     service_times = service_times_of()
     for number in range(1001):
-        complete(service_times, interactive(), number / 1e6, 10.0)
+        complete(service_times, interactive(), number / 1e6, 10)
     lengths = service_times.lengths
     assert lengths.expected(INTERACTIVE, None) == pytest.approx(10.0), "each of them taught"
     for number in range(200):
-        complete(service_times, interactive(), 0.001 + number / 1e6, 500.0)
+        complete(service_times, interactive(), 0.001 + number / 1e6, 500)
     assert lengths.expected(INTERACTIVE, None) == pytest.approx(10.0)
     for number in range(200):
-        complete(service_times, interactive(), 0.0061 + number / 199, 500.0)
+        complete(service_times, interactive(), 0.0061 + number / 199, 500)
     assert lengths.expected(INTERACTIVE, None) == pytest.approx(500.0)
 
 
@@ -237,7 +238,7 @@ def test_a_request_counts_as_its_prompt_and_twice_its_expected_output() -> None:
     service_times = service_times_of()
     assert service_times.expected_tokens(interactive(prompt_tokens=50, max_tokens=100)) == 251
     assert service_times.expected_tokens(interactive(2, prompt_tokens=50, max_tokens=100)) == 451
-    complete(service_times, interactive(max_tokens=100), 1.0, 30.0)
+    complete(service_times, interactive(max_tokens=100), 1.0, 30)
     assert service_times.expected_tokens(interactive(prompt_tokens=50, max_tokens=100)) == 111
     assert service_times.expected_tokens(interactive()) > 1, "also where nothing is known"
 
