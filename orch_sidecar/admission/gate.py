@@ -48,13 +48,16 @@ class TicketIds:
 
     def __init__(self) -> None:
         self.instance = os.urandom(8).hex()
-        self._random: list[str] = []  # each is used once
+        self._unused: list[str] = []  # of one sequence
 
     def new(self, cost: int) -> str:
         """Returns a new id for `cost` sequences."""
-        if not self._random:  # one system call for many
-            self._random = os.urandom(_BLOCK_BYTES).hex(" ", 16).split()
-        return f"{self.instance}.{self._random.pop()}.{cost}"
+        if not self._unused:  # one system call for many
+            between = f".1 {self.instance}."
+            ids = between + os.urandom(_BLOCK_BYTES).hex(" ", 16).replace(" ", between) + ".1"
+            self._unused = ids.split()[1:]
+        unused = self._unused.pop()
+        return unused if cost == 1 else f"{unused[:-1]}{cost}"
 
 
 class Ticket:

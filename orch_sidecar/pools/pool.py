@@ -199,10 +199,16 @@ class Pool:
             most = None if ctx_max is None else ctx_max * generation.cost
             prompt_tokens = self.prompt_size.estimate(call.body_bytes, most)
         adapters = self.watcher.adapters
-        adapter = generation.model if adapters and generation.model in adapters else None
-        ask = AdmissionRequest(service_class, generation.cost, prompt_tokens, generation.max_tokens)
-        ask.key, ask.weight, ask.adapter = call.key, call.weight, adapter
-        ask.is_later_part = call.is_later_part
+        ask = AdmissionRequest(
+            service_class,
+            generation.cost,
+            prompt_tokens,
+            generation.max_tokens,
+            call.key,
+            call.weight,
+            generation.model if adapters and generation.model in adapters else None,
+            call.is_later_part,
+        )
         if not options.empty:
             ask.deadline_ms = _remaining_ms(options.deadline_ms, spent_ms)
             ask.max_wait_ms = _remaining_ms(options.max_wait_ms, spent_ms)

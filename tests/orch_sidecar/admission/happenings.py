@@ -44,9 +44,9 @@ REQUESTS = st.builds(
     st.sampled_from((1, 1, 1, 1, 2, 3, 6)),
     st.sampled_from((0, 10, 50, 400)),
     st.sampled_from((None, 10, 100)),
-    st.sampled_from((None, None, None, None, 0.0, 40.0, 1000.0)),
-    st.sampled_from((None, None, None, None, 0.0, 40.0, 800.0)),
-    st.sampled_from((True, True, True, True, False)),
+    deadline_ms=st.sampled_from((None, None, None, None, 0.0, 40.0, 1000.0)),
+    max_wait_ms=st.sampled_from((None, None, None, None, 0.0, 40.0, 800.0)),
+    may_queue=st.sampled_from((True, True, True, True, False)),
 )
 SLOTS = st.sampled_from((1, 2, 2, 3, 4, 4, 8, None))
 PASSED_S = st.sampled_from((0.0, 0.0, 0.01, 0.03, 0.3))
