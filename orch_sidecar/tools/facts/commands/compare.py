@@ -152,7 +152,7 @@ def _cost(options: argparse.Namespace) -> int:
         rows = [each for each in rows if each.row.measurement_type is options.label]
     costs, without = cost.priced(rows, prices, beside(*options.files))
     try:
-        total = cost.total_of(costs, prices.used) if options.total else None
+        total = cost.total_of(costs, prices.used) if options.total and costs else None
     except ValueError as error:
         raise Refused(f"orch facts cost: {error}") from None
     if options.json:

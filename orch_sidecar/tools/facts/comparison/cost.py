@@ -130,19 +130,14 @@ def priced(
 
 
 def total_of(costs: Sequence[Cost], used: float) -> Total:
-    """Returns the one figure of rows, as of a fleet of which each row is a part.
-
-    Raises ValueError for rows of several labels, which are prices of different things, and without
-    a row.
-    """
+    """Returns the one figure of at least one row, as of a fleet of which each row is a part. Raises
+    ValueError for rows of several labels, which are prices of different things."""
     labels = sorted({each.row.measurement_type for each in costs})
     if len(labels) > 1:
         raise ValueError(
             f"one figure of {', '.join(labels)}: they are prices of different things; select one "
             "with --label"
         )
-    if not labels:
-        raise ValueError("no row has a price")
     hour, tokens_per_s = sum(each.hour for each in costs), sum(each.tokens_per_s for each in costs)
     return Total(labels[0], len(costs), hour, per_million(hour, tokens_per_s * used))
 
