@@ -108,6 +108,7 @@ def put(*modules: Module) -> None:
     codes = {
         key: code for each in modules for key, code in _codes(compile(each.tree, each.path, "exec"))
     }
+    gc.unfreeze()  # what tests/conftest.py or a test froze is unknown to gc.get_objects()
     for each in gc.get_objects():
         if isinstance(each, FunctionType):
             each.__code__ = codes.get(_key(each.__code__), each.__code__)
@@ -159,7 +160,6 @@ class Mutants:
                 self._files[str(file)] |= {line} - {""}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        gc.unfreeze()  # what tests/conftest.py froze is unknown to gc.get_objects()
         reached: set[tuple[str, int]] = set()
         setattr(builtins, MARK, reached.add)
         modules = {file: Module(file) for file in self._files}

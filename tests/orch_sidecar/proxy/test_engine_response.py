@@ -161,6 +161,16 @@ async def test_rejection_by_a_child_sidecar_leaves_the_clients_waiting() -> None
     assert client.body == whole_for("a")
 
 
+async def test_429_of_an_engine_is_forwarded() -> None:
+    broadcast = broadcast_of()
+    client = Client("a").join(broadcast)
+    engine = Engine(broadcast)
+    assert engine.response.status == 0
+    engine.sends(json_answer(b'{"error":{"retriable":true}}', b"429 No"))
+    assert client.record.status == engine.response.status == 429
+    assert client.ended_well
+
+
 async def test_response_is_unseen_while_it_is_under_way_and_nothing_of_it_was_sent() -> None:
     relayed = Relayed(rejection=backpressure.engine_rejection)  # its status is that of no rejection
     assert relayed.response.is_unseen

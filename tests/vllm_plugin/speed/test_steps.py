@@ -17,6 +17,11 @@ def ring_of(*batches: int, capacity: int = 1000) -> StepRing:
     return ring
 
 
+def test_window_without_steps_is_empty() -> None:
+    assert StepRing().since(0.0) == BatchStatistics(0, 0, 0.0)
+    assert ring_of(1, 2).since(200.0) == BatchStatistics(0, 0, 0.0)
+
+
 def test_step_belongs_to_the_window_in_which_it_was_reported() -> None:
     """However late: three reports that were held up come at once, after the first token."""
     ring = ring_of(8)  # reported at 100.01

@@ -122,3 +122,12 @@ def test_new_stream_of_a_sidecar_replaces_the_one_before() -> None:
     assert engine_state.claims.sidecars == 2
     engine_state.unsubscribe(current)
     assert engine_state.claims.sidecars == 1
+
+
+def test_unsubscribed_reader_is_not_woken() -> None:
+    engine_state = EngineState(FACTS)
+    subscriber, woken = subscribed(engine_state)
+    engine_state.unsubscribe(subscriber)
+    engine_state.unsubscribe(subscriber)
+    engine_state.record(report(3))
+    assert woken == []

@@ -206,6 +206,13 @@ def test_without_a_prediction_a_free_slot_wins_then_the_shorter_queue_per_slot()
     assert place([small, large], request()) == ("b", By.FREE_SLOTS)
 
 
+def test_free_slots_with_a_queue_or_too_few_of_them_do_not_count() -> None:
+    pools = [pool("a", room=4, queue_depth=1), pool("b", room=1)]
+    assert place(pools, request()) == ("b", By.FREE_SLOTS)
+    pools = [pool("a", room=1), pool("b", room=2)]
+    assert place(pools, request(cost=2)) == ("b", By.FREE_SLOTS)
+
+
 # Requests without admission.
 
 
