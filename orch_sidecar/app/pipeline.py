@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Mapping
 from typing import NamedTuple
 
 from aiohttp import web
-from multidict import MultiMapping
 
 from orch_sidecar.api.cache_salt import CacheSalts
 from orch_sidecar.api.endpoints import ENDPOINTS, Endpoint, find
@@ -38,7 +37,8 @@ from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.queue_events import Watchers
 from orch_sidecar.proxy.route import Route, WaitingRoom
 from orch_sidecar.splitting.stage import Split
-from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE, ClientRequest
+from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
+from orch_sidecar.wire.client_request import ClientRequest
 from orch_sidecar.wire.request_body import BodyReader
 from orch_sidecar.wire.stall_watchdog import StallWatchdog
 
@@ -147,7 +147,7 @@ class OwnEndpoints:
         if endpoint is None and (endpoint := find(path)) is not None and not endpoint.stored:
             path = endpoint.path
         if endpoint is None or not endpoint.admitted:
-            key = self._authorizer.check(path, http.headers)
+            key = self._authorizer.check(path, http)
             if isinstance(key, Refusal):
                 endpoint = endpoint or endpoint_of(path)
             else:
@@ -178,5 +178,5 @@ class OwnEndpoints:
         return await self._frontend.handle(http, path, ENDPOINTS.get(path), check)
 
 
-def _no_key(path: str, headers: MultiMapping[str]) -> None:
+def _no_key(path: str, http: ClientRequest) -> None:
     """Accepts an operator's request without a key."""

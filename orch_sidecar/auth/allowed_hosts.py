@@ -37,8 +37,8 @@ class AllowedHosts:
             _name(f"[{each}]" if isinstance(parse_address(each), IPv6Address) else each)
             for each in configured
         )
-        # Of those that were accepted a few: a client says the same each time.
-        self.accepted: set[str] = set()
+        # Of those that were accepted a few, as they are sent: a client says the same each time.
+        self.accepted: set[bytes] = set()
 
     def check(self, hosts: Sequence[str]) -> Refusal | None:
         """Returns the refusal of a request with these `Host` fields; None if it is accepted."""
@@ -48,7 +48,7 @@ class AllowedHosts:
             accepted = self._any_address and not hosts
         if accepted:
             if hosts and len(self.accepted) < _MAX_ACCEPTED_HOSTS:
-                self.accepted.add(hosts[0])
+                self.accepted.add(hosts[0].encode("utf-8", "surrogateescape"))
             return None
         shown = ", ".join(hosts)[:_SHOWN_CHARACTERS]
         return Refusal(

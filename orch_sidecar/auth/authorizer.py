@@ -27,7 +27,7 @@ from orch_sidecar.admission.prediction.release_rate import ReleaseRate
 from orch_sidecar.api import options
 from orch_sidecar.api.endpoints import ENGINE_METRICS, METRICS, PROBES, WITHOUT_KEY
 from orch_sidecar.api.generation import GenerationRequest
-from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, HOST, X_ORCH_CLASS
+from orch_sidecar.api.headers import AUTHORIZATION, CLASS_ALIASES, X_ORCH_CLASS
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth.allowed_hosts import AllowedHosts, is_loopback, parse_address
 from orch_sidecar.auth.budgets import Bucket, Budgets, Fields, Reservation
@@ -35,7 +35,6 @@ from orch_sidecar.auth.keys import (
     MAX_KEY_BYTES,
     ApiKey,
     Keys,
-    credential,
     key_bytes,
     without_scheme,
 )
@@ -46,6 +45,19 @@ _JITTER: Final = 0.25
 
 # Of a key, for a run needs two. The engine signs five times as many, for all: it knows no keys.
 STATEMENTS_PER_MINUTE: Final = 60.0
+
+
+class Head(Protocol):
+    """What the check of a request reads of its head."""
+
+    @property
+    def headers(self) -> MultiMapping[str]: ...
+
+    @property
+    def host(self) -> bytes | None: ...
+
+    @property
+    def credential(self) -> bytes | None: ...
 
 
 def _unauthorized(message: str) -> Refusal:
@@ -159,23 +171,24 @@ class Authorizer:
         empty if unknown."""
         return self._is_gateway(address) if key is None else key.gateway
 
-    def check(self, path: str, headers: MultiMapping[str]) -> ApiKey | Refusal | None:
+    def check(self, path: str, head: Head) -> ApiKey | Refusal | None:
         """Returns the API key of a request, or why it is rejected. None: it needs no key, and has
         none where the key makes a difference."""
         keys = self.keys
         if (self._checks_hosts or (self._on_loopback and keys is None)) and path not in PROBES:
-            hosts = headers.getall(HOST, [])
-            if not (len(hosts) == 1 and hosts[0] in self._hosts.accepted):
-                refused = self._hosts.check(hosts)
+            host = head.host
+            if host not in self._hosts.accepted:
+                text = None if host is None else host.decode("utf-8", "surrogateescape")
+                refused = self._hosts.check([] if text is None else [text])
                 if refused is not None:
                     return refused
         if keys is None or (path in WITHOUT_KEY and path != METRICS):
             return None
-        value = credential(headers)
+        value = (head.credential or b"").decode("utf-8", "surrogateescape")
         if not value:
             return None if path == METRICS else _NO_KEY
         key = without_scheme(value)
-        if key is value and AUTHORIZATION in headers:
+        if key is value and AUTHORIZATION in head.headers:
             return _NO_BEARER
         if not key:
             return _NO_KEY
@@ -186,12 +199,13 @@ class Authorizer:
             return _NOT_FOR_METRICS
         return found
 
-    def check_owner(self, path: str, headers: MultiMapping[str]) -> ApiKey | Refusal | None:
+    def check_owner(self, path: str, head: Head) -> ApiKey | Refusal | None:
         """Returns the key of a request that this sidecar makes for it: its digest is named where a
         client would send the key. None: clients need no key."""
         if self.keys is None:
             return None
-        return self.keys.get(bytes.fromhex(headers.get(AUTHORIZATION, ""))) or _KEY_REMOVED
+        digest = bytes.fromhex((head.credential or b"").decode("ascii"))
+        return self.keys.get(digest) or _KEY_REMOVED
 
     def sees_all(self, key: ApiKey | None) -> bool:
         """Whether a client with this key, or without one, may read what concerns other clients."""

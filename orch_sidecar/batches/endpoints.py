@@ -30,8 +30,8 @@ from orch_sidecar.batches.jobs import CHUNK_BYTES, Jobs
 from orch_sidecar.batches.rows import serves
 from orch_sidecar.batches.store import FileStore, Opened, StoreFault
 from orch_sidecar.batches.tables import Batch, StoredFile
+from orch_sidecar.wire.client_connection import ResourceRequest
 from orch_sidecar.wire.request_body import send_continue
-from orch_sidecar.wire.resource_request import ResourceRequest
 
 logger = logging.getLogger("orch.batches")
 

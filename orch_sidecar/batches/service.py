@@ -21,8 +21,7 @@ from orch_sidecar.batches.jobs import Jobs
 from orch_sidecar.batches.runner import Runner
 from orch_sidecar.batches.store import FileStore, StoreFault
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.wire.client_connection import Handler
-from orch_sidecar.wire.resource_request import ResourceRequest
+from orch_sidecar.wire.client_connection import Handler, ResourceRequest
 
 logger = logging.getLogger("orch.batches")
 

@@ -156,7 +156,11 @@ class SidecarSettings(BaseSettings):
         "idle, new ones",
     )
     max_header_bytes: int = Field(
-        16_384, ge=1024, le=2**20, description="largest request line or header field, bytes"
+        16_384,
+        ge=1024,
+        le=2**20,
+        description="largest request line or header field, bytes; a head has at most four times as "
+        "many",
     )
     max_json_depth: int = Field(
         64, ge=4, le=512, description="deepest nesting of a request body, levels"

@@ -40,8 +40,8 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.pools.registry import PoolRegistry
 from orch_sidecar.proxy.in_flight import InFlight
 from orch_sidecar.proxy.request import Request
-from orch_sidecar.wire.resource_request import ResourceRequest
-from orch_sidecar.wire.unreadable import refusal_of
+from orch_sidecar.wire.client_connection import ResourceRequest
+from orch_sidecar.wire.unreadable import UNREADABLE, refusal_of
 
 logger = logging.getLogger("orch.sidecar")
 
@@ -187,7 +187,7 @@ class Control:
         try:
             request = ResourceRequest(http, what, name, owner_of(key), {**self._headers, **ids})
             return await self._batches.answer(request)
-        except web.RequestPayloadError as error:
+        except UNREADABLE as error:
             return refusal_of(error)
 
     def _of_pool(

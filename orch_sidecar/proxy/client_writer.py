@@ -16,8 +16,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
-from aiohttp import HttpVersion11
-
 from orch_sidecar.api.headers import (
     CONNECTION,
     CONTENT_LENGTH,
@@ -34,8 +32,9 @@ from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.observability.record import Outcome, RequestRecord
 from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.engine_response import Sink
-from orch_sidecar.wire.client_connection import ClientConnection, ClientRequest
+from orch_sidecar.wire.client_connection import ClientConnection
 from orch_sidecar.wire.client_connections import SilenceLimit, undelivered_bytes
+from orch_sidecar.wire.client_request import ClientRequest
 from orch_sidecar.wire.forwarding import filtered_response_head, is_event_stream
 from orch_sidecar.wire.http1 import LAST_CHUNK, Head
 
@@ -102,7 +101,7 @@ class ClientWriter(Sink):
         transport: asyncio.Transport | None = client.transport
         if transport is None:
             raise asyncio.CancelledError
-        http11 = http.version >= HttpVersion11
+        http11 = http.http11
         self.transport = transport
         self.client: ClientConnection = client
         self.silence_limit_s: SilenceLimit | None = None

@@ -76,10 +76,9 @@ class Forward:
             body: bytes | memoryview = request.body
             if request.salt:
                 head, body = head + request.body[:1] + request.salt, memoryview(request.body)[1:]
-            if len(body) > LARGE_BYTES:  # such a body is never copied
-                response.start(connection, head, body)
-            else:
-                response.start(connection, head + body)
+            # A large body is never copied.
+            parts = (head, body) if len(body) > LARGE_BYTES else (head + body,)
+            response.start(connection, *parts)
             await response.done
             return _result(response, sink, pool)
         finally:

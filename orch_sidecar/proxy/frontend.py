@@ -14,7 +14,6 @@ from functools import partial
 from typing import Final, Protocol
 
 from aiohttp import web
-from multidict import MultiMapping
 
 from orch_sidecar.api import errors
 from orch_sidecar.api.body_outline import LARGE_BYTES, Outline
@@ -23,7 +22,6 @@ from orch_sidecar.api.endpoints import Endpoint, no_engine_has, unknown, why_not
 from orch_sidecar.api.generation import GenerationRequest
 from orch_sidecar.api.headers import (
     CONTENT_TYPE,
-    TRACEPARENT,
     X_CORRELATION_ID,
     X_ORCH_LEASE,
     X_ORCH_REQUEST_ID,
@@ -51,9 +49,10 @@ from orch_sidecar.proxy.rejection import response_to
 from orch_sidecar.proxy.request import Attempt, Request
 from orch_sidecar.proxy.result import NotSent, Result, Sent
 from orch_sidecar.proxy.route import Route
-from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE, ClientRequest
-from orch_sidecar.wire.forwarding import HeaderNames, header_names
-from orch_sidecar.wire.request_body import JSON, BodyReader, headers_refusal
+from orch_sidecar.wire.client_connection import SENT, SENT_CLOSE
+from orch_sidecar.wire.client_request import ClientRequest
+from orch_sidecar.wire.forwarding import HeaderNames
+from orch_sidecar.wire.request_body import BodyReader, headers_refusal
 from vllm_plugin.contracts.profile import BULK, INTERACTIVE
 from vllm_plugin.contracts.statement import STATEMENTS_PATH
 
@@ -64,8 +63,8 @@ _HEAD_AS_GET: Final = "HEAD", "GET"
 _NO_GENERATION: Final = GenerationRequest(0, False, "", 0, None)
 
 
-# Returns the key of a request with this path and these headers, or why it is refused.
-KeyCheck = Callable[[str, MultiMapping[str]], ApiKey | Refusal | None]
+# Returns the key of a request with this path, or why it is refused.
+KeyCheck = Callable[[str, ClientRequest], ApiKey | Refusal | None]
 
 
 class Stage(Protocol):
@@ -129,17 +128,17 @@ class Frontend:
     ) -> web.StreamResponse:
         """Serves one request. `endpoint`: None if the path is unknown. `key_check`: replaces the
         check of a client's key."""
-        headers, names = http.headers, header_names(http.raw_headers)
+        names = http.names
         record, name = self._identify(http, endpoint or unknown(path), names)
-        traced = self._tracing.spans is not None or TRACEPARENT in headers
+        traced = names.traced or self._tracing.spans is not None
         method = record.method
-        trace = self._tracing.begin(record, headers) if traced else None
+        trace = self._tracing.begin(record, http.headers) if traced else None
         request: Request | None = None
         outcome: Outcome | Reason = CANCELLED
         status: int | None = None
         self.active += 1
         try:
-            key = (key_check or self._authorizer.check)(path, headers)
+            key = (key_check or self._authorizer.check)(path, http)
             if (
                 isinstance(key, Refusal)
                 or name is None
@@ -234,7 +233,7 @@ class Frontend:
         """Reads a request, checks its limits, and passes it on: without a step in between, if its
         body arrived with its head."""
         endpoint = request.endpoint
-        unusual = names.has_options or request.http.headers.get(CONTENT_TYPE) != JSON
+        unusual = names.has_options or not request.http.is_json
         if unusual and (refusal := self._check_headers(request)) is not None:
             return NotSent(refusal)
         if names.asks_for_options and (refusal := self._read_options(request)) is not None:

@@ -71,7 +71,9 @@ class InFlight:
 
     def end(self, name: RequestName) -> None:
         """Removes a request that has ended. Raises KeyError if it is not registered."""
-        key = credential(self._requests.pop(name).http.headers) or ""
+        http = self._requests.pop(name).http
+        sent = http.credential
+        key: str | bytes = "" if sent is None else sent.decode("utf-8", "surrogateescape")
         ended = self._ended
         ended[name] = key if len(key) <= _LONG_KEY else self._digest(key)
         if len(ended) >= ENDED_KEPT:

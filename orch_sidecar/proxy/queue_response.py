@@ -36,7 +36,7 @@ from orch_sidecar.proxy.client_writer import (
     chunk,
     response_fields,
 )
-from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.client_request import ClientRequest
 from orch_sidecar.wire.forwarding import is_event_stream
 from orch_sidecar.wire.http1 import Head
 

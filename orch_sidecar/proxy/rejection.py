@@ -21,7 +21,7 @@ from orch_sidecar.api.headers import (
 )
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.observability.record import RequestRecord
-from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.client_request import ClientRequest
 
 # The rest of the request may still be on its way, or the client should connect elsewhere.
 _CLOSING: Final = frozenset(
@@ -65,6 +65,6 @@ def response_to(
     )
     if refusal.reason is Reason.METHOD_NOT_ALLOWED and endpoint is not None:
         response.headers[ALLOW] = "GET, HEAD" if endpoint.method == "GET" else endpoint.method
-    if refusal.reason in _CLOSING or (refusal.reason in _UNREAD and not http.content.is_eof()):
+    if refusal.reason in _CLOSING or (refusal.reason in _UNREAD and not http.complete):
         response.force_close()
     return response

@@ -19,7 +19,7 @@ from orch_sidecar.pools.parent_leases import ParentLease
 from orch_sidecar.pools.placement.routing import GenerationCall
 from orch_sidecar.proxy.engine_response import EngineResponse, Sink
 from orch_sidecar.proxy.queue_response import QueueResponse
-from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.client_request import ClientRequest
 from orch_sidecar.wire.forwarding import HeaderNames
 
 # Ends an attempt. No client sees this refusal: the request is queued again.

@@ -84,7 +84,8 @@ OPTION_PREFIX: Final = raw(X_ORCH)
 # With the last one SageMaker's clients name adapters and sessions that are not in the body.
 _PREFIXES_NOT_FORWARDED: Final = (OPTION_PREFIX, raw(X_FORWARDED), raw(X_AMZN_SAGEMAKER))
 # Clients' keys: not forwarded if the engine has a key of its own, or if they are for this sidecar.
-_KEYS: Final = frozenset(map(raw, (AUTHORIZATION, X_API_KEY)))
+# The first one counts.
+_KEYS: Final = tuple(map(raw, (AUTHORIZATION, X_API_KEY)))
 # Options besides those with OPTION_PREFIX: ids, the encoding of the body; and the names that other
 # gateways use for such options.
 _OPTIONS: Final = frozenset(
@@ -92,8 +93,15 @@ _OPTIONS: Final = frozenset(
 )
 _ALIASES: Final = frozenset(map(raw, OPTION_ALIASES))
 _CONNECTION: Final = raw(CONNECTION)
+_HOST: Final = raw(HOST)
+_TRANSFER_ENCODING: Final = raw(TRANSFER_ENCODING)
+_TRACEPARENT: Final = raw(TRACEPARENT)
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
 _CONTENT_TYPE: Final = raw(CONTENT_TYPE)
+# llhttp leaves them at the end of a value.
+BLANKS: Final = b" \t"
+# Whoever reads a second one decides otherwise than who reads the first.
+_ONCE: Final = (_HOST, _CONTENT_TYPE, _CONTENT_LENGTH, _TRANSFER_ENCODING)
 _EVENT_STREAM: Final = b"text/event-stream"
 _AUTHORIZATION: Final = field_line(AUTHORIZATION, "%b")
 _CHUNKED: Final = b"%b: chunked" % raw(TRANSFER_ENCODING)
@@ -107,7 +115,9 @@ class HeaderNames:
     `has_options`: some are for this sidecar, besides the API key. `asks_for_options`: some of these
     are options of how to serve the request (`read_options`). `forwarded`,
     `forwarded_without_credentials`: the places of the fields that are. `has_connection`:
-    `Connection` is present.
+    `Connection` is present. `chunked`: so is `Transfer-Encoding`, which then ends in `chunked`.
+    `traced`: so is `traceparent`. `host`, `content_type`, `credential`: the places of these fields,
+    the last one with the client's key; -1 of an absent one. `fault`: why no request can have these.
     """
 
     has_options: bool
@@ -115,11 +125,17 @@ class HeaderNames:
     forwarded: tuple[int, ...]
     forwarded_without_credentials: tuple[int, ...]
     has_connection: bool
+    host: int
+    chunked: bool
+    traced: bool
+    content_type: int
+    credential: int
+    fault: str | None
 
 
-def header_names(client: Fields) -> HeaderNames:
-    """Returns what the names of a client's header fields decide."""
-    return _names(b"\n".join([name for name, _ in client]))
+def text_of(value: bytes) -> str:
+    """Returns the value of a field of a client."""
+    return value.rstrip(BLANKS).decode("utf-8", "surrogateescape")
 
 
 def request_head(
@@ -136,7 +152,7 @@ def request_head(
     client's keys are not forwarded. `names`: of the client's fields, if known already.
     """
     if names is None:
-        names = header_names(client)
+        names = header_names(b"\n".join([name for name, _ in client]))
     forwarded = names.forwarded
     if strip_keys or authorization is not None:
         forwarded = names.forwarded_without_credentials
@@ -156,16 +172,17 @@ def request_head(
     return b"".join((line, end, theirs, end if theirs else b"", ours, end))
 
 
-# A client sends the same names in every request. They are joined by line ends: one text is looked
-# up faster than a tuple.
+# A client sends the same names in every request; one text is looked up faster than a tuple.
 @lru_cache(maxsize=256)
-def _names(names: bytes) -> HeaderNames:
+def header_names(names: bytes) -> HeaderNames:
+    """Returns what the names of a client's header fields decide. `names`: joined by line ends."""
     lower = names.lower().split(b"\n")
     forwarded = tuple(
         at
         for at, name in enumerate(lower)
         if name and name not in NOT_FORWARDED and not name.startswith(_PREFIXES_NOT_FORWARDED)
     )
+    repeated = [name for name in _ONCE if lower.count(name) > 1]
     asks_for_options = any(name in _ALIASES or name.startswith(OPTION_PREFIX) for name in lower)
     return HeaderNames(
         asks_for_options or any(name in _OPTIONS for name in lower),
@@ -173,6 +190,12 @@ def _names(names: bytes) -> HeaderNames:
         forwarded,
         tuple(at for at in forwarded if lower[at] not in _KEYS),
         _CONNECTION in lower,
+        lower.index(_HOST) if _HOST in lower else -1,
+        _TRANSFER_ENCODING in lower,
+        _TRACEPARENT in lower,
+        lower.index(_CONTENT_TYPE) if _CONTENT_TYPE in lower else -1,
+        next((lower.index(name) for name in _KEYS if name in lower), -1),
+        f"{repeated[0].decode()} is there twice" if repeated else None,
     )
 
 

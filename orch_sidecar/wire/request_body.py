@@ -22,8 +22,8 @@ from orch_sidecar.api.headers import CONTENT_ENCODING, CONTENT_TYPE, EXPECT, TRA
 from orch_sidecar.api.json_body import InvalidBody, well_formed
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.config.settings import SidecarSettings
-from orch_sidecar.wire.client_connection import ClientRequest
-from orch_sidecar.wire.unreadable import refusal_of
+from orch_sidecar.wire.client_request import ClientRequest
+from orch_sidecar.wire.unreadable import UNREADABLE, refusal_of
 
 T = TypeVar("T")
 
@@ -63,13 +63,13 @@ class BodyReader:
 
         None: it is incomplete; `read_rest` waits for it.
         """
-        content = holder.http.content
-        if not content.is_eof():
+        http = holder.http
+        if not http.complete:
             return None
-        try:
-            body = content.read_nowait()
-        except web.RequestPayloadError as error:
-            return refusal_of(error)
+        if http.stream is None:
+            body, http.body = http.body, b""
+        else:
+            body = http.stream.read_nowait()
         if len(body) > self._max_bytes:
             return self._too_large(f"{len(body)} bytes")
         size = len(body)
@@ -100,7 +100,7 @@ class BodyReader:
             return Refusal(Reason.BODY_TIMEOUT, text)
         except InvalidBody as unreadable:
             return unreadable.refusal
-        except web.RequestPayloadError as error:
+        except UNREADABLE as error:
             return refusal_of(error)
 
     def release(self, holder: Holder) -> None:

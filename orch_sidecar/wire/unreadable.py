@@ -1,28 +1,19 @@
-"""Refuses bytes that are not a request, and bodies that cannot be read to their ends.
-
-Knows no connection. aiohttp's parser finds what is wrong.
-"""
+"""What clients send that cannot be read: bytes that are not a request, and broken bodies."""
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Final
 
-from aiohttp import HttpVersion10, web
-from aiohttp.http import RawRequestMessage
-from multidict import CIMultiDict, CIMultiDictProxy
+from aiohttp import web
 from yarl import URL
 
 from orch_sidecar.api.refusal import Reason, Refusal
 
-# A placeholder for a request that aiohttp's parser does not accept: nothing is known of it.
-_NO_FIELDS: Final = CIMultiDictProxy(CIMultiDict[str]())
-UNREADABLE: Final = RawRequestMessage(
-    "UNKNOWN", "/", HttpVersion10, _NO_FIELDS, (), True, None, False, False, URL("/")
-)
+CONNECT: Final = "CONNECT"
+_ROOT: Final = URL("/")
 
 
-class BodyRefused(web.RequestPayloadError):
+class BodyRefused(Exception):
     """Nobody waits for the rest of a body. Raised where that body is read."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -30,23 +21,34 @@ class BodyRefused(web.RequestPayloadError):
         self.refusal = refusal
 
 
-def refusal_of(error: web.RequestPayloadError) -> Refusal:
-    """Returns the refusal of a request whose body could not be read to its end."""
+UNREADABLE: Final = (web.RequestPayloadError, BodyRefused)
+"""What is raised where a body is read that cannot be read to its end."""
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Returns the refusal of a request whose body is UNREADABLE."""
     if isinstance(error, BodyRefused):
         return error.refusal
     return Refusal(Reason.INVALID_REQUEST, f"the body: {error}")
 
 
-def not_http(error: str | None) -> Refusal:
-    """Returns the refusal of bytes that are not a request.
-
-    aiohttp's parser returns all requests of a read, or an error: valid ones before the error are
-    lost with it, and this answers the first of them.
-    """
-    text = f"not a valid HTTP request: {first_line(error)}; nothing that came with it was served"
-    return Refusal(Reason.INVALID_REQUEST, text)
+def not_http(why: str) -> Refusal:
+    """Returns the refusal of bytes that are not a request."""
+    return Refusal(Reason.INVALID_REQUEST, f"not a valid HTTP request: {why}")
 
 
-def first_line(error: str | None) -> str:
-    """Returns what aiohttp's parser found wrong, without the bytes that it shows below."""
-    return (error or HTTPStatus.BAD_REQUEST.phrase).split("\n")[0].rstrip(":")
+def url_of(method: str, target: str) -> URL:
+    """Returns what a target names here. Raises ValueError: nothing, it is not a URL."""
+    if target.startswith("/"):
+        path, _, query = target.partition("?")
+        query, _, fragment = query.partition("#")
+        path, *behind = path.split("#", 1)
+        return URL.build(
+            path=path, query_string=query, fragment=fragment or "".join(behind), encoded=True
+        )
+    if (method, target) == ("OPTIONS", "*"):
+        return URL(target, encoded=True)
+    url = URL.build(authority=target) if method == CONNECT else URL(target, encoded=True)
+    if url.raw_host is None:
+        raise ValueError(target)
+    return _ROOT if method == CONNECT else url.relative()

@@ -118,7 +118,7 @@ async def test_bodies_that_are_sent_ahead_on_one_connection_are_hardly_read(
     await eventually(lambda: held.waiting)
     [connection] = sidecar.connections
     await eventually(lambda: not connection.transport.is_reading())  # type: ignore[union-attr]
-    ahead_bytes = sum(payload.total_bytes for _, payload in connection._messages)
+    ahead_bytes = sum(each.arrived_bytes for each in connection._requests.ready)
     assert ahead_bytes <= 65_536 + 262_144  # one read beyond the limit
     for _ in range(12):
         await eventually(lambda: held.waiting)

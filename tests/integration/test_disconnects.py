@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp.web import BaseRequest
 
-from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.client_request import ClientRequest
 from tests.integration.answers import EVENT_STREAM
 from tests.integration.client import CHAT, Client, body_of
 from tests.integration.held import Held, started
@@ -123,7 +123,7 @@ async def test_nothing_of_a_request_is_left_to_the_garbage_collector(
     try:
         client.send_request("POST", target, headers=[("Content-Length", str(len(body)))])
         client.send(body[: len(body) - missing])
-        await eventually(lambda: any(each._request_count for each in sidecar.connections))
+        await eventually(lambda: any(each.request or each._close for each in sidecar.connections))
         await eventually(lambda: held.waiting or missing)
         await asyncio.sleep(0.02)  # it waits, for a body that does not come or for the engine
         await leave(client, reset=True)

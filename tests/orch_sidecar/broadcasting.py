@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-from aiohttp import HttpVersion10, HttpVersion11
-
 from orch_sidecar.api.refusal import Refusal
 from orch_sidecar.coalescing.broadcast import Broadcast
 from orch_sidecar.coalescing.subscriber import Subscriber
@@ -18,7 +16,7 @@ from orch_sidecar.pools.pool import Pool
 from orch_sidecar.proxy.client_writer import ClientWriter
 from orch_sidecar.proxy.engine_response import EngineResponse
 from orch_sidecar.wire.backpressure import RejectionReader
-from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.client_request import ClientRequest, RequestParser
 from orch_sidecar.wire.engine_connection import ConnectionPool, EngineConnection
 from orch_sidecar.wire.http1 import Head, body_of, parse_head
 from tests.orch_sidecar import records
@@ -128,16 +126,26 @@ def record_of(request_id: str, **more: Any) -> RequestRecord:
     return records.record_of(**({"stream": True} | ids | more))
 
 
-def http_of(transport: asyncio.Transport, *, http10: bool = False) -> ClientRequest:
-    """What a writer needs of a request."""
+def http_of(
+    transport: asyncio.Transport,
+    *fields: tuple[str, str],
+    method: str = "POST",
+    target: str = "/v1/chat/completions",
+    body: bytes = b"",
+    http10: bool = False,
+) -> ClientRequest:
+    """A request that came whole. `fields`: besides Host and Content-Length."""
     protocol = SimpleNamespace(
         response=None, writing_paused=False, origin_fields={}, transport=transport
     )
-    version = HttpVersion10 if http10 else HttpVersion11
-    http = SimpleNamespace(
-        method="POST", transport=transport, version=version, keep_alive=True, protocol=protocol
-    )
-    return cast(ClientRequest, http)
+    head = f"{method} {target} HTTP/1.{0 if http10 else 1}\r\nHost: sidecar\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in fields)
+    parser = RequestParser(protocol, 16_384)
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    parser.parse(head.encode("utf-8", "surrogateescape") + body)
+    [request] = parser.ready
+    request.keep_alive = True
+    return request
 
 
 class Client(Transport):

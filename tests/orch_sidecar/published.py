@@ -14,7 +14,8 @@ from orch_sidecar.auth.keys import ApiKey
 from orch_sidecar.control.state_stream import Publisher
 from orch_sidecar.pools.parent_leases import ParentLeases
 from orch_sidecar.pools.registry import PoolRegistry
-from orch_sidecar.wire.client_connection import ClientConnection, ClientRequest
+from orch_sidecar.wire.client_connection import ClientConnection
+from orch_sidecar.wire.client_request import ClientRequest
 from tests.orch_sidecar.parents import US, FakePool, ledger
 
 STREAM = f"/v1/capabilities/stream?instance={US}"

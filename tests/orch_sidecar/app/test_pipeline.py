@@ -18,7 +18,7 @@ from orch_sidecar.config.settings import SidecarSettings
 from orch_sidecar.proxy.admit import Admit
 from orch_sidecar.proxy.forward import Forward
 from orch_sidecar.proxy.route import Route
-from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.client_request import ClientRequest
 
 CHAT = "/v1/chat/completions"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from ipaddress import ip_network
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from multidict import CIMultiDict
 from orch_sidecar.api.endpoints import ENDPOINTS, UI_FILES, WITHOUT_KEY
 from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.auth import keys
-from orch_sidecar.auth.authorizer import Authorizer, interactive_forbidden
+from orch_sidecar.auth.authorizer import Authorizer, Head, interactive_forbidden
 from orch_sidecar.auth.keys import ApiKey, Keys, new_key
 
 KEY = new_key(b"k" * 32)
@@ -27,7 +29,21 @@ def known(concurrency: int | None = None) -> Keys:
 def checked(
     *headers: tuple[str, str], path: str = CHAT, guard: Authorizer | None = None
 ) -> ApiKey | Refusal | None:
-    return (guard or Authorizer(known())).check(path, CIMultiDict(headers))
+    return (guard or Authorizer(known())).check(path, head_of(*headers))
+
+
+def raw(value: str | None) -> bytes | None:
+    return None if value is None else value.encode("utf-8", "surrogateescape")
+
+
+def head_of(*fields: tuple[str, str]) -> Head:
+    headers = CIMultiDict(fields)
+    return cast(
+        Head,
+        SimpleNamespace(
+            headers=headers, host=raw(headers.get("Host")), credential=raw(keys.credential(headers))
+        ),
+    )
 
 
 def entry(held: Keys) -> ApiKey:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from multidict import CIMultiDict
-
 from orch_sidecar.admission.types import AdmissionRequest
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.refusal import Reason, Refusal
@@ -32,15 +30,13 @@ class Client(Transport):
         return 0
 
 
-def request_of(client: Transport | None = None, **more: Any) -> Request:
+def request_of(client: Transport | None = None, body: bytes = b"{}", **more: Any) -> Request:
     """A chat request of this client."""
-    http: Any = http_of(client or Client())
-    http.raw_headers = ((b"Host", b"sidecar"),)
-    http.headers = CIMultiDict({"Host": "sidecar", "Content-Type": "application/json"})
+    http = http_of(client or Client(), ("Content-Type", "application/json"), body=body)
     record = record_of()
     record.service_class = interactive().service_class
     request = Request(http, ENDPOINT, record, Tracing().begin(record, {}), Attempt())
-    return with_values(request, {"body": b"{}"} | more)
+    return with_values(request, {"body": body} | more)
 
 
 class Connections:

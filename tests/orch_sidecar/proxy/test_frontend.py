@@ -55,9 +55,7 @@ class Served:
         )
 
     async def post(self, body: bytes = BODY, endpoint: Endpoint | None = ENDPOINTS[CHAT]) -> Any:
-        http: Any = request_of().http
-        http.method = "POST"
-        http.content = MagicMock(is_eof=lambda: True, read_nowait=lambda: body)
+        http = request_of(body=body).http
         return await self.frontend.handle(http, CHAT, endpoint)
 
     @property

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 from multidict import CIMultiDict
 
@@ -12,7 +9,7 @@ from orch_sidecar.api.refusal import Reason, Refusal
 from orch_sidecar.proxy import in_flight as inflight
 from orch_sidecar.proxy.in_flight import InFlight, RequestName
 from orch_sidecar.proxy.request import Request as Served
-from orch_sidecar.wire.client_connection import ClientRequest
+from tests.orch_sidecar.broadcasting import Transport, http_of
 
 ID, OTHER = "0123456789abcdef" * 2, "f" * 32
 KEY = {"Authorization": "Bearer sk-one"}
@@ -22,7 +19,7 @@ class Request(Served):
     """A request that records its cancellations."""
 
     def __init__(self, **headers: str) -> None:
-        self.http = cast(ClientRequest, SimpleNamespace(headers=client(**headers)))
+        self.http = http_of(Transport(), *client(**headers).items())
         self.refusals: list[Refusal] = []
 
     def cancel(self, refusal: Refusal) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from aiohttp.http import HttpRequestParser
 
-from orch_sidecar.wire.client_connection import ClientRequest
+from orch_sidecar.wire.client_request import ClientRequest, RequestParser
 
 BODY = b'{"model": "m"}'
 
@@ -24,9 +22,10 @@ def parsed(target: str, *fields: str, version: str = "1.1") -> ClientRequest:
         resume_reading=MagicMock(),
     )
     lines = [f"POST {target} HTTP/{version}", "Host: h", f"Content-Length: {len(BODY)}", *fields]
-    parser = HttpRequestParser(protocol, asyncio.get_running_loop(), 65_536)
-    [(message, content)], *_ = parser.feed_data("\r\n".join(lines).encode() + b"\r\n\r\n" + BODY)
-    return ClientRequest(message, content, protocol)
+    parser = RequestParser(protocol, 16_384)
+    parser.parse("\r\n".join(lines).encode() + b"\r\n\r\n" + BODY)
+    [request] = parser.ready
+    return request
 
 
 @pytest.mark.parametrize(

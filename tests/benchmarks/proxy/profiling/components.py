@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 KERNEL, WAITING = "kernel", "waiting for a lock"
 OTHER, MEMORY = "interpreter and the rest", "memory and garbage collection"
 JSON, LOOP = "JSON", "event loop (uvloop, libuv, asyncio)"
-PARSER, SERVER = "aiohttp: HTTP parser", "aiohttp: server, multidict, yarl"
+PARSER, SERVER = "httptools: HTTP parser", "aiohttp: server, multidict, yarl"
 TRACING = "OpenTelemetry's SDK and exporter"
 OURS = (
     "wire",
@@ -42,7 +42,7 @@ _ALLOCATION = re.compile(
     r"|visit_(decref|reachable)|update_refs|move_unreachable"
 )
 _FILES = (
-    (PARSER, re.compile(r"_http_parser|llhttp|_find_header|_http_writer")),
+    (PARSER, re.compile(r"_http_parser|httptools|llhttp|_find_header|_http_writer")),
     (SERVER, re.compile(r"/aiohttp/|multidict|yarl|_helpers_c|propcache|hashtable\.h")),
     (LOOP, re.compile(r"uvloop|\bloop\.c|/asyncio/|_asynciomodule")),
     (LOOP, re.compile(r"\b(core|stream|linux|tcp|udp|queue)\.[ch]:")),  # libuv
