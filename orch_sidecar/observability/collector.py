@@ -86,9 +86,7 @@ def _traces(ended: Sequence[Ended]) -> Traces:
     """Returns the traces of records that are alike, as exemplars."""
     if not ended[0][0].trace_id:
         return None
-    return [
-        (record.trace_id, (record.arrived_ns + now - record.arrived) / 1e9) for record, now in ended
-    ]
+    return [(record.trace_id, record.arrived_ns + (now - record.arrived)) for record, now in ended]
 
 
 def _alike(ended: Iterable[Ended]) -> Iterable[list[Ended]]:

@@ -9,8 +9,8 @@ from typing import Final
 
 from orch_sidecar.observability.exposition import escaped, number
 
-# The id of a sampled trace, and when its value was observed: seconds of the wall clock.
-Traced = tuple[bytes, float]
+# The id of a sampled trace, and when its value was observed: nanoseconds of the wall clock.
+Traced = tuple[bytes, int]
 
 # Of values that are observed together; None: none of their traces is sampled.
 Traces = Sequence[Traced] | None
@@ -35,13 +35,19 @@ class Histogram:
         self._exemplars: dict[int, tuple[float, Traced]] = {}
         self._sum = 0.0
         self._values: list[float] = []  # not counted yet
-        self._traces: dict[float | None, Traced] = {}  # of these
+        self._traces: dict[float, Traced] = {}  # of these
 
     def observe(self, values: Sequence[float | None], traced: Traces) -> None:
         """Adds values; None is none. `traced`: the trace of each."""
-        self._values += [value for value in values if value is not None]
+        observed = [value for value in values if value is not None]
+        if not observed:
+            return
+        self._values += observed
         if traced is not None:
-            self._traces.update(zip(values, traced, strict=True))
+            traces = self._traces
+            for value, trace in zip(values, traced, strict=True):
+                if value is not None:
+                    traces[value] = trace
         if len(self._values) >= _MAX_VALUES:
             self._count()
 
@@ -87,8 +93,8 @@ class Histogram:
         found = self._exemplars.get(at)
         if found is None:
             return ""
-        value, (trace_id, at_s) = found
-        return f' # {{trace_id="{trace_id.hex()}"}} {number(value)} {round(at_s, 3)}'
+        value, (trace_id, at_ns) = found
+        return f' # {{trace_id="{trace_id.hex()}"}} {number(value)} {round(at_ns / 1e9, 3)}'
 
 
 @cache

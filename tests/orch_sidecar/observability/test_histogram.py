@@ -66,11 +66,13 @@ def test_buckets_grow_and_the_last_is_the_count(values: list[tuple[float, int]])
 
 def test_exemplar_is_the_largest_of_the_last_values_with_a_trace() -> None:
     distribution = Histogram(BUCKETS)
-    distribution.observe((0.95, 0.5), ((b"4", 1.0), (b"5", 2.0)))
+    distribution.observe((0.95, 0.5), ((b"4", 10**9), (b"5", 2 * 10**9)))
     buckets(distribution)  # which counts them
-    distribution.observe((0.7, 0.5, None), ((TRACE, 20.0004), (b"1", 10.0), (b"3", 25.0)))
+    distribution.observe(
+        (0.7, 0.5, None), ((TRACE, 20_000_400_000), (b"1", 10**10), (b"3", 25 * 10**9))
+    )
     distribution.observe((0.7, 0.9), None)
-    distribution.observe((7.0,), ((b"2", 30.0),))
+    distribution.observe((7.0,), ((b"2", 30 * 10**9),))
     found = {
         sample.labels["le"]: (
             sample.exemplar.labels["trace_id"],
