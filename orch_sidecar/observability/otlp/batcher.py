@@ -142,15 +142,15 @@ class SpanBatcher:
             if traces and self._in_export + spans > settings.max_batch_size:
                 break
             encoded = self._encode(trace, spans)
-            if encoded is not None and traces and size + len(encoded) > MAX_BATCH_BYTES:
-                queue[0] = encoded, spans
-                break
+            if encoded is not None:
+                size += len(encoded)
+                if size > MAX_BATCH_BYTES and traces:
+                    queue[0] = encoded, spans
+                    break
+                traces.append(encoded)
+                self._in_export += spans
             queue.popleft()
             self._queued -= spans
-            if encoded is not None:
-                traces.append(encoded)
-                size += len(encoded)
-                self._in_export += spans
             if len(traces) % BURST_TRACES == 0:
                 await asyncio.sleep(0)
         if not self._closed:

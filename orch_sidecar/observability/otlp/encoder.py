@@ -35,11 +35,11 @@ _MAX_PREPARED: Final = 512
 
 # Fields of Span: ids of the trace and the span, start and end in nanoseconds, flags; of a child
 # also its parent.
-_ROOT: Final = struct.Struct("<2s16s2s8scQcQ2sI")
-_CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ2sI")
+_ROOT: Final = struct.Struct("<2s16s2s8scQcQ6s")
+_CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ6s")
 _PARENT_BYTES: Final = _CHILD.size - _ROOT.size
 _TRACE_ID, _SPAN_ID, _PARENT = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
-_START, _END, _FLAGS = b"\x39", b"\x41", b"\x85\x01"
+_START, _END = b"\x39", b"\x41"
 _NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
 _DROPPED_ATTRIBUTES, _LINK, _DROPPED_LINKS = b"\x50", b"\x6a", b"\x70"
 _VARINTS: Final = len(VARINTS)  # a length below that is looked up without a call
@@ -51,6 +51,10 @@ _INTERNAL, _SERVER, _CLIENT = (_KIND + varint(kind) for kind in (1, 2, 3))
 # SpanFlags: whether the parent is remote is known, and that it is.
 LOCAL_PARENT: Final = 0x100
 REMOTE_PARENT: Final = 0x300
+_FLAGS: Final = {
+    flags: b"\x85\x01" + struct.pack("<I", flags) for flags in (LOCAL_PARENT, REMOTE_PARENT)
+}
+_OF_CHILD: Final = _FLAGS[LOCAL_PARENT]
 _TRACE_STATE: Final = b"\x1a"
 _LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
 
@@ -63,12 +67,12 @@ class _Prepared(NamedTuple):
     """What is equal for all requests of a pool, class, route, model and outcome.
 
     `labels`: part of the key by its identity, which is not reused while it is here. `wait`: of a
-    request that was admitted; `wait_size`: the length of that span.
+    request that was admitted; `wait_begin`: the tag and the length of that span.
     """
 
     labels: Attributes
     wait: bytes
-    wait_size: bytes
+    wait_begin: bytes
     server: bytes
     engine: bytes
 
@@ -146,7 +150,7 @@ class SpanEncoder:
                 self.engine(common, engine, labels, lease),
                 self.server(common, server),
             )
-        _, of_wait, wait_size, of_server, of_engine = self._prepare(record, labels)
+        _, of_wait, wait_begin, of_server, of_engine = self._prepare(record, labels)
         own, child = spans.own(record), _CHILD.pack
         of_lease = b"" if lease is None else spans.own_of_engine(lease)
         streamed = record.stream or record.last_token is not None
@@ -156,17 +160,17 @@ class SpanEncoder:
         server_size = size + len(parent) + len(of_server) + len(own_of_server)
         return b"".join(
             (
-                _SPAN, wait_size,
+                wait_begin,
                 child(_TRACE_ID, trace_id, _SPAN_ID, wait_id, _PARENT, server_id,
-                      _START, arrived_ns, _END, admitted_ns, _FLAGS, LOCAL_PARENT),
+                      _START, arrived_ns, _END, admitted_ns, _OF_CHILD),
                 of_wait,
                 _SPAN, VARINTS[engine_size] if engine_size < _VARINTS else varint(engine_size),
                 child(_TRACE_ID, trace_id, _SPAN_ID, engine_id, _PARENT, server_id,
-                      _START, admitted_ns, _END, ended_ns, _FLAGS, LOCAL_PARENT),
+                      _START, admitted_ns, _END, ended_ns, _OF_CHILD),
                 of_engine, of_lease, own,
                 _SPAN, VARINTS[server_size] if server_size < _VARINTS else varint(server_size),
                 _ROOT.pack(_TRACE_ID, trace_id, _SPAN_ID, server_id,
-                           _START, arrived_ns, _END, ended_ns, _FLAGS, flags),
+                           _START, arrived_ns, _END, ended_ns, _FLAGS[flags]),
                 parent, of_server, own, own_of_server,
             )
         )  # fmt: skip
@@ -237,7 +241,7 @@ class SpanEncoder:
             prepared = _Prepared(
                 labels,
                 of_wait,
-                varint(wait_size),
+                _SPAN + varint(wait_size),
                 self._slowly(record.endpoint.path, _SERVER, of_server, error),
                 self._slowly(ENGINE_SPAN, _CLIENT, [fixed], error),
             )
@@ -281,7 +285,7 @@ def _span(head: Head, *parts: bytes) -> bytes:
     """Encodes a span. Raises struct.error for a time beyond 64 bits."""
     trace_id, span_id, parent, start_ns, end_ns, flags = head
     root = _ROOT.pack(
-        _TRACE_ID, trace_id, _SPAN_ID, span_id, _START, start_ns, _END, end_ns, _FLAGS, flags
+        _TRACE_ID, trace_id, _SPAN_ID, span_id, _START, start_ns, _END, end_ns, _FLAGS[flags]
     )
     content = b"".join((root, parent, *parts))
     return b"".join((_SPAN, varint(len(content)), content))
