@@ -117,20 +117,22 @@ def own(record: RequestRecord) -> bytes:
     request_id = correlation_id = record.request_id.encode()
     if record.correlation_id is not record.request_id:  # as a client rarely wants it
         correlation_id = record.correlation_id.encode()
-    first = b""
+    first = rare = b""
     if first_byte is not None:
-        first = _FIRST_BYTE + double((first_byte - record.arrived) / 1e9)
+        first = double((first_byte - record.arrived) / 1e9)
+    cached_tokens, reasoning_tokens = record.cached_tokens, record.reasoning_tokens
+    if record.fanout or cached_tokens is not None or reasoning_tokens is not None:
+        rare = _FANOUT[record.fanout or None]
+        rare += _CACHED_TOKENS[cached_tokens] + _REASONING_TOKENS[reasoning_tokens]
     return b"".join(
         (
             _REQUEST_ID[len(request_id)], request_id,
             _CORRELATION_ID[len(correlation_id)], correlation_id,
-            _FANOUT[record.fanout or None],
             _MAX_TOKENS[record.max_tokens],
             _INPUT_TOKENS[record.input_tokens],
             _OUTPUT_TOKENS[record.output_tokens],
-            _CACHED_TOKENS[record.cached_tokens],
-            _REASONING_TOKENS[record.reasoning_tokens],
-            first,
+            rare,
+            _FIRST_BYTE if first else b"", first,
         )
     )  # fmt: skip
 
