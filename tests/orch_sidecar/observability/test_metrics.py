@@ -257,28 +257,6 @@ async def test_both_formats_are_valid_and_equal(metrics: Metrics) -> None:
             assert {s.name for s in family.samples} <= {f"{family.name}_total"}
 
 
-async def test_sums_of_buckets_agree(metrics: Metrics) -> None:
-    chance = random.Random(41)
-    for _ in range(500):
-        metrics.request_ended(anything(chance))
-    last: dict[tuple[str, str], float] = {}
-    counts: dict[tuple[str, str], float] = {}
-    for family in classic((await text_of(metrics)).decode()):
-        for sample in family.samples:
-            labels = str(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
-            if sample.name.endswith("_bucket"):
-                assert sample.value >= last.get((family.name, labels), 0)
-                last[family.name, labels] = sample.value
-            elif family.type == "histogram" and sample.name.endswith("_count"):
-                counts[family.name, labels] = sample.value
-    assert counts
-    assert last == counts
-    requests = sum(
-        n for (name, _), n in counts.items() if name.endswith("request_duration_seconds")
-    )
-    assert requests == 500
-
-
 async def test_only_sampled_traces_are_exemplars_and_only_in_openmetrics(
     metrics: Metrics,
 ) -> None:

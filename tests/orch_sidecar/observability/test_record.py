@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.api.refusal import Reason
-from orch_sidecar.observability.record import Outcome, RequestRecord, accept_id, new_ids
+from orch_sidecar.observability.record import RequestRecord, accept_id, new_ids
 from tests.orch_sidecar.records import record_of
 
 MS = 1_000_000  # nanoseconds
@@ -53,15 +52,6 @@ def test_wall_clock_of_a_moment_follows_the_monotonic_clock() -> None:
     record = exchange_of()
     assert record.at_ns(record.arrived) == record.arrived_ns
     assert record.at_ns(5_250 * MS) == record.arrived_ns + 250 * MS
-
-
-def test_record_counts_as_cancelled_until_its_outcome_is_known() -> None:
-    assert exchange_of().outcome is Outcome.CANCELLED
-
-
-def test_outcomes_differ_by_value() -> None:
-    """Both sets share one metric label."""
-    assert not {ending.value for ending in Outcome} & {reason.value for reason in Reason}
 
 
 def test_server_timing_of_a_stream_has_queue_and_ttft() -> None:

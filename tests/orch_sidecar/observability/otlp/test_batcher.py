@@ -80,15 +80,6 @@ async def test_traces_are_not_split() -> None:
     assert transport.requests == [b"a", b"b", b"c"]
 
 
-async def test_trace_with_more_spans_than_a_batch_goes_alone() -> None:
-    transport = ScriptedTransport(DELIVERED)
-    batcher = batcher_of(transport)
-    for trace, spans in ((b"a", 1), (b"b", 8), (b"c", 1)):
-        batcher.offer(trace, spans)
-    await batcher.close(5)
-    assert transport.requests == [b"a", b"b", b"c"]
-
-
 async def test_batch_has_a_size_that_collectors_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BATCH_BYTES", 100)
     transport = ScriptedTransport(DELIVERED)

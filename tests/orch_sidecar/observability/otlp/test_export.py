@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import grpc
 import pytest
 
-from orch_sidecar.observability.otlp import batcher as batcher_module
 from orch_sidecar.observability.otlp import delivery
 from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Transport
@@ -102,39 +100,6 @@ async def test_every_span_arrives_once_whatever_failed_before(
     assert (first, second) == expected
 
 
-async def test_what_is_queued_is_flushed_by_the_shutdown(protocol: str) -> None:
-    traces = Traces(10)
-    async with collecting(protocol, failures=0) as (port, requests):
-        batcher = batcher_to(port, protocol, traces)
-        for trace in traces.traces:
-            batcher.offer(trace, 3)
-        await batcher.close(60)
-        assert [header_names(body) for _, body in requests] == [SPANS_OF_A_TRACE * 10]
-        assert (batcher.counts.exported, batcher.counts.dropped) == (30, NONE)
-
-
-async def test_shutdown_while_a_retry_waits_does_not_wait_for_it(
-    protocol: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivery, "FIRST_BACKOFF_S", 1e6)
-    traces = Traces(2)
-    async with collecting(protocol, failures=9) as (port, requests):
-        batcher = batcher_to(
-            port,
-            protocol,
-            traces,
-            BSP_MAX_EXPORT_BATCH_SIZE="3",
-            BSP_EXPORT_TIMEOUT="0",
-            EXPORTER_OTLP_TIMEOUT="0",
-        )
-        for trace in traces.traces:
-            batcher.offer(trace, 3)
-        await eventually(lambda: len(requests) > 0)
-        await batcher.close(60)
-        assert len(requests) == 2
-        assert batcher.counts.dropped == NONE | {"undelivered": 6}
-
-
 async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
     protocol: str,
 ) -> None:
@@ -147,25 +112,3 @@ async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
         await batcher.close(0.3)
         assert batcher.counts.dropped == NONE | {"undelivered": 12}
         await eventually(lambda: asyncio.all_tasks() <= before | receiver.tasks)
-
-
-async def test_collector_that_is_away_costs_spans_and_nothing_else(
-    protocol: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batcher_module, "LOG_EVERY_S", 1e6)
-    traces = Traces(1)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-        batcher = batcher_to(port, protocol, traces, BSP_MAX_QUEUE_SIZE="30")
-        for _ in range(100):
-            batcher.offer(traces.traces[0], 3)
-            await asyncio.sleep(0)
-        await batcher.close(60)
-    assert batcher.counts.exported == 0
-    assert sum(batcher.counts.dropped.values()) == 300
-    assert batcher.counts.dropped["queue_full"] >= 200
-    assert batcher.counts.dropped["undelivered"] >= 30
-    lines = [record.getMessage() for record in caplog.records if record.name == "orch.sidecar"]
-    assert len(lines) == 2  # the first loss, and the sum of the others at the end
-    assert all(f"127.0.0.1:{port}" in line for line in lines)

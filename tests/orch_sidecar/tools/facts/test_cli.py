@@ -50,12 +50,6 @@ class TestCheck:
         assert sum(line.startswith(f"{legacy}:") for line in lines) == 42
         assert any(line.startswith(f"{legacy}:10:8: input_tokens '~45000': ") for line in lines)
 
-    def test_row_to_be_confirmed_is_counted(self, run: Run, tmp_path: Path) -> None:
-        path = tmp_path / "t.csv"
-        append(path, [fact(), fact(Label.TO_BE_CONFIRMED)])
-        counts = "2 rows (1 batched_online, 1 to_be_confirmed), no faults"
-        assert run("check", path) == (0, f"{path}: {counts}\n", "")
-
     @pytest.mark.parametrize(
         ("content", "expected"),
         [(b"\xff\xfe", "not UTF-8"), (None, "No such file"), (b"x" * 200_000, "invalid CSV")],

@@ -121,16 +121,6 @@ def test_run_of_the_future_is_refused(
     assert verify(facts, "--trusted", facts.with_name("trusted.yaml")) == 0
 
 
-def test_single_row_that_is_not_verified_makes_1(
-    facts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files.append(facts, [row_of(run="another")])
-    assert verify(facts, "--trusted", facts.with_name("trusted.yaml")) == 1
-    printed = capsys.readouterr().out
-    assert f"{facts}:3: unverified\n  the row has no evidence\n" in printed
-    assert f"{facts}: 2 rows (1 verified, 1 unverified)" in printed
-
-
 def test_without_trusted_keys_no_signer_is_known(
     facts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,11 +92,6 @@ def test_rows_that_differ_in_a_condition_are_separate_sets(
     assert found.sets[1].conditions[condition] == str(value)
 
 
-def test_names_notes_and_sources_do_not_separate_rows() -> None:
-    found = compared(at(2, 100), at(4, 180, model_name="Llama", notes={"slots": 8}))
-    assert len(points(found)) == 2
-
-
 def test_lengths_that_differ_by_a_tenth_are_one_band() -> None:
     assert bands([512, 520, 563, 564, 32, 36, 37]) == {
         32: "32 to 36", 36: "32 to 36", 37: "37",

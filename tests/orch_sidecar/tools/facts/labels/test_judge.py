@@ -78,20 +78,6 @@ def test_slots_must_fit_the_label() -> None:
     assert "more than one slot" in "; ".join(objections(ONLINE, snapshot(slots_total=1)))
 
 
-def test_steps_before_the_window_do_not_count() -> None:
-    steps = {"1": [50, 0.5], "2": [1, 0.1]}
-    before, after = (
-        home(steps_by_batch=steps),
-        home(requests_total=110, steps_by_batch=steps | {"1": [90, 0.9]}),
-    )
-    assert judge(SINGLE, before, after, OWN) == []
-
-
-def test_failed_requests_may_have_reached_the_engine_or_not() -> None:
-    after = snapshot(requests_total=109, steps_by_batch=BATCHED)
-    assert judge(ONLINE, snapshot(), after, OWN | {"answered": 8}) == []
-
-
 def test_more_decoded_than_received_means_other_clients() -> None:
     """20 steps of four and 10 of six: at least 140 tokens."""
     after = snapshot(requests_total=110, steps_by_batch=BATCHED)

@@ -113,19 +113,6 @@ def test_run_between_two_pairs_of_statements_makes_one_row(operator: Operator) -
     assert "it has the engine's sequences of" in again.reasons[0]
 
 
-def test_row_whose_signer_nobody_trusts_is_never_verified(operator: Operator) -> None:
-    for engine in (SigningEngine(), SigningEngine(Operator("another"))):
-        found = verdict_of(engine.measure(), row_of(), operator.trusted())
-        assert found.verdict is Verdict.SIGNER_UNKNOWN
-    found = verdict_of(SigningEngine(operator).measure(), row_of(), result_of(row_of()))
-    assert str(found.verdict) == "intact, signer unknown"
-
-
-def test_row_whose_statements_have_no_nonce_is_not_fresh(operator: Operator) -> None:
-    signed = SigningEngine(operator).measure(nonce=None)
-    assert verdict_of(signed, row_of(), operator.trusted()).verdict is Verdict.NOT_FRESH
-
-
 def test_row_of_a_model_of_which_no_digest_is_known_is_unverified(operator: Operator) -> None:
     engine = SigningEngine(operator)
     engine.digests["weights"]["sha256"] = None

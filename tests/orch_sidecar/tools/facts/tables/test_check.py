@@ -16,7 +16,7 @@ from orch_sidecar.tools.facts.tables.check import (
 )
 from orch_sidecar.tools.facts.tables.row import COLUMNS, Label
 from orch_sidecar.tools.facts.tables.table import Table, parse, row_fields, with_records
-from tests.orch_sidecar.tools.facts.rows import HEADER, LEGACY, SOUND, fact, fields, table
+from tests.orch_sidecar.tools.facts.rows import HEADER, SOUND, fact, fields, table
 
 Place = tuple[int, str]
 
@@ -93,11 +93,6 @@ class TestRaggedRow:
         assert (fault.line, fault.name, fault.value) == (3, "source_tag", "")
         assert "the row has 12 fields, not 13" in fault.rule
 
-    def test_comma_without_quotes_is_one_fault(self) -> None:
-        line = ",".join(fields(source_tag="run,2"))
-        [fault] = check(parse("t.csv", f"{HEADER}\n{line}\n"))
-        assert (fault.column, fault.name, fault.value) == (14, "(no column)", "2")
-
     def test_empty_line_is_a_fault(self) -> None:
         assert places(check(parse("t.csv", f"{HEADER}\n\n"))) == [(2, "model_id")]
 
@@ -106,11 +101,6 @@ class TestRaggedRow:
         found = table(fields())
         added = with_records(found, [row] if row else [])
         assert len(check(added)) == (1 if row else 0)
-
-
-def test_row_below_a_field_of_two_lines_has_its_physical_line() -> None:
-    found = table(fields(gpu="H\n100"), fields(batch="x"))
-    assert places(check(found)) == [(2, "gpu"), (4, "batch")]
 
 
 def test_identical_row_is_a_fault_that_names_the_first() -> None:
@@ -129,32 +119,6 @@ def test_each_fault_of_a_row_is_reported_once_in_the_order_of_columns() -> None:
         (2, "output_tokens"),
         (2, "measurement_type"),
     ]
-
-
-class TestLegacyFile:
-    """24 rows of a real file that was never checked before."""
-
-    RAGGED = (15, 20)
-    SINGLE_STREAM = (2, 4, 6, 12, 16, 21)
-    PER_USER_STREAM = 11
-    NO_COUNT = 10
-
-    def faults(self) -> list[Fault]:
-        return check(parse("legacy.csv", LEGACY.read_text(encoding="utf-8")))
-
-    def test_every_fault_is_reported_once_at_its_location(self) -> None:
-        expected: list[Place] = []
-        for line in range(2, 26):
-            if line in self.RAGGED:
-                expected.append((line, "source_tag" if line == 15 else "(no column)"))
-            else:
-                if line == self.NO_COUNT:
-                    expected.append((line, "input_tokens"))
-                if line not in self.SINGLE_STREAM:
-                    expected.append((line, "measurement_type"))
-                expected.append((line, "scenario_notes"))
-        assert places(self.faults()) == expected
-        assert len(expected) == 41
 
 
 @given(

@@ -77,13 +77,6 @@ def test_arrivals_that_take_a_part_of_the_run_are_a_trickle() -> None:
     assert objected(*(offline(n, n / 10, 20) for n in range(8))) == set()
 
 
-def test_few_requests_need_no_more_than_their_own_batch() -> None:
-    three = [offline(n, 0, 1, batch=(4, 3, 3.0)) for n in range(3)]
-    assert objected(*three) == set()
-    two = [offline(n, 0, 1, batch=(4, 2, 2.0)) for n in range(3)]
-    assert objected(*two) == {"batch_not_full"}
-
-
 def test_every_slot_is_used_in_one_step_at_least() -> None:
     slots: dict[str, Any] = {"orch.slots_total": 100}
 

@@ -11,7 +11,7 @@ import pytest
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, build_traffic
 from orch_sidecar.tools.facts.traces.span import Span
 from tests.orch_sidecar.tools.facts import spans as made
-from tests.orch_sidecar.tools.facts.spans import SIDECAR, real, traffic_from
+from tests.orch_sidecar.tools.facts.spans import real, traffic_from
 
 
 def one(number: int, start_s: float, end_s: float, **more: Any) -> list[Span]:
@@ -120,13 +120,6 @@ def test_several_requests_of_one_trace_are_several() -> None:
     joined = [replace(moved(span, 100), trace_id=first[0].trace_id) for span in second]
     found = traffic_from(first, joined).requests
     assert [(r.start_ns, len(r.sequences)) for r in found] == [(0, 1), (2_000_000_000, 1)]
-
-
-def test_other_spans_of_the_client_are_ignored() -> None:
-    server, *rest = one(1, 0, 1)
-    parent = Span(server.trace_id, "f" * 16, None, "checkout", True, -5, 10**10, {}, SIDECAR)
-    request = only([parent, replace(server, parent_id="f" * 16), *rest])
-    assert (request.start_ns, request.end_ns) == (0, 1_000_000_000)
 
 
 def test_request_through_two_sidecars_is_one_request_of_the_parent() -> None:

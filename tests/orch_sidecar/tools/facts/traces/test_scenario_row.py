@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
-from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
 from orch_sidecar.tools.facts.traces.span import Span, Value
 from tests.orch_sidecar.tools.facts import spans as made
-from tests.orch_sidecar.tools.facts.spans import ALONE, real, traffic_from, without
+from tests.orch_sidecar.tools.facts.spans import ALONE, traffic_from
 
 JAEGER = "jaeger:orch-sidecar"
 RUN: dict[str, Value] = {"orch.scenario": "run-1"}
@@ -99,30 +96,6 @@ def test_throughput_is_generated_tokens_over_first_arrival_to_last_end() -> None
         "prefix_hit_ratio": "0",
         "preliminary": "yes",
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "label", "batch", "batching"),
-    [
-        ("home", Label.SINGLE_STREAM, 1, "off"),
-        ("cloud", Label.BATCHED_ONLINE, 6, "on"),
-        ("offline", Label.OFFLINE, 6, "on"),
-    ],
-)
-def test_a_real_run_becomes_a_row(name: str, label: Label, batch: int, batching: str) -> None:
-    traffic = build_traffic(real(name))
-    scenario = group_scenarios(traffic, 60.0)[-1]
-    row = judge(scenario, traffic, Source(f"otlp:{name}.jsonl")).row
-    assert row is not None
-    served = scenario.ended(Outcome.SERVED)
-    tokens = sum(decode.output_tokens for request in served for decode in request.sequences)
-    seconds = (max(r.end_ns for r in served) - min(r.start_ns for r in served)) / 1e9
-    assert row.throughput_tokens_per_sec == pytest.approx(tokens / seconds)
-    assert (row.measurement_type, row.batch) == (label, batch)
-    assert (row.model_id, row.engine, row.precision) == ("tiny", "vLLM 0.32.0", "FP32")
-    assert (row.gpu, row.gpu_count) == ("CPU (AMD EPYC)", 0)
-    assert parse_notes(row.scenario_notes)["batching"] == batching
-    assert row.source_tag == f"otlp:{name}.jsonl/{name}-1"
 
 
 def test_without_an_id_the_start_names_it() -> None:
@@ -224,14 +197,3 @@ def test_invalid_row_is_an_objection() -> None:
         "unsound_row",
         "the window from the first arrival to the last end has no length",
     )
-
-
-def test_all_objections_are_reported_together() -> None:
-    request = one(1, 0, 1, batch=(4, 2, 1.0), server=RUN)
-    expected = objections_of(request, given=Source(JAEGER, model_id="other"))
-    reasons = ["batch_above_one", "unseen_traffic", "contradiction"]
-    assert [reason for reason, _ in expected] == reasons
-    [(reason, _)] = objections_of(without(request, "orch.gpu"))
-    assert reason == "not_counted"
-    expected = objections_of(one(1, 0, 1, label="to_be_confirmed"))
-    assert [reason for reason, _ in expected] == ["unknown_label"]

@@ -43,10 +43,6 @@ def test_without_an_id_a_scenario_ends_where_nothing_ran_for_the_gap() -> None:
     assert split(*requests, gap_s=59.9) == [[1], [2], [3]]
 
 
-def test_long_request_bridges_the_gap() -> None:
-    assert split(one(1, 0, 200), one(2, 1, 2), one(3, 259, 260)) == [[1, 2, 3]]
-
-
 def test_scenario_with_an_id_can_pause() -> None:
     named: dict[str, Value] = {"orch.scenario": "run-1"}
     assert split(one(1, 0, 1, server=named), one(2, 600, 601, server=named)) == [[1, 2]]

@@ -20,14 +20,6 @@ from tests.orch_sidecar.tools.facts.spans import one, real, without
 HEADING = "Objections to a traced scenario"
 
 
-@pytest.mark.parametrize(
-    ("name", "scenario"), [("home", "home-1"), ("cloud", "cloud-1"), ("offline", "offline-1")]
-)
-def test_real_run_has_no_objections(name: str, scenario: str) -> None:
-    traffic = build_traffic([span for each in ("home", "cloud", "offline") for span in real(each)])
-    assert objections_in(traffic, scenario) == {}
-
-
 def test_without_ids_a_real_warmup_is_part_of_the_run() -> None:
     traffic = build_traffic(without(real("home"), "orch.scenario"))
     assert objections_in(traffic, None) == {}
