@@ -82,6 +82,11 @@ def read(text: bytes) -> Counts:
     # At 0 this is the last byte of the text, which is no backslash in an answer that is whole.
     if text[at - 1] != _BACKSLASH and (both := _TOKEN_COUNTS.match(text, at + len(_USAGE))):
         return int(both[1]), int(both[2]), None, None
+    return _read_any(text)
+
+
+def _read_any(text: bytes) -> Counts:
+    """Does the same, however they are written."""
     input_tokens, output_tokens, cached, reasoning = _NO_COUNTS
     at = len(text)
     for _ in range(_MAX_CANDIDATES):

@@ -309,11 +309,10 @@ class EngineResponse:
                 connection.close()
         if self.done.done():
             return  # it failed, or its handler is gone
-        withheld, status = b"", head.status
-        if self._withheld is not None:
-            withheld, read = bytes(self._withheld), self._rejection
-            if read is not None and status in backpressure.REJECTION_STATUSES:
-                self.rejected = read(head, withheld)
+        status, withheld = head.status, self._withheld
+        rejects = withheld is not None and status in backpressure.REJECTION_STATUSES
+        if rejects and self._rejection is not None:
+            self.rejected = self._rejection(head, bytes(withheld or b""))
         if self.rejected is None:
             self.answer.end()
             if status < 400:
@@ -321,7 +320,7 @@ class EngineResponse:
             elif status < 500 and status not in _NOT_CLIENT_ERRORS:
                 self.outcome = CLIENT_ERROR
             if withheld:
-                self._sink.write(withheld)
+                self._sink.write(bytes(withheld))
             # First: it completes the record, which subscribers copy when the sink has finished.
             self.done.set_result(None)
             self._sink.finish(self.outcome)
