@@ -314,7 +314,9 @@ class AdmissionController:
     def dispatch(self, now: float) -> list[Decision]:
         """Refuses requests whose wait has expired, then dispatches those that can start."""
         self.learn()
-        decisions = self._enqueuer.expire(self.away_refusal(now), now)
+        decisions: list[Decision] = []
+        if self.queues.has_expired(now):
+            decisions = self._enqueuer.expire(self.away_refusal(now), now)
         reserve, waiting = self.constraints.reserve, self.queues.depth
         reserve.update(now)  # what was owed and spent until now
         while self.unavailable is None and (head := self.order.next(now)) is not None:

@@ -38,11 +38,14 @@ class QueueOrder:
     def next(self, now: float) -> QueuedRequest | None:
         """Returns the request to dispatch now; None: what waits is blocked by `blocked_by`."""
         self.blocked_by = self.blocked = self.claim = None
-        if not self._queues.depth:
+        queues = self._queues
+        if not queues.depth:
             return None
-        bulk = self._queues.head(BULK)
+        bulk = queues.lines[BULK.rank].head()
         bulk_first = bulk is not None and self._reserve.is_due(bulk, now)
         for service_class in _BULK_FIRST if bulk_first else _BY_RANK:
+            if not queues.aside_count and not queues.lines[service_class.rank].size:
+                continue
             due = bulk_first and service_class is BULK
             head, blocked_by = self._head(service_class, now, due=due)
             if head is None:
@@ -56,7 +59,7 @@ class QueueOrder:
                 self.blocked_by, self.blocked = blocked_by, head
             if due or blocked_by.scope is not Scope.CLASS:
                 break
-        if self.blocked_by is None and self._queues.aside_count:
+        if self.blocked_by is None and queues.aside_count:
             self.blocked_by = self._first_reason_aside()
         return None
 
@@ -71,7 +74,8 @@ class QueueOrder:
                 blocked_by = self._blocking(first.request, now, due=due)
                 if blocked_by is None or blocked_by.scope is not Scope.REQUEST:
                     return first, blocked_by
-        while (head := self._queues.head(service_class)) is not None:
+        line = self._queues.lines[service_class.rank]
+        while (head := line.head()) is not None:
             blocked_by = self._blocking(head.request, now, due=due)
             if blocked_by is None or blocked_by.scope is not Scope.REQUEST:
                 return head, blocked_by
@@ -123,11 +127,13 @@ class QueueOrder:
         """Returns when a request may be dispatched without any event; None: nobody knows."""
         times: list[float | None] = []
         if self.blocked_by is not None:
-            heads = (self._queues.head(each) for each in _BY_RANK)
-            blocked = self.blocked or next(filter(None, heads), None)
+            blocked = self.blocked
+            if blocked is None:
+                heads = (self._queues.head(each) for each in _BY_RANK)
+                blocked = next(filter(None, heads), None)
             if blocked is not None:
                 times.append(self.blocked_by.clears_at(blocked.request, now))
-        if (bulk := self._queues.head(BULK)) is not None:
+        if (bulk := self._queues.lines[BULK.rank].head()) is not None:
             times.append(self._reserve.due_at(bulk, now))
         if self._queues.aside_count:
             for service_class in _BY_RANK:

@@ -45,8 +45,8 @@ class Queues:
 
     def __init__(self) -> None:
         self.lines = tuple(FairQueue() for _ in ServiceClass)  # by the rank of their class
-        self._aside = {each: SetAside() for each in ServiceClass}
-        self._later = dict.fromkeys(ServiceClass, 0)  # parts of requests after the first ones
+        self._aside = tuple(SetAside() for _ in ServiceClass)
+        self._later = [0 for _ in ServiceClass]  # parts of requests after the first ones
         self.aside_count = 0  # requests of all classes that are set aside
         self._queued: dict[str, QueuedRequest] = {}
         self._expiring = _LeastFirst(self._queued)
@@ -59,7 +59,7 @@ class Queues:
 
     def aside(self, service_class: ServiceClass) -> SetAside:
         """Returns the requests of a class that others pass."""
-        return self._aside[service_class]
+        return self._aside[service_class.rank]
 
     # What is queued
 
@@ -70,24 +70,23 @@ class Queues:
 
     def size(self, service_class: ServiceClass) -> int:
         """Returns how many requests of a class are queued."""
-        return self.line(service_class).size + self._aside[service_class].size
+        return self.lines[service_class.rank].size + self._aside[service_class.rank].size
 
     def places(self, service_class: ServiceClass) -> int:
         """Returns how many places requests of a class take: later parts take none."""
-        return self.size(service_class) - self._later[service_class]
+        return self.size(service_class) - self._later[service_class.rank]
 
     def cost(self, service_class: ServiceClass) -> int:
         """Returns how many sequences of a class are queued."""
-        return self.line(service_class).cost + self._aside[service_class].cost
+        return self.lines[service_class.rank].cost + self._aside[service_class.rank].cost
 
     def head(self, service_class: ServiceClass) -> QueuedRequest | None:
         """Returns the first request in line."""
-        queue = self.lines[service_class.rank]
-        return queue.head() if queue.size else None
+        return self.lines[service_class.rank].head()
 
     def ahead(self, request: AdmissionRequest) -> WorkAhead:
         """Returns how much of its class goes before a request that arrives now."""
-        return self.line(request.service_class).ahead(request)
+        return self.lines[request.service_class.rank].ahead(request)
 
     def ahead_in_all_classes(self, request: AdmissionRequest) -> WorkAhead:
         """Returns how much of its own and of more urgent classes goes before a new request."""
@@ -103,7 +102,7 @@ class Queues:
 
     def all(self) -> list[QueuedRequest]:
         """Returns all requests: those set aside, then those in line, the most urgent first."""
-        aside = (each for groups in self._aside.values() for group in groups for each in group)
+        aside = (each for groups in self._aside for group in groups for each in group)
         return [*aside, *(each for line in self.lines for each in line)]
 
     def __contains__(self, ticket: str) -> bool:
@@ -116,13 +115,15 @@ class Queues:
 
     def add(self, queued: QueuedRequest, *, at_head: bool = False) -> None:
         """Adds a request; `at_head`: it was dispatched before, and goes before all others."""
-        self.line(queued.request.service_class).add(queued, at_head=at_head)
+        request = queued.request
+        rank = request.service_class.rank
+        self.lines[rank].add(queued, at_head=at_head)
         self._queued[queued.ticket] = queued
         self.depth += 1
-        if queued.request.is_later_part:
-            self._later[queued.request.service_class] += 1
+        if request.is_later_part:
+            self._later[rank] += 1
         self._expiring.add(queued.expires_at, queued.ticket)
-        if queued.request.service_class is BULK:
+        if request.service_class is BULK:
             self._delayed.add(queued.delay_s, queued.ticket)
 
     def remove(self, ticket: str) -> QueuedRequest | None:
@@ -130,22 +131,23 @@ class Queues:
         queued = self._queued.pop(ticket, None)
         if queued is None:
             return None
-        service_class = queued.request.service_class
-        if self.aside_count and self._aside[service_class].remove(queued):
+        rank = queued.request.service_class.rank
+        if self.aside_count and self._aside[rank].remove(queued):
             self.aside_count -= 1
         else:
-            self.line(service_class).remove(queued)
+            self.lines[rank].remove(queued)
         self.depth -= 1
         if queued.request.is_later_part:
-            self._later[service_class] -= 1
+            self._later[rank] -= 1
         self._expiring.prune()
         self._delayed.prune()
         return queued
 
     def set_aside(self, queued: QueuedRequest, constraint: Constraint, now: float) -> None:
         """Takes a request out of the line: those behind it do not wait for what it waits for."""
-        self.line(queued.request.service_class).remove(queued)
-        self._aside[queued.request.service_class].add(queued, constraint, now)
+        rank = queued.request.service_class.rank
+        self.lines[rank].remove(queued)
+        self._aside[rank].add(queued, constraint, now)
         self.aside_count += 1
 
     def next_expiry(self) -> float | None:
@@ -155,8 +157,8 @@ class Queues:
 
     def has_expired(self, now: float) -> bool:
         """Whether there is a request whose wait has expired."""
-        at = self.next_expiry() if self.depth else None
-        return at is not None and at <= now
+        first = self._expiring.first() if self.depth else None
+        return first is not None and first[0] <= now
 
     def first_bulk_delay_s(self) -> float | None:
         """Returns what the delay clock showed when the first bulk request was queued; None: none

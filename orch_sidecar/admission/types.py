@@ -73,7 +73,7 @@ class AdmissionRequest:
     kv: KvNeed = field(default=NO_KV_NEED, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Queued:
     """The answer to a request that is queued behind `position` others."""
 
@@ -136,7 +136,7 @@ class Lease:
     read_to: float = field(default=0.0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """The outcome of a queued request. Its ticket is also the id of its lease."""
 
@@ -205,7 +205,7 @@ class Owner(Protocol):
         """Aborts the request in the engine; it is queued again, unseen by its client."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QueuedRequest:
     """A queued request.
 

@@ -61,6 +61,8 @@ class FairQueue:
 
     def head(self) -> QueuedRequest | None:
         """Returns the request to dispatch next."""
+        if not self.size:
+            return None
         if self._returned:
             return next(iter(self._returned.values()))
         top = self._next_share()
