@@ -268,8 +268,8 @@ class PoolRegistry:
         pool, request, affinity = placement.pool, placement.request, self.affinity
         if request.adapter is not None:
             pool.watcher.expect_adapter(request.adapter)
-        limit_s = pool.admission.rules.of(request.service_class).max_wait_s
-        if not first and spent_ms > 1000 * limit_s:
+        rules = pool.admission.rules
+        if not first and spent_ms > 1000 * (limit_s := rules.of(request.service_class).max_wait_s):
             text = f"no slot of any pool became free within {limit_s:g} s"
             return Refusal(Reason.QUEUE_TIMEOUT, text)
         if affinity is not None and call.prefixes:

@@ -180,12 +180,11 @@ class Candidates:
         free = [order.free for _, order in serving if order.free]
         if not free:
             return None
-        best = min(pools[0][0] for pools in free)
+        best = min([pools[0][0] for pools in free])
         latest, nearly = HOME_END_FACTOR * best, NEAR_BEST_FACTOR
         predicts = all(kind.predicts for kind, _ in serving)
         if predicts:
-            waiting = [order.waiting[0][1] for _, order in serving if order.waiting]
-            if any(self._standings[name][0].pace_s < best for name in waiting):
+            if self._is_faster_after_wait(best, serving):
                 return None
         elif len(serving) > 1 or best >= 0:
             return None
@@ -204,13 +203,20 @@ class Candidates:
             reason = PlacementReason.NAME
         return first[2], reason
 
+    def _is_faster_after_wait(self, best: float, serving: _PoolsByKind) -> bool:
+        """Whether a pool in which a request has to wait generates its tokens faster than this."""
+        for _, order in serving:
+            if order.waiting and self._standings[order.waiting[0][1]][0].pace_s < best:
+                return True
+        return False
+
     def _is_good_home(self, name: str, latest: float, serving: _PoolsByKind) -> bool:
         """Whether a request starts at once at its home, whose value is at most `latest`, and which
         has no more than its share of the load of all that can serve the request."""
         home, order = self._standings.get(name, (None, None))
         if home is None or home.waits or home.value > latest:
             return False
-        if not any(order is each for _, each in serving):
+        if (home.kind, order) not in serving:
             return False
         return within_share(home.load, home.kind.slots_total, 1, _load(serving))
 
@@ -274,10 +280,11 @@ class Candidates:
 
 
 def _load(orders: _PoolsByKind) -> Load:
-    return Load(
-        sum(order.load for _, order in orders),
-        sum(kind.slots_total * len(order) for kind, order in orders),
-    )
+    load = slots = 0
+    for kind, order in orders:
+        load += order.load
+        slots += kind.slots_total * (len(order.free) + len(order.waiting))
+    return Load(load, slots)
 
 
 def _at(lists: Sequence[_Ordered], counts: Sequence[int], number: int) -> str:
