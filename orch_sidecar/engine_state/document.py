@@ -35,7 +35,7 @@ _REQUIRED_FIELDS: Final = ("epoch", "slots_total", "foreign", "peak", "profile",
 def parsed(data: bytes) -> Document:
     """Parses an event's data. Raises InvalidReport for anything but a JSON object."""
     try:
-        decoder = _STRICT_DECODER if _LARGE_NUMBER.search(data) else _FAST_DECODER
+        decoder = _STRICT_DECODER if _may_have_large_number(data) else _FAST_DECODER
         value = decoder.decode(data.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidReport(f"{_shown(data)} is not valid JSON: {_shown(error)}") from None
@@ -102,8 +102,17 @@ def _no_number(name: str) -> NoReturn:
 
 
 # A number that Python reads as infinite has an exponent of three digits or hundreds of digits:
-# elsewhere the decoder need not look at each.
-_LARGE_NUMBER: Final = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{200}")
+# elsewhere the decoder need not look at each. With all digits alike, to search for these words
+# takes less than half of the time of a regular expression, and a seventh in a large event.
+_DIGITS_ALIKE: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_LARGE_NUMBERS: Final = b"e000", b"e+000", 200 * b"0"
+
+
+def _may_have_large_number(data: bytes) -> bool:
+    alike = data.translate(_DIGITS_ALIKE)
+    return any(each in alike for each in _LARGE_NUMBERS)
+
+
 _STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 _FAST_DECODER: Final = json.JSONDecoder(parse_constant=_no_number)
 
