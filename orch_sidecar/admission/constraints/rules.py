@@ -68,6 +68,7 @@ class AdmissionConstraints:
             self.kv,
             self.offers,
         )
+        (self._hearing_reports,) = _overriding("reported", (self.all,))
         self._select_active()
         for each in self.all:
             each.on_switch = self._select_active
@@ -113,7 +114,7 @@ class AdmissionConstraints:
 
     def reported(self, report: EngineReport, now: float) -> None:
         """The engine reported its state; the ledger has its slots."""
-        for each in self.all:
+        for each in self._hearing_reports:
             each.reported(report, now)
         self.reserve.sidecars, self.reserve.others_claim = (
             self.offers.sidecars,
