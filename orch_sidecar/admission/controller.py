@@ -199,7 +199,6 @@ class AdmissionController:
         lease_id: str,
         now: float,
         output_tokens: int | None = None,
-        *,
         served: bool = True,
         sent: bool = True,
     ) -> list[Decision]:

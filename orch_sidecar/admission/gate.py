@@ -147,7 +147,7 @@ class Ticket:
         if not ended:
             gate.ledger.abandon(self.id)
             return
-        decisions = controller.release(self.id, now, output_tokens, served=served, sent=sent)
+        decisions = controller.release(self.id, now, output_tokens, served, sent)
         if decisions or gate.waiting or gate.offers.unused:
             gate._perform(decisions)
         elif gate.on_change is not None:
@@ -212,8 +212,10 @@ class Gate:
         controller, now = self.controller, self._loop.time()
         outcome: Lease | Refusal | Queued
         if since_s is None:
-            arrive = self.claims.arrive if request.parent else controller.arrive
-            outcome = arrive(ticket.id, request, now)
+            if request.parent:
+                outcome = self.claims.arrive(ticket.id, request, now)
+            else:
+                outcome = controller.arrive(ticket.id, request, now)
         elif controller.unavailable is not None and not controller.keeps_queue:
             outcome = controller.unavailable  # the queue was refused before this came back
         else:
