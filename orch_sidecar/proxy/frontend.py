@@ -132,7 +132,9 @@ class Frontend:
         record, name = self._identify(http, endpoint or unknown(path), names)
         traced = names.traced or self._tracing.spans is not None
         method = record.method
-        trace = self._tracing.begin(record, http.headers) if traced else None
+        trace = (
+            self._tracing.begin(record, http.headers if names.traced else {}) if traced else None
+        )
         request: Request | None = None
         outcome: Outcome | Reason = CANCELLED
         status: int | None = None
