@@ -128,13 +128,11 @@ class Frontend:
     ) -> web.StreamResponse:
         """Serves one request. `endpoint`: None if the path is unknown. `key_check`: replaces the
         check of a client's key."""
-        names = http.names
+        names, method = http.names, http.method
         record, name = self._identify(http, endpoint or unknown(path), names)
         traced = names.traced or self._tracing.spans is not None
-        method = record.method
-        trace = (
-            self._tracing.begin(record, http.headers if names.traced else {}) if traced else None
-        )
+        given = http.headers if names.traced else {}  # they are parsed as they are asked for
+        trace = self._tracing.begin(record, given) if traced else None
         request: Request | None = None
         outcome: Outcome | Reason = CANCELLED
         status: int | None = None
