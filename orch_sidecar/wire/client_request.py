@@ -201,7 +201,9 @@ class ClientRequest:
         made = self._for_aiohttp
         if made is None:
             loop = asyncio.get_running_loop()
-            message = RawRequestMessage(
+            # aiohttp's class of C: no tuple, as its type says, which compiled code would check.
+            made_of: Any = RawRequestMessage
+            message = made_of(
                 self.method,
                 self.target,
                 self.version,
