@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 from aiohttp import EMPTY_PAYLOAD, HttpVersion, HttpVersion10, HttpVersion11, StreamReader, web
@@ -201,9 +201,7 @@ class ClientRequest:
         made = self._for_aiohttp
         if made is None:
             loop = asyncio.get_running_loop()
-            # aiohttp's class of C: no tuple, as its type says, which compiled code would check.
-            made_of: Any = RawRequestMessage
-            message = made_of(
+            message = cast(Any, RawRequestMessage)(  # of C: no tuple, as compiled code would expect
                 self.method,
                 self.target,
                 self.version,
