@@ -91,8 +91,10 @@ class AdmissionMachine(EngineEvents):
             assert dropped or places > 0 or others, "the queue is bounded"
             assert 0 <= outcome.position <= before
             if outcome.predicted_start_ms and not model.engine.step_time:
-                # Starts of bulk requests are also predicted by the rate of those before.
-                assert request.service_class is BULK or model.now < model.paused_until
+                # Starts of bulk requests are also predicted by the rate of those before, and what
+                # waits for the KV cache alone is expected at the next look at it.
+                by_other_means = request.service_class is BULK or model.engine.kv is not None
+                assert by_other_means or model.now < model.paused_until
             assert (outcome.predicted_start_ms or 0) >= 0
             model.enqueue(ticket)
             self.settle(others)
@@ -113,10 +115,11 @@ class AdmissionMachine(EngineEvents):
             return None  # they leave first
         free = core.status(model.now).of(request.service_class).free >= request.cost
         if not free:
-            # The first interactive one may get more, a bulk one a slot that it is owed, and what
-            # waits may be due since the last event.
+            # The first interactive one may get more, a bulk one a slot that it is owed, what waits
+            # may be due since the last event, and it may need less of the KV cache than any other.
             first = request.service_class is BULK or not model.leased(INTERACTIVE)
-            return None if first or model.depth else False
+            small = model.engine.kv is not None and not request.prompt_tokens
+            return None if first or model.depth or small else False
         core.constraints.set_kv(request)
         if reason(core.order.blocking(request, model.now)) in ("kv", "prefill"):
             return None  # it needs more than the smallest
