@@ -12,7 +12,7 @@ interactive ones in two ways, and each may add a small share to the time of a fi
   and each step that reads the interactive prompt reads a part of the idle one, too, while any is
   left. So a prompt that is read for s seconds meets a share s of each second's requests, and costs
   s times the delay of each. PROMPTS_SHARE of the time of a first token pays for it. No idle prompt
-  is sent while another is unread, unless that is an idle one, too, and one step reads both.
+  is sent while another prompt is unread.
 
 The busier the engine is, the more requests wait behind one that is delayed: both shares are
 multiplied by the part of its time that others leave (the Pollaczek-Khinchine formula).
@@ -51,6 +51,9 @@ DECODES_SHARE: Final = 0.05
 # The share that both may take of the time in which bulk requests decode. Prompts that are cut count
 # whole, which makes up for losses that are not counted.
 BULK_SHARE: Final = 0.15
+# One interactive request in fifty finds no free slot, and waits until an engine has aborted an idle
+# one: for a step.
+SPARE_ERRORS: Final = 2.0
 # After so long without an interactive request nobody could notice a delay.
 QUIET_S: Final = 60.0
 # The period over which interactive prompts are averaged, and that over which the allowance for idle
@@ -59,8 +62,6 @@ AVERAGING_S: Final = 30.0
 MAX_SAVED_S: Final = 5.0
 # For so long a slot is kept for a refused request to come back: a parent sidecar's does.
 KEEP_FREE_S: Final = 0.25
-# How many idle prompts may be unread at once.
-MAX_TOGETHER: Final = 2
 # How often the prompt of an idle request may be cut for an interactive one.
 MAX_CUTS: Final = 3
 
@@ -145,16 +146,12 @@ class IdleRoom(Constraint):
         self._chunk_tokens: int | None = None
         self._reads_two_prompts = False  # in a step
         self._kept_free = (0, -inf)  # slots for a refused request, and until when
-        # How many idle requests were granted one after the other, and all grants at the last.
-        self._in_a_row = (0, 0)
-        # The prompts that the engine had yet to read at its last report, and all grants until then.
-        self._reported = (0, 0)
+        self._unread = 0  # sequences whose prompts the engine had yet to read at its last report
         self._delay_budget = DelayBudget()  # for delays of interactive requests
         self._reading_budget = DelayBudget()  # for delays of bulk requests
 
     def reported(self, report: EngineReport, now: float) -> None:
-        self._chunk_tokens = report.chunk_tokens
-        self._reported = report.prefilling, self._ledger.grants
+        self._chunk_tokens, self._unread = report.chunk_tokens, report.prefilling
         self._reads_two_prompts = (report.step_tokens or 0) >= 2 * (report.chunk_tokens or inf)
         self.prompts.update(now)
 
@@ -175,9 +172,9 @@ class IdleRoom(Constraint):
 
     def _spare_slots(self, now: float) -> int:
         """Returns how many slots stay free for interactive requests beyond those that they have and
-        wait for: the standard error of their demand, and at most half of all slots."""
+        wait for: SPARE_ERRORS standard errors of their demand, and at most half of all slots."""
         demand = self._reserve.interactive.update(now)
-        return min(self._ledger.slots_total // 2, round(sqrt(demand)))
+        return min(self._ledger.slots_total // 2, round(SPARE_ERRORS * sqrt(demand)))
 
     def excess(self, occupancy: Occupancy, room: int, now: float) -> int:
         """Returns the sequences of idle requests that have to leave, where all constraints together
@@ -236,20 +233,15 @@ class IdleRoom(Constraint):
     # Prompts
 
     def blocks(self, request: AdmissionRequest, occupancy: Occupancy, now: float) -> bool:
-        return request.cost > self.room(IDLE, occupancy, now) or self._fits_at(request, now) > now
+        return request.cost > self.room(IDLE, occupancy, now) or self._prompt_fits_at(now) > now
 
     def clears_at(self, request: AdmissionRequest, now: float) -> float | None:
-        at = self._fits_at(request, now)
+        at = self._prompt_fits_at(now)
         return min(at, now + POLL_S) if at > now else now + POLL_S  # it lacks room
 
     def granted(self, lease: Lease, request: AdmissionRequest, now: float) -> None:
-        grants, before = self._ledger.grants, self._service_times.prompts.unread(now)
-        before = max(0.0, before - request.prompt_tokens)
-        in_a_row, last = self._in_a_row
-        self._in_a_row = in_a_row + 1 if last == grants - 1 else 1, grants
         if self._has_readers(now):
-            delay_s = self._delay_s(request, before)
-            self._delay_budget.spend(delay_s, self._delay_allowance(), now)
+            self._delay_budget.spend(self._delay_s(request), self._delay_allowance(), now)
         if self._ledger.bulk and (rate := self._service_times.prompts.tokens_per_s):
             self._reading_budget.spend(request.prompt_tokens / rate, self._reading_allowance(), now)
 
@@ -270,9 +262,8 @@ class IdleRoom(Constraint):
             saved_s = min(1.0, left) * self._delay_s(request)
             self._delay_budget.spend(-saved_s, self._delay_allowance(), now)
 
-    def _delay_s(self, request: AdmissionRequest, before: float = 0.0) -> float:
-        """Returns the seconds by which an idle prompt delays the requests of each second. `before`:
-        tokens of another that the same step reads, and whose delay is longer by this one's."""
+    def _delay_s(self, request: AdmissionRequest) -> float:
+        """Returns the seconds by which an idle prompt delays the requests of each second."""
         rate, chunk = self._service_times.prompts.tokens_per_s, self._chunk_tokens
         read_s = self._service_times.first_token_s(request) or 0.0
         if not rate or not request.prompt_tokens:
@@ -283,29 +274,18 @@ class IdleRoom(Constraint):
             # Half of its steps are left on average; the other prompt meets no more than it has.
             met = min(steps, self.prompts.mean / tokens) if self._reads_two_prompts else steps
             shared_steps = met - met * met / (2 * steps)
-        return tokens / rate * (read_s * (0.5 + shared_steps) + before / rate)
+        return read_s * tokens / rate * (0.5 + shared_steps)
 
-    def _may_join(self, request: AdmissionRequest, now: float) -> bool:
-        """Whether all unread prompts are idle ones that were sent last, and a step reads this one
-        with them."""
-        grants, (in_a_row, last) = self._ledger.grants, self._in_a_row
-        unread = self._reported[0] + grants - self._reported[1]
-        if last != grants or unread > min(in_a_row, MAX_TOGETHER - 1):
-            return False
-        tokens = self._service_times.prompts.unread(now) + request.prompt_tokens
-        return tokens <= (self._chunk_tokens or 0)
-
-    def _fits_at(self, request: AdmissionRequest, now: float) -> float:
+    def _prompt_fits_at(self, now: float) -> float:
         """Returns when an idle prompt may be sent."""
         at, budget = now, self._reading_budget
         if self._ledger.bulk:
             at = budget.ready_at(self._reading_allowance(), now)
         if not self._has_readers(now):
             return at
-        if not self._may_join(request, now):
-            at = max(at, self._service_times.prompts.clears_at)
-            if self._reported[0]:
-                at = max(at, now + POLL_S)  # the next report says when
+        at = max(at, self._service_times.prompts.clears_at)
+        if self._unread:
+            at = max(at, now + POLL_S)  # the next report says when
         return max(at, self._delay_budget.ready_at(self._delay_allowance(), now))
 
     def _delay_allowance(self) -> float:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orch_sidecar.admission.constraints.idle import MAX_CUTS, MAX_TOGETHER
-from orch_sidecar.admission.types import AdmissionRequest
+from orch_sidecar.admission.constraints.idle import MAX_CUTS
 from tests.orch_sidecar.admission.examples import fill, interactive, queue, reason, report
 from tests.orch_sidecar.admission.test_idle import MEASURED, STEP, core_with, idle
 
@@ -19,31 +18,6 @@ def test_a_prompt_waits_until_no_other_is_unread() -> None:
     at = core.next_event(1.1)
     assert at is not None
     assert at > 1.1
-
-
-def test_a_step_reads_two_idle_prompts_where_both_fit_and_no_other_is_unread() -> None:
-    def begin(*prompts: int, between: AdmissionRequest | None = None) -> int:
-        """How many rows of so many tokens each begin at once."""
-        core = core_with(8, **MEASURED)
-        fill(core, interactive(prompt_tokens=500, max_tokens=50), "i")
-        core.engine_reports(report(8, **MEASURED), 5.0)
-        for number, tokens in enumerate(prompts):
-            if number == 1 and between is not None:
-                fill(core, between, "j", at=5.0)
-            core.arrive(f"row{number}", idle(prompt_tokens=tokens), 5.0)
-        return sum(each.id.startswith("row") for each in core.ledger.all())
-
-    assert begin(100, 100, 100) == MAX_TOGETHER == 2
-    assert begin(100, 450) == 1, "500 tokens are read in a step"
-    assert begin(100, 100, between=interactive(prompt_tokens=10)) == 1
-
-
-def test_an_idle_prompt_beside_another_costs_what_both_wait_for() -> None:
-    core = core_with(8, **MEASURED)
-    fill(core, interactive(prompt_tokens=1000, max_tokens=50), "i")
-    core.engine_reports(report(8, **MEASURED), 1.0)
-    room, row = core.constraints.idle, idle(prompt_tokens=200)
-    assert room._delay_s(row, 300) == pytest.approx(room._delay_s(row) + 0.02 * 0.03)
 
 
 def test_a_request_that_comes_while_a_prompt_is_read_does_not_wait_for_the_rest() -> None:
