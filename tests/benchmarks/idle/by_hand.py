@@ -29,8 +29,8 @@ class ByHand(IdleRoom):
     def is_in_the_way(self, lease: Lease, request: AdmissionRequest, now: float) -> bool:
         return self.many is None and super().is_in_the_way(lease, request, now)
 
-    def _fits_at(self, request: AdmissionRequest, now: float) -> float:
-        return super()._fits_at(request, now) if self.many is None else now
+    def _prompt_fits_at(self, now: float) -> float:
+        return super()._prompt_fits_at(now) if self.many is None else now
 
 
 class FromFile(ByHand):
