@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -25,7 +25,9 @@ class Histogram:
     """Counts by bucket, each with an exemplar: of its values of sampled traces that were counted
     last, the largest."""
 
-    __slots__ = ("_buckets", "_counts", "_exemplars", "_sum", "_traces", "_values")
+    __slots__ = (
+        "_buckets", "_counts", "_exemplars", "_sum", "_traced_values", "_traces", "_values",
+    )  # fmt: skip
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
         """`buckets`: their upper bounds, ascending; a last one without bound is added."""
@@ -35,7 +37,9 @@ class Histogram:
         self._exemplars: dict[int, tuple[float, Traced]] = {}
         self._sum = 0.0
         self._values: list[float] = []  # not counted yet
-        self._traces: dict[float, Traced] = {}  # of these
+        # Those of sampled traces, and the trace of each.
+        self._traced_values: list[float] = []
+        self._traces: list[Traced] = []
 
     def observe(self, values: Sequence[float | None], traced: Traces) -> None:
         """Adds values; None is none. `traced`: the trace of each."""
@@ -44,10 +48,11 @@ class Histogram:
             return
         self._values += observed
         if traced is not None:
-            traces = self._traces
-            for value, trace in zip(values, traced, strict=True):
-                if value is not None:
-                    traces[value] = trace
+            if len(observed) < len(values):
+                pairs = zip(values, traced, strict=True)
+                traced = [trace for value, trace in pairs if value is not None]
+            self._traced_values += observed
+            self._traces += traced
         if len(self._values) >= _MAX_VALUES:
             self._count()
 
@@ -75,19 +80,29 @@ class Histogram:
 
     def _count(self) -> None:
         """Counts the values that were observed since the last time."""
-        values, traces, below = sorted(self._values), self._traces, 0
+        self._sum += sum(self._values)
+        for at, count, _ in self._divided(self._values):
+            self._counts[at] += count
         self._values.clear()
-        self._sum += sum(values)
-        for at, bound in enumerate((*self._buckets, float("inf"))):
-            within = bisect_right(values, bound)
-            self._counts[at] += within - below
-            if traces:
-                for value in reversed(values[below:within]):
-                    if (trace := traces.get(value)) is not None:
-                        self._exemplars[at] = (value, trace)
-                        break
-            below = within
-        traces.clear()
+        if self._traces:
+            for at, _, largest in self._divided(self._traced_values):
+                trace = self._traces[self._traced_values.index(largest)]
+                self._exemplars[at] = (largest, trace)
+            self._traced_values.clear()
+            self._traces.clear()
+
+    def _divided(self, values: Iterable[float]) -> list[tuple[int, int, float]]:
+        """Divides values among buckets. Returns each bucket that has some, with their number and
+        the largest of them."""
+        ordered, buckets, begin = sorted(values), self._buckets, 0
+        divided = []
+        while begin < len(ordered):
+            at, end = bisect_left(buckets, ordered[begin]), len(ordered)
+            if at < len(buckets):
+                end = bisect_right(ordered, buckets[at], begin)
+            divided.append((at, end - begin, ordered[end - 1]))
+            begin = end
+        return divided
 
     def _exemplar(self, at: int) -> str:
         found = self._exemplars.get(at)
