@@ -8,7 +8,7 @@ runs.
 
 It counts twice: twice so many requests, and then so many within the same time. The difference is
 what requests cost: what the sidecar executes beside them, with the time, is in both counts. Each
-ends when the last spans have been exported.
+begins and ends when the last spans have been exported.
 
 Each client waits for its answer before it asks again, so that a cell is the same sequence of events
 in each run; only `queue` has more clients than the engine has slots.
@@ -131,6 +131,7 @@ def count(cell: Cell, checkout: str, plan_for: Callable[[Setting], Plan], dir: P
         _send(clients, WARM_UP)
         _control(child, "-i", "on")
         _send(clients, WARM_UP // 10)  # what Valgrind translates, and Python still specializes
+        time.sleep(SETTLE_S)
         twice_s = _window(child, clients, 2 * REQUESTS, 0.0)
         once_s = _window(child, clients, REQUESTS, twice_s)
     finally:
