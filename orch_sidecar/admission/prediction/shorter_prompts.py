@@ -66,4 +66,6 @@ class ShorterPrompts:
                 asked += tokens
                 shorter += tokens if tokens < own else 0
         level = asked / request.weight
-        return shorter + sum(min(total, weights[of] * level) for of, total in others.items())
+        # Begins with a float: to an integer, a compiled module would add nothing but integers.
+        before = sum((min(total, weights[of] * level) for of, total in others.items()), 0.0)
+        return shorter + before
