@@ -369,13 +369,12 @@ class RequestParser:
             (keep_alive and not names.has_connection) or llhttp.get_http_version() == "1.1",
             keep_alive,
         )
-        if too_long or names.fault or names.host < 0 or request.target not in ENDPOINTS:
-            request.examine(too_long)
         self.ready.append(request)
-        if llhttp.should_upgrade():
-            request.keep_alive, self._upgrading = False, request
-        else:
-            self._arriving = request
+        self._arriving = request
+        if too_long or names.unusual or request.target not in ENDPOINTS:
+            request.examine(too_long)
+            if llhttp.should_upgrade():
+                request.keep_alive, self._upgrading, self._arriving = False, request, None
 
     def on_message_complete(self) -> None:
         if self._arriving is not None:

@@ -94,6 +94,7 @@ _OPTIONS: Final = frozenset(
 _ALIASES: Final = frozenset(map(raw, OPTION_ALIASES))
 _CONNECTION: Final = raw(CONNECTION)
 _HOST: Final = raw(HOST)
+_UPGRADE: Final = b"upgrade"
 _TRANSFER_ENCODING: Final = raw(TRANSFER_ENCODING)
 _TRACEPARENT: Final = raw(TRACEPARENT)
 _CONTENT_LENGTH: Final = raw(CONTENT_LENGTH)
@@ -118,6 +119,7 @@ class HeaderNames:
     `Connection` is present. `chunked`: so is `Transfer-Encoding`, which then ends in `chunked`.
     `traced`: so is `traceparent`. `host`, `content_type`, `credential`: the places of these fields,
     the last one with the client's key; -1 of an absent one. `fault`: why no request can have these.
+    `unusual`: there is such a fault, no `Host`, or an `Upgrade`.
     """
 
     has_options: bool
@@ -131,6 +133,7 @@ class HeaderNames:
     content_type: int
     credential: int
     fault: str | None
+    unusual: bool
 
 
 def text_of(value: bytes) -> str:
@@ -196,6 +199,7 @@ def header_names(names: bytes) -> HeaderNames:
         lower.index(_CONTENT_TYPE) if _CONTENT_TYPE in lower else -1,
         next((lower.index(name) for name in _KEYS if name in lower), -1),
         f"{repeated[0].decode()} is there twice" if repeated else None,
+        bool(repeated) or _HOST not in lower or _UPGRADE in lower,
     )
 
 
