@@ -121,7 +121,7 @@ class ClaimCall(NamedTuple):
 
 
 # Of a lease: the instance, and 7 of the 32 random digits.
-_SHOWN_CHARACTERS: Final = 24
+SHOWN_CHARACTERS: Final = 24
 
 
 class LeaseId(NamedTuple):
@@ -145,7 +145,7 @@ def cost_of(lease: str) -> int:
 
 def short_lease(lease: str) -> str:
     """Returns the part of a lease that identifies it, without the part that is secret."""
-    return lease[:_SHOWN_CHARACTERS]
+    return lease[:SHOWN_CHARACTERS]
 
 
 def require_lease(text: str) -> None:

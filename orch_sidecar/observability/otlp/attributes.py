@@ -119,7 +119,7 @@ def own(record: RequestRecord) -> bytes:
         correlation_id = record.correlation_id.encode()
     first = rare = b""
     if first_byte is not None:
-        first = double((first_byte - record.arrived) / 1e9)
+        first = _FIRST_BYTE + double((first_byte - record.arrived) / 1e9)
     cached_tokens, reasoning_tokens = record.cached_tokens, record.reasoning_tokens
     if record.fanout or cached_tokens is not None or reasoning_tokens is not None:
         rare = _FANOUT[record.fanout or None]
@@ -132,7 +132,7 @@ def own(record: RequestRecord) -> bytes:
             _INPUT_TOKENS[record.input_tokens],
             _OUTPUT_TOKENS[record.output_tokens],
             rare,
-            _FIRST_BYTE if first else b"", first,
+            first,
         )
     )  # fmt: skip
 
@@ -150,7 +150,12 @@ def own_of_server(record: RequestRecord) -> bytes:
 def own_of_engine(lease: str) -> bytes:
     """Encodes the lease of an attempt."""
     text = short_lease(lease).encode()
-    return _LEASE[len(text)] + text
+    return before_lease(len(text)) + text
+
+
+def before_lease(length: int) -> bytes:
+    """Returns what precedes the text of a lease. `length`: of the text."""
+    return _LEASE[length]
 
 
 def bounded(steps: Iterable[Attributes], limits: Limits) -> tuple[dict[str, Any], int]:

@@ -16,13 +16,12 @@ from orch_sidecar.observability.otlp.attributes import Attributes, Limits
 from orch_sidecar.observability.otlp.protobuf import (
     FIRST,
     SPAN_ATTRIBUTE,
-    VARINTS,
     attributes,
     sized,
     varint,
 )
 from orch_sidecar.observability.record import Outcome, RequestRecord
-from vllm_plugin.contracts.lease_protocol import short_lease
+from vllm_plugin.contracts.lease_protocol import SHOWN_CHARACTERS, short_lease
 
 WAIT_SPAN: Final = "admission.wait"
 ENGINE_SPAN: Final = "engine.request"
@@ -32,19 +31,33 @@ MAX_ATTRIBUTES: Final = 32
 
 # Of pools, classes, routes and outcomes; a client chooses model and method, hence the bound.
 _MAX_PREPARED: Final = 512
+# Of each: by the lengths of ids and numbers. A client may choose the ids.
+_MAX_SHAPES: Final = 16
 
 # Fields of Span: ids of the trace and the span, start and end in nanoseconds, flags; of a child
-# also its parent.
+# also its parent. Tags one by one: a compiled module looks up names that were unpacked.
 _ROOT: Final = struct.Struct("<2s16s2s8scQcQ6s")
-_CHILD: Final = struct.Struct("<2s16s2s8s2s8scQcQ6s")
-_PARENT_BYTES: Final = _CHILD.size - _ROOT.size
-_TRACE_ID, _SPAN_ID, _PARENT = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
-_START, _END = b"\x39", b"\x41"
+_TRACE_ID: Final = b"\x0a\x10"
+_SPAN_ID: Final = b"\x12\x08"
+_PARENT: Final = b"\x22\x08"
+_PARENT_BYTES: Final = len(_PARENT) + 8
+_START: Final = b"\x39"
+_END: Final = b"\x41"
 _NAME, _KIND, _STATUS = b"\x2a", b"\x30", b"\x7a"
 _DROPPED_ATTRIBUTES, _LINK, _DROPPED_LINKS = b"\x50", b"\x6a", b"\x70"
-_VARINTS: Final = len(VARINTS)  # a length below that is looked up without a call
 # Field of ScopeSpans, and of the messages around it.
-_SPAN, _SCHEMA_URL = b"\x12", b"\x1a"
+_SPAN: Final = b"\x12"
+_SCHEMA_URL: Final = b"\x1a"
+
+# The spans of a usual trace, with the sizes of what differs: admission's, the engine's, the
+# server's. The id of the trace has the tag of what follows, as has that of the parent.
+_USUAL: Final = (
+    "<{}s18s8s11sQcQ"
+    "{}s18s8s11sQcQ"
+    "{}s{}s{}s"
+    "{}s18s8scQcQ"
+    "{}s{}s{}s{}s"
+)  # fmt: skip
 
 _INTERNAL, _SERVER, _CLIENT = (_KIND + varint(kind) for kind in (1, 2, 3))
 
@@ -63,18 +76,55 @@ _LINK_FLAGS: Final = b"\x35" + struct.pack("<I", LOCAL_PARENT)
 Head = tuple[bytes, bytes, bytes, int, int, int]
 
 
-class _Prepared(NamedTuple):
+class _Shape:
+    """The usual trace with fields of these sizes: what packs it, and what does not differ.
+
+    `wait_begin`: up to the id of the trace in the first span. `engine_begin`: from the first span's
+    flags up to the same in the second; `of_engine`: from its flags up to its lease; `server_begin`.
+    """
+
+    __slots__ = ("engine_begin", "of_engine", "pack", "server_begin", "wait_begin")
+
+    def __init__(
+        self, prepared: _Prepared, lease: int, own: int, given: int, own_of_server: int
+    ) -> None:
+        of_lease, wait, of_server = spans.before_lease(lease), prepared.wait, prepared.server
+        child_size = _ROOT.size + _PARENT_BYTES
+        engine_size = child_size + len(prepared.engine) + len(of_lease) + lease + own
+        server_size = _ROOT.size - len(_OF_CHILD) + given + len(of_server) + own + own_of_server
+        self.wait_begin = _SPAN + varint(child_size + len(wait)) + _TRACE_ID
+        self.engine_begin = _OF_CHILD + wait + _SPAN + varint(engine_size) + _TRACE_ID
+        self.of_engine = _OF_CHILD + prepared.engine + of_lease
+        self.server_begin = _SPAN + varint(server_size) + _TRACE_ID
+        sizes = (
+            len(self.wait_begin), len(self.engine_begin), len(self.of_engine), lease, own,
+            len(self.server_begin), given, len(of_server), own, own_of_server,
+        )  # fmt: skip
+        self.pack: Callable[..., bytes] = struct.Struct(_USUAL.format(*sizes)).pack
+
+
+class _Prepared:
     """What is equal for all requests of a pool, class, route, model and outcome.
 
     `labels`: part of the key by its identity, which is not reused while it is here. `wait`: of a
-    request that was admitted; `wait_begin`: the tag and the length of that span.
+    request that was admitted. `shapes`: by the sizes of what differs.
     """
 
-    labels: Attributes
-    wait: bytes
-    wait_begin: bytes
-    server: bytes
-    engine: bytes
+    __slots__ = ("engine", "labels", "server", "shapes", "wait")
+
+    def __init__(self, labels: Attributes, wait: bytes, server: bytes, engine: bytes) -> None:
+        self.labels, self.wait, self.server, self.engine = labels, wait, server, engine
+        self.shapes: dict[tuple[int, int, int, int], _Shape] = {}
+
+    def shape(self, lease: int, own: int, given: int, own_of_server: int) -> _Shape:
+        """Returns the usual trace with fields of these sizes."""
+        sizes = lease, own, given, own_of_server
+        shape = self.shapes.get(sizes)
+        if shape is None:
+            if len(self.shapes) >= _MAX_SHAPES:
+                self.shapes.clear()
+            shape = self.shapes[sizes] = _Shape(self, *sizes)
+        return shape
 
 
 class RecordAttributes(NamedTuple):
@@ -139,9 +189,13 @@ class SpanEncoder:
         `labels`, `lease`: of its attempt. `parent`: the field of the server span's parent; `flags`:
         its flags. The trace has no state.
         """
-        arrived_ns = record.arrived_ns
-        if self._limited or labels is not record.labels:
+        # Objects once: a compiled module makes one for each use of an integer.
+        arrived: object = record.arrived_ns
+        admitted: object = admitted_ns
+        ended: object = ended_ns
+        if self._limited or labels is not record.labels or not lease:
             common, own_parent = self.of_record(record, b""), _PARENT + server_id
+            arrived_ns = record.arrived_ns
             wait = trace_id, wait_id, own_parent, arrived_ns, admitted_ns, LOCAL_PARENT
             engine = trace_id, engine_id, own_parent, admitted_ns, ended_ns, LOCAL_PARENT
             server = trace_id, server_id, parent, arrived_ns, ended_ns, flags
@@ -150,29 +204,19 @@ class SpanEncoder:
                 self.engine(common, engine, labels, lease),
                 self.server(common, server),
             )
-        _, of_wait, wait_begin, of_server, of_engine = self._prepare(record, labels)
-        own, child = spans.own(record), _CHILD.pack
-        of_lease = b"" if lease is None else spans.own_of_engine(lease)
+        prepared, own = self._prepare(record, labels), spans.own(record)
+        of_lease = lease[:SHOWN_CHARACTERS].encode()
         streamed = record.stream or record.last_token is not None
         own_of_server = spans.own_of_server(record) if streamed else b""
-        size = _ROOT.size + len(own)
-        engine_size = size + _PARENT_BYTES + len(of_engine) + len(of_lease)
-        server_size = size + len(parent) + len(of_server) + len(own_of_server)
-        return b"".join(
-            (
-                wait_begin,
-                child(_TRACE_ID, trace_id, _SPAN_ID, wait_id, _PARENT, server_id,
-                      _START, arrived_ns, _END, admitted_ns, _OF_CHILD),
-                of_wait,
-                _SPAN, VARINTS[engine_size] if engine_size < _VARINTS else varint(engine_size),
-                child(_TRACE_ID, trace_id, _SPAN_ID, engine_id, _PARENT, server_id,
-                      _START, admitted_ns, _END, ended_ns, _OF_CHILD),
-                of_engine, of_lease, own,
-                _SPAN, VARINTS[server_size] if server_size < _VARINTS else varint(server_size),
-                _ROOT.pack(_TRACE_ID, trace_id, _SPAN_ID, server_id,
-                           _START, arrived_ns, _END, ended_ns, _FLAGS[flags]),
-                parent, of_server, own, own_of_server,
-            )
+        given = _FLAGS[flags] + parent if parent else _OF_CHILD
+        shape = prepared.shape(len(of_lease), len(own), len(given), len(own_of_server))
+        trace, of_parent = trace_id + _SPAN_ID, _PARENT + server_id + _START
+        return shape.pack(
+            shape.wait_begin, trace, wait_id, of_parent, arrived, _END, admitted,
+            shape.engine_begin, trace, engine_id, of_parent, admitted, _END, ended,
+            shape.of_engine, of_lease, own,
+            shape.server_begin, trace, server_id, _START, arrived, _END, ended,
+            given, prepared.server, own, own_of_server,
         )  # fmt: skip
 
     def wait(
@@ -222,8 +266,8 @@ class SpanEncoder:
         return _span(head, state, linked, prepared.server, own, spans.own_of_server(record))
 
     def _prepare(self, record: RequestRecord, labels: Attributes) -> _Prepared:
-        key = (
-            id(labels), record.endpoint, record.method, record.outcome, record.status,
+        key = (  # an outcome by its identity: Python hashes a member of an enum slowly
+            id(labels), record.endpoint, record.method, id(record.outcome), record.status,
             record.cost, record.stream, record.model, record.placement, record.coalesced,
             record.parts, record.scenario, record.run,
         )  # fmt: skip
@@ -237,11 +281,9 @@ class SpanEncoder:
                 of_server[1].pop(name, None)
             error = _error_of(record)
             of_wait = self._slowly(WAIT_SPAN, _INTERNAL, [{**labels, "orch.cost": record.cost}])
-            wait_size = _CHILD.size + len(of_wait)
             prepared = _Prepared(
                 labels,
                 of_wait,
-                _SPAN + varint(wait_size),
                 self._slowly(record.endpoint.path, _SERVER, of_server, error),
                 self._slowly(ENGINE_SPAN, _CLIENT, [fixed], error),
             )
