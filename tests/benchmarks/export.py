@@ -115,7 +115,7 @@ class Measured:
     async def export(self, traces: list[bytes]) -> None:
         wanted = self.batcher.counts.exported + SPANS
         for each in traces:
-            self.batcher.offer(each, 3)
+            self.batcher.queue.offer(each, 3)
         while self.batcher.counts.exported < wanted:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.005)
 

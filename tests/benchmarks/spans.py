@@ -181,9 +181,10 @@ def _bytes(span: Span) -> bytes:
 
 
 class OwnWay:
-    """A batcher that encodes requests and throws them away, as one for `SpanTracing`."""
+    """A batcher, and its queue, that encodes requests and throws them away."""
 
     def __init__(self, encoder: SpanEncoder) -> None:
+        self.queue = self
         self._traces: list[RequestTrace] = []
         self._waiting = 0
         self.bytes = 0

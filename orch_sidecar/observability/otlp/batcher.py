@@ -1,37 +1,30 @@
-"""Queues the spans of ended traces, and exports them in batches from the event loop.
+"""Exports the spans of queued traces in batches from the event loop.
 
-Traces are kept or dropped as a whole, and encoded when they are exported. Knows numbers of spans,
-not what is in them.
+Knows numbers of spans, not what is in them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from orch_sidecar.observability.otlp.delivery import Delivery, Reply, Transport, Verdict
 from orch_sidecar.observability.otlp.settings import ExportSettings
-from orch_sidecar.observability.tracing import LossReason, SpanCounts, Trace
+from orch_sidecar.observability.otlp.trace_queue import Batch, TraceQueue
+from orch_sidecar.observability.tracing import LossReason, SpanCounts
 
 logger = logging.getLogger("orch.sidecar")
 
 # A collector that fails is in the log once within this time.
 LOG_EVERY_S: Final = 20.0
 
-# Below the 4 MiB that gRPC's servers accept by default.
-MAX_BATCH_BYTES: Final = 3 * 1024 * 1024
-
-# Traces that are encoded before the event loop runs again: a few tenths of a millisecond.
-BURST_TRACES: Final = 16
-
 
 class SpanBatcher:
     """Exports spans to one collector, one batch at a time.
 
-    Lives on the event loop of the first `offer`. Its counts are of spans.
+    Lives on the event loop on which the first trace is queued. Its counts are of spans.
     """
 
     def __init__(
@@ -50,35 +43,19 @@ class SpanBatcher:
         self._full_text = (
             f"the queue is full (OTEL_BSP_MAX_QUEUE_SIZE: {settings.max_queue_size} spans)"
         )
-        # Traces that wait, each with its spans, and their sum.
-        self._queue: deque[tuple[Trace | bytes, int]] = deque()
-        self._queued = 0
-        self._in_export = 0
+        self.queue = TraceQueue(
+            settings.max_queue_size,
+            settings.max_batch_size,
+            self._filled,
+            self._refused,
+            self._invalid,
+        )
+        self._batch = Batch()  # in export
         # Something is queued; so much that nothing is to be waited for. Both once it closes.
         self._some = asyncio.Event()
         self._enough = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-
-    def offer(self, trace: Trace | bytes, spans: int) -> None:
-        """Queues a trace, which may be encoded already, or drops it if its spans do not fit. Never
-        waits, never raises."""
-        queued = self._queued + spans
-        if self._closed:
-            self.counts.dropped[LossReason.UNDELIVERED] += spans
-            return
-        if queued > self._settings.max_queue_size:
-            self.counts.dropped[LossReason.QUEUE_FULL] += spans
-            self._log.lost(spans, LossReason.QUEUE_FULL, self._full_text)
-            return
-        self._queue.append((trace, spans))
-        self._queued = queued
-        if queued == spans:
-            self._some.set()
-            if self._task is None:
-                self._task = asyncio.get_running_loop().create_task(self._run(), name="traces")
-        if queued >= self._settings.max_batch_size:
-            self._enough.set()
 
     async def close(self, timeout_s: float) -> None:
         """Exports what is queued, within this time, and closes the transport.
@@ -86,6 +63,7 @@ class SpanBatcher:
         What is not delivered by then is lost.
         """
         self._closed = True
+        self.queue.close()
         self._delivery.close_soon()
         self._some.set()
         self._enough.set()
@@ -95,9 +73,9 @@ class SpanBatcher:
                 self._task.cancel()
                 await asyncio.wait([self._task])
         finally:
-            left = self._queued + self._in_export
-            self._queue.clear()
-            self._queued = self._in_export = 0
+            left = self.queue.spans + self._batch.spans
+            self.queue.clear()
+            self._batch = Batch()
             if left:
                 self.counts.dropped[LossReason.UNDELIVERED] += left
                 text = f"not delivered within the {timeout_s:g} s of the shutdown"
@@ -110,15 +88,15 @@ class SpanBatcher:
         settings = self._settings
         while True:
             await self._some.wait()
-            if self._queued < settings.max_batch_size and not self._closed:
+            if self.queue.spans < settings.max_batch_size and not self._closed:
                 await self._wait_for_more()
-            if not self._queued or not await self._delivery.ready():
+            if not self.queue.spans or not await self._delivery.ready():
                 return
-            traces = await self._take()
-            if not traces:
+            await self._take()
+            if not self._batch.traces:
                 continue  # none could be encoded
-            reply = await self._export(traces, self._in_export)
-            self._in_export = 0
+            reply = await self._export(self._batch.traces, self._batch.spans)
+            self._batch = Batch()
             if self._closed and reply is not None and reply.verdict is Verdict.RETRY:
                 return  # the collector is away: the rest would not arrive, either
 
@@ -129,46 +107,35 @@ class SpanBatcher:
         except TimeoutError:
             pass
 
-    async def _take(self) -> list[bytes]:
-        """Takes the traces of one batch from the queue, and encodes them; counts their spans.
-
-        A trace that is too large for a batch makes one by itself.
-        """
-        queue, settings = self._queue, self._settings
-        traces: list[bytes] = []
-        size = 0
-        while queue:
-            trace, spans = queue[0]
-            if traces and self._in_export + spans > settings.max_batch_size:
-                break
-            encoded = self._encode(trace, spans)
-            if encoded is not None:
-                size += len(encoded)
-                if size > MAX_BATCH_BYTES and traces:
-                    queue[0] = encoded, spans
-                    break
-                traces.append(encoded)
-                self._in_export += spans
-            queue.popleft()
-            self._queued -= spans
-            if len(traces) % BURST_TRACES == 0:
-                await asyncio.sleep(0)
+    async def _take(self) -> None:
+        """Takes the traces of one batch from the queue."""
+        more = self.queue.take(self._batch)
+        while more:
+            await asyncio.sleep(0)
+            more = self.queue.take(self._batch)
         if not self._closed:
-            if not queue:
+            if not self.queue.spans:
                 self._some.clear()
-            if self._queued < settings.max_batch_size:
+            if self.queue.spans < self._settings.max_batch_size:
                 self._enough.clear()
-        return traces
 
-    def _encode(self, trace: Trace | bytes, spans: int) -> bytes | None:
-        """Returns None for a trace that cannot be encoded: it costs itself alone."""
-        try:
-            return trace if isinstance(trace, bytes) else trace.encode()
-        except Exception as error:
-            logger.debug("a trace cannot be encoded", exc_info=True)
-            self.counts.dropped[LossReason.INVALID] += spans
-            self._log.lost(spans, LossReason.INVALID, f"they cannot be encoded: {error}")
-            return None
+    def _filled(self) -> None:
+        self._some.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="traces")
+        if self.queue.spans >= self._settings.max_batch_size:
+            self._enough.set()
+
+    def _refused(self, spans: int) -> None:
+        if self._closed:
+            self.counts.dropped[LossReason.UNDELIVERED] += spans
+            return
+        self.counts.dropped[LossReason.QUEUE_FULL] += spans
+        self._log.lost(spans, LossReason.QUEUE_FULL, self._full_text)
+
+    def _invalid(self, spans: int, error: Exception) -> None:
+        self.counts.dropped[LossReason.INVALID] += spans
+        self._log.lost(spans, LossReason.INVALID, f"they cannot be encoded: {error}")
 
     async def _export(self, traces: list[bytes], spans: int) -> Reply | None:
         """Returns None if they are no request that could be sent. A fault costs its batch only."""

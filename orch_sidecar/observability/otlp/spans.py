@@ -40,9 +40,10 @@ from orch_sidecar.observability.otlp.encoder import (
 from orch_sidecar.observability.record import RequestRecord
 from orch_sidecar.observability.tracing import SpanCounts, Trace, Tracing
 
-# Flags of W3C Trace Context, and their text.
-_SAMPLED, _RANDOM = 1, 2
-_FLAGS: Final = ("00", "01", "02", "03")
+# Flags of W3C Trace Context, and how `traceparent` ends with them.
+_SAMPLED: Final = 1
+_RANDOM: Final = 2
+_ENDS: Final = ("-00\r\n", "-01\r\n", "-02\r\n", "-03\r\n")
 
 _SERVER: Final = SpanKind.SERVER
 _RECORD_AND_SAMPLE: Final = Decision.RECORD_AND_SAMPLE
@@ -79,15 +80,17 @@ class _Identified(Trace):
     """A trace with ids; by itself one that is not sampled, which the engine learns.
 
     `trace_id`, `server_id`: of the trace and of its server span. `_span_ids`: those of its other
-    spans. `_flags`, `_state`: of W3C Trace Context.
+    spans. `_state`: of W3C Trace Context. `_end`: of the header lines, after the id of the parent.
     """
 
-    __slots__ = ("_flags", "_span_ids", "_state", "server_id", "trace_id")
+    __slots__ = ("_end", "_span_ids", "_state", "server_id", "trace_id")
 
     def __init__(self, trace_id: bytes, flags: int, state: str, span_ids: Iterator[bytes]) -> None:
         self.trace_id = trace_id
-        self._flags = _FLAGS[flags]
+        self._end = _ENDS[flags]
         self._state = state
+        if state:
+            self._end += f"{TRACESTATE}: {state}\r\n"
         self._span_ids = span_ids
         self.server_id = next(span_ids)
 
@@ -96,10 +99,7 @@ class _Identified(Trace):
 
     def _lines(self, span_id: bytes) -> bytes:
         """Returns the header lines for which that span is the parent."""
-        text = f"traceparent: 00-{self.trace_id.hex()}-{span_id.hex()}-{self._flags}\r\n"
-        if self._state:
-            text += f"{TRACESTATE}: {self._state}\r\n"
-        return text.encode()
+        return f"traceparent: 00-{self.trace_id.hex()}-{span_id.hex()}{self._end}".encode()
 
 
 class _Part(_Identified):
@@ -193,7 +193,7 @@ class _Generation(_Part):
 
     def __init__(self, request: RequestTrace, record: RequestRecord) -> None:
         self.trace_id, self.server_id = request.trace_id, request.server_id
-        self._flags, self._state = request._flags, request._state
+        self._end, self._state = request._end, request._state
         self._span_ids = request._span_ids
         self._begin(request._tracing, record)
         self._request = request
@@ -228,7 +228,9 @@ class RequestTrace(_Part):
     ) -> None:
         # Of the classes above, whose methods would take longer than all of this.
         self.trace_id = trace_id
-        self._flags, self._state = _FLAGS[flags], state
+        self._end, self._state = _ENDS[flags], state
+        if state:
+            self._end += f"{TRACESTATE}: {state}\r\n"
         self._span_ids = span_ids = tracing.span_ids
         self.server_id = next(span_ids)
         self._tracing, self._record, self._since = tracing, record, record.arrived
@@ -260,7 +262,7 @@ class RequestTrace(_Part):
         self._ended_ns = now_ns = time.time_ns()
         once = self._wait_id is not None and self._engine_id is not None and not self._ended
         if once and self._alone and not self._state:
-            self._tracing.batcher.offer(self, 3)
+            self._tracing.queue.offer(self, 3)
             return
         if not self._shares:
             self._close(now_ns)
@@ -275,7 +277,7 @@ class RequestTrace(_Part):
         self._parts += ((record, ended),)
         self._open -= 1
         if not self._open:
-            self._tracing.batcher.offer(self, sum(len(each) for _, each in self._parts))
+            self._tracing.queue.offer(self, sum(len(each) for _, each in self._parts))
 
     def _given(self) -> tuple[bytes, int]:
         """Returns the field of the server span's parent, and the flags."""
@@ -319,6 +321,7 @@ class SpanTracing(Tracing):
         self.spans = spans
         self.encoder = encoder
         self.batcher = batcher
+        self.queue = batcher.queue
         self.span_ids = random_ids(8) if span_ids is None else span_ids
         self._sampler = sampler
         # Without a parent these always sample: calling them would cost as much as a span does.

@@ -20,9 +20,10 @@ from orch_sidecar.observability.tracing import SpanCounts
 
 
 class Kept:
-    """Stands in for SpanBatcher."""
+    """Stands in for SpanBatcher and its queue."""
 
     def __init__(self) -> None:
+        self.queue = self
         self.traces: list[tuple[bytes, int]] = []
         self.invalid: list[int] = []  # spans of traces that could not be encoded
 

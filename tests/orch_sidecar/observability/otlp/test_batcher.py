@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from orch_sidecar.observability.otlp import batcher as module
-from orch_sidecar.observability.otlp.batcher import BURST_TRACES, SpanBatcher
+from orch_sidecar.observability.otlp import trace_queue
+from orch_sidecar.observability.otlp.batcher import SpanBatcher
 from orch_sidecar.observability.otlp.delivery import Reply, Verdict
+from orch_sidecar.observability.otlp.trace_queue import BURST_TRACES
 from orch_sidecar.observability.tracing import Trace
 from tests.orch_sidecar.observability.otlp.scripted import (
     DELIVERED,
@@ -37,7 +38,7 @@ async def test_batch_is_exported_as_soon_as_it_is_complete() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(3):
-        batcher.offer(trace, 3)
+        batcher.queue.offer(trace, 3)
     await asyncio.sleep(1)
     assert (transport.times, transport.requests) == ([0.0], [b"0,1"])
     await asyncio.sleep(10)
@@ -49,11 +50,11 @@ async def test_batch_is_exported_as_soon_as_it_is_complete() -> None:
 async def test_incomplete_batch_is_exported_after_the_delay() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    batcher.offer(b"a", 1)
+    batcher.queue.offer(b"a", 1)
     await asyncio.sleep(3)
-    batcher.offer(b"b", 1)
+    batcher.queue.offer(b"b", 1)
     await asyncio.sleep(10)
-    batcher.offer(b"c", 1)
+    batcher.queue.offer(b"c", 1)
     await asyncio.sleep(10)
     assert transport.times == [5.0, 18.0]
     assert transport.requests == [b"a,b", b"c"]
@@ -63,9 +64,9 @@ async def test_incomplete_batch_is_exported_after_the_delay() -> None:
 async def test_batch_that_becomes_complete_does_not_wait_any_longer() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
-    batcher.offer(b"a", 3)
+    batcher.queue.offer(b"a", 3)
     await asyncio.sleep(3)
-    batcher.offer(b"b", 3)
+    batcher.queue.offer(b"b", 3)
     await asyncio.sleep(0.5)
     assert transport.times == [3.0]
     await batcher.close(5)
@@ -75,17 +76,17 @@ async def test_traces_are_not_split() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace, spans in ((b"a", 4), (b"b", 3), (b"c", 4)):
-        batcher.offer(trace, spans)
+        batcher.queue.offer(trace, spans)
     await batcher.close(5)
     assert transport.requests == [b"a", b"b", b"c"]
 
 
 async def test_batch_has_a_size_that_collectors_accept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(trace_queue, "MAX_BATCH_BYTES", 100)
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for size in (60, 40, 1, 500):
-        batcher.offer(b"x" * size, 1)
+        batcher.queue.offer(b"x" * size, 1)
     await batcher.close(5)
     assert [len(request) for request in transport.requests] == [101, 1, 500]  # with commas
 
@@ -94,7 +95,7 @@ async def test_one_export_at_a_time_while_others_are_queued() -> None:
     transport = ScriptedTransport(2.0, DELIVERED, 2.0, DELIVERED)  # fails if there are two
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(trace, 3)
+        batcher.queue.offer(trace, 3)
     await asyncio.sleep(10)
     assert transport.times == [0.0, 2.0]
     assert batcher.counts.exported == 12
@@ -104,12 +105,12 @@ async def test_one_export_at_a_time_while_others_are_queued() -> None:
 async def test_full_queue_drops_whole_traces_and_takes_smaller_ones() -> None:
     transport = ScriptedTransport(100.0)
     batcher = batcher_of(transport)
-    batcher.offer(b"in export", 6)
+    batcher.queue.offer(b"in export", 6)
     await asyncio.sleep(0)
-    batcher.offer(b"a", 10)
-    batcher.offer(b"b", 3)
-    batcher.offer(b"c", 2)
-    batcher.offer(Invalid(), 1)  # dropped, and not encoded
+    batcher.queue.offer(b"a", 10)
+    batcher.queue.offer(b"b", 3)
+    batcher.queue.offer(b"c", 2)
+    batcher.queue.offer(Invalid(), 1)  # dropped, and not encoded
     assert batcher.counts.dropped == NONE | {"queue_full": 4}
     await batcher.close(0)
 
@@ -120,7 +121,7 @@ async def test_counts_are_those_of_the_collectors_answers() -> None:
     transport = ScriptedTransport(DELIVERED, partial, impossible, REJECTED)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(trace, 6)
+        batcher.queue.offer(trace, 6)
         await asyncio.sleep(1)
     assert batcher.counts.exported == 6 + 4 + 0 + 0
     assert batcher.counts.dropped == NONE | {"rejected": 2 + 6 + 6}
@@ -131,7 +132,7 @@ async def test_export_that_times_out_is_undelivered_and_the_next_one_is_tried() 
     transport = ScriptedTransport(10.0, RETRY, DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(2):
-        batcher.offer(trace, 6)
+        batcher.queue.offer(trace, 6)
     await asyncio.sleep(60)
     assert transport.times == [0.0, 10.0]
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"undelivered": 6})
@@ -142,7 +143,7 @@ async def test_throttled_traces_wait_in_the_queue() -> None:
     transport = ScriptedTransport(throttled(60.0), DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(trace, 6)
+        batcher.queue.offer(trace, 6)
         await asyncio.sleep(0)
     await asyncio.sleep(59)
     assert batcher.counts.dropped == NONE | {"undelivered": 6, "queue_full": 6}
@@ -161,7 +162,7 @@ async def test_fault_of_the_encoder_costs_its_batch() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = SpanBatcher(EXPORT, transport, request)
     for trace in numbered(2):
-        batcher.offer(trace, 6)
+        batcher.queue.offer(trace, 6)
     await batcher.close(5)
     assert transport.requests == [b"1"]
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"invalid": 6})
@@ -171,10 +172,10 @@ async def test_trace_that_cannot_be_encoded_costs_itself_alone() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace in (Invalid(), b"a", Invalid(), b"b"):
-        batcher.offer(trace, 3)
+        batcher.queue.offer(trace, 3)
     await asyncio.sleep(1)
     assert transport.requests == [b"a,b"]
-    batcher.offer(Invalid(), 6)  # a batch of which nothing is left
+    batcher.queue.offer(Invalid(), 6)  # a batch of which nothing is left
     await batcher.close(5)
     assert len(transport.requests) == 1
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"invalid": 12})
@@ -194,7 +195,7 @@ async def test_event_loop_runs_while_a_batch_is_encoded() -> None:
 
     turns = 0
     for _ in range(most):
-        batcher.offer(Noted(), 1)
+        batcher.queue.offer(Noted(), 1)
     while batcher.counts.exported < most:
         await asyncio.sleep(0)
         turns += 1
@@ -212,7 +213,7 @@ async def test_fault_of_the_transport_costs_its_batch() -> None:
     transport = Faulty(DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(2):
-        batcher.offer(trace, 6)
+        batcher.queue.offer(trace, 6)
     await batcher.close(5)
     assert (batcher.counts.exported, batcher.counts.dropped) == (6, NONE | {"undelivered": 6})
 
@@ -221,11 +222,11 @@ async def test_close_exports_what_is_queued_at_once() -> None:
     transport = ScriptedTransport(DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(trace, 3)
+        batcher.queue.offer(trace, 3)
     await batcher.close(5)
     assert transport.requests == [b"0,1", b"2,3"]
     assert (now(), batcher.counts.exported, transport.closed) == (0.0, 12, True)
-    batcher.offer(b"late", 3)
+    batcher.queue.offer(b"late", 3)
     assert batcher.counts.dropped == NONE | {"undelivered": 3}
 
 
@@ -239,7 +240,7 @@ async def test_close_ends_with_its_time_and_counts_what_was_not_delivered() -> N
     transport = ScriptedTransport(100.0)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(trace, 3)
+        batcher.queue.offer(trace, 3)
     await batcher.close(4)
     assert (now(), transport.closed, transport.sending) == (4.0, True, 0)
     assert batcher.counts.dropped == NONE | {"undelivered": 12}
@@ -250,7 +251,7 @@ async def test_close_does_not_wait_for_a_retry() -> None:
     transport = ScriptedTransport(RETRY)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(trace, 3)
+        batcher.queue.offer(trace, 3)
     await asyncio.sleep(0.1)
     assert len(transport.sent) == 1
     await batcher.close(5)
@@ -262,7 +263,7 @@ async def test_close_leaves_a_collector_alone_that_asked_for_it() -> None:
     transport = ScriptedTransport(throttled(60.0), DELIVERED)
     batcher = batcher_of(transport)
     for trace in numbered(4):
-        batcher.offer(trace, 3)
+        batcher.queue.offer(trace, 3)
     await asyncio.sleep(1)
     await batcher.close(5)
     assert (now(), len(transport.sent)) == (1.0, 1)

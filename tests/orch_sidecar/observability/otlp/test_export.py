@@ -83,7 +83,7 @@ async def test_every_span_arrives_once_whatever_failed_before(
             EXPORTER_OTLP_COMPRESSION=compression,
         )
         for trace in traces.traces:
-            batcher.offer(trace, 3)
+            batcher.queue.offer(trace, 3)
         while batcher.counts.exported < traces.spans:
             assert batcher.counts.dropped == NONE
             await asyncio.sleep(0.01)
@@ -108,7 +108,7 @@ async def test_shutdown_with_a_collector_that_hangs_ends_and_leaves_no_task(
         batcher = batcher_to(receiver.port, protocol, traces)
         before = asyncio.all_tasks()
         for trace in traces.traces:
-            batcher.offer(trace, 3)
+            batcher.queue.offer(trace, 3)
         await batcher.close(0.3)
         assert batcher.counts.dropped == NONE | {"undelivered": 12}
         await eventually(lambda: asyncio.all_tasks() <= before | receiver.tasks)
