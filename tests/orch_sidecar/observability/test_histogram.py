@@ -85,6 +85,28 @@ def test_exemplar_is_the_largest_of_the_last_values_with_a_trace() -> None:
     assert found == {"1.0": (HEX, 0.7, 20.0), "+Inf": ("32", 7.0, 30.0)}
 
 
+# Fewer than are counted at once.
+OBSERVED = st.lists(
+    st.tuples(st.none() | st.sampled_from((0.05, 0.1, 0.3, 1.0, 2.0, 9.0)), st.booleans()),
+    max_size=40,
+)
+
+
+@given(OBSERVED)
+def test_each_bucket_has_its_largest_traced_value(
+    observed: list[tuple[float | None, bool]],
+) -> None:
+    distribution, largest = Histogram(BUCKETS), dict[str, float]()
+    for value, traced in observed:
+        distribution.observe((value, None), ((TRACE, 1), (b"other", 1)) if traced else None)
+        if traced and value is not None:
+            bound = next((str(float(each)) for each in BUCKETS if value <= each), "+Inf")
+            largest[bound] = max(value, largest.get(bound, 0.0))
+    exemplars = [(s.labels["le"], s.exemplar) for s in samples(distribution) if s.exemplar]
+    assert {bound: exemplar.value for bound, exemplar in exemplars} == largest
+    assert all(exemplar.labels["trace_id"] == HEX for _, exemplar in exemplars)
+
+
 def test_values_of_labels_are_escaped_and_the_bound_is_among_the_labels_in_order() -> None:
     text = Histogram((1,)).lines("name", {"pool": 'a"b\\\n', "class": "x"}, exemplars=False)
     assert text.splitlines()[0] == r'name_bucket{class="x",le="1.0",pool="a\"b\\\n"} 0'
