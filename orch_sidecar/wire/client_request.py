@@ -20,13 +20,7 @@ from yarl import URL
 from orch_sidecar.api.endpoints import ENDPOINTS
 from orch_sidecar.api.headers import CONTENT_LENGTH, HOST, TRANSFER_ENCODING, raw
 from orch_sidecar.api.refusal import Reason, Refusal
-from orch_sidecar.wire.forwarding import (
-    BLANKS,
-    Fields,
-    HeaderNames,
-    header_names,
-    text_of,
-)
+from orch_sidecar.wire.forwarding import BLANKS, Fields, HeaderNames, header_names, text_of
 from orch_sidecar.wire.unreadable import CONNECT, not_http, refusal_of, url_of
 
 # Requests of one connection that are parsed while one is served; those of one slice may be more.
@@ -233,7 +227,8 @@ class RequestParser:
         self.ended = False
         self._protocol = protocol
         self._max_line_bytes = max_line_bytes
-        self._head_bytes = 0  # of an incomplete head, before what is being parsed
+        # Of an incomplete head, or of a body's chunks and trailers since its last data.
+        self._head_bytes = 0
         self._arriving: ClientRequest | None = None  # its body is
         self._upgrading: ClientRequest | None = None
         self._held = b""  # behind MOST_AHEAD requests
@@ -301,13 +296,15 @@ class RequestParser:
 
     def _wait_for_rest(self, parsed_bytes: int) -> None:
         """Keeps what has arrived of a request."""
+        data = b"".join(self._body)
+        self._body.clear()
         if self._arriving is not None:
-            self._arriving.go_on(b"".join(self._body))
-            self._body.clear()
-            return
-        self._head_bytes += parsed_bytes
-        if self._head_bytes > (most := _MOST_LINES * self._max_line_bytes):
-            self._fail(f"its head has more than {most} bytes")
+            self._arriving.go_on(data)
+        self._head_bytes = 0 if data else self._head_bytes + parsed_bytes
+        # A slice may hold another request before a head. Parts of a trailer are kept, too.
+        if self._head_bytes - SLICE_BYTES > (most := _MOST_LINES * self._max_line_bytes):
+            what = "its head has" if self._arriving is None else "its chunks or trailers have"
+            self._fail(f"{what} more than {most} bytes")
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Parses the body of a request that asks for another protocol, which is not served: llhttp
@@ -358,10 +355,10 @@ class RequestParser:
             too_long, self._head_bytes = self._too_long(target, fields), 0
         names, keep_alive = header_names(b"\n".join(self._names)), llhttp.should_keep_alive()
         self._names.clear()
-        method = llhttp.get_method()
+        method = _METHODS.get(sent := llhttp.get_method())
         request = ClientRequest(
             self._protocol,
-            _METHODS.get(method) or method.decode("ascii"),
+            method or sent.decode("ascii"),
             target.decode("utf-8", "surrogateescape"),
             fields,
             names,
@@ -371,12 +368,13 @@ class RequestParser:
         )
         self.ready.append(request)
         self._arriving = request
-        if too_long or names.unusual or request.target not in ENDPOINTS:
+        if too_long or names.unusual or request.target not in ENDPOINTS or method is None:
             request.examine(too_long)
             if llhttp.should_upgrade():
                 request.keep_alive, self._upgrading, self._arriving = False, request, None
 
     def on_message_complete(self) -> None:
+        self._head_bytes = 0
         if self._arriving is not None:
             arriving, parts, self._arriving = self._arriving, self._body, None
             rest = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -394,6 +392,9 @@ class RequestParser:
             fields.clear()
             self._names.clear()
             return f"its head has more than {_MOST_FIELDS} fields"
-        longest = max(len(target), *(len(name) + len(value) for name, value in fields), 0)
+        lines = [len(target), *(len(name) + len(value) for name, value in fields)]
         most = self._max_line_bytes
-        return f"a line of its head has more than {most} bytes" if longest > most else None
+        if max(lines) > most:
+            return f"a line of its head has more than {most} bytes"
+        most *= _MOST_LINES
+        return f"its head has more than {most} bytes" if sum(lines) > most else None

@@ -107,6 +107,14 @@ async def test_body_of_a_request_that_offers_another_protocol_is_read(
     assert request.headers["Upgrade"] == "h2c"
 
 
+def test_tunnel_to_a_path_is_a_request_that_ends_the_connection() -> None:
+    parsed = parser()
+    parsed.parse(f"CONNECT {CHAT} HTTP/1.1\r\nHost: h\r\n\r\n".encode() + SMALL)
+    [request] = parsed.ready
+    assert (request.method, request.complete, request.keep_alive) == ("CONNECT", True, False)
+    assert parsed.ended
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -118,6 +126,10 @@ async def test_body_of_a_request_that_offers_another_protocol_is_read(
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 200 + b"\r\n", "more than 128 fields"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"b" * 2000 + b"\r\n\r\n", "more than 1024 bytes"),
         (b"GET /" + b"b" * 2000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", "more than 1024 bytes"),
+        (
+            b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: %b\r\n" % (b"b" * 90) * 50 + b"\r\n",
+            "4096 bytes",
+        ),
         (b"nothing\r\n\r\n", "Invalid method encountered"),
     ],
 )
@@ -133,7 +145,7 @@ def test_what_is_not_a_request_is_refused_and_ends_the_connection(data: bytes, s
 def test_head_that_does_not_end_is_refused_at_its_limit() -> None:
     parsed = parser(1024)
     parsed.parse(b"GET / HTTP/1.1\r\nHost: a\r\n")
-    for _ in range(50):
+    for _ in range(250):
         parsed.parse(b"A: " + b"b" * 97)
         if parsed.ended:
             break
@@ -141,6 +153,37 @@ def test_head_that_does_not_end_is_refused_at_its_limit() -> None:
     [request] = parsed.ready
     assert request.malformed is not None
     assert "its head has more than 4096 bytes" in request.malformed.message
+
+
+async def test_head_behind_a_body_is_not_charged_for_it() -> None:
+    parsed = parser(1024)
+    parsed.parse(f"{HEAD}Content-Length: 6000\r\n\r\n".encode() + bytes(6000) + SMALL[:9])
+    parsed.parse(SMALL[9:])
+    assert [each.malformed for each in parsed.ready] == [None, None]
+
+
+@pytest.mark.parametrize("begin", [b"3;", b"3\r\nabc\r\n0\r\n", b"3\r\nabc\r\n0\r\nX: "])
+async def test_chunks_and_trailers_that_do_not_end_are_refused(begin: bytes) -> None:
+    """A trailer would be kept, in no budget."""
+    parsed, piece = parser(1024), b"y" * 100
+    parsed.parse(f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode() + begin)
+    for _ in range(250):
+        parsed.parse(piece)
+    [request] = parsed.ready
+    assert request.malformed is not None
+    assert "its chunks or trailers have more than 4096 bytes" in request.malformed.message
+
+
+async def test_many_chunks_that_come_slowly_are_one_body() -> None:
+    parsed, many = parser(1024), 10_000
+    parsed.parse(f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode())
+    for _ in range(many):
+        parsed.parse(b"1\r\n")
+        parsed.parse(b"a")
+        parsed.parse(b"\r\n")
+    parsed.parse(b"0\r\n\r\n")
+    [request] = parsed.ready
+    assert body_of(request) == b"a" * many
 
 
 async def test_broken_body_fails_whoever_reads_it() -> None:
