@@ -154,7 +154,7 @@ class ClientConnection(web.RequestHandler):
     async def _discard(self, request: ClientRequest) -> None:
         """Reads the rest of a body that nobody has read, for a while; then closes."""
         if not self._force_close:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, *UNREADABLE):
                 async with asyncio.timeout(self._lingering_time):
                     while not request.complete:
                         await request.content.readany()

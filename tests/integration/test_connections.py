@@ -257,3 +257,14 @@ async def test_pipelined_requests_take_turns_with_everything_else(sidecar: Runni
         assert (await client.response("GET")).status == 200
     assert len(served_in) == requests
     assert max(map(served_in.count, served_in)) <= 2  # the last of a read has none behind it
+
+
+async def test_body_that_breaks_behind_its_answer_ends_the_connection_without_an_error_of_ours(
+    sidecar: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await sidecar.client()
+    client.send_request("POST", "/none", None, [("Transfer-Encoding", "chunked")])
+    assert (await client.response()).status == 404
+    client.send(b"no size\r\n")
+    assert await client.rest() == b""
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
