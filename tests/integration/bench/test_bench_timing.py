@@ -86,7 +86,8 @@ async def test_tokens_are_seen_when_they_were_written(upstream: Upstream) -> Non
         assert min(later_s) >= 0
         return max(median(later_s), median(gaps_s))
 
-    assert await best_of_rounds(off_s, 0.002) <= 0.002
+    # Half of the time between two tokens: a busy machine delays each by some milliseconds.
+    assert await best_of_rounds(off_s, 0.005) <= 0.005
 
 
 async def test_time_to_the_first_token_is_the_servers_and_what_lies_between(
