@@ -42,9 +42,9 @@ _CLOSED: Final = httptools.HttpRequestParser(object())
 class ClientRequest:
     """A request of a client: its head, its body, and the `ClientConnection` on which it came.
 
-    `target`: as it was sent, with its query. `fields`: of its head, as they were sent. `names`:
-    what their names decide. `http11`: its version is 1.1. `keep_alive`: the connection may serve
-    another request afterwards. `malformed`: why it cannot be served, whatever it asks for.
+    `target`: as it was sent, with its query. `raw_headers`: its header fields, as they were sent.
+    `names`: what their names decide. `http11`: its version is 1.1. `keep_alive`: another request
+    may follow on the connection. `malformed`: why it cannot be served, whatever it asks for.
     `complete`: its body has arrived. `asks_to_close`: the client expects that the connection ends
     with the response. `is_json`: it says that its body is, as most clients do. `host`: the field.
     `credential`: the one with the client's key. None if they are absent.
@@ -153,7 +153,7 @@ class ClientRequest:
         self.content.feed_data(part)
 
     def fail(self, error: BaseException) -> None:
-        """Has whoever reads the body fail. The connection cannot go on behind it."""
+        """Raises the error where the body is read. No other request can follow it."""
         self.keep_alive = False
         self.content.set_exception(error)
 
