@@ -18,10 +18,10 @@ import pytest
 
 from orch_sidecar.api.options import run_digest
 from orch_sidecar.tools.facts.labels.measured import Source
-from orch_sidecar.tools.facts.traces.readers import read_file
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
+from orch_sidecar.tools.facts.traces.spans import read_file
 from orch_sidecar.tools.local.stack import Stack
 from tests.engine import trace_file
 from tests.engine.clients import all_exported, body, post, session

@@ -23,7 +23,6 @@ from orch_sidecar.tools.facts.commands.terminal import (
 )
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.readers import all_spans, read_file, search
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import (
     ScenarioVerdict,
@@ -36,7 +35,7 @@ from orch_sidecar.tools.facts.traces.scenarios import (
     group_scenarios,
     margin_s,
 )
-from orch_sidecar.tools.facts.traces.span import Span, format_time
+from orch_sidecar.tools.facts.traces.spans import Span, all_spans, format_time, read_file, search
 from orch_sidecar.tools.terminal import Progress
 
 _SCENARIO: Final = f"""A scenario is a set of requests with the same labels (measurement type,

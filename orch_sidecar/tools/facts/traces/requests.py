@@ -21,7 +21,7 @@ from orch_sidecar.tools.facts.traces.sequence import (
     EngineSequence,
     parse_sequence,
 )
-from orch_sidecar.tools.facts.traces.span import Attributes, Span
+from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span
 
 _ENGINE_SPAN: Final = "engine.request"
 _WAIT_SPAN: Final = "admission.wait"
@@ -247,7 +247,7 @@ def _unfinished(pending: list[Span]) -> Unfinished:
     )
 
 
-def _request(server: Span, under: list[Span], leaders: set[tuple[str, str]]) -> Request:
+def _request(server: Span, under: list[Span], leaders: set[Link]) -> Request:
     waits = (span for span in under if span.name == _WAIT_SPAN)
     return server.parsed(
         Request,
@@ -257,7 +257,7 @@ def _request(server: Span, under: list[Span], leaders: set[tuple[str, str]]) -> 
         closed_ns=server.end_ns,
         waited=tuple(sorted((span.start_ns, span.end_ns) for span in waits)),
         attempts=_attempts(under),
-        coalesced_leader=(server.trace_id, server.span_id) in leaders,
+        coalesced_leader=server.link in leaders,
     )
 
 

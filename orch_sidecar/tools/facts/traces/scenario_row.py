@@ -30,7 +30,7 @@ from orch_sidecar.tools.facts.tables.row import Label, Row, is_path
 from orch_sidecar.tools.facts.traces.observed import observation_of, prefix_hit_ratio
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, Traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario
-from orch_sidecar.tools.facts.traces.span import format_time
+from orch_sidecar.tools.facts.traces.spans import format_time
 from orch_sidecar.tools.facts.traces.validity import objections
 
 # Fewer requests that follow others, or fewer in all, show no kind of arrivals.

@@ -13,7 +13,7 @@ from pydantic import AliasGenerator, BeforeValidator, ConfigDict, Field, Validat
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.labels.snapshot import Settings, settings_in
 from orch_sidecar.tools.facts.tables.row import format_engine
-from orch_sidecar.tools.facts.traces.span import Attributes, Span
+from orch_sidecar.tools.facts.traces.spans import Attributes, Span
 
 SEQUENCE_SPAN: Final = "llm_request"  # vLLM's
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orch_sidecar.tools.facts.traces.requests import Traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Span, Value
 from orch_sidecar.tools.facts.traces.validity import objections
 from tests.orch_sidecar.tools.facts.spans import one, traffic_from
 

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Span, Value
 
 # The largest limit that it takes.
 MOST = 100_000
@@ -91,7 +91,7 @@ def _otlp_span(span: Span) -> dict[str, Any]:
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
         "attributes": _otlp(span.attributes),
-        "links": [{"traceId": trace, "spanId": of} for trace, of in span.links],
+        "links": [{"traceId": of.trace_id, "spanId": of.span_id} for of in span.links],
     }
 
 
@@ -134,7 +134,7 @@ def _ui_trace(spans: list[Span]) -> dict[str, Any]:
 def _ui_span(span: Span, process: str) -> dict[str, Any]:
     tags = [_tag(key, value) for key, value in span.attributes.items()]
     tags.append(_tag("span.kind", "server" if span.is_server else "internal"))
-    references = [("FOLLOWS_FROM", *link) for link in span.links]
+    references = [("FOLLOWS_FROM", of.trace_id, of.span_id) for of in span.links]
     if span.parent_id is not None:
         references.insert(0, ("CHILD_OF", span.trace_id, span.parent_id))
     return {

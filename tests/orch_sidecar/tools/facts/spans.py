@@ -19,9 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orch_sidecar.tools.facts.traces.readers import read_file
 from orch_sidecar.tools.facts.traces.requests import Traffic, build_traffic
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Link, Span, Value, read_file
 
 TRACES = Path(__file__).with_name("traces")
 
@@ -184,7 +183,7 @@ def one(
     decoded: int | None = None,
     server: Mapping[str, Value] | None = None,
     decode: Mapping[str, Value] | None = None,
-    links: tuple[tuple[str, str], ...] = (),
+    links: tuple[Link, ...] = (),
     stream: bool = True,
 ) -> list[Span]:
     """Returns the spans of one request (n=2) that is in the engine from start to end.

@@ -14,7 +14,7 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenario_row import ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Span, Value
 from tests.orch_sidecar.tools.facts.cheats import Gate, said_of
 from tests.orch_sidecar.tools.facts.spans import COUNTERS, counted, real, without
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.spans import Span
 from tests.orch_sidecar.tools.facts.cheats.alterations import (
     ATTEMPT,
     SEQUENCE,

@@ -17,7 +17,7 @@ from orch_sidecar.tools.facts.tables.check import check, valid_rows
 from orch_sidecar.tools.facts.tables.files import read
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
 from orch_sidecar.tools.facts.tables.table import parse
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Span, Value
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.conftest import Run
 from tests.orch_sidecar.tools.facts.scripted_jaeger import ScriptedJaeger, export_of

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.facts.traces.observed import engine_ahead_ns
-from orch_sidecar.tools.facts.traces.readers import read_file
 from orch_sidecar.tools.facts.traces.requests import build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.spans import Span, read_file
 from orch_sidecar.tools.facts.traces.validity import objections
 from tests.orch_sidecar.tools.facts.objections import objections_to, valid
 from tests.orch_sidecar.tools.facts.spans import TRACES

@@ -9,7 +9,7 @@ import pytest
 
 from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Row, parse_notes
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.spans import Span
 from tests.orch_sidecar.tools.facts.cheats.alterations import (
     ATTEMPT,
     SEQUENCE,

@@ -19,8 +19,15 @@ from hypothesis import strategies as st
 
 from orch_sidecar.tools.facts.commands.terminal import read_url
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.readers import Search, all_spans, search, spans_of
-from orch_sidecar.tools.facts.traces.span import SERVICE, Span
+from orch_sidecar.tools.facts.traces.spans import (
+    SERVICE,
+    Link,
+    Search,
+    Span,
+    all_spans,
+    search,
+    spans_of,
+)
 from tests.orch_sidecar.tools.facts.scripted_jaeger import MOST, ScriptedJaeger
 from tests.orch_sidecar.tools.facts.spans import one, real
 
@@ -174,7 +181,8 @@ def test_parent_is_the_reference_within_the_trace_and_others_are_links() -> None
     referring = spans_of({"data": [ANSWERS["ui_types"]]})[3]
     trace, parent = "1".rjust(32, "0"), "2".rjust(16, "0")
     assert (referring.trace_id, referring.parent_id) == (trace, parent)
-    assert referring.links == (("ff".rjust(32, "0"), "ff".rjust(16, "0")), (trace, parent))
+    other = Link("ff".rjust(32, "0"), "ff".rjust(16, "0"))
+    assert referring.links == (other, Link(trace, parent))
     assert referring.resource[SERVICE] == "service-y"
 
 

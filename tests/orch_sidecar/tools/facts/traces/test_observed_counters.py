@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Span, Value
 from tests.orch_sidecar.tools.facts.objections import objections_to
 from tests.orch_sidecar.tools.facts.spans import ALONE, counted, one
 

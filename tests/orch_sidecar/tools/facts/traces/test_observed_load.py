@@ -11,7 +11,7 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import parse_notes
 from orch_sidecar.tools.facts.traces.scenario_row import ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.spans import Span
 from tests.orch_sidecar.tools.facts.spans import one, traffic_from
 
 SLOTS = 8

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Span, Value
 from orch_sidecar.tools.facts.traces.validity import objections
 from tests.orch_sidecar.tools.facts.objections import (
     LABELS,

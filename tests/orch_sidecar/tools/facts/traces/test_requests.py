@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.traces.requests import Outcome, Request, build_traffic
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.spans import Span
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import real, traffic_from
 
@@ -179,7 +179,7 @@ def test_probes_are_not_requests_but_early_rejections_are() -> None:
 
 def test_only_coalesced_requests_make_a_leader() -> None:
     leader = one(1, 0, 1)
-    link = (leader[0].trace_id, leader[0].span_id)
+    link = leader[0].link
     linked = one(2, 0, 1, links=(link,))
     assert [r.coalesced_leader for r in traffic_from(leader, linked).requests] == [False, False]
     follower = one(2, 0, 1, decoded=0, server={"orch.coalesced": True}, links=(link,))[:1]

@@ -8,7 +8,7 @@ from orch_sidecar.tools.facts.labels.measured import Source
 from orch_sidecar.tools.facts.tables.row import Label, Row, parse_notes
 from orch_sidecar.tools.facts.traces.scenario_row import ScenarioVerdict, judge
 from orch_sidecar.tools.facts.traces.scenarios import group_scenarios
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Span, Value
 from tests.orch_sidecar.tools.facts import spans as made
 from tests.orch_sidecar.tools.facts.spans import ALONE, traffic_from
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orch_sidecar.tools.facts.labels.measured import Engine
 from orch_sidecar.tools.facts.traces.requests import Outcome, build_traffic
 from orch_sidecar.tools.facts.traces.scenarios import Scenario, group_scenarios
-from orch_sidecar.tools.facts.traces.span import Span, Value
+from orch_sidecar.tools.facts.traces.spans import Span, Value
 from tests.orch_sidecar.tools.facts.spans import one, real, traffic_from, without
 
 GAP_S = 60.0

@@ -58,7 +58,7 @@ def test_missing_engine_spans_are_an_objection() -> None:
 
 def test_coalesced_request_of_another_run_makes_this_one_shared() -> None:
     leader = valid("batched_online", 1, 0, 10)
-    link = (leader[0].trace_id, leader[0].span_id)
+    link = leader[0].link
     follower = one(2, 1, 10, decoded=0, server={"orch.coalesced": True}, links=(link,))[:1]
     reasons = objections_to(leader, follower, scenario="run-1")
     assert list(reasons) == ["coalesced"]

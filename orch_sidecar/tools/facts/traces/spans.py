@@ -1,7 +1,9 @@
-"""Reads spans: from files and the answers of servers, in the two forms that backends give them.
+"""Spans: what every tracing backend reports of each, and how they are read, in its two forms.
 
-Pure. Unknown fields are ignored, and a null is a missing field. Of attributes the texts, numbers
-and flags are read: this project's spans mean nothing by others.
+Pure. Knows nothing about the meaning of this project's spans. Unknown fields are ignored, and a
+null is a missing field. Of attributes the texts, numbers and flags are read: this project's spans
+mean nothing by others. Times are nanoseconds since 1970, as in OTLP: a float of seconds would round
+them to a quarter of a microsecond.
 
 OTLP/JSON, which the OpenTelemetry collector writes to files and Jaeger's newer API returns, is
 proto3's encoding of `ExportTraceServiceRequest` with two differences: ids are hexadecimal,
@@ -16,7 +18,9 @@ that UI, `/api/traces`, is in every version, and other backends imitate it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Final
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from pydantic import (
@@ -25,24 +29,48 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetPydanticSchema,
     ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
-from orch_sidecar.tools.facts.labels.documents import documents_in, first_problem, parse_all
+from orch_sidecar.tools.facts.labels.documents import at, documents_in, first_problem, parse_all
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.span import SERVICE, Span, Value
 
+Value: TypeAlias = "str | bool | int | float | None"
+
+SERVICE: Final = "service.name"
 # The kind of a server's span (opentelemetry-proto, trace.proto).
 _SERVER: Final = (2, "SPAN_KIND_SERVER")
-# The types of Jaeger's tags, and the fields of OTLP's values.
+# The types of Jaeger's tags, and the fields of OTLP's values. 64-bit integers are encoded as text.
 _FIELDS: Final = {
     "string": "stringValue",
     "bool": "boolValue",
     "int64": "intValue",
     "float64": "doubleValue",
 }
+
+
+def format_time(time_ns: int) -> str:
+    """Formats a time as RFC 3339, cut off after the milliseconds."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03}Z"
+
+
+class Attributes(BaseModel):
+    """Attributes of a span by their names. Some storage backends keep every one as text."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
+Parsed = TypeVar("Parsed", bound=Attributes)
+
+
+def _without_nulls(document: Any) -> Any:
+    if not isinstance(document, dict):
+        return document
+    return {name: value for name, value in document.items() if value is not None}
 
 
 # Leading zeros may be missing: Jaeger omits those of older, shorter ids.
@@ -62,74 +90,88 @@ _Nanoseconds = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 class _Message(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, frozen=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, document: object) -> object:
-        if not isinstance(document, dict):
-            return document
-        return {name: value for name, value in document.items() if value is not None}
-
-
-class _Value(_Message):
-    """At most one field is set. 64-bit integers are encoded as text."""
-
-    string_value: str | None = None
-    bool_value: bool | None = None
-    int_value: int | None = None
-    double_value: float | None = None
+    _drop_nulls = model_validator(mode="before")(_without_nulls)
 
 
 class _KeyValue(_Message):
+    """At most one value is set."""
+
     key: str
-    value: _Value = _Value()
-
-
-class _Attributes(_Message):
-    attributes: tuple[_KeyValue, ...] = ()
+    text: str | None = at("value.stringValue", default=None)
+    flag: bool | None = at("value.boolValue", default=None)
+    count: int | None = at("value.intValue", default=None)
+    number: float | None = at("value.doubleValue", default=None)
 
     @property
-    def by_key(self) -> dict[str, Value]:
-        return {
-            pair.key: next((value for _, value in pair.value if value is not None), None)
-            for pair in self.attributes
-        }
+    def value(self) -> Value:
+        found = (self.text, self.flag, self.count, self.number)
+        return next((each for each in found if each is not None), None)
 
 
-class _Link(_Message):
-    trace_id: _TraceId
-    span_id: _SpanId
+_Pairs = Annotated[
+    tuple[_KeyValue, ...], AfterValidator(lambda pairs: {each.key: each.value for each in pairs})
+]
+_Attributes = Annotated[Mapping[str, Value], GetPydanticSchema(lambda _, handler: handler(_Pairs))]
 
 
-class _Span(_Attributes, _Link):
-    parent_span_id: Annotated[_SpanId | None, BeforeValidator(lambda text: text or None)] = None
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The ids of a trace and of a span in it."""
+
+    trace_id: Annotated[_TraceId, Field(alias="traceId")]
+    span_id: Annotated[_SpanId, Field(alias="spanId")]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span that has ended, and the names of its fields in OTLP.
+
+    Ids are lower case hexadecimal, 32 and 16 digits. `parent_id`: None for a root span; the parent
+    may be missing from the trace. `resource`: the attributes of the process that made the span.
+    `links`: the ids of the traces and spans that it refers to.
+    """
+
+    trace_id: Annotated[_TraceId, Field(alias="traceId")]
+    span_id: Annotated[_SpanId, Field(alias="spanId")]
+    parent_id: Annotated[
+        _SpanId | None, Field(alias="parentSpanId"), BeforeValidator(lambda text: text or None)
+    ] = None
     name: str = ""
-    kind: int | str = 0
-    start_time_unix_nano: _Nanoseconds = 0
-    end_time_unix_nano: _Nanoseconds = 0
-    links: tuple[_Link, ...] = ()
+    is_server: Annotated[
+        bool, Field(alias="kind"), BeforeValidator(lambda kind: kind in _SERVER)
+    ] = False
+    start_ns: Annotated[_Nanoseconds, Field(alias="startTimeUnixNano")] = 0
+    end_ns: Annotated[_Nanoseconds, Field(alias="endTimeUnixNano")] = 0
+    attributes: _Attributes = field(default_factory=dict)
+    resource: Mapping[str, Value] = field(default_factory=dict)
+    links: tuple[Link, ...] = ()
 
-    def of(self, resource: Mapping[str, Value]) -> Span:
-        """Returns it as of a process with these attributes."""
-        return Span(
-            trace_id=self.trace_id,
-            span_id=self.span_id,
-            parent_id=self.parent_span_id,
-            name=self.name,
-            is_server=self.kind in _SERVER,
-            start_ns=self.start_time_unix_nano,
-            end_ns=self.end_time_unix_nano,
-            attributes=self.by_key,
-            resource=resource,
-            links=tuple((link.trace_id, link.span_id) for link in self.links),
-        )
+    @property
+    def link(self) -> Link:
+        """What a link to it has."""
+        return Link(self.trace_id, self.span_id)
+
+    @property
+    def service(self) -> str:
+        return str(self.resource.get(SERVICE, ""))
+
+    def parsed(self, model: type[Parsed], **more: object) -> Parsed:
+        """Returns the attributes that a model names, and what is given; one that is empty is
+        missing. Raises ValueError for an attribute that is not what the model says."""
+        stated = {name: value for name, value in self.attributes.items() if value not in (None, "")}
+        try:
+            return model.model_validate({**stated, **more})
+        except ValidationError as error:
+            place = f"span {self.span_id} ({self.name}) of trace {self.trace_id}"
+            raise ValueError(f"{place}: {first_problem(error)}") from None
 
 
 class _ScopeSpans(_Message):
-    spans: tuple[_Span, ...] = ()
+    spans: tuple[Annotated[Span, BeforeValidator(_without_nulls)], ...] = ()
 
 
 class _ResourceSpans(_Message):
-    resource: _Attributes = _Attributes()
+    resource: _Attributes = at("resource.attributes", default={})
     scope_spans: tuple[_ScopeSpans, ...] = ()
 
 
@@ -152,9 +194,8 @@ def spans_of(document: object) -> list[Span]:
     except ValidationError as error:
         raise UnreadableFile(str(first_problem(error))) from None
     return [
-        span.of(resource)
+        replace(span, resource=each.resource)
         for each in export.resource_spans
-        for resource in (each.resource.by_key,)
         for scope in each.scope_spans
         for span in scope.spans
     ]
@@ -264,13 +305,13 @@ def all_spans(search: Search, first_us: int, last_us: int, limit: int) -> list[S
     AND start_time < ?`). So each search extends a microsecond further on either side, and spans
     that are found twice count once.
     """
-    found: dict[tuple[str, str], Span] = {}
+    found: dict[Link, Span] = {}
     intervals = [(first_us, last_us)]
     while intervals:
         first, last = intervals.pop()
         start, end = first - 1, last + 1
         spans = list(search(start, end))
-        found.update({(span.trace_id, span.span_id): span for span in spans})
+        found.update({span.link: span for span in spans})
         if len({span.trace_id for span in spans}) < limit:
             continue
         if first == last:

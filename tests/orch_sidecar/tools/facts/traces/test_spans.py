@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from orch_sidecar.tools.facts.tables.table import UnreadableFile
-from orch_sidecar.tools.facts.traces.readers import read_file, spans_of
-from orch_sidecar.tools.facts.traces.span import Span
+from orch_sidecar.tools.facts.traces.spans import Attributes, Link, Span, Value, read_file, spans_of
 from tests.orch_sidecar.tools.facts.spans import TRACES, real
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -67,7 +66,7 @@ def test_reads_every_field_of_otlp() -> None:
         end_ns=1795295486396633711,
         attributes={},
         resource={"service.name": "s"},
-        links=((TRACE_ID, SPAN_ID),),
+        links=(Link(TRACE_ID, SPAN_ID),),
     )
     assert span.service == "s"
 
@@ -183,3 +182,32 @@ def test_one_document_over_several_lines_and_a_list_of_exports_are_read() -> Non
 def test_malformed_file_is_reported_with_its_line(content: bytes, expected: str) -> None:
     with pytest.raises(UnreadableFile, match=expected):
         read_file("f", content)
+
+
+# Attributes, whatever type a storage backend gives them.
+class Some(Attributes):
+    number: int | None = None
+    flag: bool = False
+    text: str | None = None
+
+
+def parsed(name: str, value: Value) -> Some:
+    return Span("0" * 32, "1" * 16, None, "n", True, 0, 1, {name: value}, {}).parsed(Some)
+
+
+def test_numbers_flags_and_texts_can_be_of_another_type() -> None:
+    assert [parsed("number", value).number for value in (3, "3", 3.0)] == [3, 3, 3]
+    assert [parsed("flag", value).flag for value in (True, "true", False)] == [True, True, False]
+    assert parsed("text", 5).text == "5"
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_empty_attribute_is_missing(value: Value) -> None:
+    for name in ("number", "flag", "text"):
+        assert parsed(name, value) == Some()
+
+
+@pytest.mark.parametrize("value", ["x", 1.5, "1.5", float("nan")])
+def test_attribute_that_is_not_an_integer_is_reported_with_its_span(value: Value) -> None:
+    with pytest.raises(ValueError, match=rf"span {'1' * 16} \(n\) of trace 0+: number is .*"):
+        parsed("number", value)
